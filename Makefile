@@ -1,0 +1,69 @@
+# PyDanube's one-word commands. Every target sets up what it needs in .venv first.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+PYTHON_IN_VENV := .venv/bin/python
+PYTEST := $(PYTHON_IN_VENV) -m pytest
+PYTEST_ARGS ?=
+FAST_TESTS = $(wildcard tests/core tests/contracts tests/rooms tests/test_tidy.py)
+
+# One random seed per make, printed by the simulator so that a failure can be repeated.
+SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+COUNT ?= 10000
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## Install the product into .venv; quick when nothing changed
+	@scripts/setup core
+
+.PHONY: setup-test
+setup-test: ## Install what tests and checks need as well
+	@scripts/setup test
+
+.PHONY: run
+run: setup ## Show the log: append, kill -9, recover, verify
+	@.venv/bin/danube log demo
+
+.PHONY: test
+test: setup-test ## Run the tests, ten slowest last (PYTEST_ARGS="-n 2" for two at a time)
+	@$(PYTEST) $(PYTEST_ARGS)
+
+.PHONY: test-long
+test-long: setup-test ## Run every test, the long ones too
+	@$(PYTEST) -m "" --timeout=3600 $(PYTEST_ARGS)
+
+.PHONY: check
+check: setup-test ## Check format, lint and types, run the fast tests
+	$(PYTHON_IN_VENV) -m ruff format --check .
+	$(PYTHON_IN_VENV) -m ruff check .
+	$(PYTHON_IN_VENV) -m mypy
+	$(PYTEST) -q -m "not long and not slow" $(FAST_TESTS) $(PYTEST_ARGS)
+
+.PHONY: format
+format: setup-test ## Format the code, sort imports, apply safe fixes
+	$(PYTHON_IN_VENV) -m ruff check --fix .
+	$(PYTHON_IN_VENV) -m ruff format .
+
+.PHONY: fuzz-batch
+fuzz-batch: setup-test ## Decode 200,000 damaged batches
+	@$(PYTHON_IN_VENV) -m tests.fuzz.batch --count 200000
+
+.PHONY: sim
+sim: setup-test ## Simulate crashes for seeds SEED to SEED+COUNT-1 (random, 10000)
+	@$(PYTHON_IN_VENV) -m pydanube.testing.sim --seed $(SEED) --count $(COUNT)
+
+.PHONY: bench-log
+bench-log: setup ## Measure the log beside the raw disk, in one table
+	@$(PYTHON_IN_VENV) bench/log.py
+
+.PHONY: lock
+lock: ## Recompile requirements/*.lock (LOCK_ARGS=--upgrade for newer versions)
+	@scripts/lock $(LOCK_ARGS)
+
+.PHONY: clean
+clean: ## Remove .venv, caches and build output
+	rm -rf .venv .setup.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

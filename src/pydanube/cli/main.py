@@ -1,0 +1,113 @@
+"""The door of the `danube` command: finds the subcommands, and answers for their errors.
+
+A user never sees a traceback. What we know is wrong is one line on stderr and exit code 1;
+a mistake on the command line is typer's message and exit code 2; Ctrl-C is 130; a reader that
+leaves early (`danube log dump | head`) ends the command quietly. An error nobody foresaw is one
+line too, exit code 70, and `python -X dev -m pydanube …` shows where it came from.
+"""
+
+import os
+import sys
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from pydanube import __version__
+
+EXIT_ERROR = 1
+EXIT_BUG = 70  # EX_SOFTWARE: ours to fix, not the user's
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+def main() -> None:
+    """Runs the command in `sys.argv` and exits; the console script and `python -m pydanube`."""
+    try:
+        build_app()()  # always leaves by SystemExit or an error
+    except SystemExit as leaving:
+        code = _flush(leaving.code)
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        code = _abandon_stdout()
+    except Exception as error:
+        code = _report(error)
+    else:
+        code = _flush(0)
+    sys.exit(code)
+
+
+def build_app() -> typer.Typer:
+    """Returns the command with all its subcommands."""
+    app = typer.Typer(
+        name="danube",
+        help="PyDanube, a reliable pub/sub and streaming platform.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,  # errors are main()'s to report
+    )
+    app.callback()(_options)
+    # The log commands read data directories offline and bring Arrow along; a client
+    # installed without them still has a working `danube`.
+    if find_spec("pydanube.cli.log") is not None:
+        from pydanube.cli import log
+
+        app.add_typer(log.app, name="log", help="Look at a data directory: verify, dump, demo.")
+    return app
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"danube {__version__}")
+        raise typer.Exit()
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
+    ] = False,
+) -> None:
+    """Options of `danube` itself, before any subcommand."""
+
+
+def _report(error: Exception) -> int:
+    """Says in one line what went wrong. Returns the exit code."""
+    from pydanube.errors import DanubeError
+
+    if sys.flags.dev_mode:
+        raise error
+    if isinstance(error, DanubeError):
+        message, code = str(error), EXIT_ERROR
+    elif isinstance(error, OSError):
+        message, code = _describe(error), EXIT_ERROR
+    else:
+        message = f"internal error: {type(error).__name__}: {error} (python -X dev -m pydanube shows where)"
+        code = EXIT_BUG
+    print(f"danube: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _describe(error: OSError) -> str:
+    """The operating system's reason and the file it is about, without the number."""
+    reason = (error.strerror or str(error)).lower()
+    return f"{error.filename}: {reason}" if error.filename is not None else reason
+
+
+def _flush(code: str | int | None) -> str | int | None:
+    """Writes out what is left of stdout while we can still answer for a reader that left."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _abandon_stdout()
+    return code
+
+
+def _abandon_stdout() -> int:
+    """Sends what is left of stdout nowhere, or the interpreter's last flush would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_ERROR
+
+
+if __name__ == "__main__":
+    main()

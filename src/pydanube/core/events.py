@@ -1,0 +1,319 @@
+"""What a dispatch machine is told, and what it answers.
+
+Events are facts in the past tense, effects orders. The room feeds every event to `step(event, now)` and
+carries out the effects in order. Times are seconds of `Clock.elapsed()`; ranges are half-open, lowest first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from pydanube.core.delivery import FailurePolicy, Tries
+from pydanube.core.limits import TokenBucket
+from pydanube.core.names import ConsumerId
+from pydanube.core.ranges import OffsetRange
+from pydanube.core.roster import DispatchLimits, Permits
+
+Ranges: TypeAlias = tuple[OffsetRange, ...]
+
+
+# --- events: consumers ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A consumer can be sent messages. Joining again under the same id is a takeover: it keeps its place in
+    the line, and what it held is delivered again.
+
+    `permits` None: it goes by the subscription's window. `key_filters` matter to Key-Shared only.
+    """
+
+    consumer: ConsumerId
+    permits: Permits | None = None
+    key_filters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Its stream ended. What it held is delivered again. Its registration, and key filters, stay."""
+
+    consumer: ConsumerId
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Its registration was removed: Key-Shared no longer keeps its keys for it."""
+
+    consumer: ConsumerId
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A consumer has room for so much more."""
+
+    consumer: ConsumerId
+    permits: Permits
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """What became of a `Send`: so many bytes went out, `unsent` did not.
+
+    Required after every Send to a consumer with permits; after others only if something was not sent. Unsent
+    ranges wait for the next tick or commit (a reader with nothing to give must not become a busy loop).
+    """
+
+    consumer: ConsumerId
+    size_bytes: int
+    unsent: Ranges = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Nacked:
+    ranges: Ranges
+    delay_seconds: float = 0.0
+    reason: str = ""
+
+
+# --- events: the log -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """Everything below `end` is committed. Repeated, coalesced and late ones are normal."""
+
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """Ranges below the head that nobody can read yet: orphans."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryAvailable:
+    """Withheld ranges can be read now: rescued."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Voided:
+    """Offsets that no message has or ever will have."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """Retention removed everything below `first_offset`."""
+
+    first_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """Offsets and their keys, by offset: the answer to `ReadKeys`. May be short, or empty."""
+
+    pairs: tuple[tuple[int, str], ...]
+
+
+# --- events: time and administration -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time passed: timeouts, due retries, the heartbeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChanged:
+    """None leaves a part as it is. `rate` is a bucket, or False for no limit."""
+
+    policy: FailurePolicy | None = None
+    limits: DispatchLimits | None = None
+    rate: TokenBucket | bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """Deliver from `offset` on, whatever was acknowledged; from the first kept offset if that is higher."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettered:
+    """The copies of these are safe in the dead-letter topic."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFailed:
+    """They could not be copied; the machine asks again later."""
+
+    ranges: Ranges
+
+
+Event: TypeAlias = (
+    Joined
+    | Left
+    | Forgotten
+    | Granted
+    | Shipped
+    | Acked
+    | Nacked
+    | Available
+    | Withheld
+    | HistoryAvailable
+    | Voided
+    | Trimmed
+    | Keyed
+    | Ticked
+    | PolicyChanged
+    | Sought
+    | DeadLettered
+    | DeadLetterFailed
+)
+
+
+# --- effects ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """`attempt` is 1 the first time.
+
+    Stop after the message that brings the bytes to `size_max_bytes`, counting all Sends of this step to the
+    consumer together.
+    """
+
+    consumer: ConsumerId
+    ranges: Ranges
+    attempt: int
+    size_max_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCursor:
+    """The cursor moved to `next_unacked`. The room saves soon, with `machine.saved()`, not each time."""
+
+    next_unacked: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Copy these to the dead-letter topic, then say `DeadLettered` or `DeadLetterFailed`."""
+
+    range: OffsetRange
+    tries: Tries
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Poison: nothing more is delivered (Key-Shared: of this key) until somebody decides."""
+
+    offset: int
+    tries: Tries
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unblocked:
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """By the poison policy Drop."""
+
+    range: OffsetRange
+    tries: Tries
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Key-Shared: no consumer of the subscription accepts the key."""
+
+    offset: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Retention removed these before they were acknowledged."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Activated:
+    """Exclusive and Failover: this consumer receives from now on."""
+
+    consumer: ConsumerId
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRefused:
+    """Exclusive: somebody else is connected."""
+
+    consumer: ConsumerId
+    active: ConsumerId
+
+
+@dataclass(frozen=True, slots=True)
+class AckRefused:
+    """These were never sent, so they cannot be acknowledged or refused."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class ReadKeys:
+    """Key-Shared: read the keys of these offsets and answer with `Keyed`."""
+
+    range: OffsetRange
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send `Ticked` at this time or soon after. A later one replaces no earlier one."""
+
+    time: float
+
+
+Effect: TypeAlias = (
+    Send
+    | SaveCursor
+    | DeadLetter
+    | Blocked
+    | Unblocked
+    | Dropped
+    | Skipped
+    | Expired
+    | Activated
+    | JoinRefused
+    | AckRefused
+    | ReadKeys
+    | WakeAt
+)
+
+
+def ranges(*pairs: tuple[int, int]) -> Ranges:
+    """`ranges((0, 3), (5, 6))`"""
+    return tuple(OffsetRange(first, end) for first, end in pairs)
+
+
+def offsets(*numbers: int) -> Ranges:
+    """`offsets(4, 7)`: single messages."""
+    return tuple(OffsetRange(number, number + 1) for number in numbers)

@@ -1,0 +1,430 @@
+"""Key-Shared: one consumer per key, one message in flight per key, order per key kept whatever happens.
+
+Each key has a queue of its own, lowest offset first. While one of its messages is in flight, waits for a
+retry, blocks or is being dead-lettered, the rest of *that key* waits behind it and every other key goes on. A
+consumer that joins gets a key only after the message in flight at the old one is answered; one that leaves
+gives its messages back to the front of their queues. So no churn reorders a key, and nothing queued is ever
+thrown away.
+
+The machine does not know keys: it asks for them (`ReadKeys`) while somebody has room and nothing to do, and
+is told (`Keyed`). Offsets below `progress.next_fresh` have known keys, except those in `_unread`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from pydanube.core.delivery import UNTRIED, FailurePolicy, Poison, RetryAt, Tries, judge, retry_delay_seconds
+from pydanube.core.events import Blocked, DeadLetter, Dropped, Joined, ReadKeys, Skipped, Unblocked
+from pydanube.core.keyring import Ring, accepts
+from pydanube.core.lag import Standing
+from pydanube.core.limits import TokenBucket
+from pydanube.core.machine import Machine
+from pydanube.core.names import ConsumerId
+from pydanube.core.ranges import OffsetRange, OffsetRanges
+from pydanube.core.roster import DispatchLimits, Member
+from pydanube.core.window import Progress
+
+KEYS_READ_MAX: Final = 1_000  # offsets whose keys are asked for at a time
+QUEUED_MAX: Final = 100_000  # offsets in queues: bounds memory, some 15 MB, when a hot key is stuck
+LIMITS: Final = DispatchLimits(consumer_unacked_max=1_000)
+
+
+class Turn(enum.Enum):
+    """What a key's first message does."""
+
+    IDLE = "can be sent"
+    SENT = "is in flight"
+    WAITING = "failed, and waits until it is due"
+    BLOCKED = "is poison, and blocks the key"
+    DEAD_LETTERING = "is poison, and is being copied"
+
+
+class Unaccepted(enum.Enum):
+    """What happens to a key that no registered consumer accepts."""
+
+    SKIP = "skip"  # counts as acknowledged, as in the reference
+    KEEP = "keep"  # waits for a consumer that accepts it
+
+
+@dataclass(slots=True, eq=False)
+class KeyQueue:
+    """Invariant: `offsets` (a heap) are all of the key's offsets that are neither settled nor in flight. The
+    message that `turn` speaks of is `current`: in flight if SENT, else still in `offsets`.
+    """
+
+    key: str
+    owner: ConsumerId | None
+    offsets: list[int] = field(default_factory=list)
+    turn: Turn = Turn.IDLE
+    current: int = -1
+    due: float = 0.0
+    dead_letter: bool = False  # WAITING for another try of the copy, not of the delivery
+
+
+class KeySharedDispatch(Machine):
+    """`away` are registered consumers that are not connected now; their keys are kept for them."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        *,
+        policy: FailurePolicy | None = None,
+        limits: DispatchLimits | None = None,
+        rate: TokenBucket | None = None,
+        unaccepted: Unaccepted = Unaccepted.SKIP,
+        away: Mapping[ConsumerId, tuple[str, ...]] | None = None,
+        queued_max: int = QUEUED_MAX,
+    ) -> None:
+        super().__init__(progress, policy=policy, limits=limits or LIMITS, rate=rate)
+        self.unaccepted = unaccepted
+        self.queued_max = queued_max
+        self._away = dict(away or {})
+        self._ring = Ring()
+        self._keys: dict[str, KeyQueue] = {}
+        self._key_of: dict[int, str] = {}  # every offset with a known key that is not settled
+        self._tries: dict[int, Tries] = {}  # of offsets that were delivered before and are not in flight
+        # Heaps of (first offset, key) by owner. Entries that are no longer true are passed over.
+        self._idle: dict[ConsumerId | None, list[tuple[int, str]]] = {None: []}
+        self._due: list[tuple[float, str]] = []
+        self._unread = OffsetRanges()
+        self._asked = False  # a ReadKeys is on its way
+        self._ask_later = False  # the last answer was empty; wait for the next tick or commit
+        self._look_for_unaccepted = False
+
+    def standing(self, committed_head: int = 0) -> Standing:
+        queues = list(self._keys.values())
+        blocked = [queue for queue in queues if queue.turn is Turn.BLOCKED]
+        first = min(blocked, key=lambda queue: queue.current, default=None)
+        idle = [queue for queue in queues if queue.turn is Turn.IDLE]
+        members = self.roster.members
+        by_window = any(member.messages is None for member in members)
+        has_room = [member.consumer for member in members if self.roster.has_room_for(member)]
+        sendable = sum(queue.owner in has_room for queue in idle)
+        unread = self._unread.count + self.progress.fresh_count(committed_head)
+        kept = sum(queue.owner is None for queue in idle)
+        return Standing(
+            head=max(self.progress.head, committed_head),
+            next_unacked=self.progress.next_unacked,
+            lag=self.progress.lag(committed_head),
+            undispatched=len(idle) - kept + unread,
+            consumers=len(members),
+            has_room=bool(has_room) and bool(sendable or unread),
+            unacked=self.in_flight.count,
+            unacked_max=self.roster.limits.unacked_max if by_window else None,
+            waiting=sum(queue.turn is Turn.WAITING for queue in queues),
+            retry_at=self._next_due(),
+            blocked_offset=first.current if first else None,
+            blocked_key=first.key if first else None,
+            blocked_keys=len(blocked),
+            dead_lettering=sum(queue.turn is Turn.DEAD_LETTERING for queue in queues),
+            rate_ready_at=self._rate_ready_at,
+            first_offset=self.first_offset,
+            missing=self.progress.missing_count(),
+            unread_keys=self._asked,
+            unaccepted=kept,
+        )
+
+    # --- assigning --------------------------------------------------------------------------------------
+
+    def _assign(self) -> None:
+        self._skip_unaccepted()
+        members = self.roster.members
+        while (found := self._lowest_idle(members)) is not None:
+            allowed = self._allowance()
+            if allowed == 0:
+                return
+            member, queue = found
+            offset = heappop(queue.offsets)
+            queue.turn, queue.current = Turn.SENT, offset
+            self._send(member, offset, offset + 1, self._tries.pop(offset, UNTRIED))
+        self._ask_for_keys(members)
+
+    def _lowest_idle(self, members: list[Member]) -> tuple[Member, KeyQueue] | None:
+        """Among consumers with room, the key whose next message is the lowest."""
+        best: tuple[Member, KeyQueue] | None = None
+        for member in members:
+            if self.roster.room(member) <= 0:
+                continue
+            queue = self._first_idle(member.consumer)
+            if queue is not None and (best is None or queue.offsets[0] < best[1].offsets[0]):
+                best = (member, queue)
+        return best
+
+    def _first_idle(self, owner: ConsumerId | None) -> KeyQueue | None:
+        heap = self._idle[owner]
+        while heap:
+            offset, key = heap[0]
+            queue = self._keys.get(key)
+            if queue and queue.turn is Turn.IDLE and queue.owner == owner and queue.offsets[0] == offset:
+                return queue
+            heappop(heap)
+        return None
+
+    def _skip_unaccepted(self) -> None:
+        if not self._look_for_unaccepted or not len(self.roster) or self.unaccepted is Unaccepted.KEEP:
+            return  # without any consumer nobody has refused anything
+        self._look_for_unaccepted = False
+        kept: list[tuple[int, str]] = []
+        while (queue := self._first_idle(None)) is not None:
+            heappop(self._idle[None])
+            if any(accepts(filters, queue.key) for filters in self._away.values()):
+                kept.append((queue.offsets[0], queue.key))
+                continue
+            for offset in sorted(queue.offsets):
+                self._settle(offset)
+                self._effects.append(Skipped(offset, queue.key))
+            del self._keys[queue.key]
+        self._idle[None] += kept
+        heapify(self._idle[None])
+
+    def _ask_for_keys(self, members: list[Member]) -> None:
+        """Reads ahead only while somebody has room and nothing to do."""
+        if self._asked or self._ask_later or len(self._key_of) >= self.queued_max:
+            return
+        if not any(self.roster.room(member) > 0 for member in members):
+            return
+        wanted = next(iter(self._unread), None) or self.progress.peek_fresh(KEYS_READ_MAX)
+        if wanted is not None:
+            self._asked = True
+            end = min(wanted.end, wanted.first + KEYS_READ_MAX)
+            self._effects.append(ReadKeys(OffsetRange(wanted.first, end)))
+
+    def _resume(self) -> None:
+        super()._resume()
+        self._ask_later = False
+
+    def _ticked(self) -> None:
+        self._asked = False  # in case the question or its answer was lost; a repeated answer does no harm
+
+    def _keyed(self, pairs: tuple[tuple[int, str], ...]) -> None:
+        self._asked = False
+        known_before = len(self._key_of)
+        for offset, key in pairs:
+            if self._unread.remove(offset, offset + 1):
+                self._enqueue(offset, key)
+                continue
+            # In order, without a gap: an offset that the answer left out must be asked for again.
+            fresh = self.progress.peek_fresh(1)
+            if fresh is not None and fresh.first == offset:
+                self.progress.take_fresh(1)
+                self._enqueue(offset, key)
+        self._ask_later = len(self._key_of) == known_before
+
+    def _enqueue(self, offset: int, key: str) -> None:
+        queue = self._keys.get(key)
+        if queue is None:
+            queue = self._keys[key] = KeyQueue(key, self._ring.owner(key))
+        self._key_of[offset] = queue.key  # one string per key, however many offsets
+        heappush(queue.offsets, offset)
+        self._offer(queue)
+
+    def _offer(self, queue: KeyQueue) -> None:
+        """After every change of a queue: lets its next message be found, or forgets a queue that is empty."""
+        if queue.turn is not Turn.IDLE:
+            return
+        if queue.offsets:
+            heappush(self._idle[queue.owner], (queue.offsets[0], queue.key))
+            self._look_for_unaccepted |= queue.owner is None
+        else:
+            self._keys.pop(queue.key, None)
+
+    # --- consumers --------------------------------------------------------------------------------------
+
+    def _joined(self, event: Joined) -> None:
+        self.roster.join(event.consumer, event.permits)
+        self._away.pop(event.consumer, None)
+        self._ring.put(event.consumer, event.key_filters)
+        self._reassign()
+
+    def _rejoined(self, event: Joined) -> None:
+        self._ring.put(event.consumer, event.key_filters)
+        self._reassign()
+
+    def _left(self, consumer: ConsumerId) -> None:
+        self._away[consumer] = self._ring.filters(consumer)
+        super()._left(consumer)
+        self._ring.remove(consumer)
+        self._reassign()
+
+    def _forgotten(self, consumer: ConsumerId) -> None:
+        self._away.pop(consumer, None)
+        self._look_for_unaccepted = True
+
+    def _reassign(self) -> None:
+        """Messages in flight stay where they are; the next of their key goes to the new owner."""
+        self._idle = {None: []} | {member.consumer: [] for member in self.roster.members}
+        self._look_for_unaccepted = True
+        for queue in self._keys.values():
+            queue.owner = self._ring.owner(queue.key)
+            if queue.turn is Turn.IDLE:
+                heappush(self._idle[queue.owner], (queue.offsets[0], queue.key))
+
+    # --- the life of a message ----------------------------------------------------------------------------
+
+    def _settle(self, offset: int) -> None:
+        self.progress.settle(offset, offset + 1)
+        self._key_of.pop(offset, None)
+        self._tries.pop(offset, None)
+
+    def _landed(self, first: int, end: int) -> None:
+        for offset in range(first, end):
+            queue = self._keys[self._key_of.pop(offset)]
+            self._turn_idle(queue)
+            self._offer(queue)
+
+    def _free(self, offset: int) -> None:
+        """Forgets an offset, wherever it is; its key's next message may go."""
+        key = self._key_of.pop(offset, None)
+        if key is None:
+            return
+        queue = self._keys[key]
+        self._tries.pop(offset, None)
+        if offset in queue.offsets:
+            queue.offsets.remove(offset)
+            heapify(queue.offsets)
+        if queue.current == offset and queue.turn is not Turn.IDLE:
+            self._turn_idle(queue)
+        self._offer(queue)
+
+    def _turn_idle(self, queue: KeyQueue) -> None:
+        if queue.turn is Turn.BLOCKED:
+            self._effects.append(Unblocked(queue.key))
+        queue.turn, queue.current, queue.dead_letter = Turn.IDLE, -1, False
+
+    def _take_back(self, first: int, end: int, tries: Tries) -> None:
+        for offset in range(first, end):
+            queue = self._put_back(offset, tries)
+            self._turn_idle(queue)
+            self._offer(queue)
+
+    def _put_back(self, offset: int, tries: Tries) -> KeyQueue:
+        queue = self._keys[self._key_of[offset]]
+        assert queue.turn is Turn.SENT and queue.current == offset, "one message in flight per key"
+        heappush(queue.offsets, offset)
+        if tries.deliveries:
+            self._tries[offset] = tries
+        return queue
+
+    def _failed(self, first: int, end: int, tries: Tries, asked_seconds: float) -> None:
+        for offset in range(first, end):
+            self._decide(self._put_back(offset, tries), offset, tries, asked_seconds)
+
+    def _decide(self, queue: KeyQueue, offset: int, tries: Tries, asked_seconds: float = 0.0) -> None:
+        queue.current = offset
+        match judge(self.policy, tries, self._now, asked_seconds):
+            case RetryAt(due):
+                self._wait(queue, due)
+            case Poison.DROP:
+                self._effects.append(Dropped(OffsetRange(offset, offset + 1), tries))
+                self.progress.settle(offset, offset + 1)
+                self._free(offset)
+            case Poison.DEAD_LETTER:
+                assert self.policy.dead_letter_topic is not None, "the policy was checked when it was made"
+                queue.turn = Turn.DEAD_LETTERING
+                one = OffsetRange(offset, offset + 1)
+                self._effects.append(DeadLetter(one, tries, self.policy.dead_letter_topic))
+            case Poison.BLOCK:
+                queue.turn = Turn.BLOCKED
+                self._effects.append(Blocked(offset, tries, queue.key))
+
+    def _wait(self, queue: KeyQueue, due: float) -> None:
+        queue.turn, queue.due = Turn.WAITING, due
+        heappush(self._due, (due, queue.key))
+
+    def _ack_kept(self, first: int, end: int) -> list[OffsetRange]:
+        never_sent: list[OffsetRange] = []
+        for offset in self._kept(first, end):
+            if offset in self._tries:
+                self.progress.settle(offset, offset + 1)
+                self._free(offset)
+            else:
+                never_sent.append(OffsetRange(offset, offset + 1))
+        return never_sent + self._unread.overlap(first, end)
+
+    def _untried(self, first: int, end: int) -> list[OffsetRange]:
+        queued = [offset for offset in self._kept(first, end) if offset not in self._tries]
+        return [OffsetRange(offset, offset + 1) for offset in queued] + self._unread.overlap(first, end)
+
+    def _kept(self, first: int, end: int) -> list[int]:
+        """Offsets in queues, by offset."""
+        if end - first <= len(self._key_of):
+            known = [offset for offset in range(first, end) if offset in self._key_of]
+        else:
+            known = sorted(offset for offset in self._key_of if first <= offset < end)
+        return [offset for offset in known if self.in_flight.holder(offset) is None]
+
+    def _revealed(self, first: int, end: int) -> None:
+        self._unread.add(first, end)
+
+    def _forget(self, first: int, end: int) -> None:
+        self._unread.remove(first, end)
+        for offset in range(first, end) if end - first <= len(self._key_of) else list(self._key_of):
+            if first <= offset < end and self.in_flight.holder(offset) is None:
+                self._free(offset)
+
+    def _forget_all(self) -> None:
+        for queue in self._keys.values():
+            if queue.turn is Turn.BLOCKED:
+                self._effects.append(Unblocked(queue.key))
+        self._keys.clear()
+        self._key_of.clear()
+        self._tries.clear()
+        self._due.clear()
+        self._unread.clear()
+        self._asked = False
+        self._reassign()
+
+    # --- time and policy ----------------------------------------------------------------------------------
+
+    def _retry_due(self) -> None:
+        while self._due and self._due[0][0] <= self._now:
+            due, key = heappop(self._due)
+            queue = self._keys.get(key)
+            if queue is None or queue.turn is not Turn.WAITING or queue.due != due:
+                continue
+            if queue.dead_letter:
+                self._decide(queue, queue.current, self._tries[queue.current])  # by the policy of today
+            else:
+                self._turn_idle(queue)
+                self._offer(queue)
+
+    def _next_due(self) -> float | None:
+        while self._due:
+            due, key = self._due[0]
+            queue = self._keys.get(key)
+            if queue is not None and queue.turn is Turn.WAITING and queue.due == due:
+                return due
+            heappop(self._due)
+        return None
+
+    def _judge_again(self) -> None:
+        for queue in [queue for queue in self._keys.values() if queue.turn is Turn.BLOCKED]:
+            tries = self._tries[queue.current]
+            verdict = judge(self.policy, tries, self._now)
+            if verdict is Poison.BLOCK:
+                continue
+            offset = queue.current
+            self._turn_idle(queue)
+            if isinstance(verdict, RetryAt):
+                self._offer(queue)
+            else:
+                self._decide(queue, offset, tries)
+
+    def _dead_lettered(self, first: int, end: int) -> None:
+        for offset in self._kept(first, end):
+            queue = self._keys[self._key_of[offset]]
+            if queue.turn is Turn.DEAD_LETTERING and queue.current == offset:
+                self.progress.settle(offset, offset + 1)
+                self._free(offset)
+
+    def _dead_letter_failed(self, first: int, end: int) -> None:
+        for offset in self._kept(first, end):
+            queue = self._keys[self._key_of[offset]]
+            if queue.turn is Turn.DEAD_LETTERING and queue.current == offset:
+                queue.dead_letter = True
+                self._wait(queue, self._now + retry_delay_seconds(self.policy, self._tries[offset].failures))

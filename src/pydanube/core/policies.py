@@ -1,0 +1,74 @@
+"""Limits of a topic or a namespace: seven numbers, 0 for "no limit".
+
+A topic's own policy wins over its namespace's as a whole, as in the reference. `0 = unlimited` is the stored
+form; code asks `allows_*` and never compares with zero itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Final, Self
+
+from pydanube.errors import ConfigError
+
+MIB: Final = 1 << 20
+U32_MAX: Final = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicPolicy:
+    """The fields' names are those of the configuration and of the stored JSON."""
+
+    max_producers_per_topic: int = 0
+    max_subscriptions_per_topic: int = 0
+    max_consumers_per_topic: int = 0
+    max_consumers_per_subscription: int = 0
+    max_publish_rate: int = 0  # messages per second
+    max_subscription_dispatch_rate: int = 0  # messages per second
+    max_message_size: int = 10 * MIB  # bytes
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= U32_MAX:
+                raise ConfigError(
+                    f"policies.{field.name}", value, f"a whole number from 0 (no limit) to {U32_MAX}"
+                )
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, object]) -> Self:
+        """Fields of newer versions are ignored, missing ones have their defaults."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in stored.items() if name in known})  # type: ignore[arg-type]
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+    def allows_producer(self, present: int) -> bool:
+        return _below(present, self.max_producers_per_topic)
+
+    def allows_subscription(self, present: int) -> bool:
+        """Asked when a subscription is created; joining one that exists is always allowed."""
+        return _below(present, self.max_subscriptions_per_topic)
+
+    def allows_consumer_on_topic(self, present: int) -> bool:
+        return _below(present, self.max_consumers_per_topic)
+
+    def allows_consumer_on_subscription(self, present: int) -> bool:
+        return _below(present, self.max_consumers_per_subscription)
+
+    def allows_message(self, size_bytes: int) -> bool:
+        return self.max_message_size == 0 or size_bytes <= self.max_message_size
+
+
+UNLIMITED: Final = TopicPolicy(max_message_size=0)  # standalone, and namespaces made by an administrator
+
+
+def effective(topic: TopicPolicy | None, namespace: TopicPolicy | None) -> TopicPolicy:
+    """The policy that applies: the topic's, else the namespace's, else no limits."""
+    return topic or namespace or UNLIMITED
+
+
+def _below(present: int, limit: int) -> bool:
+    return limit == 0 or present < limit

@@ -1,0 +1,174 @@
+"""The consumers of one subscription and how much each has room for.
+
+Two ways to say how much:
+- by *window* (official gRPC clients): they say nothing, so all of them together hold at most `unacked_max`;
+- by *permits* (native protocol): each grants messages and bytes; what is sent is taken from its grant.
+
+Bytes are known only to the room that reads the log. So a consumer with permits gets one step's deliveries at
+a time: after `Send` it has no room until the room says with `Shipped` how many bytes went out. They may
+overdraw the bytes by the last message, otherwise a message larger than the grant would never be sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from pydanube.core.names import ConsumerId
+from pydanube.errors import ConfigError
+
+UNACKED_MAX_DEFAULT: Final = 10
+UNACKED_MAX_ALLOWED: Final = 10_000
+
+
+class Permits(NamedTuple):
+    """Room that a consumer grants."""
+
+    messages: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchLimits:
+    """`unacked_max` is the subscription's window (`max_unacked_messages`)."""
+
+    unacked_max: int = UNACKED_MAX_DEFAULT
+    consumer_unacked_max: int = 100_000  # held by one consumer, whatever it grants
+    send_max: int = 1_000  # handed to one consumer in one step, if it grants permits
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.unacked_max <= UNACKED_MAX_ALLOWED:
+            raise ConfigError(
+                "dispatch.max_unacked_messages",
+                self.unacked_max,
+                f"a whole number from 1 to {UNACKED_MAX_ALLOWED}",
+            )
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One consumer. `messages` None: it goes by the subscription's window."""
+
+    consumer: ConsumerId
+    messages: int | None = None
+    size_bytes: int = 0
+    held: int = 0
+    sending: int = 0  # handed to it in this step
+    shipping: int = 0  # Sends on their way to the wire; their bytes are not known yet
+    paused: bool = False  # the last delivery came back unsent; wait for the next tick or commit
+
+
+class Roster:
+    """Consumers in the order in which they joined."""
+
+    __slots__ = ("_members", "limits", "window_held")
+
+    def __init__(self, limits: DispatchLimits) -> None:
+        self.limits = limits
+        self.window_held = 0  # by all consumers that go by the window
+        self._members: dict[ConsumerId, Member] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, consumer: ConsumerId) -> bool:
+        return consumer in self._members
+
+    @property
+    def members(self) -> list[Member]:
+        return list(self._members.values())
+
+    def get(self, consumer: ConsumerId) -> Member | None:
+        return self._members.get(consumer)
+
+    def join(self, consumer: ConsumerId, permits: Permits | None) -> Member:
+        assert consumer not in self._members, "a consumer that joins again leaves first"
+        member = Member(consumer)
+        if permits is not None:
+            member.messages, member.size_bytes = permits
+        self._members[consumer] = member
+        return member
+
+    def rejoin(self, consumer: ConsumerId, permits: Permits | None) -> None:
+        """As if new, in its old place."""
+        member = self._members[consumer]
+        assert member.held == 0, "what it held is taken back first"
+        member.messages, member.size_bytes = permits if permits is not None else (None, 0)
+        member.sending = member.shipping = 0
+        member.paused = False
+
+    def leave(self, consumer: ConsumerId) -> None:
+        member = self._members.pop(consumer)
+        assert member.held == 0, "what it held is taken back first"
+
+    def grant(self, consumer: ConsumerId, permits: Permits) -> None:
+        """A consumer that went by the window goes by permits from now on."""
+        member = self._members.get(consumer)
+        if member is None:
+            return  # it left while its grant was on the way
+        if member.messages is None:
+            member.messages = 0
+            self.window_held -= member.held
+        member.messages += permits.messages
+        member.size_bytes += permits.size_bytes
+        member.paused = False
+
+    def room(self, member: Member) -> int:
+        """How many messages it could be sent now."""
+        return 0 if member.paused else self._room(member)
+
+    def has_room(self) -> bool:
+        """Also counts consumers that are paused: a pause ends with the next poll."""
+        return any(self._room(member) > 0 for member in self._members.values())
+
+    def has_room_for(self, member: Member) -> bool:
+        return self._room(member) > 0
+
+    def _room(self, member: Member) -> int:
+        if member.shipping:
+            return 0
+        held_room = self.limits.consumer_unacked_max - member.held
+        if member.messages is None:
+            return max(0, min(held_room, self.limits.unacked_max - self.window_held))
+        if member.size_bytes <= 0:
+            return 0
+        return max(0, min(held_room, member.messages, self.limits.send_max - member.sending))
+
+    def hold(self, member: Member, count: int) -> None:
+        member.held += count
+        if member.messages is None:
+            self.window_held += count
+        else:
+            member.messages -= count
+            member.sending += count
+
+    def release(self, consumer: ConsumerId, count: int) -> None:
+        """It holds `count` fewer; permits are not given back, the consumer grants new ones."""
+        member = self._members[consumer]
+        member.held -= count
+        assert member.held >= 0, "released more than was held"
+        if member.messages is None:
+            self.window_held -= count
+
+    def refund(self, consumer: ConsumerId, count: int) -> None:
+        """`count` were never sent: releases them and gives the permits back."""
+        self.release(consumer, count)
+        member = self._members[consumer]
+        if member.messages is not None:
+            member.messages += count
+
+    def sent(self, consumer: ConsumerId) -> None:
+        """The step is over and says one `Send` to this consumer."""
+        member = self._members[consumer]
+        member.sending = 0
+        if member.messages is not None:
+            member.shipping += 1
+
+    def shipped(self, member: Member, size_bytes: int) -> None:
+        if member.messages is not None:
+            member.shipping = max(0, member.shipping - 1)
+            member.size_bytes -= size_bytes
+
+    def resume(self) -> None:
+        for member in self._members.values():
+            member.paused = False

@@ -1,0 +1,257 @@
+"""Where a subscription is: the safe cursor, what is acknowledged above it, and what is in flight.
+
+       next_unacked          next_fresh            head
+            │                    │                  │
+    ════════╪══▓▓▓──■■■──▓▓──────┼──────────────────┤        ═ acknowledged   ▓ acknowledged above the cursor
+     done   │  sent, some acked  │  not handed out  │        ■ missing: committed by nobody we can read yet
+
+`Progress` keeps the marks, `InFlight` who holds what since when. Neither knows why a message is sent again.
+
+Stored are two values in one transaction: the cursor (`next_unacked - 1`, -1 for none: the seeds' integer) and
+the acknowledged ranges above it ("ack holes"), in at most 4 KiB. What does not fit is delivered again after a
+crash; nothing that was not acknowledged is ever taken for acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from pydanube.core.delivery import Tries
+from pydanube.core.names import ConsumerId
+from pydanube.core.ranges import OffsetRange, OffsetRanges, Piece, RangeMap
+
+HOLES_SIZE_MAX_BYTES: Final = 4096
+
+
+class SavedPosition(NamedTuple):
+    """What is written to the metadata store. `changes` tells the room whether anything is new since."""
+
+    cursor: int  # last acknowledged offset, -1 for none
+    holes: bytes
+    changes: int
+
+
+class Progress:
+    """The marks of one subscription.
+
+    Invariant: every offset below `next_unacked` is settled: acknowledged, or by policy dropped or
+    dead-lettered, or never to be had (void, expired). `settled` holds only offsets above it. The cursor goes
+    back only by `seek`.
+    """
+
+    __slots__ = ("changes", "head", "missing", "next_fresh", "next_unacked", "settled")
+
+    def __init__(
+        self,
+        next_unacked: int = 0,
+        *,
+        head: int = 0,
+        settled: OffsetRanges | None = None,
+        missing: Iterable[tuple[int, int]] = (),
+    ) -> None:
+        self.next_unacked = next_unacked
+        self.next_fresh = next_unacked  # offsets below were handed out, are settled or are missing
+        self.head = max(head, next_unacked)
+        self.settled = OffsetRanges() if settled is None else settled
+        self.missing = OffsetRanges(missing)  # kept also below the cursor: one may seek back
+        self.changes = 0  # grows with every offset settled, and with every seek
+        self._advance()
+
+    @classmethod
+    def restore(
+        cls, cursor: int, holes: bytes | None, *, head: int = 0, missing: Iterable[tuple[int, int]] = ()
+    ) -> tuple[Progress, bool]:
+        """From what `saved` returned. The flag is False if the holes were damaged: messages are repeated."""
+        settled = OffsetRanges.decode(holes, cursor + 1) if holes else OffsetRanges()
+        return cls(cursor + 1, head=head, settled=settled, missing=missing), settled is not None
+
+    def saved(self, size_max_bytes: int = HOLES_SIZE_MAX_BYTES) -> SavedPosition:
+        holes = self.settled.encode(self.next_unacked, size_max_bytes) if self.settled else b""
+        return SavedPosition(self.next_unacked - 1, holes, self.changes)
+
+    def lag(self, committed_head: int = 0) -> int:
+        """Committed, deliverable offsets that are not settled, also those that `head` has not heard of yet."""
+        return self._open_count(self.next_unacked, max(self.head, committed_head))
+
+    def fresh_count(self, committed_head: int = 0) -> int:
+        """Committed, readable offsets that were never handed out."""
+        return self._open_count(self.next_fresh, max(self.head, committed_head))
+
+    def missing_count(self) -> int:
+        """Offsets above the cursor that are not settled and that nobody can read yet."""
+        parts = self.missing.overlap(self.next_unacked, self.head)
+        return sum(gap.size for part in parts for gap in self.settled.gaps(*part))
+
+    def _open_count(self, first: int, end: int) -> int:
+        """How many of [first, end) are neither settled nor missing."""
+        count = end - first
+        if self.settled:
+            count -= sum(part.size for part in self.settled.overlap(first, end))
+        if self.missing:
+            for part in self.missing.overlap(first, end):
+                count -= sum(gap.size for gap in self.settled.gaps(*part))
+        return count
+
+    def settle(self, first: int, end: int) -> None:
+        """Counts offsets as done. Those below the cursor are already."""
+        if first <= self.next_unacked and not self.settled:  # in order: no range is made
+            if end > self.next_unacked:
+                self.changes += end - self.next_unacked
+                self.next_unacked = end
+                self.next_fresh = max(self.next_fresh, end)
+            return
+        self.changes += self.settled.add(max(first, self.next_unacked), end)
+        self._advance()
+
+    def take_fresh(self, count_max: int) -> OffsetRange | None:
+        """Hands out what `peek_fresh` shows."""
+        fresh = self.peek_fresh(count_max)
+        if fresh is not None:
+            self.next_fresh = fresh.end
+        return fresh
+
+    def peek_fresh(self, count_max: int) -> OffsetRange | None:
+        """The lowest unbroken range that was never handed out, at most `count_max` long."""
+        first = self.next_fresh
+        while True:  # settled and missing ranges may follow one another
+            onward = self.missing.first_gap(self.settled.first_gap(first))
+            if onward == first:
+                break
+            first = onward
+        if first >= self.head:
+            return None
+        end = min(self.head, first + count_max)
+        for others in (self.settled, self.missing):
+            next_first = others.next_first(first) if others else None
+            if next_first is not None:
+                end = min(end, next_first)
+        return OffsetRange(first, end)
+
+    def withhold(self, first: int, end: int) -> None:
+        """Offsets that nobody can read now: they are neither lag nor handed out until revealed or void."""
+        self.missing.add(first, end)
+
+    def reveal(self, first: int, end: int) -> list[OffsetRange]:
+        """Missing offsets can be read now. Returns those that `take_fresh` has passed already."""
+        found = self.missing.overlap(first, end)
+        self.missing.remove(first, end)
+        late: list[OffsetRange] = []
+        for part in found:
+            late += self.settled.gaps(max(part.first, self.next_unacked), min(part.end, self.next_fresh))
+        return late
+
+    def unsettled(self, end: int) -> list[OffsetRange]:
+        """Everything below `end` that is not settled, missing offsets too."""
+        return self.settled.gaps(self.next_unacked, end)
+
+    def seek(self, offset: int) -> None:
+        """Everything from `offset` on is to be delivered (again); everything below counts as settled."""
+        self.next_unacked = self.next_fresh = offset
+        self.head = max(self.head, offset)
+        self.settled.clear()
+        self.changes += 1
+
+    def _advance(self) -> None:
+        if not self.settled:
+            return
+        self.settled.remove(0, self.next_unacked)
+        end = self.settled.first_gap(self.next_unacked)
+        if end > self.next_unacked:
+            self.settled.remove(self.next_unacked, end)
+            self.next_unacked = end
+        self.next_fresh = max(self.next_fresh, self.next_unacked)
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One unbroken range sent to one consumer at one time. `left` of its offsets are still out."""
+
+    consumer: ConsumerId
+    tries: Tries  # this delivery included
+    sent_at: float
+    first: int
+    end: int
+    left: int
+
+
+class InFlight:
+    """What consumers hold. An offset is held by one consumer at a time.
+
+    Invariant: the pieces of a flight lie inside [flight.first, flight.end) and `left` is their size, so a
+    flight whose pieces are all acknowledged costs one comparison when its time comes.
+    """
+
+    __slots__ = ("_by_age", "_held")
+
+    def __init__(self) -> None:
+        self._held: RangeMap[Flight] = RangeMap()
+        self._by_age: deque[Flight] = deque()
+
+    @property
+    def count(self) -> int:
+        return self._held.count
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def __iter__(self) -> Iterator[Piece[Flight]]:
+        return iter(self._held)
+
+    def holder(self, offset: int) -> ConsumerId | None:
+        flight = self._held.get(offset)
+        return flight.consumer if flight else None
+
+    def put(self, first: int, end: int, consumer: ConsumerId, tries: Tries, now: float) -> None:
+        flight = Flight(consumer, tries, now, first, end, end - first)
+        self._held.put(first, end, flight)
+        self._by_age.append(flight)
+        if len(self._by_age) > 64 + 2 * len(self._held):
+            # One message that is never acknowledged must not keep every later flight in memory.
+            self._by_age = deque(old for old in self._by_age if old.left)
+
+    def overlap(self, first: int, end: int) -> list[Piece[Flight]]:
+        return self._held.overlap(first, end)
+
+    def cut(self, first: int, end: int) -> list[Piece[Flight]]:
+        """Takes offsets back, whoever holds them."""
+        pieces = self._held.cut(first, end)
+        for piece in pieces:
+            piece.value.left -= piece.end - piece.first
+        self._forget_landed()
+        return pieces
+
+    def cut_consumer(self, consumer: ConsumerId) -> list[Piece[Flight]]:
+        """Takes back everything a consumer holds, lowest first."""
+        return [
+            part
+            for piece in self._held
+            if piece.value.consumer == consumer
+            for part in self.cut(piece.first, piece.end)
+        ]
+
+    def cut_sent(self, too_long_ago: Callable[[float], bool]) -> list[Piece[Flight]]:
+        """Takes back everything that was sent too long ago."""
+        late: list[Piece[Flight]] = []
+        self._forget_landed()
+        while self._by_age and too_long_ago(self._by_age[0].sent_at):
+            flight = self._by_age.popleft()
+            for piece in self._held.overlap(flight.first, flight.end):
+                if piece.value is flight:
+                    late += self.cut(piece.first, piece.end)
+            self._forget_landed()
+        return sorted(late, key=lambda piece: piece.first)
+
+    def oldest_sent_at(self) -> float | None:
+        self._forget_landed()
+        return self._by_age[0].sent_at if self._by_age else None
+
+    def clear(self) -> None:
+        self._held.clear()
+        self._by_age.clear()
+
+    def _forget_landed(self) -> None:
+        while self._by_age and self._by_age[0].left == 0:
+            self._by_age.popleft()

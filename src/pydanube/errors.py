@@ -1,0 +1,320 @@
+"""Every error PyDanube raises, in one tree.
+
+    DanubeError
+    ├── Refused              the caller must change something; trying again as it is cannot help
+    │   ├── InvalidName          a topic, namespace or subscription name that cannot be
+    │   ├── InvalidBatch         bytes that are not a batch: checksum, length, count, schema
+    │   ├── ConfigError          a setting with a value that is not allowed
+    │   ├── OffsetOutOfRange     an offset below what is kept, or beyond the head
+    │   ├── OffsetTaken          an offset or epoch that was already given
+    │   ├── OutOfSequence        an idempotent producer skipped or repeated a batch
+    │   ├── ProducerFenced       a newer session of the same producer took over
+    │   └── SessionUnknown       the session was never opened here; open one and send again
+    ├── Unavailable          time may help; the same call can be tried again (`retryable`)
+    │   ├── DiskFull             no room; reads go on and publishes resume when there is room
+    │   ├── LogClosed            the topic's log is closed or closing here
+    │   ├── LeaseLost            a lease ran out in the metadata store
+    │   ├── Conflict             somebody changed a key or object between read and write
+    │   └── Unreachable          a peer or a store did not answer
+    └── DataDamaged          an operator must act
+        ├── DiskFailed           the disk refused a write or a sync
+        ├── LogStopped           the disk failed twice: this process stops acknowledging
+        ├── LogDamaged           stored bytes are not what was written: file, position, offsets
+        ├── TailUnproven         nobody can say where this log ends; give a start offset
+        ├── DirectoryInUse       a live process holds the data directory
+        └── FormatTooNew         the data directory was written by a newer version
+
+The three families answer one question, who acts: the caller, time, or the operator. Fields travel with every
+error (and through pickling, to a Spark worker); the sentence is made from them. `errors.py` imports nothing.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DanubeError(Exception):
+    """The root. `retryable` says whether the same call, unchanged, may succeed later."""
+
+    retryable: ClassVar[bool] = False
+
+
+class Refused(DanubeError):
+    """The caller must change something."""
+
+
+class Unavailable(DanubeError):
+    """Time may help."""
+
+    retryable: ClassVar[bool] = True
+
+
+class DataDamaged(DanubeError):
+    """An operator must act."""
+
+
+# --- the caller acts ------------------------------------------------------------------------------
+
+
+class InvalidName(Refused):
+    """`kind` is what was being named, `name` the text as given, `rule` what is allowed."""
+
+    def __init__(self, kind: str, name: str, rule: str) -> None:
+        super().__init__(kind, name, rule)
+        self.kind = kind
+        self.name = name
+        self.rule = rule
+
+    def __str__(self) -> str:
+        shown = self.name if len(self.name) <= 80 else self.name[:77] + "..."
+        return f"{shown!r} is not a {self.kind}: {self.rule}"
+
+
+class InvalidBatch(Refused):
+    """`what` names the field or check that failed and what was found."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"not a valid batch: {self.what}"
+
+
+class ConfigError(Refused):
+    """`key` is the setting, `value` what was given, `allowed` what may be given."""
+
+    def __init__(self, key: str, value: object, allowed: str) -> None:
+        super().__init__(key, value, allowed)
+        self.key = key
+        self.value = value
+        self.allowed = allowed
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value!r} is not allowed: {self.allowed}"
+
+
+class OffsetOutOfRange(Refused):
+    """The log holds [first, end); `offset` lies outside."""
+
+    def __init__(self, topic: str, offset: int, first: int, end: int) -> None:
+        super().__init__(topic, offset, first, end)
+        self.topic = topic
+        self.offset = offset
+        self.first = first
+        self.end = end
+
+    def __str__(self) -> str:
+        return f"offset {self.offset} of {self.topic} is not kept: offsets {self.first} up to {self.end} are"
+
+
+class OffsetTaken(Refused):
+    """`kind` ("offset" or "epoch") number `number` was already used by this topic; `next_free` was not."""
+
+    def __init__(self, topic: str, number: int, next_free: int, kind: str) -> None:
+        super().__init__(topic, number, next_free, kind)
+        self.topic = topic
+        self.number = number
+        self.next_free = next_free
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.number} of {self.topic} was given before: the next free one is {self.next_free}"
+
+
+class OutOfSequence(Refused):
+    """An idempotent producer's batch neither continues its sequence nor repeats a recent batch."""
+
+    def __init__(self, producer_id: int, sequence: int, expected: int) -> None:
+        super().__init__(producer_id, sequence, expected)
+        self.producer_id = producer_id
+        self.sequence = sequence
+        self.expected = expected
+
+    def __str__(self) -> str:
+        return (
+            f"producer {self.producer_id} sent sequence {self.sequence} where {self.expected} is next: "
+            "send the unacknowledged batches again, unchanged and in order"
+        )
+
+
+class ProducerFenced(Refused):
+    """A newer session of the same producer exists; this one may never write again."""
+
+    def __init__(self, producer_id: int, session: int, current: int) -> None:
+        super().__init__(producer_id, session, current)
+        self.producer_id = producer_id
+        self.session = session
+        self.current = current
+
+    def __str__(self) -> str:
+        return (
+            f"session {self.session} of producer {self.producer_id} was replaced by session {self.current}: "
+            "another producer opened the same name"
+        )
+
+
+class SessionUnknown(Refused):
+    """The session was never opened with this topic's owner."""
+
+    def __init__(self, producer_id: int, session: int) -> None:
+        super().__init__(producer_id, session)
+        self.producer_id = producer_id
+        self.session = session
+
+    def __str__(self) -> str:
+        return f"session {self.session} of producer {self.producer_id} is not known here: open a session first"
+
+
+# --- time acts ------------------------------------------------------------------------------------
+
+
+class DiskFull(Unavailable):
+    """There is no room at `path`; nothing of the request was kept."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"no room left on the disk of {self.path}: free some space, publishing then resumes by itself"
+
+
+class LogClosed(Unavailable):
+    """The topic's log is closed or closing here; another owner may have it."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
+
+    def __str__(self) -> str:
+        return f"the log of {self.topic} is closed here"
+
+
+class LeaseLost(Unavailable):
+    """The lease is not known to the store any more: it ran out or was revoked."""
+
+    def __init__(self, lease: int) -> None:
+        super().__init__(lease)
+        self.lease = lease
+
+    def __str__(self) -> str:
+        return f"lease {self.lease} has run out"
+
+
+class Conflict(Unavailable):
+    """Somebody else changed `key` first; read it again and decide anew."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+    def __str__(self) -> str:
+        return f"{self.key} was changed by somebody else"
+
+
+class Unreachable(Unavailable):
+    """`peer` did not answer: `why`."""
+
+    def __init__(self, peer: str, why: str) -> None:
+        super().__init__(peer, why)
+        self.peer = peer
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.peer} cannot be reached: {self.why}"
+
+
+# --- an operator acts -----------------------------------------------------------------------------
+
+
+class DiskFailed(DataDamaged):
+    """The disk refused `operation` on `path`; what it holds of that write is unknown."""
+
+    def __init__(self, path: str, operation: str, why: str) -> None:
+        super().__init__(path, operation, why)
+        self.path = path
+        self.operation = operation
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.operation} of {self.path} failed: {self.why}"
+
+
+class LogStopped(DataDamaged):
+    """The disk failed twice in a row; nothing is acknowledged by this process any more."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"the log stopped because the disk failed: {self.why}; replace the disk and restart"
+
+
+class LogDamaged(DataDamaged):
+    """Stored bytes are not what was written. Offsets [first, end) of the topic cannot be read from here.
+
+    `end` is None when the damage hides how far the range goes.
+    """
+
+    def __init__(self, topic: str, path: str, position: int, first: int, end: int | None, why: str) -> None:
+        super().__init__(topic, path, position, first, end, why)
+        self.topic = topic
+        self.path = path
+        self.position = position
+        self.first = first
+        self.end = end
+        self.why = why
+
+    def __str__(self) -> str:
+        until = "an unknown end" if self.end is None else str(self.end)
+        return (
+            f"{self.path} is damaged at position {self.position} ({self.why}): "
+            f"offsets {self.first} up to {until} of {self.topic} cannot be read"
+        )
+
+
+class TailUnproven(DataDamaged):
+    """The log's end cannot be known, so an offset might be given twice. `head` is the last good guess."""
+
+    def __init__(self, topic: str, head: int, why: str) -> None:
+        super().__init__(topic, head, why)
+        self.topic = topic
+        self.head = head
+        self.why = why
+
+    def __str__(self) -> str:
+        return (
+            f"the log of {self.topic} cannot prove that it ends at offset {self.head} ({self.why}): "
+            "open it with a start offset that was certainly never used"
+        )
+
+
+class DirectoryInUse(DataDamaged):
+    """A live process holds the data directory."""
+
+    def __init__(self, path: str, pid: int | None) -> None:
+        super().__init__(path, pid)
+        self.path = path
+        self.pid = pid
+
+    def __str__(self) -> str:
+        holder = "another process" if self.pid is None else f"process {self.pid}"
+        return f"{self.path} is in use by {holder}: stop it first, or choose another data directory"
+
+
+class FormatTooNew(DataDamaged):
+    """The data directory was written by a newer version of PyDanube."""
+
+    def __init__(self, path: str, found: int, supported: int) -> None:
+        super().__init__(path, found, supported)
+        self.path = path
+        self.found = found
+        self.supported = supported
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} has format {self.found} and this version reads formats up to {self.supported}: "
+            "upgrade PyDanube, or choose another data directory"
+        )

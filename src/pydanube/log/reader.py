@@ -1,0 +1,159 @@
+"""A place in a topic's log that moves forward: memory where it can, files where it must.
+
+Every batch that comes from a file is verified (its checksums, its offset, its topic) before it is handed out; what does
+not verify is named and never skipped. Reading costs memory for one piece of a file, or one batch if that is larger.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pydanube.errors import InvalidBatch, LogDamaged, OffsetOutOfRange
+from pydanube.log.batch import HEADER_SIZE, Batch, decode, load, parse_header
+from pydanube.log.cache import Tail
+from pydanube.log.catalog import SegmentFile
+from pydanube.log.segment import GROUP_HEADER_SIZE, decode_group_header, pad
+from pydanube.ports import Disk
+
+_PIECE_BYTES_MIN: Final = 64 * 1024
+
+
+class Readable(Protocol):
+    """What a reader needs of a log."""
+
+    topic: str
+    topic_hash: int
+    head: int
+    disk: Disk
+    tail: Tail
+
+    def segment_for(self, offset: int) -> SegmentFile: ...
+
+
+class LogReader:
+    """Reads forward from `offset`, which is always the next offset that was not returned yet."""
+
+    __slots__ = ("_group_end", "_log", "_next", "_position", "_segment", "offset")
+
+    def __init__(self, log: Readable, offset: int) -> None:
+        self.offset = offset
+        self._log = log
+        self._segment: SegmentFile | None = None
+        self._position = 0  # of a group header, or of a batch if below _group_end
+        self._group_end = 0
+        self._next = -1  # offset of what stands at _position
+
+    async def read(self, bytes_max: int) -> list[Batch]:
+        """Whole batches, the first holding `offset`; [] at the head. The total is about `bytes_max`.
+
+        Raises OffsetOutOfRange where this disk does not hold the offset, LogDamaged where it cannot be read.
+        """
+        if self.offset >= self._log.head:
+            return []
+        found = self._log.tail.read(self.offset, bytes_max)
+        while not found:
+            found = await self._read_file(bytes_max)
+        self.offset = found[-1].header.end_offset
+        return found
+
+    async def _read_file(self, bytes_max: int) -> list[Batch]:
+        """The batches of one piece of a file; [] if the piece held none for us."""
+        segment = self._log.segment_for(self.offset)
+        if segment is not self._segment or self._next > self.offset or self._next < 0:
+            self._segment = segment
+            self._position = self._group_end = segment.index.lookup(self.offset, segment.start)
+            self._next = -1
+        end = min(segment.end, segment.copied)
+        if self._position >= end:
+            raise self._damage(segment, "it ends too early")
+        length = min(max(bytes_max, _PIECE_BYTES_MIN), end - self._position)
+        try:
+            piece = await self._log.disk.read(segment.path, self._position, length)
+            while (needed := self._needed(piece, segment)) > len(piece):
+                if self._position + needed > end:
+                    raise self._damage(segment, "a batch reaches beyond its end")
+                piece = await self._log.disk.read(segment.path, self._position, needed)
+        except FileNotFoundError:
+            raise OffsetOutOfRange(self._log.topic, self.offset, self._log.head, self._log.head) from None
+        return self._take(memoryview(piece), segment)
+
+    def _needed(self, piece: bytes, segment: SegmentFile) -> int:
+        """How many bytes from the current position on make at least one batch."""
+        start = 0
+        if self._position >= self._group_end:
+            group = decode_group_header(piece, 0, self._position, segment.segment_id)
+            if group is None:
+                raise self._damage(segment, "there is no group where one must be")
+            if group.length == 0:
+                return GROUP_HEADER_SIZE
+            start = GROUP_HEADER_SIZE
+        if len(piece) < start + HEADER_SIZE:
+            return start + HEADER_SIZE
+        try:
+            header = parse_header(memoryview(piece)[start : start + HEADER_SIZE])
+        except InvalidBatch as error:
+            raise self._damage(segment, error.what) from error
+        return start + header.size_bytes
+
+    def _take(self, piece: memoryview, segment: SegmentFile) -> list[Batch]:
+        """Walks through the piece as far as it holds whole things."""
+        found: list[Batch] = []
+        place = 0
+        while place < len(piece):
+            if self._position >= self._group_end:
+                if place + GROUP_HEADER_SIZE > len(piece):
+                    break
+                group = decode_group_header(piece, place, self._position, segment.segment_id)
+                if group is None:
+                    if found:
+                        break  # hand out what is good; the next read meets the damage and says so
+                    raise self._damage(segment, "there is no group where one must be")
+                if self._next not in (-1, group.first_offset):
+                    raise self._damage(segment, f"offset {group.first_offset} follows {self._next - 1}")
+                self._next = group.first_offset
+                segment.index.add(group.first_offset, self._position)
+                place += GROUP_HEADER_SIZE
+                self._position += GROUP_HEADER_SIZE
+                self._group_end = self._position + group.length
+                continue
+            batch = self._batch_at(piece[place:], segment, found)
+            if batch is None:
+                break
+            size = batch.header.size_bytes + pad(batch.header.size_bytes)
+            place += size
+            self._position += size
+            self._next = batch.header.end_offset
+            if batch.header.rows and batch.header.end_offset > self.offset:
+                found.append(batch)
+        return found
+
+    def _batch_at(self, piece: memoryview, segment: SegmentFile, found: list[Batch]) -> Batch | None:
+        """The batch at the start of `piece`; None if it is not all there, or is damaged but not the first."""
+        try:
+            if len(piece) < HEADER_SIZE or len(piece) < parse_header(piece).size_bytes:
+                return None
+            batch = load(piece)
+        except InvalidBatch as error:
+            if found:
+                return None
+            raise self._damage(segment, error.what) from error
+        header = batch.header
+        if header.base_offset != self._next or header.topic_hash != self._log.topic_hash:
+            if found:
+                return None
+            raise self._damage(segment, f"a batch with offset {header.base_offset} stands where {self._next} must be")
+        return batch
+
+    def _damage(self, segment: SegmentFile, why: str) -> LogDamaged:
+        first = max(self._next, segment.first_offset)
+        return LogDamaged(self._log.topic, segment.path, self._position, first, segment.end_offset, why)
+
+
+def first_row_since(batch: Batch, time_us: int) -> int:
+    """The offset of the first row published at or after `time_us`; the batch has one."""
+    late = pc.greater_equal(decode(batch).column(0).view(pa.int64()), time_us)
+    row: int = pc.index(late, True).as_py()
+    return batch.header.base_offset + row

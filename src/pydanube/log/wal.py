@@ -1,0 +1,443 @@
+"""The log of a broker: one data directory, one committer, one `TopicLog` per open topic.
+
+    wal = await Wal.open(disk, clock, work, WalConfig())
+    orders = await wal.topic("/default/orders", epoch=1)
+    receipt = await orders.append(batch)          # on disk when this returns
+    async for batch in orders.follow(0): ...      # only what is committed, then whatever comes
+    await wal.close()
+
+Every open of a topic is a new epoch with a directory of its own; older epochs on this disk are recovered, finished and
+read-only. Where the next offset comes from is the caller's knowledge if it gives `start_offset` (a move), and the
+recovered head otherwise; a log that cannot prove its head refuses to guess.
+
+What this leaves to others: who may open which epoch (cluster), what to do with damage (the operator), and
+everything about consumers (broker).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pydanube.core.sessions import Sessions
+from pydanube.errors import (
+    ConfigError,
+    FormatTooNew,
+    InvalidBatch,
+    LogClosed,
+    OffsetOutOfRange,
+    OffsetTaken,
+    TailUnproven,
+)
+from pydanube.log.batch import Batch, session_record, topic_hash
+from pydanube.log.cache import TailCache
+from pydanube.log.catalog import SegmentFile, segment_holding
+from pydanube.log.committer import Committer, Pending, Receipt, make_ballast
+from pydanube.log.layout import (
+    CHECKPOINT,
+    DAMAGE_SUFFIX,
+    FORMAT,
+    FORMAT_VERSION,
+    LOCK,
+    QUARANTINE_SUFFIX,
+    WAL,
+    Checkpoint,
+    epoch_directory,
+    read_file,
+    replace_file,
+)
+from pydanube.log.reader import LogReader, first_row_since
+from pydanube.log.recovery import Recovered, RecoveredEpoch, Tail, recover_topic, redo_journals
+from pydanube.ports import Clock, Disk, Work
+
+log = logging.getLogger(__name__)
+
+MIB: Final = 1024 * 1024
+READ_BYTES: Final = MIB
+DURABILITIES: Final = ("fsync", "os")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalConfig:
+    """Defaults run well on a laptop; the small values that tests use are allowed."""
+
+    segment_bytes: int = 64 * MIB
+    segment_seconds: float = 24 * 3600.0
+    group_bytes: int = 8 * MIB
+    journal_bytes: int = 64 * MIB
+    copy_bytes: int = 4 * MIB
+    cache_bytes: int = 256 * MIB
+    pending_bytes: int = 64 * MIB
+    ballast_bytes: int = 16 * MIB
+
+    def __post_init__(self) -> None:
+        for name in ("segment_bytes", "group_bytes", "journal_bytes", "copy_bytes", "pending_bytes"):
+            if getattr(self, name) < 1024:
+                raise ConfigError(f"wal.{name}", getattr(self, name), "at least 1024 bytes")
+        if self.segment_bytes + self.group_bytes > 2**31:
+            raise ConfigError("wal.segment_bytes", self.segment_bytes, "with wal.group_bytes, at most 2 GiB")
+        if self.segment_seconds <= 0:
+            raise ConfigError("wal.segment_seconds", self.segment_seconds, "more than 0")
+        for name in ("cache_bytes", "ballast_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"wal.{name}", getattr(self, name), "0 or more")
+
+
+class Wal:
+    """A data directory that this process holds."""
+
+    def __init__(self, disk: Disk, clock: Clock, work: Work, config: WalConfig) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._work = work
+        self._config = config
+        self._cache = TailCache(config.cache_bytes)
+        self._committer = Committer(disk, clock, work, config)
+        self._task: asyncio.Task[None] | None = None
+        self._logs: dict[str, TopicLog] = {}
+        self.problems: list[str] = []  # damage found in commit journals, in words
+
+    @classmethod
+    async def open(cls, disk: Disk, clock: Clock, work: Work, config: WalConfig | None = None) -> Wal:
+        """Takes the directory, checks its format and brings back what the commit journals hold.
+
+        Raises DirectoryInUse, FormatTooNew, or DiskFull if there is no room for what must be brought back.
+        """
+        wal = cls(disk, clock, work, config or WalConfig())
+        await disk.lock(LOCK)
+        try:
+            await check_format(disk)
+            wal.problems = await redo_journals(disk)
+            if wal.problems:
+                # What the journal held is gone; every log that may have had a part in it must remember that.
+                for topic in await topics_on(disk):
+                    await recover_topic(disk, clock, work, topic, journal_damaged=True)
+            await make_ballast(disk, wal._config.ballast_bytes)
+        except BaseException:
+            await disk.unlock(LOCK)
+            raise
+        wal._task = asyncio.create_task(wal._committer.run(), name="committer")
+        return wal
+
+    @property
+    def committer(self) -> Committer:
+        return self._committer
+
+    async def topic(
+        self,
+        topic: str,
+        *,
+        epoch: int,
+        start_offset: int | None = None,
+        known_end: int = 0,
+        durability: str = "fsync",
+        adopts_unknown: bool = False,
+    ) -> TopicLog:
+        """Opens the topic's log for this epoch, which must be greater than any it had.
+
+        `start_offset` is where the first batch goes, if somebody else knows; the recovered head else.
+        `known_end` is an offset below which everything is known to have existed (a cursor, an uploaded object): a
+        head recovered below it is not believed. `adopts_unknown`: see core.sessions.
+        """
+        if durability not in DURABILITIES:
+            raise ConfigError("durability", durability, f"one of {', '.join(DURABILITIES)}")
+        if topic in self._logs:
+            raise OffsetTaken(topic, epoch, self._logs[topic].epoch + 1, "epoch")
+        recovered = await recover_topic(self._disk, self._clock, self._work, topic)
+        newest = recovered.epochs[-1].epoch if recovered.epochs else -1
+        if epoch <= newest:
+            raise OffsetTaken(topic, epoch, newest + 1, "epoch")
+        for torn in recovered.torn:
+            log.warning(
+                "unfinished write cut off",
+                extra={"topic": topic, "path": torn.path, "position": torn.position, "kept_as": torn.kept_as},
+            )
+        for damage in recovered.damage:
+            log.error("log damaged", extra={"topic": topic, "damage": str(damage)})
+        head = _next_offset(recovered, start_offset, known_end)
+        opened = TopicLog(self, recovered, epoch, head, durability)
+        opened.sessions.adopts_unknown |= adopts_unknown
+        self._logs[topic] = opened
+        return opened
+
+    async def close(self) -> None:
+        """Commits what is queued, finishes every log, empties the journals and lets the directory go."""
+        for each in list(self._logs.values()):
+            await each.close()
+        if self._committer.stopped is None:
+            await self._committer.retire_all()
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._disk.unlock(LOCK)
+
+
+def _next_offset(recovered: Recovered, start_offset: int | None, known_end: int) -> int:
+    head = recovered.head
+    if start_offset is not None:
+        if start_offset < head:
+            raise OffsetTaken(recovered.topic, start_offset, head, "offset")
+        return start_offset
+    if recovered.tail is Tail.UNPROVEN:
+        raise TailUnproven(recovered.topic, head, recovered.epochs[-1].why)
+    if head < known_end:
+        raise TailUnproven(recovered.topic, head, f"offsets up to {known_end} are known to exist")
+    return head
+
+
+async def check_format(disk: Disk) -> None:
+    """Marks a new directory with our format; raises FormatTooNew for one from a newer version."""
+    data = await read_file(disk, FORMAT)
+    if data is None:
+        text = json.dumps({"product": "pydanube", "format": FORMAT_VERSION}) + "\n"
+        await replace_file(disk, FORMAT, text.encode())
+        return
+    try:
+        found = int(json.loads(data)["format"])
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(FORMAT, data[:80], "a data directory of PyDanube") from None
+    if found > FORMAT_VERSION:
+        raise FormatTooNew(FORMAT, found, FORMAT_VERSION)
+
+
+async def topics_on(disk: Disk) -> list[str]:
+    """Every topic that has a directory, whether it is open or not."""
+    return [
+        f"/{namespace.name}/{topic.name}"
+        for namespace in await disk.list(WAL)
+        if namespace.is_directory
+        for topic in await disk.list(f"{WAL}/{namespace.name}")
+        if topic.is_directory
+    ]
+
+
+class TopicLog:
+    """One topic's log in one epoch: append at the head, read from anywhere.
+
+    `head` is the next offset of what is committed, `first_offset` the first that is still kept here. What lies
+    between may have holes where another broker owned the topic (`held` tells).
+    """
+
+    def __init__(self, wal: Wal, recovered: Recovered, epoch: int, head: int, durability: str) -> None:
+        newest = recovered.epochs[-1] if recovered.epochs else RecoveredEpoch(0, "")
+        self.topic = recovered.topic
+        self.topic_hash = topic_hash(self.topic)
+        self.epoch = epoch
+        self.directory = epoch_directory(self.topic, epoch)
+        self.durability = durability
+        self.recovered = recovered
+        self.head = head
+        self.append_time = newest.append_time
+        self.max_publish_time = newest.max_publish_time
+        self.reserved_end: int | None = None
+        self.sessions: Sessions = newest.sessions
+        self.pending: deque[Pending] = deque()
+        self.active: SegmentFile | None = None
+        self.closed = False
+        self.disk = wal._disk
+        self.segments: list[SegmentFile] = recovered.segments
+        self._wal = wal
+        self._committer = wal._committer
+        self._cache = wal._cache
+        self.tail = wal._cache.new_tail()
+        self._waiters: list[asyncio.Future[None]] = []
+
+    # --- appending ----------------------------------------------------------------------------------
+
+    def current_offset(self) -> int:
+        """The next offset of what is committed."""
+        return self.head
+
+    def submit(self, batch: Batch) -> asyncio.Future[Receipt]:
+        """Queues a batch that was parsed or encoded here; the future gets its receipt. Never waits."""
+        if batch.header.topic_hash != self.topic_hash:
+            raise InvalidBatch(f"it was made for another topic than {self.topic}")
+        return self._committer.submit(self, batch)
+
+    async def append(self, batch: Batch) -> Receipt:
+        """Returns once the batch is as safe as `durability` says. Waits first while too much is queued."""
+        while self._committer.pending_bytes > self._wal._config.pending_bytes and self._committer.stopped is None:
+            await self._committer.next_group()
+        return await self.submit(batch)
+
+    async def open_session(self, producer_id: int) -> int:
+        """A new session for this producer, durably; older ones are refused from now on."""
+        session = self.sessions.next_session(producer_id, self.epoch)
+        await self.submit(session_record(topic=self.topic, producer_id=producer_id, session=session))
+        return session
+
+    def reserve(self, end: int) -> None:
+        """Offsets below `end` may be given out; batches beyond it wait."""
+        self.reserved_end = end
+        self._committer.nudge(self)
+
+    def adopt(self, segment: SegmentFile) -> None:
+        """Called by the committer: the next group goes here."""
+        self.active = segment
+        self.segments.append(segment)
+
+    def committed(self, batches: Sequence[Batch], segment: SegmentFile) -> None:
+        """Called by the committer: these are safe, so they may be seen."""
+        for batch in batches:
+            header = batch.header
+            if header.rows:
+                self.head = header.base_offset + header.rows
+                if header.max_publish_time > self.max_publish_time:
+                    self.max_publish_time = header.max_publish_time
+                self._cache.add(self.tail, batch, segment)
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # --- reading ------------------------------------------------------------------------------------
+
+    @property
+    def first_offset(self) -> int:
+        """The first offset that is kept here; the head if nothing is."""
+        return next((s.first_offset for s in self.segments if s.end_offset > s.first_offset), self.head)
+
+    def held(self) -> list[tuple[int, int]]:
+        """The ranges of offsets [first, end) that are kept here, in order."""
+        ranges: list[tuple[int, int]] = []
+        for segment in self.segments:
+            if segment.end_offset == segment.first_offset:
+                continue
+            if ranges and ranges[-1][1] == segment.first_offset:
+                ranges[-1] = (ranges[-1][0], segment.end_offset)
+            else:
+                ranges.append((segment.first_offset, segment.end_offset))
+        return ranges
+
+    def reader(self, offset: int) -> LogReader:
+        """A place in the log that moves forward as it is read."""
+        return LogReader(self, offset)
+
+    async def read(self, offset: int, *, bytes_max: int = READ_BYTES) -> list[Batch]:
+        """Committed batches from the one that holds `offset` on: at least one if there is one, about `bytes_max`.
+
+        Batches come whole, so the first may begin before `offset`. Empty at the head.
+        """
+        return await LogReader(self, offset).read(bytes_max)
+
+    async def follow(self, offset: int, *, bytes_max: int = READ_BYTES) -> AsyncIterator[Batch]:
+        """Committed batches from `offset` on, for ever; ends when the log is closed."""
+        reader = LogReader(self, offset)
+        while True:
+            for batch in await reader.read(bytes_max):
+                yield batch
+            if reader.offset >= self.head:
+                if self.closed:
+                    return
+                await self.wait_beyond(reader.offset)
+
+    async def wait_beyond(self, offset: int) -> None:
+        """Returns when something at or beyond `offset` is committed, or the log is closed."""
+        while self.head <= offset and not self.closed:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    async def offset_at(self, time_us: int) -> int:
+        """The smallest offset that was published at or after `time_us`; the head if there is none."""
+        if self.max_publish_time < time_us:
+            return self.head
+        for segment, following in zip(self.segments, [*self.segments[1:], None], strict=True):
+            # The running maximum at a segment's end stands in the header of the next.
+            latest = following.header.max_publish_time if following else self.max_publish_time
+            if latest >= time_us and segment.end_offset > segment.first_offset:
+                reader = LogReader(self, segment.first_offset)
+                while reader.offset < segment.end_offset:
+                    for batch in await reader.read(READ_BYTES):
+                        if batch.header.max_publish_time >= time_us:
+                            return first_row_since(batch, time_us)
+        return self.head
+
+    def segment_for(self, offset: int) -> SegmentFile:
+        segment = segment_holding(self.segments, offset)
+        if segment is None:
+            following = next((first for first, end in self.held() if first > offset), self.head)
+            raise OffsetOutOfRange(self.topic, offset, following, self.head)
+        return segment
+
+    # --- retention and closing ----------------------------------------------------------------------
+
+    async def truncate(self, before: int) -> int:
+        """Drops segments that lie wholly below `before`; returns the first offset that is still kept.
+
+        The newest segment always stays: it knows where the log ends. A damaged one is set aside, not removed.
+        """
+        doomed: list[SegmentFile] = []
+        for segment in self.segments[:-1]:
+            if segment.end_offset > before or segment is self.active or segment.synced < segment.end:
+                break
+            doomed.append(segment)
+        by_directory: dict[str, list[SegmentFile]] = {}
+        for segment in doomed:
+            by_directory.setdefault(segment.path.rpartition("/")[0], []).append(segment)
+        for directory, segments in by_directory.items():
+            await self._move_first_offset(directory, segments[-1].end_offset)
+            del self.segments[: len(segments)]
+            for segment in segments:
+                await self._drop(segment)
+            await self.disk.sync_directory(directory)
+        return self.first_offset
+
+    async def _move_first_offset(self, directory: str, first_offset: int) -> None:
+        """Durably, before anything is removed: after a crash in between the rest is removed too."""
+        path = f"{directory}/{CHECKPOINT}"
+        known = Checkpoint.from_bytes(await read_file(self.disk, path) or b"")
+        fields = {name: getattr(known, name) for name in Checkpoint.__slots__} if known else {}
+        moved = Checkpoint(**{**fields, "first_offset": first_offset})
+        await replace_file(self.disk, path, moved.to_bytes())
+
+    async def _drop(self, segment: SegmentFile) -> None:
+        try:
+            await self.disk.size(segment.path + DAMAGE_SUFFIX)
+        except FileNotFoundError:
+            if not segment.damaged:
+                await self.disk.remove(segment.path)
+                return
+        await self.disk.rename(segment.path, segment.path + QUARANTINE_SUFFIX)
+
+    async def close(self) -> None:
+        """Commits what is queued, then ends the epoch: nothing is ever added to it."""
+        if self.closed:
+            return
+        self.closed = True
+        committer = self._committer
+        while self.pending and committer.stopped is None and self in committer.ready:
+            await committer.next_group()
+        committer.refuse_pending(self)
+        self._wal._logs.pop(self.topic, None)
+        self._cache.drop(self.tail)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        if committer.stopped is not None or self.active is None:
+            return
+        await committer.settle(self)
+        directory = self.directory
+        known = Checkpoint.from_bytes(await read_file(self.disk, f"{directory}/{CHECKPOINT}") or b"")
+        finished = Checkpoint(
+            first_offset=known.first_offset if known else self._epoch_first_offset(),
+            finished=True,
+            end_offset=self.head,
+            segment_id=self.active.segment_id,
+            end_position=self.active.end,
+            append_time=self.append_time,
+            max_publish_time=self.max_publish_time,
+            sessions=self.sessions.to_bytes(),
+        )
+        await replace_file(self.disk, f"{directory}/{CHECKPOINT}", finished.to_bytes())
+
+    def _epoch_first_offset(self) -> int:
+        return next(s.first_offset for s in self.segments if s.header.epoch == self.epoch)
+
+
+__all__ = ["LogClosed", "Receipt", "TopicLog", "Wal", "WalConfig", "topics_on"]

@@ -1,0 +1,322 @@
+"""The six doors to the outside: Clock, Disk, ObjectStore, MetadataStore, Network, Work.
+
+Rooms wait, write and read the clock only through these. `stores/memory.py` implements all six without leaving
+the process; the real adapters stand beside it. A contract suite per port (`tests/contracts`) runs on every
+adapter, so what is promised here holds for all of them.
+
+A port never decides. It raises our errors (`errors.py`), never the backend's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+
+from pydanube.errors import DiskFailed, DiskFull
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+T = TypeVar("T")
+
+
+# --- Clock ------------------------------------------------------------------------------------------
+
+
+class Clock(Protocol):
+    """Time. Nothing that must be safe may rest on it; it bounds waiting and labels data."""
+
+    def time_us(self) -> int:
+        """Microseconds since 1970. May jump in either direction."""
+        ...
+
+    def elapsed(self) -> float:
+        """Seconds since some fixed moment. Never goes back; counts the time the machine was suspended."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Returns after at least `seconds`."""
+        ...
+
+
+# --- Disk -------------------------------------------------------------------------------------------
+
+
+class Write(NamedTuple):
+    """Puts `buffers`, one after the other, at byte `position` of the file at `path`."""
+
+    path: str
+    position: int
+    buffers: Sequence[Buffer]
+
+
+class Entry(NamedTuple):
+    """One name in a directory. A directory's size is 0."""
+
+    name: str
+    is_directory: bool
+    size_bytes: int
+
+
+WriteResult: TypeAlias = DiskFull | DiskFailed | None
+
+
+class Disk(Protocol):
+    """Files under one root. Paths are relative to it, with forward slashes, and never start with one.
+
+    Nothing survives a power cut until it is synced: written bytes by `sync` (or `write(..., sync=True)`), a
+    new, renamed or removed name by `sync_directory` of its directory. Until then any part of it may be lost
+    and any other part kept. Calls from one task take effect in order; calls from several tasks may overlap,
+    so each file has one writing task. Errors are `DiskFull` and `DiskFailed`; a path that is not there is
+    `FileNotFoundError`.
+    """
+
+    async def create(self, path: str) -> None:
+        """Makes an empty file. Raises FileExistsError if the name is taken."""
+        ...
+
+    async def write(self, writes: Sequence[Write], *, sync: bool) -> list[WriteResult]:
+        """Writes to existing files, then, if `sync`, syncs each file once. Writing past the end extends it.
+
+        Returns one result per write, None for success. A failure of one file does not stop the others. After
+        DiskFull or DiskFailed it is unknown which of that write's bytes are there. A file that is not there
+        is DiskFailed here and in `sync`, so that it does not stop the others either.
+        """
+        ...
+
+    async def sync(self, paths: Sequence[str]) -> list[WriteResult]:
+        """Syncs the bytes of these files; one result per path. A failed sync says nothing of a later one."""
+        ...
+
+    async def sync_directory(self, path: str) -> None:
+        """Makes the names in this directory survive a power cut. The root is ""."""
+        ...
+
+    async def read(self, path: str, position: int, length: int) -> bytes:
+        """Returns up to `length` bytes; fewer only where the file ends."""
+        ...
+
+    async def size(self, path: str) -> int:
+        """The file's length in bytes."""
+        ...
+
+    async def truncate(self, path: str, length: int) -> None:
+        """Cuts the file to `length` bytes. Not synced."""
+        ...
+
+    async def list(self, path: str) -> list[Entry]:
+        """The directory's names, sorted. A directory that is not there is empty."""
+        ...
+
+    async def make_directory(self, path: str) -> None:
+        """Makes the directory and its missing parents, and syncs each parent in which a name was made."""
+        ...
+
+    async def rename(self, source: str, target: str) -> None:
+        """Gives a file another name, replacing what had it. Not synced."""
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Removes a file, or an empty directory. Not synced. Removing what is not there is no error."""
+        ...
+
+    async def free_bytes(self) -> int:
+        """Room left for ordinary processes."""
+        ...
+
+    async def lock(self, path: str) -> None:
+        """Takes the lock file at `path` for this process, or raises DirectoryInUse with the holder's pid.
+
+        The lock ends with the process, however it ends.
+        """
+        ...
+
+    async def unlock(self, path: str) -> None:
+        """Gives the lock back."""
+        ...
+
+
+# --- ObjectStore ------------------------------------------------------------------------------------
+
+
+class ObjectInfo(NamedTuple):
+    """What a store says of an object without sending it."""
+
+    key: str
+    size_bytes: int
+    etag: str
+
+
+class ObjectStore(Protocol):
+    """Whole objects by key. An object is there completely or not at all, and survives once `put` returned.
+
+    A key that is not there raises FileNotFoundError. A store that does not answer raises Unreachable.
+    """
+
+    async def put(self, key: str, data: Sequence[Buffer], *, create: bool = False) -> ObjectInfo:
+        """Stores the buffers, joined, as one object. With `create`, raises Conflict if the key exists."""
+        ...
+
+    async def get(self, key: str) -> bytes: ...
+
+    async def get_range(self, key: str, position: int, length: int) -> bytes:
+        """Returns up to `length` bytes from `position`; fewer only where the object ends."""
+        ...
+
+    async def head(self, key: str) -> ObjectInfo: ...
+
+    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Objects whose key starts with `prefix` and is greater than `after`, by key."""
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Removing what is not there is no error."""
+        ...
+
+
+# --- MetadataStore ----------------------------------------------------------------------------------
+
+Revision: TypeAlias = int
+LeaseId: TypeAlias = int
+
+
+class Item(NamedTuple):
+    """A key with its value and the store revision that last changed it."""
+
+    key: str
+    value: bytes
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """Holds if the key's last change has exactly this revision; 0 means the key does not exist."""
+
+    key: str
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    key: str
+    value: bytes
+    lease: LeaseId = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`value` is None for a deletion."""
+
+    key: str
+    value: bytes | None
+    revision: Revision
+
+
+class MetadataStore(Protocol):
+    """Small values by key, in one order of revisions for the whole store.
+
+    A transaction has at most 128 compares and 128 operations, never two operations on one key. Every
+    transaction that changes something gets the next revision. A store that does not answer raises
+    Unreachable; then it is unknown whether a change was made.
+    """
+
+    async def get(self, key: str) -> Item | None: ...
+
+    async def list(self, prefix: str) -> list[Item]:
+        """Items whose key starts with `prefix`, by key, all of one revision."""
+        ...
+
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Revision | None:
+        """Applies all operations if all compares hold, and returns the revision; else changes nothing and
+        returns None. A put under a lease that has run out raises LeaseLost and changes nothing.
+
+        A transaction that changes nothing, having no operations or only deletions of what is not there,
+        returns the store's revision.
+        """
+        ...
+
+    def watch(self, prefix: str, after: Revision) -> AsyncIterator[Sequence[Event]]:
+        """Changes under `prefix` with a revision greater than `after`, in order, for ever.
+
+        To miss nothing, take the store's revision with an empty transaction, list, then watch after that
+        revision: the newest revision in a list may be older than the history a store keeps for watches.
+        A fast path, not a promise: it may end (raise Unreachable) at any time; then the caller lists again.
+        """
+        ...
+
+    async def grant(self, ttl_seconds: float) -> LeaseId:
+        """A new lease. Keys put under it vanish, as one change, when it runs out or is revoked."""
+        ...
+
+    async def renew(self, lease: LeaseId) -> None:
+        """Gives the lease its full time again, or raises LeaseLost."""
+        ...
+
+    async def revoke(self, lease: LeaseId) -> None:
+        """Ends the lease now. Revoking one that has ended is no error."""
+        ...
+
+
+# --- Network ----------------------------------------------------------------------------------------
+
+
+class Connection(Protocol):
+    """A stream of bytes in both directions. A broken one raises Unreachable from every call."""
+
+    @property
+    def peer(self) -> str: ...
+
+    async def read(self, length_max: int) -> bytes:
+        """At least one byte, at most `length_max`; b"" once the peer has closed."""
+        ...
+
+    async def write(self, buffers: Sequence[Buffer]) -> None:
+        """Queues the buffers, in order; waits while too much is queued."""
+        ...
+
+    async def close(self) -> None:
+        """Sends what is queued, then ends the stream. Every later call but `close` raises Unreachable."""
+        ...
+
+
+class Listener(Protocol):
+    @property
+    def address(self) -> str:
+        """host:port as bound; a port given as 0 is the one that was chosen."""
+        ...
+
+    async def close(self) -> None:
+        """Stops taking connections. Those that exist go on."""
+        ...
+
+
+class Network(Protocol):
+    async def connect(self, address: str) -> Connection:
+        """Connects to host:port, or raises Unreachable."""
+        ...
+
+    async def listen(self, address: str, serve: Callable[[Connection], Awaitable[None]]) -> Listener:
+        """Calls `serve` in a task of its own for every connection, and closes it when `serve` returns.
+
+        Raises Unreachable if the address cannot be had.
+        """
+        ...
+
+
+# --- Work -------------------------------------------------------------------------------------------
+
+
+class Work(Protocol):
+    """CPU-bound and blocking functions, ids and randomness."""
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Calls `function` away from the event loop and returns what it returns or raises what it raises."""
+        ...
+
+    def random_u64(self) -> int:
+        """An unpredictable whole number in [1, 2**63): an id that never repeats in practice."""
+        ...

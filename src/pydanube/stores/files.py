@@ -1,0 +1,303 @@
+"""A Disk on a real directory.
+
+Every call is one hop to a thread and back, also a write of two hundred files: `write` with `sync` is the
+group commit, and everything acknowledged waits for it. Files stay open between calls (`descriptors.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+from pydanube.errors import DirectoryInUse, DiskFailed, DiskFull
+from pydanube.ports import Buffer, Entry, Write, WriteResult
+from pydanube.stores.descriptors import FILE_MODE, Descriptor, Descriptors
+from pydanube.stores.paths import assert_inside
+from pydanube.stores.threads import Threads
+
+T = TypeVar("T")
+_Results: TypeAlias = list[WriteResult]  # inside FileDisk, `list` is the port's
+
+DIRECTORY_MODE = 0o750
+IOV_MAX = os.sysconf("SC_IOV_MAX")  # how many buffers one pwritev takes
+
+
+class FileDisk:
+    """Files under `root`, which `make_directory("")` makes if it is missing.
+
+    A cancelled call ends when its thread has ended with it, so no call overlaps the next call of its task.
+    """
+
+    def __init__(
+        self, root: str | os.PathLike[str], *, threads_max: int = 4, descriptors_max: int = 512
+    ) -> None:
+        self._root = os.path.abspath(root)
+        self._threads = Threads("disk", threads_max)
+        self._descriptors = Descriptors(self._root, descriptors_max)
+        self._locks: dict[str, int] = {}  # lock file -> descriptor that holds it
+        self._making = threading.Lock()
+
+    def close(self) -> None:
+        """Ends threads, descriptors and locks, as the end of the process would. Syncs nothing."""
+        self._threads.close()
+        self._descriptors.close()
+        for fd in self._locks.values():
+            os.close(fd)
+        self._locks.clear()
+
+    # --- bytes ---
+
+    async def create(self, path: str) -> None:
+        await self._call("create", path, self._descriptors.create)
+
+    async def write(self, writes: Sequence[Write], *, sync: bool) -> list[WriteResult]:
+        return await self._threads.call(partial(self._write, writes, sync))
+
+    async def sync(self, paths: Sequence[str]) -> list[WriteResult]:
+        return await self._threads.call(partial(self._sync, paths))
+
+    async def sync_directory(self, path: str) -> None:
+        await self._call("sync", path, lambda path: _sync_directory(self._full(path)))
+
+    async def read(self, path: str, position: int, length: int) -> bytes:
+        assert position >= 0 and length >= 0
+        return await self._call("read", path, partial(self._read, position=position, length=length))
+
+    async def size(self, path: str) -> int:
+        return await self._call("size", path, self._size)
+
+    async def truncate(self, path: str, length: int) -> None:
+        assert length >= 0
+        await self._call("truncate", path, partial(self._truncate, length=length))
+
+    # --- names ---
+
+    async def list(self, path: str) -> list[Entry]:
+        return await self._call("list", path, lambda path: _list_directory(self._full(path)))
+
+    async def make_directory(self, path: str) -> None:
+        await self._call("make", path, self._make_directory)
+
+    async def rename(self, source: str, target: str) -> None:
+        await self._call("rename", source, partial(self._rename, target=target))
+
+    async def remove(self, path: str) -> None:
+        assert path, "the root stays"
+        await self._call("remove", path, self._remove)
+
+    async def free_bytes(self) -> int:
+        return await self._call("measure", "", self._free_bytes)
+
+    # --- locks ---
+
+    async def lock(self, path: str) -> None:
+        await self._call("lock", path, self._lock)
+
+    async def unlock(self, path: str) -> None:
+        assert path in self._locks, "only the holder unlocks"
+        fd = self._locks.pop(path)
+        await self._call("unlock", path, lambda path: os.close(fd))
+
+    # --- on a thread ---
+
+    async def _call(self, operation: str, path: str, function: Callable[[str], T]) -> T:
+        assert_inside(path)
+
+        def call() -> T:
+            with _our_errors(path, operation):
+                return function(path)
+
+        return await self._threads.call(call)
+
+    def _full(self, path: str) -> str:
+        return f"{self._root}/{assert_inside(path)}" if path else self._root
+
+    def _write(self, writes: Sequence[Write], sync: bool) -> _Results:
+        descriptors = self._descriptors
+        results: _Results = [None] * len(writes)
+        used: dict[str, Descriptor] = {}
+        try:
+            for i, (path, position, buffers) in enumerate(writes):
+                try:
+                    descriptor = used.get(path)
+                    if descriptor is None:
+                        descriptor = used[path] = descriptors.acquire(path)
+                    _write_all(descriptor.fd, buffers, position)
+                except OSError as error:
+                    results[i] = _failure(error, path, "write")
+        finally:
+            # Also when a bug is on its way up: a descriptor that is never released is never closed.
+            failures = {}
+            for path, descriptor in used.items():
+                written = descriptors.wrote(descriptor)
+                if sync:
+                    failures[path] = _sync_data(descriptor.fd, path)
+                descriptors.release(descriptor, synced=written if sync else 0)
+        if any(failures.values()):
+            for i, write in enumerate(writes):
+                results[i] = results[i] or failures.get(write.path)
+        return results
+
+    def _sync(self, paths: Sequence[str]) -> _Results:
+        results: _Results = []
+        for path in paths:
+            try:
+                descriptor = self._descriptors.acquire(path)
+            except OSError as error:
+                results.append(_failure(error, path, "sync"))
+                continue
+            written = descriptor.writes
+            results.append(_sync_data(descriptor.fd, path))
+            self._descriptors.release(descriptor, synced=written)
+        return results
+
+    @contextmanager
+    def _open(self, path: str) -> Iterator[Descriptor]:
+        descriptor = self._descriptors.acquire(path)
+        try:
+            yield descriptor
+        finally:
+            self._descriptors.release(descriptor)
+
+    def _read(self, path: str, position: int, length: int) -> bytes:
+        with self._open(path) as descriptor:
+            # pread makes a buffer of the length asked for, so do not ask for more than there is.
+            length = min(length, os.fstat(descriptor.fd).st_size - position)
+            if length <= 0:
+                return b""
+            data = os.pread(descriptor.fd, length, position)
+            while len(data) < length:  # a signal, or 2 GiB, which is all that one call reads
+                more = os.pread(descriptor.fd, length - len(data), position + len(data))
+                if not more:
+                    break
+                data += more
+            return data
+
+    def _size(self, path: str) -> int:
+        with self._open(path) as descriptor:
+            return os.fstat(descriptor.fd).st_size
+
+    def _truncate(self, path: str, length: int) -> None:
+        with self._open(path) as descriptor:
+            self._descriptors.wrote(descriptor)
+            os.ftruncate(descriptor.fd, length)
+
+    def _make_directory(self, path: str) -> None:
+        full = self._full(path)
+        # One at a time: nobody is told that a directory exists while another call has yet to sync its name.
+        with self._making:
+            missing = []
+            while not os.path.isdir(full):
+                missing.append(full)
+                full = os.path.dirname(full)
+            for full in reversed(missing):
+                os.mkdir(full, DIRECTORY_MODE)
+                try:
+                    _sync_directory(os.path.dirname(full))
+                except OSError as error:
+                    with suppress(OSError):
+                        os.rmdir(full)  # else the next call finds it there, and believes it synced
+                    raise _failure(error, path, "sync") from error
+
+    def _rename(self, source: str, target: str) -> None:
+        assert not os.path.isdir(self._full(source)), "only files are renamed"
+        os.replace(self._full(source), self._full(target))
+        self._descriptors.move(source, target)
+
+    def _remove(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            try:
+                os.unlink(self._full(path))
+            except (IsADirectoryError, PermissionError):  # Linux says the one, POSIX the other
+                os.rmdir(self._full(path))
+        self._descriptors.drop(path)
+
+    def _free_bytes(self, path: str) -> int:
+        found = os.statvfs(self._full(path))
+        return found.f_bavail * found.f_frsize
+
+    def _lock(self, path: str) -> None:
+        fd = os.open(self._full(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(fd, 20, 0).strip()
+                raise DirectoryInUse(path, int(holder) if holder.isdigit() else None) from None
+            # For people and for the error above; the lock itself is the kernel's and ends with the process.
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._locks[path] = fd
+
+
+def _write_all(fd: int, buffers: Sequence[Buffer], position: int) -> None:
+    written = os.pwritev(fd, buffers[:IOV_MAX], position) if buffers else 0
+    length = sum(b.nbytes if isinstance(b, memoryview) else len(b) for b in buffers)
+    if written == length:
+        return
+    # Rare: more buffers than one call takes, more bytes than one call takes, or a disk about to be full.
+    left = [memoryview(buffer).cast("B") for buffer in buffers]
+    total = written
+    while True:
+        while left and written >= left[0].nbytes:
+            written -= left.pop(0).nbytes
+        if not left:
+            return
+        left[0] = left[0][written:]
+        written = os.pwritev(fd, left[:IOV_MAX], position + total)
+        if written == 0:
+            raise OSError(errno.EIO, "nothing was written")
+        total += written
+
+
+def _sync_data(fd: int, path: str) -> DiskFailed | None:
+    try:
+        os.fdatasync(fd)
+    except OSError as error:
+        return DiskFailed(path, "sync", error.strerror or str(error))
+    return None
+
+
+def _list_directory(full: str) -> list[Entry]:
+    entries = []
+    with suppress(FileNotFoundError), os.scandir(full) as found:
+        for entry in found:
+            with suppress(FileNotFoundError):  # removed while we looked
+                is_directory = entry.is_dir(follow_symlinks=False)
+                size_bytes = 0 if is_directory else entry.stat(follow_symlinks=False).st_size
+                entries.append(Entry(entry.name, is_directory, size_bytes))
+    return sorted(entries)
+
+
+def _sync_directory(full: str) -> None:
+    fd = os.open(full, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _failure(error: OSError, path: str, operation: str) -> DiskFull | DiskFailed:
+    # A sync that finds no room has lost bytes that were accepted before: that is not "try again later".
+    if error.errno in (errno.ENOSPC, errno.EDQUOT) and operation != "sync":
+        return DiskFull(path)
+    return DiskFailed(path, operation, error.strerror or str(error))
+
+
+@contextmanager
+def _our_errors(path: str, operation: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, FileExistsError) as error:
+        raise type(error)(error.errno, error.strerror, path) from None
+    except OSError as error:
+        raise _failure(error, path, operation) from error

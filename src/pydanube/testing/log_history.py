@@ -1,0 +1,772 @@
+"""One random life of a log, from a seed: producers, readers, retention, and every way a disk can fail them.
+
+    outcome = run_history(seed)
+
+A history is several boots of one process on one FaultyDisk. In each boot the log is recovered and every promise is
+checked against a model (log_model.py); then producers and readers work until the boot ends by a clean close, a
+kill or a power cut, at any moment, also in the middle of recovery. At the end the disk is well again: everything
+that is still unacknowledged must get through, and the log must hold exactly what it promised.
+
+Producers are clients in other processes. They survive, remember what was not acknowledged, and send it again,
+unchanged and in order. Everything that happens is drawn from the seed and goes into `digest`, so two runs of one
+seed can be compared.
+
+A share of the histories flips bits in what is durable. Then nothing has to be there any more, but what is read must
+be right, and what is missing must have been named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final, TypeVar
+
+from pydanube.errors import (
+    DanubeError,
+    DataDamaged,
+    DiskFailed,
+    DiskFull,
+    LogClosed,
+    LogDamaged,
+    LogStopped,
+    OffsetOutOfRange,
+    Refused,
+    TailUnproven,
+)
+from pydanube.log import committer
+from pydanube.log.batch import Batch, topic_hash
+from pydanube.log.committer import Receipt
+from pydanube.log.recovery import Tail
+from pydanube.log.wal import TopicLog, Wal, WalConfig
+from pydanube.ports import Disk
+from pydanube.testing.faulty_disk import Faults, FaultyDisk, ProcessDisk
+from pydanube.testing.log_model import Audit, Broken, Sent, TopicModel
+from pydanube.testing.loop import Deadlock, Livelock, Process, ProcessDied, SimClock, SimLoop, SimWork
+
+T = TypeVar("T")
+
+IN_FLIGHT_MAX: Final = 8
+# How long the last producers may take on a disk that is well again.
+DRAIN_SECONDS_MAX: Final = 60.0
+STEPS_MAX: Final = 400_000
+FLIP_SHARE: Final = 0.1
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one history did. `failure` is None if every promise held."""
+
+    seed: int
+    failure: str | None = None
+    digest: str = ""
+    acknowledged: int = 0
+    checked: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    events: list[str] = field(default_factory=list)
+
+
+def run_history(
+    seed: int, *, wrap_disk: Callable[[Disk], Disk] | None = None, keep_events: bool = False
+) -> Outcome:
+    """Lives one history. `wrap_disk` stands between the log and its disk, to plant defects."""
+    outcome = Outcome(seed)
+    random = Random(seed)
+    loop = SimLoop(  # type: ignore[abstract]
+        Random(random.randrange(2**62)), shuffled=random.random() < 0.8, steps_max=STEPS_MAX
+    )
+    history = History(random, outcome, wrap_disk, keep_events)
+    try:
+        with small_constants():
+            loop.run_until_complete(history.live())
+        for problem in loop.problems:
+            error = problem.get("exception")
+            raise Broken(f"an error that nobody took: {problem['message']}: {error!r}") from error
+    except (Broken, Deadlock, Livelock) as broken:
+        outcome.failure = f"{type(broken).__name__}: {broken}"
+    except BaseExceptionGroup as group:
+        outcome.failure = "\n".join(_describe(error) for error in _leaves(group))
+    except Exception as error:
+        outcome.failure = _describe(error)
+    finally:
+        loop.close()
+    history.finish()
+    return outcome
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
+    else:
+        yield error
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, Broken | Deadlock | Livelock):
+        return f"{type(error).__name__}: {error}"
+    return "".join(traceback.format_exception(error)).strip()
+
+
+@contextmanager
+def small_constants() -> Iterator[None]:
+    """Zeros ahead are for speed on real disks; here a few sectors of them do what half a mebibyte would."""
+    saved = committer.FILL_BYTES, committer._ZEROS
+    committer.FILL_BYTES, committer._ZEROS = 2048, bytes(2048)  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        committer.FILL_BYTES, committer._ZEROS = saved  # type: ignore[misc]
+
+
+# --- one boot ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Boot:
+    """One process's life with the log open."""
+
+    number: int
+    process: Process
+    disk: ProcessDisk
+    wal: Wal | None = None
+    logs: dict[str, TopicLog] = field(default_factory=dict)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class History:
+    """The world around one log."""
+
+    def __init__(
+        self,
+        random: Random,
+        outcome: Outcome,
+        wrap_disk: Callable[[Disk], Disk] | None,
+        keep_events: bool,
+    ) -> None:
+        self.random = random
+        self.outcome = outcome
+        self.flips = random.random() < FLIP_SHARE
+        self.quiet = False  # the disk is well and producers only finish what they have
+        self.boot: Boot | None = None
+        self._wrap_disk = wrap_disk
+        self._keep_events = keep_events
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._booted: list[asyncio.Future[None]] = []
+        self._numbers = 0
+        self._epoch = 0
+        self._boots = 0
+        self._disk = FaultyDisk(Random(random.randrange(2**62)), faults=Faults(delays=0.01, delay_seconds_max=0.02))
+        self._work = SimWork(Random(random.randrange(2**62)))
+        self.models: list[TopicModel] = []
+        for number in range(random.choice((1, 1, 2, 3, 4))):
+            topic = f"/default/t{number}"
+            durability = "os" if random.random() < 0.15 else "fsync"
+            self.models.append(TopicModel(topic, topic_hash(topic), durability))
+        self._config = WalConfig(
+            segment_bytes=random.choice((1024, 4096, 4096, 16384)),
+            segment_seconds=random.choice((0.01, 3600.0, 3600.0)),
+            group_bytes=random.choice((1024, 4096, 16384)),
+            journal_bytes=random.choice((2048, 8192, 32768)),
+            copy_bytes=random.choice((1024, 8192)),
+            cache_bytes=random.choice((0, 8192, 1 << 20)),
+            pending_bytes=random.choice((1024, 1 << 20)),
+            ballast_bytes=random.choice((0, 4096)),
+        )
+
+    def say(self, event: str) -> None:
+        """One line of the history."""
+        line = f"{asyncio.get_running_loop().time():.6f} {event}"
+        self._digest.update(line.encode())
+        if self._keep_events:
+            self.outcome.events.append(line)
+
+    def finish(self) -> None:
+        outcome = self.outcome
+        outcome.digest = self._digest.hexdigest()
+        outcome.counts.update(self._disk.counts)
+        outcome.acknowledged = outcome.counts.pop("acknowledged", 0)
+        outcome.checked = sum(model.checked for model in self.models)
+
+    def next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    # --- the story ---
+
+    async def live(self) -> None:
+        self._clock = SimClock()
+        try:
+            async with asyncio.TaskGroup() as group:
+                clients = [group.create_task(client.run()) for client in self._clients()]
+                for _ in range(self.random.choice((1, 2, 2, 3, 4))):
+                    await self._one_boot()
+                if self.flips:
+                    await self._flip_and_check()
+                else:
+                    await self._last_boot(clients)
+                for client in clients:
+                    client.cancel()
+        except BaseExceptionGroup as group_error:
+            # The first error is the one that matters; the rest follows from it.
+            raise next(_leaves(group_error)) from None
+
+    def _clients(self) -> list[IdempotentProducer | PlainProducer]:
+        random = self.random
+        clients: list[IdempotentProducer | PlainProducer] = []
+        for model in self.models:
+            for producer_id in range(1, 1 + random.choice((0, 1, 1, 2))):
+                clients.append(IdempotentProducer(self, model, producer_id, Random(random.randrange(2**62))))
+            for _ in range(random.choice((0, 1)) if clients else 1):
+                clients.append(PlainProducer(self, model, Random(random.randrange(2**62))))
+        return clients
+
+    async def _one_boot(self) -> None:
+        """Recovers, works for a while, and ends in one of the ways a process ends."""
+        random = self.random
+        self._set_faults()
+        boot = await self._start(may_crash=True)
+        worker = asyncio.create_task(self._disturb(boot))
+        waiters = [asyncio.create_task(boot.ended.wait()), worker]
+        await asyncio.wait(waiters, timeout=random.choice((0.005, 0.02, 0.05)), return_when="FIRST_COMPLETED")
+        for task in waiters:
+            task.cancel()
+        for result in await asyncio.gather(*waiters, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+        ending = random.choice(("close", "kill", "power", "power", "closing"))
+        if ending in ("close", "closing"):
+            await self._close(boot, crash_after=random.random() * 0.01 if ending == "closing" else None)
+        self._end(boot, power=ending == "power" or random.random() < 0.5)
+        if random.random() < 0.2:
+            self._clock.jump(random.uniform(-1e5, 1e5))
+            self.outcome.counts["clock jumps"] += 1
+
+    def _set_faults(self) -> None:
+        """What is wrong with the disk in this boot."""
+        random = self.random
+        faults = self._disk.faults
+        faults.sync_fails = random.choice((0.0, 0.0, 0.0, 0.02, 0.1)) if not self.flips else 0.0
+        faults.delays = random.choice((0.0, 0.01, 0.1))
+        self._disk.capacity_bytes = None
+        if random.random() < 0.2 and not self.flips:
+            self._disk.capacity_bytes = self._disk.used_bytes + random.randrange(60_000)
+
+    def _heal(self) -> None:
+        self._disk.faults.sync_fails = 0.0
+        self._disk.capacity_bytes = None
+
+    async def _last_boot(self, clients: list[asyncio.Task[None]]) -> None:
+        """The disk is well: what is unacknowledged gets through, and a clean close keeps it all."""
+        self.quiet = True
+        self._heal()
+        boot = await self._start(may_crash=False)
+        _, late = await asyncio.wait(clients, timeout=DRAIN_SECONDS_MAX)
+        if late:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, SimLoop)
+            raise Broken("producers are stuck on a disk that is well:\n" + "\n".join(loop.waiting()))
+        await self._close(boot, crash_after=None)
+        self._end(boot, power=self.random.random() < 0.5)
+        boot = await self._start(may_crash=False)
+        for model in self.models:
+            if boot.logs[model.topic].recovered.torn and model.durability == "fsync":
+                # Reported once, when it was found; a clean close leaves nothing to find.
+                pass
+        await self._close(boot, crash_after=None)
+
+    # --- starting, checking, ending ---
+
+    async def _start(self, *, may_crash: bool) -> Boot:
+        """A process with the log open and every promise checked. A crash on the way starts over."""
+        random = self.random
+        for attempt in range(1000):
+            if attempt == 8:
+                self._heal()
+            assert attempt < 30, "the log cannot be opened on a disk that is well"
+            self._boots += 1
+            disk = self._disk.process(pid=self._boots)
+            boot = Boot(self._boots, Process(f"boot {self._boots}"), disk)
+            self.say(f"boot {boot.number}")
+            crash: asyncio.TimerHandle | None = None
+            if may_crash and attempt < 3 and random.random() < 0.3:
+                delay = random.random() * random.choice((0.001, 0.01, 0.05))
+                power = random.random() < 0.6
+                crash = asyncio.get_running_loop().call_later(delay, self._end, boot, power)
+            try:
+                await boot.process.call(self._open(boot))
+            except ProcessDied:
+                continue
+            except (DiskFull, DiskFailed) as error:
+                self.say(f"not opened: {error!r}")
+                self._end(boot, power=random.random() < 0.3)
+                if isinstance(error, DiskFull):
+                    assert self._disk.capacity_bytes is not None
+                    self._disk.capacity_bytes += random.randrange(20_000)
+                continue
+            finally:
+                if crash is not None:
+                    crash.cancel()
+            self.boot = boot
+            waiting, self._booted = self._booted, []
+            for waiter in waiting:
+                if not waiter.done():
+                    waiter.set_result(None)
+            return boot
+        raise AssertionError("unreachable")
+
+    async def _open(self, boot: Boot) -> None:
+        disk: Disk = boot.disk if self._wrap_disk is None else self._wrap_disk(boot.disk)
+        wal = boot.wal = await Wal.open(disk, self._clock, self._work, self._config)
+        if wal.problems and not self.flips:
+            raise Broken(f"journals said to be damaged: {wal.problems}")
+        for model in self.models:
+            boot.logs[model.topic] = await self._open_topic(wal, model)
+
+    async def _open_topic(self, wal: Wal, model: TopicModel) -> TopicLog:
+        random = self.random
+        self._epoch += 1
+        start: int | None = None
+        if random.random() < 0.03:  # somebody else had the topic in between
+            start = model.end + random.randrange(1, 50)
+        try:
+            log = await self._topic(wal, model, start)
+        except TailUnproven as error:
+            if model.durability == "fsync":
+                raise Broken(f"an end that nothing vouches for: {error}") from error
+            start = max(model.end, error.head) + random.randrange(50)
+            log = await self._topic(wal, model, start)
+        if model.durability == "fsync" and log.recovered.damage:
+            raise Broken(f"damage where none was done: {log.recovered.damage}")
+        await self._audit(log, model)
+        model.may_lose = False
+        model.end = max(model.end, log.head)
+        self.say(f"open {model.topic} epoch {log.epoch} [{log.first_offset}, {log.head})")
+        return log
+
+    async def _topic(self, wal: Wal, model: TopicModel, start: int | None) -> TopicLog:
+        try:
+            log = await wal.topic(
+                model.topic, epoch=self._epoch, start_offset=start, durability=model.durability
+            )
+        except Refused as refusal:
+            raise Broken(f"the log refuses to open: {refusal!r}") from refusal
+        if start is not None:
+            model.starts.add(start)
+        return log
+
+    async def _audit(self, log: TopicLog, model: TopicModel) -> None:
+        """Reads everything and compares it."""
+        audit = Audit(model, log.first_offset, log.head)
+        reader = log.reader(log.first_offset)
+        bytes_max = self.random.choice((1, 1000, 1 << 20))
+        while audit.next < log.head:
+            try:
+                audit.take(await reader.read(bytes_max))
+            except OffsetOutOfRange as error:
+                audit.hole(min(error.first, log.head))
+                reader = log.reader(audit.next)
+            except LogDamaged as error:
+                if not model.may_lose:
+                    raise Broken(f"damage where none was done: {error}") from error
+                self.outcome.counts["os topics with damage after a power cut"] += 1
+                audit.unreadable(max(audit.next + 1, error.end or log.head))
+                reader = log.reader(audit.next)
+        audit.done()
+
+    def _end(self, boot: Boot, power: bool) -> None:
+        """The process is gone. Its ports are dead first, so that nothing of it can tidy up."""
+        if not boot.process.alive:
+            return
+        self.say(f"end {boot.number} {'power' if power else 'kill'}")
+        if power:
+            self._disk.crash()
+        else:
+            self._disk.kill(boot.disk)
+        boot.process.kill()
+        boot.ended.set()
+        if self.boot is boot:
+            self.boot = None
+        for model in self.models:
+            if model.durability == "os" and (power or self._disk.faults.sync_fails):
+                model.may_lose = True
+
+    async def _close(self, boot: Boot, *, crash_after: float | None) -> None:
+        """Closes cleanly, unless the process dies on the way."""
+        self.say(f"close {boot.number}")
+        assert boot.wal is not None
+        if crash_after is not None:
+            power = self.random.random() < 0.6
+            asyncio.get_running_loop().call_later(crash_after, self._end, boot, power)
+        if self.boot is boot:
+            self.boot = None
+        try:
+            await boot.process.call(boot.wal.close())
+        except ProcessDied:
+            return
+        except (DataDamaged, DiskFull) as error:
+            self.say(f"not closed: {error!r}")
+            if self.quiet:
+                raise Broken(f"a clean close fails on a disk that is well: {error!r}") from error
+            return
+        boot.process.kill()
+        self._disk.kill(boot.disk)
+        self._disk.counts["kills"] -= 1
+        self.outcome.counts["clean closes"] += 1
+        boot.ended.set()
+
+    async def running(self) -> Boot:
+        """The boot that is up, once there is one."""
+        while self.boot is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._booted.append(waiter)
+            await waiter
+        return self.boot
+
+    def stopped(self, boot: Boot) -> None:
+        """A client was told that the log has stopped: somebody restarts the process."""
+        if not boot.ended.is_set():
+            self.outcome.counts["logs stopped"] += 1
+            self.say(f"stopped {boot.number}")
+            boot.ended.set()
+
+    # --- what happens while it runs ---
+
+    async def _disturb(self, boot: Boot) -> None:
+        """Retention, readers, reopened topics, room that goes and comes."""
+        random = self.random
+        for model in self.models:
+            for _ in range(random.choice((0, 1, 2))):
+                boot.process.spawn(self._follow(boot.logs[model.topic], model))
+        try:
+            while True:
+                await asyncio.sleep(random.random() * 0.01)
+                model = random.choice(self.models)
+                log = boot.logs[model.topic]
+                await random.choice((self._retain, self._retain, self._read, self._room, self._reopen))(
+                    boot, log, model
+                )
+        except ProcessDied:
+            return
+
+    async def _retain(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
+        before = self.random.randint(log.first_offset, log.head)
+        model.truncated_before = max(model.truncated_before, before)
+        try:
+            first = await boot.process.call(log.truncate(before))
+        except (DiskFull, DiskFailed) as error:
+            self.say(f"not truncated: {error!r}")
+            return
+        self.say(f"truncate {model.topic} before {before} keeps {first}")
+        self.outcome.counts["truncations"] += 1
+
+    async def _read(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
+        offset = self.random.randint(log.first_offset, log.head)
+        try:
+            batches = await boot.process.call(log.read(offset, bytes_max=self.random.choice((1, 5000))))
+        except OffsetOutOfRange:
+            return
+        for batch in batches:
+            model.read(batch)
+        if batches and not batches[0].header.base_offset <= offset < batches[0].header.end_offset:
+            raise Broken(f"a read at {offset} of {model.topic} gives {batches[0].header.base_offset}")
+
+    async def _room(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
+        if self.flips or self.random.random() < 0.5:
+            return
+        if self._disk.capacity_bytes is None:
+            self._disk.capacity_bytes = self._disk.used_bytes + self.random.randrange(20_000)
+        else:
+            self._disk.capacity_bytes = None
+
+    async def _reopen(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
+        """The topic is closed and opened again, as when it moves away and back."""
+        if self.random.random() < 0.7:
+            return
+        assert boot.wal is not None
+        try:
+            await boot.process.call(log.close())
+            boot.logs[model.topic] = await boot.process.call(self._open_topic(boot.wal, model))
+        except (DiskFull, DataDamaged) as error:
+            # Half-closed: only a restart makes it whole again.
+            self.say(f"not reopened: {error!r}")
+            boot.ended.set()
+            return
+        self.outcome.counts["topics reopened"] += 1
+
+    async def _follow(self, log: TopicLog, model: TopicModel) -> None:
+        """A reader that starts anywhere and follows the tail."""
+        offset = self.random.randint(log.first_offset, log.head)
+        bytes_max = self.random.choice((1, 3000, 1 << 20))
+        while not log.closed:
+            try:
+                async for batch in log.follow(offset, bytes_max=bytes_max):
+                    model.read(batch)
+                    if batch.header.base_offset > offset:
+                        raise Broken(f"a reader at {offset} of {model.topic} got {batch.header.base_offset}")
+                    offset = batch.header.end_offset
+                    self.say(f"read {model.topic} {batch.header.base_offset}")
+            except OffsetOutOfRange as error:
+                # Overtaken by retention, or at a hole.
+                offset = max(log.first_offset, error.first)
+                await asyncio.sleep(0)
+            except LogDamaged as error:
+                if model.durability == "os":
+                    return
+                raise Broken(f"a reader met damage where none was done: {error}") from error
+            except DiskFailed:
+                return
+
+    # --- flipped bits ---
+
+    async def _flip_and_check(self) -> None:
+        """Flips bits of what is durable; then nothing wrong may be served, and nothing may be missing unnamed."""
+        random = self.random
+        self._heal()
+        paths = [path for path in self._disk.paths() if path.startswith(("wal/", "journal/"))]
+        flipped: set[str] = set()
+        for path in random.sample(paths, min(len(paths), random.choice((1, 1, 2, 3)))):
+            durable = self._disk.durable(path)
+            if durable:
+                self._disk.flip(path, random.randrange(len(durable)), random.randrange(8))
+                self.say(f"flip {path}")
+                flipped.add(path)
+        self._boots += 1
+        boot = Boot(self._boots, Process("flipped"), self._disk.process(pid=self._boots))
+        await boot.process.call(self._open_flipped(boot, flipped))
+        self._end(boot, power=False)
+
+    async def _open_flipped(self, boot: Boot, flipped: set[str]) -> None:
+        wal = await Wal.open(boot.disk, self._clock, self._work, self._config)
+        journal_named = bool(wal.problems)
+        for model in self.models:
+            self._epoch += 1
+            try:
+                log = await wal.topic(model.topic, epoch=self._epoch, durability=model.durability)
+            except TailUnproven as error:
+                start = max(model.end, error.head)
+                model.starts.add(start)
+                log = await wal.topic(
+                    model.topic, epoch=self._epoch, durability=model.durability, start_offset=start
+                )
+            except LogDamaged as error:
+                self.say(f"refused: {error}")
+                self.outcome.counts["flips found"] += 1
+                continue
+            report = log.recovered
+            named = journal_named or bool(report.damage or report.torn) or report.tail is not Tail.CLEAN
+            await self._audit_flipped(log, model, named)
+        await wal.close()
+
+    async def _audit_flipped(self, log: TopicLog, model: TopicModel, named: bool) -> None:
+        """Reads what can be read. What cannot be must be named: by the report, or by the read."""
+        found: set[int] = set()
+        offset = min([log.first_offset, *model.stored])
+        while offset < log.head:
+            try:
+                batches: list[Batch] = await log.read(offset)
+                for batch in batches:
+                    found.add(model.read(batch))
+                offset = batches[-1].header.end_offset
+            except OffsetOutOfRange as error:
+                offset = max(offset + 1, error.first)
+            except LogDamaged as error:
+                named = True
+                offset = max(offset, error.first) + 1
+        missing = [
+            number
+            for number, first in model.acknowledged.items()
+            if number not in found and first + model.sent[number].rows > model.truncated_before
+        ]
+        if missing and not named and not model.may_lose:
+            raise Broken(f"{model._name(missing[0])} is gone after a bit flip and no report says so")
+        self.outcome.counts["flips found" if named else "flips that hit nothing"] += 1
+
+
+# --- producers --------------------------------------------------------------------------------------
+
+
+class IdempotentProducer:
+    """Keeps up to eight batches in flight; sends what was refused again, unchanged and in order."""
+
+    def __init__(self, history: History, model: TopicModel, producer_id: int, random: Random) -> None:
+        self._history = history
+        self._model = model
+        self._producer_id = producer_id
+        self._random = random
+        self._session: int | None = None
+        self._next_sequence = 0
+        self._unacked: dict[int, Sent] = {}  # by number, in order
+        # Batch, answer, and whether nothing was before it: then there is no excuse for refusing it.
+        self._in_flight: deque[tuple[Sent, asyncio.Future[Receipt], bool]] = deque()
+        self._limit = random.randint(1, IN_FLIGHT_MAX)
+        self._left = random.choice((5, 20, 60))
+
+    async def run(self) -> None:
+        history = self._history
+        while self._left > 0 or self._unacked:
+            if history.quiet and not self._unacked:
+                return
+            boot = await history.running()
+            log = boot.logs[self._model.topic]
+            self._in_flight.clear()
+            try:
+                await self._work(boot, log)
+            except (ProcessDied, LogClosed):
+                # A close takes a moment; then there is another log or another boot.
+                await asyncio.sleep(0.001)
+            except LogStopped:
+                history.stopped(boot)
+                await boot.ended.wait()
+                await asyncio.sleep(0.001)
+            if self._model.durability == "os":
+                # What was acknowledged may be gone, so the old session may have a hole.
+                self._session = None
+                self._unacked.clear()
+
+    async def _work(self, boot: Boot, log: TopicLog) -> None:
+        random = self._random
+        if self._session is None or (random.random() < 0.05 and not self._history.quiet):
+            await self._open(boot, log)
+        self._send_again(boot, log)
+        while self._in_flight or self._left > 0:
+            if not self._history.quiet:
+                while self._left > 0 and len(self._unacked) < self._limit and random.random() < 0.8:
+                    self._send_new(boot, log)
+            if not self._in_flight:
+                if self._history.quiet:
+                    return
+                await asyncio.sleep(random.random() * 0.003)
+                if log.closed:
+                    raise LogClosed(log.topic)
+                continue
+            sent, answer, first = self._in_flight.popleft()
+            try:
+                self._acknowledged(sent, await boot.process.wait(answer))
+            except DiskFull:
+                await self._settle(boot)
+                await asyncio.sleep(random.random() * 0.2)
+                self._send_again(boot, log)
+            except Refused as refusal:
+                if sent.number not in self._unacked:
+                    raise Broken(f"{self._model._name(sent.number)} is acknowledged and refused: {refusal}") from None
+                if first:
+                    raise Broken(f"{self._model._name(sent.number)} is next and is refused: {refusal}") from None
+                if random.random() < 0.7:
+                    await self._settle(boot)
+                if not self._in_flight or random.random() < 0.5:
+                    self._send_again(boot, log)
+
+    async def _open(self, boot: Boot, log: TopicLog) -> None:
+        """A new session. What the old one left unacknowledged may be stored or not; it is not sent again."""
+        try:
+            self._session = await boot.process.call(log.open_session(self._producer_id))
+        except DiskFull:
+            await asyncio.sleep(self._random.random() * 0.2)
+            raise LogClosed(log.topic) from None  # try again from the start
+        self._next_sequence = 0
+        self._unacked.clear()
+        self._history.say(f"session {self._model.topic} {self._producer_id}")
+
+    def _send_new(self, boot: Boot, log: TopicLog) -> None:
+        assert self._session is not None
+        sent = self._model.make(
+            self._random, self._history.next_number(), self._producer_id, self._session, self._next_sequence
+        )
+        self._next_sequence += sent.rows
+        self._left -= 1
+        self._unacked[sent.number] = sent
+        self._send(boot, log, sent)
+
+    def _send_again(self, boot: Boot, log: TopicLog) -> None:
+        for sent in self._unacked.values():
+            self._send(boot, log, sent)
+
+    def _send(self, boot: Boot, log: TopicLog, sent: Sent) -> None:
+        first = not self._in_flight and next(iter(self._unacked)) == sent.number
+        answer = boot.process.run(log.submit, sent.batch)
+        self._in_flight.append((sent, answer, first))
+
+    async def _settle(self, boot: Boot) -> None:
+        """Waits for every answer. Behind a refused batch none may be accepted that was sent before it again."""
+        while self._in_flight:
+            sent, answer, _ = self._in_flight.popleft()
+            try:
+                receipt = await boot.process.wait(answer)
+            except (DiskFull, Refused):
+                continue
+            self._acknowledged(sent, receipt)
+
+    def _acknowledged(self, sent: Sent, receipt: Receipt) -> None:
+        self._model.receipt(sent, receipt.offset, receipt.epoch)
+        if self._unacked.pop(sent.number, None) is not None:
+            self._history.outcome.counts["acknowledged"] += 1
+        if any(number < sent.number for number in self._unacked):
+            raise Broken(f"{self._model._name(sent.number)} is acknowledged over a hole")
+        self._history.say(f"ack {self._model.topic} {sent.number} at {receipt.offset}")
+
+
+class PlainProducer:
+    """Producer 0: what fails is not sent again. Sends one after the other, or several at once."""
+
+    def __init__(self, history: History, model: TopicModel, random: Random) -> None:
+        self._history = history
+        self._model = model
+        self._random = random
+        self._left = random.choice((3, 10, 40))
+
+    async def run(self) -> None:
+        history, random = self._history, self._random
+        while self._left > 0 and not history.quiet:
+            boot = await history.running()
+            log = boot.logs[self._model.topic]
+            try:
+                if random.random() < 0.5:
+                    sent = self._make()
+                    self._acknowledged(sent, await boot.process.call(log.append(sent.batch)))
+                else:
+                    await self._burst(boot, log)
+            except (DiskFull, LogClosed, ProcessDied):
+                await asyncio.sleep(random.random() * 0.01)
+            except LogStopped:
+                history.stopped(boot)
+                await boot.ended.wait()
+                await asyncio.sleep(0.001)
+            if random.random() < 0.3:
+                await asyncio.sleep(random.random() * 0.005)
+
+    async def _burst(self, boot: Boot, log: TopicLog) -> None:
+        random = self._random
+        answers = []
+        for _ in range(random.randint(1, 6)):
+            sent = self._make()
+            answers.append((sent, boot.process.run(log.submit, sent.batch)))
+        failure: DanubeError | None = None
+        for sent, answer in answers:
+            if random.random() < 0.03:
+                answer.cancel()  # the caller leaves; its batch may be stored or not
+                continue
+            try:
+                self._acknowledged(sent, await boot.process.wait(answer))
+            except (DiskFull, LogClosed, LogStopped) as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def _make(self) -> Sent:
+        self._left -= 1
+        return self._model.make(self._random, self._history.next_number(), 0, 0, 0)
+
+    def _acknowledged(self, sent: Sent, receipt: Receipt) -> None:
+        self._model.receipt(sent, receipt.offset, receipt.epoch)
+        self._history.outcome.counts["acknowledged"] += 1
+        self._history.say(f"ack {self._model.topic} {sent.number} at {receipt.offset}")
+
+
+Client = IdempotentProducer | PlainProducer
+_Story = Coroutine[Any, Any, None]

@@ -1,0 +1,454 @@
+"""An event loop whose time and order come from a seed.
+
+    result = run(main(), seed=42)
+
+`SimLoop` never waits for anything outside the program. Its time stands still while a callback runs and jumps
+to the next timer when nothing is ready, so an hour of timeouts costs nothing. Which of the ready callbacks
+runs next is drawn from the seed: the same seed gives the same run, another seed another schedule that a real
+machine might have produced. Nothing ready and no timer left is a deadlock, and says who waits where; a run
+that goes on for ever is stopped after `steps_max` callbacks. Tasks and futures hash by the order in which
+they were made, because a TaskGroup cancels its tasks in the order of a set.
+
+`Process` is a part of the program that can be killed or paused as a whole. Its tasks, and all that they
+start, carry it in their context. Of a killed process no callback ever runs again, and what it still held is
+dropped at the end, when nothing that a `finally` does can matter any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextvars import Context, ContextVar, copy_context
+from functools import partial
+from heapq import heappop, heappush
+from random import Random
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+# 2024-01-01T00:00:00Z: a round moment that looks like a date in logs and files.
+EPOCH_US: Final = 1_704_067_200_000_000
+STEPS_MAX: Final = 5_000_000
+
+
+class Deadlock(Exception):
+    """Every task waits for something that nobody is going to do. `waiting` says who waits, and where."""
+
+    def __init__(self, waiting: list[str]) -> None:
+        super().__init__(waiting)
+        self.waiting = waiting
+
+    def __str__(self) -> str:
+        lines = "\n".join(f"  {line}" for line in self.waiting)
+        return f"nothing can ever happen again; waiting are:\n{lines}"
+
+
+class Livelock(Exception):
+    """The run went on for more callbacks than any sensible run needs."""
+
+    def __init__(self, steps: int, time: float, waiting: list[str]) -> None:
+        super().__init__(steps, time, waiting)
+        self.steps = steps
+        self.time = time
+        self.waiting = waiting
+
+    def __str__(self) -> str:
+        lines = "\n".join(f"  {line}" for line in self.waiting)
+        return f"no end after {self.steps} callbacks, at {self.time:.6f} s; tasks are:\n{lines}"
+
+
+class ProcessDied(Exception):
+    """The process that was to answer is gone; whether it did what it was asked to is unknown."""
+
+
+def run(main: Coroutine[Any, Any, T], seed: int, *, shuffled: bool = True, steps_max: int = STEPS_MAX) -> T:
+    """Runs `main` on a loop of its own and returns what it returns."""
+    loop = SimLoop(Random(seed), shuffled=shuffled, steps_max=steps_max)  # type: ignore[abstract]
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        loop.close()
+
+
+# --- the loop ---------------------------------------------------------------------------------------
+
+
+class _Call:
+    """A callback to run; what asyncio calls a Handle. `when` is 0 for one that was never a timer."""
+
+    __slots__ = ("_when", "args", "callback", "context", "is_cancelled")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context, when: float) -> None:
+        self.callback = callback
+        self.args = args
+        self.context = context
+        self.is_cancelled = False
+        self._when = when
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def when(self) -> float:
+        return self._when
+
+
+class SimFuture(asyncio.Future[T]):
+    """Hashes by its number, so that sets of futures have the same order in every run."""
+
+    def __init__(self, *, loop: SimLoop) -> None:
+        self.number = loop.next_number()
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimTask(asyncio.Task[T]):
+    """Hashes by its number, so that sets of tasks have the same order in every run."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], *, loop: SimLoop, context: Context | None, name: str) -> None:
+        # Before the base class: it puts the task in a set.
+        self.number = loop.next_number()
+        self.process = _PROCESS.get() if context is None else context.get(_PROCESS)
+        super().__init__(coroutine, loop=loop, name=name, context=context)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    """See the module's text. `problems` collects what asyncio would have logged: errors that nobody took."""
+
+    def __init__(self, random: Random, *, shuffled: bool = True, steps_max: int = STEPS_MAX) -> None:
+        self.problems: list[dict[str, Any]] = []
+        self.steps = 0
+        self._steps_max = steps_max
+        self._draw = random.random
+        self._shuffled = shuffled
+        self._now = 0.0
+        self._numbers = 0
+        self._ready: list[_Call] = []
+        self._timers: list[tuple[float, int, _Call]] = []  # a heap
+        self._tasks: list[SimTask[Any]] = []  # strong, so that the garbage collector decides nothing
+        self._tasks_pruned_at = 64
+        self._running = False
+        self._closed = False
+
+    # --- what asyncio asks for ---
+
+    def time(self) -> float:
+        return self._now
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def call_soon(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        call = _Call(callback, args, copy_context() if context is None else context, 0.0)
+        if not self._closed:  # what the dropped rest of a run still wants to do is not done
+            self._ready.append(call)
+        return cast(asyncio.Handle, call)
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        call = _Call(callback, args, copy_context() if context is None else context, when)
+        if not self._closed:
+            heappush(self._timers, (when, self.next_number(), call))
+        return cast(asyncio.TimerHandle, call)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return SimFuture(loop=self)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: object = None,
+        context: Context | None = None,
+        **_: Any,
+    ) -> asyncio.Task[T]:
+        coroutine = cast(Coroutine[Any, Any, T], coro)
+        label = str(name) if name is not None else getattr(coroutine, "__qualname__", "task")
+        task = SimTask(coroutine, loop=self, context=context, name=label)
+        self._tasks.append(task)
+        if len(self._tasks) > self._tasks_pruned_at:
+            self._tasks = [task for task in self._tasks if not task.done()]
+            self._tasks_pruned_at = 2 * len(self._tasks) + 64
+        return task
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self._closed:
+            self.problems.append(context)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.call_exception_handler(context)
+
+    async def shutdown_asyncgens(self) -> None:
+        """Generators that nobody finished are dropped with the tasks that used them."""
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """There are no threads."""
+
+    # --- running ---
+
+    def run_until_complete(self, future: Generator[Any, None, T] | Awaitable[T]) -> T:
+        """Runs until the coroutine has its result. Raises Deadlock or Livelock if it never will."""
+        assert not self._running and not self._closed
+        main = self.create_task(cast(Coroutine[Any, Any, T], future), name="main")
+        self._running = True
+        hooks = sys.get_asyncgen_hooks()
+        # A generator dropped half-way is closed by a task of its own, as asyncio does.
+        sys.set_asyncgen_hooks(firstiter=None, finalizer=self._finish_generator)
+        asyncio._set_running_loop(self)
+        try:
+            self._run(main)
+        finally:
+            asyncio._set_running_loop(None)
+            sys.set_asyncgen_hooks(*hooks)
+            self._running = False
+        return main.result()
+
+    def _run(self, main: asyncio.Task[T]) -> None:
+        ready, timers, draw, shuffled = self._ready, self._timers, self._draw, self._shuffled
+        steps_left = self._steps_max - self.steps
+        while not main.done():
+            if not ready:
+                if not timers:
+                    raise Deadlock(self.waiting())
+                self._now = max(self._now, timers[0][0])
+            while timers and timers[0][0] <= self._now:
+                call = heappop(timers)[2]
+                if not call.is_cancelled:
+                    ready.append(call)
+            if not ready:
+                continue
+            if shuffled:
+                chosen = int(draw() * len(ready))
+                ready[chosen], ready[-1] = ready[-1], ready[chosen]
+                call = ready.pop()
+            else:
+                call = ready.pop(0)
+            if call.is_cancelled:
+                continue
+            steps_left -= 1
+            if steps_left < 0:
+                self.steps = self._steps_max
+                raise Livelock(self._steps_max, self._now, self.waiting())
+            process = call.context.get(_PROCESS)
+            if process is not None and process.held is not None:
+                process.held.append(call)
+                continue
+            try:
+                call.context.run(call.callback, *call.args)
+            except Exception as error:
+                message = f"callback {call.callback!r} failed"
+                self.call_exception_handler({"message": message, "exception": error})
+        self.steps = self._steps_max - steps_left
+
+    def close(self) -> None:
+        """Drops every task that is not done, in the order in which they were made."""
+        if self._closed:
+            return
+        assert not self._running
+        self._closed = True
+        self._ready.clear()
+        self._timers.clear()
+        for task in self._tasks:
+            if not task.done():
+                _drop(task)
+        self._tasks.clear()
+
+    def waiting(self) -> list[str]:
+        """One line for each live task that is not done: its name and the lines it waits at, outside in."""
+        lines = []
+        for task in self._tasks:
+            if task.done():
+                continue
+            if task.process is not None and not task.process.alive:
+                continue
+            lines.append(f"{task.get_name()}: {' > '.join(_places(task.get_coro()))}")
+        return lines
+
+    def next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _finish_generator(self, generator: Any) -> None:
+        if not self._closed:
+            self.create_task(generator.aclose(), name="close a generator")
+
+
+def _drop(task: asyncio.Task[Any]) -> None:
+    """Ends the task's coroutine without running the loop: a `finally` that waits is left at once."""
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    coroutine = cast(Coroutine[Any, Any, Any], task.get_coro())
+    for _ in range(100):
+        try:
+            coroutine.close()
+            return
+        except RuntimeError:  # it waited again; nobody will ever wake it
+            continue
+        except BaseException:
+            return
+
+
+def _places(awaited: Any) -> list[str]:
+    """Where a suspended coroutine waits, from the outside in."""
+    places: list[str] = []
+    while awaited is not None and len(places) < 30:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None)
+        if frame is not None:
+            places.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
+    return places
+
+
+# --- processes --------------------------------------------------------------------------------------
+
+
+class Process:
+    """Tasks that live and die together: one broker, in a simulation of several."""
+
+    def __init__(self, name: str, loop: SimLoop | None = None) -> None:
+        self.name = name
+        self.alive = True
+        self.held: list[_Call] | None = None  # while paused or dead: callbacks that do not run
+        self._loop = loop if loop is not None else cast(SimLoop, asyncio.get_running_loop())
+        self._context = copy_context()
+        self._context.run(_PROCESS.set, self)
+        self._callers: dict[asyncio.Future[Any], None] = {}
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
+        """Starts a task inside the process."""
+        return self._loop.create_task(coroutine, name=name, context=self._context.copy())
+
+    async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs `coroutine` inside the process for somebody outside, and returns or raises what it does.
+
+        Raises ProcessDied when the process is killed first. A cancelled caller leaves the request running.
+        """
+        if not self.alive:
+            coroutine.close()
+            raise ProcessDied
+        return await self.wait(self.spawn(coroutine))
+
+    def run(self, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
+        """Calls a function that never waits, inside the process."""
+        return self._context.copy().run(function, *args)
+
+    async def wait(self, future: asyncio.Future[T]) -> T:
+        """What a future of the process gets. Raises ProcessDied when the process is killed first."""
+        if future.done():
+            return future.result()
+        if not self.alive:
+            raise ProcessDied
+        answer: asyncio.Future[T] = self._loop.create_future()
+        self._callers[answer] = None
+        future.add_done_callback(partial(_pass_on, answer))
+        try:
+            return await answer
+        finally:
+            self._callers.pop(answer, None)
+
+    def kill(self) -> None:
+        """Nothing of the process ever runs again. Its callers learn it; its dead ports never answer it."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.held = []
+        for answer in list(self._callers):
+            if not answer.done():
+                answer.set_exception(ProcessDied())
+
+    def pause(self) -> None:
+        """Holds every callback back until `resume`, as a stopped or starved process does. Time goes on."""
+        if self.held is None:
+            self.held = []
+
+    def resume(self) -> None:
+        if self.alive and self.held is not None:
+            self._loop._ready.extend(self.held)
+            self.held = None
+
+
+_PROCESS: Final[ContextVar[Process | None]] = ContextVar("pydanube.process", default=None)
+
+
+def _pass_on(answer: asyncio.Future[T], task: asyncio.Future[T]) -> None:
+    if answer.done():
+        if not task.cancelled():
+            task.exception()  # the caller left: nobody else is going to look at it
+    elif task.cancelled():
+        answer.cancel()
+    elif (error := task.exception()) is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(task.result())
+
+
+# --- the ports that go with it ----------------------------------------------------------------------
+
+
+class SimClock:
+    """The loop's time. `jump` changes the date alone, as an operator or NTP does, in either direction."""
+
+    def __init__(self, loop: SimLoop | None = None, *, start_us: int = EPOCH_US) -> None:
+        self._loop = loop if loop is not None else asyncio.get_running_loop()
+        self._start_us = start_us
+
+    def time_us(self) -> int:
+        return self._start_us + round(self._loop.time() * 1_000_000)
+
+    def elapsed(self) -> float:
+        return self._loop.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def jump(self, seconds: float) -> None:
+        self._start_us += round(seconds * 1_000_000)
+
+
+class SimWork:
+    """Calls functions inline, after letting others run, as a thread would; ids come from the seed."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    async def run(self, function: Callable[[], T]) -> T:
+        await asyncio.sleep(0)
+        return function()
+
+    def random_u64(self) -> int:
+        return self._random.randrange(1, 2**63)

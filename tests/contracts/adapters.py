@@ -1,0 +1,218 @@
+"""Every adapter of every port, as a table per port. A new adapter is one line, and its maker above the table.
+
+A maker is a context manager that takes a directory of its own and gives a case: the adapter, and what only
+the adapter's world can do (pass time, end a process, cut a cable).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TypeAlias, TypeVar
+
+from pydanube.ports import Clock, Connection, Disk, MetadataStore, Network, ObjectStore, Work
+from pydanube.stores.files import FileDisk
+from pydanube.stores.memory import (
+    LoopClock,
+    MemoryClock,
+    MemoryConnection,
+    MemoryDisk,
+    MemoryMetadataStore,
+    MemoryNetwork,
+    MemoryObjectStore,
+    MemoryWork,
+)
+from pydanube.stores.system import SystemClock, SystemWork, TcpConnection, TcpNetwork
+from pydanube.testing.faulty_disk import FaultyDisk
+from tests.support import settle
+
+T = TypeVar("T")
+Maker: TypeAlias = Callable[[Path], AbstractContextManager[T]]
+
+# --- Clock ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClockCase:
+    clock: Clock
+    pass_time: Callable[[float], Awaitable[None]]
+
+
+@contextmanager
+def memory_clock(directory: Path) -> Iterator[ClockCase]:
+    clock = MemoryClock()
+
+    async def pass_time(seconds: float) -> None:
+        await settle()
+        clock.advance(seconds)
+        await settle()
+
+    yield ClockCase(clock, pass_time)
+
+
+@contextmanager
+def loop_clock(directory: Path) -> Iterator[ClockCase]:
+    yield ClockCase(LoopClock(), asyncio.sleep)
+
+
+@contextmanager
+def system_clock(directory: Path) -> Iterator[ClockCase]:
+    yield ClockCase(SystemClock(), asyncio.sleep)
+
+
+CLOCKS: Mapping[str, Maker[ClockCase]] = {
+    "memory": memory_clock,
+    "loop": loop_clock,
+    "system": system_clock,
+}
+
+# --- Disk -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCase:
+    """`disk` belongs to a process with number `pid`; `another` is a second holder of the same files."""
+
+    disk: Disk
+    pid: int
+    another: Disk
+    end_process: Callable[[], None]  # of `disk`
+
+
+@contextmanager
+def memory_disk(directory: Path) -> Iterator[DiskCase]:
+    disk = MemoryDisk(pid=7)
+    yield DiskCase(disk, 7, disk.another_process(pid=8), disk.end_process)
+
+
+@contextmanager
+def file_disk(directory: Path) -> Iterator[DiskCase]:
+    # Two descriptors: every test with three files also tests eviction.
+    disk = FileDisk(directory, descriptors_max=2)
+    another = FileDisk(directory)
+    yield DiskCase(disk, os.getpid(), another, disk.close)
+    disk.close()
+    another.close()
+
+
+@contextmanager
+def faulty_disk(directory: Path) -> Iterator[DiskCase]:
+    hardware = FaultyDisk(Random(42))  # without faults it is a disk like any other
+    disk = hardware.process(pid=7)
+    yield DiskCase(disk, 7, hardware.process(pid=8), lambda: hardware.kill(disk))
+
+
+DISKS: Mapping[str, Maker[DiskCase]] = {
+    "memory": memory_disk,
+    "faulty": faulty_disk,
+    "files": file_disk,
+}
+
+# --- ObjectStore ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def memory_objects(directory: Path) -> Iterator[ObjectStore]:
+    yield MemoryObjectStore()
+
+
+OBJECT_STORES: Mapping[str, Maker[ObjectStore]] = {
+    "memory": memory_objects,
+}
+
+# --- MetadataStore ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataCase:
+    """`ttl_seconds` is a lease that the tests can afford to wait for with `pass_time`."""
+
+    store: MetadataStore
+    ttl_seconds: float
+    pass_time: Callable[[float], Awaitable[None]]
+
+
+@contextmanager
+def memory_metadata(directory: Path) -> Iterator[MetadataCase]:
+    clock = MemoryClock()
+
+    async def pass_time(seconds: float) -> None:
+        await settle()
+        clock.advance(seconds)
+        await settle()
+
+    yield MetadataCase(MemoryMetadataStore(clock), 10.0, pass_time)
+
+
+METADATA_STORES: Mapping[str, Maker[MetadataCase]] = {
+    "memory": memory_metadata,
+}
+
+# --- Network ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkCase:
+    """`cut` breaks a connection without a goodbye. `nobody` is an address where nobody listens."""
+
+    network: Network
+    host: str
+    cut: Callable[[Connection], None]
+    nobody: str
+
+
+@contextmanager
+def memory_network(directory: Path) -> Iterator[NetworkCase]:
+    def cut(connection: Connection) -> None:
+        assert isinstance(connection, MemoryConnection)
+        connection.abort("the cable was cut")
+
+    yield NetworkCase(MemoryNetwork(queued_bytes_max=4096), "broker", cut, "broker:1")
+
+
+@contextmanager
+def tcp_network(directory: Path) -> Iterator[NetworkCase]:
+    def cut(connection: Connection) -> None:
+        assert isinstance(connection, TcpConnection)
+        # Linger for no time: the kernel sends a reset instead of a goodbye.
+        sock = connection._writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection._writer.transport.abort()
+
+    with socket.socket() as taken:  # bound, but not listening: nobody else gets the port, nobody answers
+        taken.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+        yield NetworkCase(TcpNetwork(queued_bytes_max=4096), "127.0.0.1", cut, nobody)
+
+
+NETWORKS: Mapping[str, Maker[NetworkCase]] = {
+    "memory": memory_network,
+    "tcp": tcp_network,
+}
+
+# --- Work -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def memory_work(directory: Path) -> Iterator[Work]:
+    yield MemoryWork(Random(42))
+
+
+@contextmanager
+def system_work(directory: Path) -> Iterator[Work]:
+    work = SystemWork(threads_max=2)
+    yield work
+    work.close()
+
+
+WORKS: Mapping[str, Maker[Work]] = {
+    "memory": memory_work,
+    "system": system_work,
+}

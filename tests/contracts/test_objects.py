@@ -1,0 +1,162 @@
+"""What every ObjectStore does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pydanube.errors import Conflict
+from pydanube.ports import ObjectInfo, ObjectStore
+
+
+async def keys(objects: ObjectStore, prefix: str, after: str = "") -> list[str]:
+    return [info.key async for info in objects.list(prefix, after=after)]
+
+
+async def test_an_object_is_its_buffers_joined(objects: ObjectStore) -> None:
+    await objects.put("a/b.parquet", [b"one ", bytearray(b"two "), memoryview(b"xthreex")[1:6]])
+    assert await objects.get("a/b.parquet") == b"one two three"
+
+
+async def test_an_object_does_not_change_with_the_buffer_it_was_made_from(objects: ObjectStore) -> None:
+    buffer = bytearray(b"before")
+    await objects.put("a", [buffer])
+    buffer[:] = b"after!"
+    assert await objects.get("a") == b"before"
+
+
+@pytest.mark.parametrize("data", [[], [b""]])
+async def test_an_object_may_be_empty(objects: ObjectStore, data: list[bytes]) -> None:
+    info = await objects.put("empty", data)
+    assert info.size_bytes == 0
+    assert await objects.get("empty") == b""
+    assert await objects.get_range("empty", 0, 10) == b""
+
+
+async def test_put_replaces_the_whole_object(objects: ObjectStore) -> None:
+    await objects.put("a", [b"a long first version"])
+    await objects.put("a", [b"short"])
+    assert await objects.get("a") == b"short"
+    assert (await objects.head("a")).size_bytes == 5
+
+
+async def test_put_and_head_and_list_say_the_same_of_an_object(objects: ObjectStore) -> None:
+    info = await objects.put("a", [b"12345"])
+    assert info == ObjectInfo("a", 5, info.etag)
+    assert info.etag
+    assert await objects.head("a") == info
+    assert [found async for found in objects.list("")] == [info]
+
+
+async def test_another_content_has_another_etag(objects: ObjectStore) -> None:
+    before = await objects.put("a", [b"before"])
+    after = await objects.put("a", [b"after."])
+    assert before.etag != after.etag
+
+
+async def test_create_refuses_a_key_that_exists_and_keeps_the_object(objects: ObjectStore) -> None:
+    await objects.put("a", [b"first"], create=True)
+    with pytest.raises(Conflict) as caught:
+        await objects.put("a", [b"second"], create=True)
+    assert caught.value.key == "a"
+    assert await objects.get("a") == b"first"
+
+
+async def test_create_succeeds_after_a_delete(objects: ObjectStore) -> None:
+    await objects.put("a", [b"first"], create=True)
+    await objects.delete("a")
+    await objects.put("a", [b"second"], create=True)
+    assert await objects.get("a") == b"second"
+
+
+async def test_of_many_who_create_one_key_exactly_one_succeeds(objects: ObjectStore) -> None:
+    puts = [objects.put("a", [b"%d" % i], create=True) for i in range(10)]
+    results = await asyncio.gather(*puts, return_exceptions=True)
+    winners = [i for i, result in enumerate(results) if isinstance(result, ObjectInfo)]
+    assert len(winners) == 1
+    assert sum(isinstance(result, Conflict) for result in results) == 9
+    assert await objects.get("a") == b"%d" % winners[0]
+
+
+@pytest.mark.parametrize(
+    ("position", "length", "expected"),
+    [
+        (0, 10, b"0123456789"),
+        (3, 4, b"3456"),
+        (9, 1, b"9"),
+        (8, 10, b"89"),
+        (0, 0, b""),
+        (5, 0, b""),
+        (10, 1, b""),
+        (999, 5, b""),
+        (0, 1 << 40, b"0123456789"),
+    ],
+)
+async def test_a_range_is_shorter_only_where_the_object_ends(
+    objects: ObjectStore, position: int, length: int, expected: bytes
+) -> None:
+    await objects.put("a", [b"0123456789"])
+    assert await objects.get_range("a", position, length) == expected
+
+
+async def test_a_key_that_is_not_there_is_not_found(objects: ObjectStore) -> None:
+    await objects.put("there/too", [b"x"])
+    for key in ("missing", "there"):
+        with pytest.raises(FileNotFoundError):
+            await objects.get(key)
+        with pytest.raises(FileNotFoundError):
+            await objects.get_range(key, 0, 1)
+        with pytest.raises(FileNotFoundError):
+            await objects.head(key)
+
+
+async def test_a_deleted_object_is_gone(objects: ObjectStore) -> None:
+    await objects.put("a", [b"x"])
+    await objects.delete("a")
+    with pytest.raises(FileNotFoundError):
+        await objects.get("a")
+    assert await keys(objects, "") == []
+
+
+async def test_deleting_what_is_not_there_is_no_error(objects: ObjectStore) -> None:
+    await objects.delete("missing")
+
+
+async def test_list_is_ordered_by_key_whatever_the_order_of_puts(objects: ObjectStore) -> None:
+    for key in ("b", "a/2", "a.", "a/10", "a"):
+        await objects.put(key, [b""])
+    assert await keys(objects, "") == ["a", "a.", "a/10", "a/2", "b"]
+
+
+async def test_a_prefix_is_text_and_not_a_directory(objects: ObjectStore) -> None:
+    for key in ("a/bc", "a/b/c", "a/b", "a/c", "x"):
+        await objects.put(key, [b""])
+    assert await keys(objects, "a/b") == ["a/b", "a/b/c", "a/bc"]
+    assert await keys(objects, "a/b/") == ["a/b/c"]
+    assert await keys(objects, "nothing") == []
+
+
+async def test_list_goes_on_after_a_key_whether_or_not_it_exists(objects: ObjectStore) -> None:
+    for key in ("t/1", "t/3", "t/5", "u/7"):
+        await objects.put(key, [b""])
+    assert await keys(objects, "t/", after="t/3") == ["t/5"]
+    assert await keys(objects, "t/", after="t/2") == ["t/3", "t/5"]
+    assert await keys(objects, "t/", after="t/5") == []
+    assert await keys(objects, "t/", after="a") == ["t/1", "t/3", "t/5"]
+
+
+async def test_a_list_longer_than_any_page_is_complete(objects: ObjectStore) -> None:
+    names = [f"many/{i:05}" for i in range(2500)]
+    for name in reversed(names):
+        await objects.put(name, [b""])
+    assert await keys(objects, "many/") == names
+    assert await keys(objects, "many/", after="many/01199") == names[1200:]
+
+
+async def test_objects_may_be_deleted_while_they_are_listed(objects: ObjectStore) -> None:
+    for i in range(5):
+        await objects.put(f"a/{i}", [b""])
+    async for info in objects.list("a/"):
+        await objects.delete(info.key)
+    assert await keys(objects, "a/") == []
