@@ -63,6 +63,10 @@ bench-log: setup ## Measure the log beside the raw disk, in one table
 lock: ## Recompile requirements/*.lock (LOCK_ARGS=--upgrade for newer versions)
 	@scripts/lock $(LOCK_ARGS)
 
+.PHONY: proto
+proto: setup-test ## Regenerate src/pydanube/wire/_pb from proto/
+	@scripts/proto
+
 .PHONY: clean
 clean: ## Remove .venv, caches and build output
 	rm -rf .venv .setup.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

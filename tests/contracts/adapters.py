@@ -29,6 +29,7 @@ from pydanube.stores.memory import (
     MemoryObjectStore,
     MemoryWork,
 )
+from pydanube.stores.sqlite import SqliteMetadataStore
 from pydanube.stores.system import SystemClock, SystemWork, TcpConnection, TcpNetwork
 from pydanube.testing.faulty_disk import FaultyDisk
 from tests.support import settle
@@ -151,8 +152,23 @@ def memory_metadata(directory: Path) -> Iterator[MetadataCase]:
     yield MetadataCase(MemoryMetadataStore(clock), 10.0, pass_time)
 
 
+@contextmanager
+def sqlite_metadata(directory: Path) -> Iterator[MetadataCase]:
+    clock = MemoryClock()
+
+    async def pass_time(seconds: float) -> None:
+        await settle()
+        clock.advance(seconds)
+        await settle()
+
+    store = SqliteMetadataStore(directory / "metadata.db", clock)
+    yield MetadataCase(store, 10.0, pass_time)
+    store.close()
+
+
 METADATA_STORES: Mapping[str, Maker[MetadataCase]] = {
     "memory": memory_metadata,
+    "sqlite": sqlite_metadata,
 }
 
 # --- Network ----------------------------------------------------------------------------------------

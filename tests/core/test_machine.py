@@ -7,6 +7,7 @@ head: nothing was lost on the way.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -107,7 +108,7 @@ class World:
         self.done: set[int] = set()
         self.missing: set[int] = set()
         self.ever_missing: set[int] = set()
-        self.ever_sent: set[int] = set()
+        self.ever_sent: Counter[int] = Counter()  # how often since the last seek
         self.dead_letters: set[int] = set()
         self.cursor = 0
         self.blocked: set[str | None] = set()
@@ -126,13 +127,15 @@ class World:
             self.done = set(range(max(event.offset, self.trimmed)))
             self.dead_letters.clear()
             self.ever_sent.clear()
+            self.shipping = [replace(send, ranges=()) for send in self.shipping]
         held_before = dict(self.held)
         effects = self.machine.step(event, self.now)
         refused = {n for effect in effects if isinstance(effect, AckRefused) for n in flat(effect.ranges)}
         if isinstance(event, Acked):
             acked = set(flat(event.ranges)) - refused
-            assert acked <= self.ever_sent | self.done, "only what was sent can be acknowledged"
-            assert not refused & self.ever_sent - self.done, "what was sent can be acknowledged, however late"
+            sent = {offset for offset, times in self.ever_sent.items() if times}
+            assert acked <= sent | self.done, "only what was sent can be acknowledged"
+            assert not refused & sent - self.done, "what was sent can be acknowledged, however late"
             self.done |= acked
         self.forget_landed(event, held_before)
         for effect in effects:
@@ -213,7 +216,7 @@ class World:
                 self.check_key(consumer, offset)
             self.held[offset] = consumer
             self.sent_at[offset] = self.now
-            self.ever_sent.add(offset)
+            self.ever_sent[offset] += 1
         if self.connected[consumer]:
             by_window = sum(self.connected[holder] for holder in self.held.values())
             assert by_window <= self.window, "the window is never exceeded"
@@ -238,7 +241,14 @@ class World:
         again, intact = Progress.restore(position.cursor, position.holes, head=self.head)
         assert intact and again.next_unacked == self.cursor
         assert all(set(range(*part)) <= self.done for part in again.settled)
-        assert explain(machine.standing(), self.now).endswith(".")
+        standing = machine.standing()
+        assert explain(standing, self.now).endswith(".")
+        if standing.retry_at is not None:
+            assert self.wake_at is not None and self.now < self.wake_at <= standing.retry_at, "it wakes in time"
+        paused = any(member.paused for member in machine.roster.members)
+        stopped = standing.blocked_offset is not None or standing.rate_ready_at is not None
+        if self.kind != "key_shared" and standing.undispatched and standing.has_room:
+            assert paused or stopped, "nothing waits while somebody has room"
 
     # --- what the room does ---------------------------------------------------------------------------------
 
@@ -261,8 +271,7 @@ class World:
         unsent = [n for n in numbers[len(numbers) if sent is None else sent :] if self.held.get(n) == send.consumer]
         if send.consumer in self.connected and not self.connected[send.consumer]:
             self.permits[send.consumer] += len(unsent)
-        if send.attempt == 1:
-            self.ever_sent -= set(unsent)
+        self.ever_sent.subtract(unsent)
         size = 10 * (len(numbers) - len(unsent))
         self.step(Shipped(send.consumer, size, offsets(*unsent)))
 

@@ -324,6 +324,7 @@ producers = st.builds(
 states = st.dictionaries(u64, producers, max_size=5)
 
 
+@settings(deadline=None)
 @given(states)
 def test_a_snapshot_brings_back_every_producer(state: dict[int, Producer]) -> None:
     sessions = Sessions(state)
@@ -332,6 +333,7 @@ def test_a_snapshot_brings_back_every_producer(state: dict[int, Producer]) -> No
     assert dict(again) == state
 
 
+@settings(deadline=None)
 @given(states)
 def test_equal_states_have_equal_snapshots(state: dict[int, Producer]) -> None:
     backwards = Sessions(dict(reversed(state.items())))
@@ -349,6 +351,7 @@ def test_a_snapshot_remembers_that_a_session_is_loose() -> None:
     assert Sessions.from_bytes(sessions.to_bytes()).check(P, S, 50, 1, 0) is None
 
 
+@settings(deadline=None)
 @given(states.filter(bool), st.data())
 def test_a_snapshot_that_ends_early_raises_or_has_lost_whole_producers(
     state: dict[int, Producer], data: st.DataObject
@@ -363,6 +366,7 @@ def test_a_snapshot_that_ends_early_raises_or_has_lost_whole_producers(
         assert left.to_bytes() == snapshot[:end]
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 @example(struct.pack("<QQQB", 1, 1, 1, 0x7F))
 def test_bytes_that_are_no_snapshot_raise_value_error_or_nothing(snapshot: bytes) -> None:
@@ -445,7 +449,7 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(st.lists(actions, max_size=60))
 @example(
     [("open", 1, 1), *[("send", 1, 1, 0, 1, 0)] * 9, ("commit",), ("send", 1, 1, -9, 1, 0), ("send", 1, 1, -8, 1, 0)]

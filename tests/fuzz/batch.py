@@ -112,8 +112,10 @@ def seedlings() -> tuple[Seedling, ...]:
 
 # --- damage -----------------------------------------------------------------------------------------
 
-NUMBERS: Final = (0, 1, -1, 2, 7, 8, 64, 127, 128, 255, 256, 2**15, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 1) + (
-    2**32, 2**40, 2**62, 2**63 - 1, -(2**31), -(2**63), 64 * 2**20, 64 * 2**20 + 1,
+# Values to fear in a length, a count or an offset.
+NUMBERS: Final = (
+    0, 1, -1, 2, 7, 8, 64, 127, 128, 255, 256, 2**15, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40,
+    2**62, 2**63 - 1, -(2**31), -(2**63), batch.UNCOMPRESSED_LENGTH_MAX, batch.UNCOMPRESSED_LENGTH_MAX + 1,
 )  # fmt: skip
 
 
@@ -127,7 +129,7 @@ def set_byte(random: Random, data: bytearray) -> None:
 
 
 def edit_number(random: Random, data: bytearray) -> None:
-    """A length, a count or an offset with a value to fear, or a little more or less than it was."""
+    """Another number, or a little more or less than it was, where one may stand."""
     size = random.choice((2, 4, 4, 8, 8))
     if len(data) < size:
         return

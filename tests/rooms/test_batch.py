@@ -7,6 +7,7 @@ bytes from a client have killed, fooled or filled a reader; `tests/fuzz/batch.py
 from __future__ import annotations
 
 import io
+import re
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from crc32c import crc32c
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube.errors import InvalidBatch
@@ -93,6 +94,7 @@ def changed(batch: Batch, **fields: object) -> bytes:
 # --- what goes in comes out -------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(some_envelopes, codecs)
 def test_messages_come_back_as_they_were_sent(sent: list[Envelope], codec: str) -> None:
     batch = made(sent, codec)
@@ -153,8 +155,9 @@ def test_stamping_writes_the_logs_fields_and_shares_the_body() -> None:
     for name in Header._fields:
         if name not in logs:
             assert getattr(stamped.header, name) == getattr(sent.header, name), name
-    assert stamped.header[5::2][:1] == (100,) and stamped.header.end_offset == 103
-    assert load(stamped.to_bytes()) == stamped
+    assert (stamped.header.base_offset, stamped.header.end_offset) == (100, 103)
+    assert (stamped.header.epoch, stamped.header.append_time) == (3, 77)
+    assert load(stamped.to_bytes()).header == stamped.header
 
 
 def test_decoding_an_uncompressed_body_copies_nothing() -> None:
@@ -182,6 +185,7 @@ def test_a_session_record_has_no_rows_and_no_body() -> None:
 # --- cutting ----------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(some_envelopes, codecs, st.data())
 def test_cut_gives_the_rows_of_these_offsets(sent: list[Envelope], codec: str, data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(sent) - 1))
@@ -218,6 +222,7 @@ def through_parquet(rows: pa.RecordBatch, **options: object) -> pa.Array:
     return pq.read_table(file).column("payload").combine_chunks()
 
 
+@settings(deadline=None)
 @given(some_envelopes, st.sampled_from(["none", "snappy", "zstd"]), st.booleans())
 def test_the_logical_checksum_is_the_same_in_parquet(sent: list[Envelope], compression: str, dictionary: bool) -> None:
     rows = rows_of(sent)
@@ -225,6 +230,7 @@ def test_the_logical_checksum_is_the_same_in_parquet(sent: list[Envelope], compr
     assert logical_crc(back) == made(sent).header.logical_crc
 
 
+@settings(deadline=None)
 @given(some_envelopes, st.data())
 def test_the_logical_checksum_of_a_slice_is_the_same_in_arrow_and_parquet(
     sent: list[Envelope], data: st.DataObject
@@ -238,6 +244,7 @@ def test_the_logical_checksum_of_a_slice_is_the_same_in_arrow_and_parquet(
     assert logical_crc(through_parquet(rows.slice(first, length))) == expected
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=10))
 def test_the_logical_checksum_is_of_the_lengths_and_then_of_the_bytes(payloads: list[bytes]) -> None:
     lengths = b"".join(struct.pack("<i", len(payload)) for payload in payloads)
@@ -365,6 +372,7 @@ LENGTH = PLAIN.header.body_length
         ),
         ({"body_length": LENGTH - 8, "uncompressed_length": LENGTH - 8}, "body checksum is "),
         ({"first_sequence": 2**64 - 3}, "3 rows from sequence 18446744073709551613 on are more than can be numbered"),
+        ({"session": 2**63}, "session 9223372036854775808 is none that an owner issues"),
         ({"logical_crc": 1}, f"logical checksum is {PLAIN.header.logical_crc:#010x}, the header says 0x00000001"),
         ({"body_crc": 1}, f"body checksum is {PLAIN.header.body_crc:#010x}, the header says 0x00000001"),
         ({"max_publish_time": 5}, "latest publish time is 1700000000000000, the header says 5"),
@@ -399,11 +407,13 @@ def test_a_claim_of_4_gib_allocates_nothing(field: str, codec: int) -> None:
     assert pool.total_bytes_allocated() - before < 1024 * 1024
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_any_bytes_are_refused(data: bytes) -> None:
     refusal(data)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400), codecs)
 def test_any_body_with_right_checksums_is_refused(body: bytes, codec: str) -> None:
     header = PLAIN.header._replace(codec=CODECS[codec])
@@ -495,18 +505,18 @@ def arrow_refusal(attack: Message | bytes, **fields: object) -> str:
     [
         (lambda m: m.write(PAYLOAD_OFFSETS, 4, i32(2**31 - 1)), "Offset invariant failure"),
         (lambda m: m.write(PAYLOAD_OFFSETS, 4, i32(-1)), "Offset invariant failure"),
-        (lambda m: m.write(PAYLOAD_OFFSETS, 0, i32(-8)), "Negative offsets"),
-        (lambda m: m.write(PAYLOAD_OFFSETS, 12, i32(2**30)), "Length spanned by binary offsets"),
+        (lambda m: m.write(PAYLOAD_OFFSETS, 0, i32(-8)), "negative offset -8"),
+        (lambda m: m.write(PAYLOAD_OFFSETS, 12, i32(2**30)), "offset for slot 3 out of bounds: 1073741824"),
         (lambda m: m.write(PAYLOAD_OFFSETS, 4, i32(9, 3)), "Offset invariant failure"),
         (lambda m: m.write(KEY_OFFSETS, 4, i32(2**31 - 1)), "Offset invariant failure"),
-        (lambda m: m.write(KEY_OFFSETS, 12, i32(2**30)), "Length spanned by binary offsets"),
-        (lambda m: m.write(MAP_OFFSETS, 12, i32(2**30)), "Length spanned by list offsets"),
+        (lambda m: m.write(KEY_OFFSETS, 12, i32(2**30)), "offset for slot 3 out of bounds: 1073741824"),
+        (lambda m: m.write(MAP_OFFSETS, 12, i32(2**30)), "offset for slot 3 out of bounds: 1073741824"),
         (lambda m: m.write(MAP_OFFSETS, 4, i32(3, 1)), "Offset invariant failure"),
         (lambda m: m.write(MAP_KEY_OFFSETS, 4, i32(2**31 - 1)), "Offset invariant failure"),
         (lambda m: m.write(KEY_BYTES, 0, b"\xff\xfe"), "Invalid UTF8"),
         (lambda m: m.write(MAP_KEY_BYTES, 1, b"\xff"), "Invalid UTF8"),
-        (lambda m: m.set_buffer(PAYLOAD_BYTES, 0, 2**40), "Read out of bounds|exceeds"),
-        (lambda m: m.set_buffer(PAYLOAD_BYTES, 2**62, 8), "Read out of bounds|exceeds"),
+        (lambda m: m.set_buffer(PAYLOAD_BYTES, 0, 2**40), "Read out of bounds|exceeds|File too short"),
+        (lambda m: m.set_buffer(PAYLOAD_BYTES, 2**62, 8), "Read out of bounds|exceeds|File too short"),
         (lambda m: m.set_buffer(PAYLOAD_BYTES, -8, 8), "Negative offset"),
         (lambda m: m.set_buffer(PAYLOAD_BYTES, 0, -8), "Negative length"),
         (lambda m: m.set_buffer(PAYLOAD_BYTES, 4, 8), "8-byte aligned"),
@@ -528,8 +538,7 @@ def test_an_arrow_body_that_would_mislead_a_reader_is_refused(
 ) -> None:
     what = arrow_refusal(attack(message()))
     assert what.startswith("its body is not a record batch of the envelope: ")
-    with pytest.raises(AssertionError, match=sentence):
-        raise AssertionError(what)
+    assert re.search(sentence, what), what
 
 
 def test_an_offsets_buffer_that_is_longer_than_needed_by_an_odd_byte_is_read_all_the_same() -> None:

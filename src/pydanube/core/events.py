@@ -61,7 +61,8 @@ class Shipped:
     """What became of a `Send`: so many bytes went out, `unsent` did not.
 
     Required after every Send to a consumer with permits; after others only if something was not sent. Unsent
-    ranges wait for the next tick or commit (a reader with nothing to give must not become a busy loop).
+    ranges wait for the next tick or commit (a reader with nothing to give must not become a busy loop). After
+    `Sought` earlier Sends have nothing unsent; after `Left` and a takeover they are not answered at all.
     """
 
     consumer: ConsumerId

@@ -388,6 +388,7 @@ class KeySharedDispatch(Machine):
             if queue is None or queue.turn is not Turn.WAITING or queue.due != due:
                 continue
             if queue.dead_letter:
+                queue.dead_letter = False
                 self._decide(queue, queue.current, self._tries[queue.current])  # by the policy of today
             else:
                 self._turn_idle(queue)

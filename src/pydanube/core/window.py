@@ -97,6 +97,7 @@ class Progress:
 
     def settle(self, first: int, end: int) -> None:
         """Counts offsets as done. Those below the cursor are already."""
+        self.head = max(self.head, end)  # a void or trimmed range may be the first we hear of a new head
         if first <= self.next_unacked and not self.settled:  # in order: no range is made
             if end > self.next_unacked:
                 self.changes += end - self.next_unacked

@@ -329,6 +329,9 @@ def parse_header(buffer: Buffer) -> Header:
         raise InvalidBatch(f"it says it has {header.rows} rows")
     if header.rows == 0 and header.body_length:
         raise InvalidBatch("it has a body but no rows")
+    if header.session >= 2**63:
+        # An adopted session must leave room for the numbers after it.
+        raise InvalidBatch(f"session {header.session} is none that an owner issues")
     if header.first_sequence + header.rows >= 2**64:
         raise InvalidBatch(f"{header.rows} rows from sequence {header.first_sequence} on are more than can be numbered")
     return header

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from pydanube.core.sessions import Producer, Sessions, Stored
-from pydanube.errors import DanubeError, DataDamaged, DiskFailed, DiskFull, LogClosed, LogStopped, Refused
+from pydanube.errors import DanubeError, DiskFailed, DiskFull, LogClosed, LogStopped, Refused, SessionUnknown
 from pydanube.log.batch import Batch, stamp
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.journal import (
@@ -34,7 +34,7 @@ from pydanube.log.journal import (
     encode_record,
     entry_size,
 )
-from pydanube.log.layout import BALLAST, JOURNALS, TEMPORARY_SUFFIX, journal_path, write_and_sync
+from pydanube.log.layout import BALLAST, JOURNALS, SPARE_JOURNAL, journal_path, write_and_sync
 from pydanube.log.recovery import write_segment
 from pydanube.log.segment import UNSYNCED, Group, SegmentHeader, encode_group
 from pydanube.ports import Buffer, Clock, Disk, Work, Write, WriteResult
@@ -163,6 +163,7 @@ class Committer:
         self._decided = Signal()
         self._journal: _Journal | None = None
         self._journals_made = 0
+        self._has_spare = False
         self._retiring: asyncio.Task[None] | None = None
         self._uncopied: dict[SegmentFile, list[Buffer]] = {}
         self._uncopied_bytes = 0
@@ -218,10 +219,12 @@ class Committer:
         async with self._exclusive:
             await self._copy()
             if self._journal is not None:
-                await self._start_retiring(self._journal)
+                await self._start_retiring(self._journal, keep=False)
                 self._journal = None
         if self._retiring is not None:
             await self._retiring
+        if self._has_spare:
+            await self._disk.remove(SPARE_JOURNAL)
 
     async def run(self) -> None:
         """Commits until cancelled, or until the disk has failed twice."""
@@ -236,7 +239,8 @@ class Committer:
                 if self._uncopied and self.stopped is None:
                     async with self._exclusive:
                         await self._copy()
-            except DataDamaged as error:
+            except Exception as error:
+                # Our own mistakes too: a task that dies in silence would leave every producer waiting.
                 self._stop(error)
             self._decided.fire()
 
@@ -250,7 +254,7 @@ class Committer:
                 self._refuse_pending(each, full)
             return
         await self._prepare_segments(logs)
-        parts = self._form()
+        parts = self._form(logs)
         if not parts:
             return
         self.groups += 1
@@ -261,7 +265,7 @@ class Committer:
                 await self._write_direct(unsynced, sync=False)
             if synced and not await self._write_journaled(synced):
                 await self._write_direct(synced, sync=True)
-        except DataDamaged as error:
+        except Exception as error:
             # Some of them may be on disk: nobody can say, so nobody is told that they were refused for good.
             for part in parts:
                 self._refuse(part, LogStopped(str(error)))
@@ -308,13 +312,15 @@ class Committer:
         )
         return await write_segment(self._disk, of.directory, header)
 
-    def _form(self) -> list[Forming]:
-        """Takes batches from all ready logs, in turn, up to the group's size; numbers and stamps them."""
+    def _form(self, prepared: Sequence[Committed]) -> list[Forming]:
+        """Takes batches from the logs that have a segment, in turn, up to the group's size; numbers and stamps them."""
         now = self._clock.time_us()
-        share = max(1, self._config.group_bytes // max(1, len(self._ready)))
+        share = max(1, self._config.group_bytes // max(1, len(prepared)))
         room = self._config.group_bytes
         parts: list[Forming] = []
-        for each in list(self._ready):
+        for each in prepared:
+            if each not in self._ready:
+                continue  # refused since
             if room <= 0:
                 break
             del self._ready[each]
@@ -373,6 +379,8 @@ class Committer:
     def _check_sequence(of: Committed, batch: Batch, done: asyncio.Future[Receipt]) -> Stored | None:
         header = batch.header
         try:
+            if header.session >> 32 > of.epoch:  # no owner up to now can have issued it
+                raise SessionUnknown(header.producer_id, header.session)
             return of.sessions.check(
                 header.producer_id, header.session, header.first_sequence, header.rows, header.body_crc
             )
@@ -544,22 +552,27 @@ class Committer:
             old.end if old else 0,
             self._config.journal_bytes,
         )
-        temporary = path + TEMPORARY_SUFFIX
-        await self._disk.make_directory(JOURNALS)
-        await self._disk.remove(temporary)
-        await self._disk.create(temporary)
-        zeros = bytes(self._config.journal_bytes - JOURNAL_HEADER_SIZE)
-        try:
-            await write_and_sync(self._disk, temporary, 0, encode_journal_header(header), zeros)
-            await self._disk.rename(temporary, path)
-        except DiskFull:
-            await self._disk.remove(temporary)
-            raise
+        if not self._has_spare:
+            await self._make_spare()
+        self._has_spare = False
+        await write_and_sync(self._disk, SPARE_JOURNAL, 0, encode_journal_header(header))
+        await self._disk.rename(SPARE_JOURNAL, path)
         await self._disk.sync_directory(JOURNALS)
         self._journals_made += 1
         self._journal = _Journal(path, header)
         if old is not None:
-            await self._start_retiring(old)
+            await self._start_retiring(old, keep=True)
+
+    async def _make_spare(self) -> None:
+        """A file of a journal's size whose every block is allocated, so that no record can find the disk full."""
+        await self._disk.make_directory(JOURNALS)
+        await self._disk.remove(SPARE_JOURNAL)
+        await self._disk.create(SPARE_JOURNAL)
+        try:
+            await write_and_sync(self._disk, SPARE_JOURNAL, 0, bytes(self._config.journal_bytes))
+        except DiskFull:
+            await self._disk.remove(SPARE_JOURNAL)
+            raise
 
     # --- copying and emptying journals ---------------------------------------------------------------
 
@@ -597,13 +610,16 @@ class Committer:
                 raise failure
         segment.synced = segment.end
 
-    async def _start_retiring(self, journal: _Journal) -> None:
+    async def _start_retiring(self, journal: _Journal, *, keep: bool) -> None:
         if self._retiring is not None:
             await self._retiring
-        self._retiring = asyncio.create_task(self._retire(journal), name="retire journal")
+        self._retiring = asyncio.create_task(self._retire(journal, keep), name="retire journal")
 
-    async def _retire(self, journal: _Journal) -> None:
-        """Syncs every segment the journal vouches for, then removes it. If that fails the journal stays."""
+    async def _retire(self, journal: _Journal, keep: bool) -> None:
+        """Syncs every segment the journal vouches for, then makes a spare of it, or removes it.
+
+        If that fails the journal stays.
+        """
         dirty = {segment: end for segment, end in journal.dirty.items() if segment.synced < end}
         if any(segment.copied < end for segment, end in dirty.items()):
             return  # no room for the copies yet: the journal is still needed, and recovery will redo it
@@ -613,9 +629,14 @@ class Committer:
                     raise failure
             for segment, end in dirty.items():
                 segment.synced = max(segment.synced, end)
-            await self._disk.remove(journal.path)
+            if keep:
+                # Its records carry an id that no later journal has, so they can never be taken for new ones.
+                await self._disk.rename(journal.path, SPARE_JOURNAL)
+            else:
+                await self._disk.remove(journal.path)
             await self._disk.sync_directory(JOURNALS)
-        except (DiskFull, DiskFailed) as error:
+            self._has_spare = keep
+        except Exception as error:
             self._stop(error)
 
     # --- deciding -----------------------------------------------------------------------------------
@@ -656,11 +677,11 @@ class Committer:
             if not done.done():
                 done.set_exception(error)
 
-    def _stop(self, error: DanubeError) -> None:
+    def _stop(self, error: Exception) -> None:
         """The disk has failed for good: nothing is acknowledged any more, reads of what is committed go on."""
         if self.stopped is None:
-            self.stopped = LogStopped(str(error))
-            log.critical("log stopped", extra={"why": str(error)})
+            self.stopped = LogStopped(str(error) or repr(error))
+            log.critical("log stopped", extra={"why": str(error)}, exc_info=not isinstance(error, DanubeError))
         for each in [*self._ready, *self._waiting]:
             self._refuse_pending(each, self.stopped)
         self._wake.set()

@@ -4,9 +4,11 @@
     record    | 64-byte header | table of entries | groups, byte for byte as they stand in their segments |
     entry     | segment_id, position, length, path length | path |
 
-A journal is zero-filled and synced to its full capacity before its first record, so writing a record allocates
-nothing and cannot fail for want of room. Record n is written only after n-1 is synced. Redo copies every entry to
-its position; the bytes for a position below a segment's end are always the same, so doing it twice changes nothing.
+A journal is written and synced to its full capacity before its first record, so writing a record allocates nothing
+and cannot fail for want of room. An emptied one is used again under a new id, which its old records do not have.
+
+Record n is written only after n-1 is synced. Redo copies every entry to its position; the bytes for a position below a
+segment's end are always the same, so doing it twice changes nothing.
 
 The link {previous_id, previous_end} bounds the journal before, as in segments: below it a bad record is damage,
 beyond it nothing exists.
@@ -130,11 +132,13 @@ def read_journal(buffer: bytes, *, end: int | None) -> Redo | None:
     header = decode_journal_header(buffer)
     if header is None:
         return None
-    limit = len(buffer) if end is None else min(end, len(buffer))
+    limit = header.capacity_bytes if end is None else end
     entries: list[JournalEntry] = []
     damaged: list[int] = []
     position = JOURNAL_HEADER_SIZE
-    while position < limit:
+    if len(buffer) < limit:
+        damaged.append(len(buffer))  # a journal has its full length before its first record
+    while position < min(limit, len(buffer)):
         record = _decode_record(buffer, position, header.journal_id)
         if record is not None and _read_entries(buffer, record, entries):
             position = record.end

@@ -29,6 +29,7 @@ FORMAT_VERSION: Final = 1
 LOCK: Final = "LOCK"
 BALLAST: Final = "BALLAST"
 JOURNALS: Final = "journal"
+SPARE_JOURNAL: Final = "journal/spare.tmp"  # an emptied journal, to be used again
 WAL: Final = "wal"
 CHECKPOINT: Final = "wal.ckpt"
 SEGMENT_SUFFIX: Final = ".wal"

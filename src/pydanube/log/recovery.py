@@ -290,7 +290,8 @@ class _EpochRecovery:
         names = await self._tidy()
         checkpoint = await self._read_checkpoint(CHECKPOINT in names)
         segments = await self._read_headers(names, checkpoint)
-        if checkpoint and checkpoint.finished and checkpoint.first_offset >= checkpoint.end_offset and not segments:
+        over = checkpoint is not None and checkpoint.finished and checkpoint.proven and not result.damage
+        if checkpoint and over and not segments and checkpoint.first_offset >= checkpoint.end_offset:
             await self._remove_directory()
             return None
         if not segments and not result.damage and not (checkpoint and checkpoint.finished):
@@ -425,6 +426,8 @@ class _EpochRecovery:
             result.tail = Tail.TORN if result.tail is Tail.CLEAN else result.tail
         result.end_offset = last.end_offset
         if header.flags & UNSYNCED:
+            # What is finished must not change any more, so it is made safe now, if it still can be.
+            await self._disk.sync([last.path])
             result.unproven("its durability is os and it was not closed")
         elif scan.last_group is not None:
             await self._copy_last_group(last, scan)

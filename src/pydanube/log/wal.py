@@ -69,7 +69,7 @@ class WalConfig:
     segment_bytes: int = 64 * MIB
     segment_seconds: float = 24 * 3600.0
     group_bytes: int = 8 * MIB
-    journal_bytes: int = 64 * MIB
+    journal_bytes: int = 32 * MIB
     copy_bytes: int = 4 * MIB
     cache_bytes: int = 256 * MIB
     pending_bytes: int = 64 * MIB
@@ -246,6 +246,7 @@ class TopicLog:
         self._cache = wal._cache
         self.tail = wal._cache.new_tail()
         self._waiters: list[asyncio.Future[None]] = []
+        self._checkpointing = asyncio.Lock()  # held while wal.ckpt is read and replaced
 
     # --- appending ----------------------------------------------------------------------------------
 
@@ -372,6 +373,13 @@ class TopicLog:
 
         The newest segment always stays: it knows where the log ends. A damaged one is set aside, not removed.
         """
+        async with self._checkpointing:
+            if self.closed:
+                raise LogClosed(self.topic)
+            await self._truncate(before)
+        return self.first_offset
+
+    async def _truncate(self, before: int) -> None:
         doomed: list[SegmentFile] = []
         for segment in self.segments[:-1]:
             if segment.end_offset > before or segment is self.active or segment.synced < segment.end:
@@ -386,7 +394,6 @@ class TopicLog:
             for segment in segments:
                 await self._drop(segment)
             await self.disk.sync_directory(directory)
-        return self.first_offset
 
     async def _move_first_offset(self, directory: str, first_offset: int) -> None:
         """Durably, before anything is removed: after a crash in between the rest is removed too."""
@@ -414,22 +421,28 @@ class TopicLog:
         while self.pending and committer.stopped is None and self in committer.ready:
             await committer.next_group()
         committer.refuse_pending(self)
-        self._wal._logs.pop(self.topic, None)
+        try:
+            if committer.stopped is None and self.active is not None:
+                await committer.settle(self)
+                async with self._checkpointing:
+                    await self._finish(self.active)
+        finally:
+            self._wal._logs.pop(self.topic, None)
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+        # Only now: until it was settled, memory was the only place to read the newest batches from.
         self._cache.drop(self.tail)
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        if committer.stopped is not None or self.active is None:
-            return
-        await committer.settle(self)
+
+    async def _finish(self, active: SegmentFile) -> None:
         directory = self.directory
         known = Checkpoint.from_bytes(await read_file(self.disk, f"{directory}/{CHECKPOINT}") or b"")
         finished = Checkpoint(
             first_offset=known.first_offset if known else self._epoch_first_offset(),
             finished=True,
             end_offset=self.head,
-            segment_id=self.active.segment_id,
-            end_position=self.active.end,
+            segment_id=active.segment_id,
+            end_position=active.end,
             append_time=self.append_time,
             max_publish_time=self.max_publish_time,
             sessions=self.sessions.to_bytes(),

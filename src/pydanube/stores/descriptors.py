@@ -7,7 +7,7 @@
 
 The kernel reports a failed write-back to descriptors that were open when it happened. Were a descriptor
 closed between a write and its sync, the next one might be told that all is well. So one with unsynced
-writes stays, and follows its file to another name.
+writes stays, and follows its file to another name. One whose sync failed stays too, to say so again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import threading
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydanube.stores.paths import assert_inside
 
@@ -33,6 +33,8 @@ class Descriptor:
     writes: int = 0  # how many were made
     synced: int = 0  # how many of them a sync has covered
     dropped: bool = False  # no longer in the table; closed by its last user
+    failed: str = ""  # why a sync failed; such a descriptor stays, and every later sync fails
+    syncing: threading.Lock = field(default_factory=threading.Lock)  # held by FileDisk during a sync
 
 
 class Descriptors:
@@ -86,9 +88,7 @@ class Descriptors:
             return descriptor.writes
 
     def release(self, descriptor: Descriptor, *, synced: int = 0) -> None:
-        """Ends a use. `synced` is the `writes` seen before a sync that has ended since, well or badly: once
-        the kernel has told of an error, the descriptor has no more to tell.
-        """
+        """Ends a use. `synced` is the `writes` seen before a sync that has ended well since."""
         with self._lock:
             descriptor.synced = max(descriptor.synced, synced)
             descriptor.users -= 1

@@ -57,9 +57,7 @@ class SystemWork:
 class TcpConnection:
     """asyncio streams, with our errors, and broken for good once broken."""
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, queued_bytes_max: int
-    ) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, queued_bytes_max: int) -> None:
         self._reader = reader
         self._writer = writer
         self._broken: str | None = None

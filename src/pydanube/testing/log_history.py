@@ -21,11 +21,11 @@ import asyncio
 import hashlib
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from pydanube.errors import (
     DanubeError,
@@ -36,20 +36,18 @@ from pydanube.errors import (
     LogDamaged,
     LogStopped,
     OffsetOutOfRange,
+    OffsetTaken,
     Refused,
     TailUnproven,
 )
 from pydanube.log import committer
 from pydanube.log.batch import Batch, topic_hash
 from pydanube.log.committer import Receipt
-from pydanube.log.recovery import Tail
 from pydanube.log.wal import TopicLog, Wal, WalConfig
 from pydanube.ports import Disk
 from pydanube.testing.faulty_disk import Faults, FaultyDisk, ProcessDisk
 from pydanube.testing.log_model import Audit, Broken, Sent, TopicModel
 from pydanube.testing.loop import Deadlock, Livelock, Process, ProcessDied, SimClock, SimLoop, SimWork
-
-T = TypeVar("T")
 
 IN_FLIGHT_MAX: Final = 8
 # How long the last producers may take on a disk that is well again.
@@ -71,9 +69,7 @@ class Outcome:
     events: list[str] = field(default_factory=list)
 
 
-def run_history(
-    seed: int, *, wrap_disk: Callable[[Disk], Disk] | None = None, keep_events: bool = False
-) -> Outcome:
+def run_history(seed: int, *, wrap_disk: Callable[[Disk], Disk] | None = None, keep_events: bool = False) -> Outcome:
     """Lives one history. `wrap_disk` stands between the log and its disk, to plant defects."""
     outcome = Outcome(seed)
     random = Random(seed)
@@ -91,6 +87,8 @@ def run_history(
         outcome.failure = f"{type(broken).__name__}: {broken}"
     except BaseExceptionGroup as group:
         outcome.failure = "\n".join(_describe(error) for error in _leaves(group))
+    except asyncio.CancelledError as cancelled:
+        outcome.failure = str(cancelled)
     except Exception as error:
         outcome.failure = _describe(error)
     finally:
@@ -201,6 +199,7 @@ class History:
 
     async def live(self) -> None:
         self._clock = SimClock()
+        self._main = asyncio.current_task()
         try:
             async with asyncio.TaskGroup() as group:
                 clients = [group.create_task(client.run()) for client in self._clients()]
@@ -323,10 +322,18 @@ class History:
     async def _open(self, boot: Boot) -> None:
         disk: Disk = boot.disk if self._wrap_disk is None else self._wrap_disk(boot.disk)
         wal = boot.wal = await Wal.open(disk, self._clock, self._work, self._config)
+        assert wal._task is not None
+        wal._task.add_done_callback(self._committer_ended)
         if wal.problems and not self.flips:
             raise Broken(f"journals said to be damaged: {wal.problems}")
         for model in self.models:
             boot.logs[model.topic] = await self._open_topic(wal, model)
+
+    def _committer_ended(self, task: asyncio.Task[None]) -> None:
+        """It ends when it is cancelled, or when it has stopped; an error would leave every producer waiting."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            assert self._main is not None
+            self._main.cancel(f"the committer died: {_describe(error)}")
 
     async def _open_topic(self, wal: Wal, model: TopicModel) -> TopicLog:
         random = self.random
@@ -335,7 +342,10 @@ class History:
         if random.random() < 0.03:  # somebody else had the topic in between
             start = model.end + random.randrange(1, 50)
         try:
-            log = await self._topic(wal, model, start)
+            try:
+                log = await self._topic(wal, model, start)
+            except OffsetTaken:  # by a batch that nobody was told of
+                log = await self._topic(wal, model, None)
         except TailUnproven as error:
             if model.durability == "fsync":
                 raise Broken(f"an end that nothing vouches for: {error}") from error
@@ -351,9 +361,7 @@ class History:
 
     async def _topic(self, wal: Wal, model: TopicModel, start: int | None) -> TopicLog:
         try:
-            log = await wal.topic(
-                model.topic, epoch=self._epoch, start_offset=start, durability=model.durability
-            )
+            log = await wal.topic(model.topic, epoch=self._epoch, start_offset=start, durability=model.durability)
         except Refused as refusal:
             raise Broken(f"the log refuses to open: {refusal!r}") from refusal
         if start is not None:
@@ -372,10 +380,10 @@ class History:
                 audit.hole(min(error.first, log.head))
                 reader = log.reader(audit.next)
             except LogDamaged as error:
-                if not model.may_lose:
-                    raise Broken(f"damage where none was done: {error}") from error
+                if model.durability != "os" or not (model.may_lose or self._disk.counts["failed syncs"]):
+                    raise Broken(f"damage where none was done ({model.durability}): {error}") from error
                 self.outcome.counts["os topics with damage after a power cut"] += 1
-                audit.unreadable(max(audit.next + 1, error.end or log.head))
+                audit.unreadable(max(audit.next + 1, min(error.end or log.head, log.head)))
                 reader = log.reader(audit.next)
         audit.done()
 
@@ -442,7 +450,8 @@ class History:
         random = self.random
         for model in self.models:
             for _ in range(random.choice((0, 1, 2))):
-                boot.process.spawn(self._follow(boot.logs[model.topic], model))
+                reader = boot.process.spawn(self._follow(boot.logs[model.topic], model))
+                reader.add_done_callback(self._reader_ended)
         try:
             while True:
                 await asyncio.sleep(random.random() * 0.01)
@@ -454,12 +463,17 @@ class History:
         except ProcessDied:
             return
 
+    def _reader_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            assert self._main is not None
+            self._main.cancel(_describe(error))
+
     async def _retain(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
         before = self.random.randint(log.first_offset, log.head)
         model.truncated_before = max(model.truncated_before, before)
         try:
             first = await boot.process.call(log.truncate(before))
-        except (DiskFull, DiskFailed) as error:
+        except (DiskFull, DiskFailed, LogClosed) as error:
             self.say(f"not truncated: {error!r}")
             return
         self.say(f"truncate {model.topic} before {before} keeps {first}")
@@ -471,6 +485,10 @@ class History:
             batches = await boot.process.call(log.read(offset, bytes_max=self.random.choice((1, 5000))))
         except OffsetOutOfRange:
             return
+        except LogDamaged as error:
+            if model.durability == "os" and self._disk.counts["failed syncs"]:
+                return
+            raise Broken(f"a read met damage where none was done: {error}") from error
         for batch in batches:
             model.read(batch)
         if batches and not batches[0].header.base_offset <= offset < batches[0].header.end_offset:
@@ -546,22 +564,29 @@ class History:
         journal_named = bool(wal.problems)
         for model in self.models:
             self._epoch += 1
+            unproven = False
             try:
                 log = await wal.topic(model.topic, epoch=self._epoch, durability=model.durability)
             except TailUnproven as error:
-                start = max(model.end, error.head)
-                model.starts.add(start)
-                log = await wal.topic(
-                    model.topic, epoch=self._epoch, durability=model.durability, start_offset=start
-                )
+                unproven = True
+                log = await self._open_unproven(wal, model, error.head)
             except LogDamaged as error:
                 self.say(f"refused: {error}")
                 self.outcome.counts["flips found"] += 1
                 continue
             report = log.recovered
-            named = journal_named or bool(report.damage or report.torn) or report.tail is not Tail.CLEAN
+            named = journal_named or unproven or bool(report.damage or report.torn)
             await self._audit_flipped(log, model, named)
         await wal.close()
+
+    async def _open_unproven(self, wal: Wal, model: TopicModel, head: int) -> TopicLog:
+        """Opens with a start offset from outside; without one, a second try must be refused like the first."""
+        try:
+            await wal.topic(model.topic, epoch=self._epoch, durability=model.durability)
+        except TailUnproven:
+            start = max(model.end, head)
+            return await wal.topic(model.topic, epoch=self._epoch, durability=model.durability, start_offset=start)
+        raise Broken(f"the end of {model.topic} was unproven and is believed at the second try")
 
     async def _audit_flipped(self, log: TopicLog, model: TopicModel, named: bool) -> None:
         """Reads what can be read. What cannot be must be named: by the report, or by the read."""
@@ -664,13 +689,14 @@ class IdempotentProducer:
 
     async def _open(self, boot: Boot, log: TopicLog) -> None:
         """A new session. What the old one left unacknowledged may be stored or not; it is not sent again."""
+        self._session = None  # from here on the old one may be fenced, whatever the answer
+        self._unacked.clear()
         try:
             self._session = await boot.process.call(log.open_session(self._producer_id))
         except DiskFull:
             await asyncio.sleep(self._random.random() * 0.2)
             raise LogClosed(log.topic) from None  # try again from the start
         self._next_sequence = 0
-        self._unacked.clear()
         self._history.say(f"session {self._model.topic} {self._producer_id}")
 
     def _send_new(self, boot: Boot, log: TopicLog) -> None:
@@ -689,7 +715,7 @@ class IdempotentProducer:
 
     def _send(self, boot: Boot, log: TopicLog, sent: Sent) -> None:
         first = not self._in_flight and next(iter(self._unacked)) == sent.number
-        answer = boot.process.run(log.submit, sent.batch)
+        answer = _submit(boot, log, sent)
         self._in_flight.append((sent, answer, first))
 
     async def _settle(self, boot: Boot) -> None:
@@ -745,7 +771,7 @@ class PlainProducer:
         answers = []
         for _ in range(random.randint(1, 6)):
             sent = self._make()
-            answers.append((sent, boot.process.run(log.submit, sent.batch)))
+            answers.append((sent, _submit(boot, log, sent)))
         failure: DanubeError | None = None
         for sent, answer in answers:
             if random.random() < 0.03:
@@ -768,5 +794,13 @@ class PlainProducer:
         self._history.say(f"ack {self._model.topic} {sent.number} at {receipt.offset}")
 
 
-Client = IdempotentProducer | PlainProducer
-_Story = Coroutine[Any, Any, None]
+def _submit(boot: Boot, log: TopicLog, sent: Sent) -> asyncio.Future[Receipt]:
+    answer = boot.process.run(log.submit, sent.batch)
+    answer.add_done_callback(_look_at)
+    return answer
+
+
+def _look_at(answer: asyncio.Future[Receipt]) -> None:
+    """A client that has gone over to another boot does not wait for the answers of the old one."""
+    if not answer.cancelled():
+        answer.exception()

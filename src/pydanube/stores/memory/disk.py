@@ -93,14 +93,10 @@ class MemoryDisk:
             raise DiskFailed(path, "list", "it is a file")
         start = path + "/" if path else ""
         files = [
-            Entry(name[len(start) :], False, len(file))
-            for name, file in contents.files.items()
-            if parent(name) == path
+            Entry(name[len(start) :], False, len(file)) for name, file in contents.files.items() if parent(name) == path
         ]
         directories = [
-            Entry(name[len(start) :], True, 0)
-            for name in contents.directories
-            if name and parent(name) == path
+            Entry(name[len(start) :], True, 0) for name in contents.directories if name and parent(name) == path
         ]
         return sorted(files + directories)
 

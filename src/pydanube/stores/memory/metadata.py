@@ -50,9 +50,7 @@ class MemoryMetadataStore:
         self._end_leases()
         return sorted(item for key, item in self._items.items() if key.startswith(prefix))
 
-    async def transact(
-        self, compares: Sequence[Compare], operations: Sequence[Put | Delete]
-    ) -> Revision | None:
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Revision | None:
         assert len(compares) <= COMPARES_MAX and len(operations) <= OPERATIONS_MAX
         keys = {operation.key for operation in operations}
         assert len(keys) == len(operations), "two operations on one key"

@@ -112,9 +112,7 @@ class MemoryConnection:
 
 
 class MemoryListener:
-    def __init__(
-        self, network: MemoryNetwork, address: str, serve: Callable[[Connection], Awaitable[None]]
-    ) -> None:
+    def __init__(self, network: MemoryNetwork, address: str, serve: Callable[[Connection], Awaitable[None]]) -> None:
         self._network = network
         self._address = address
         self._serve = serve
