@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -427,3 +428,29 @@ def test_nothing_is_lost_doubled_or_skipped(kind: str, history: list[tuple[str, 
 @given(history=histories)
 def test_a_rate_limit_delays_and_drops_nothing(kind: str, history: list[tuple[str, int, int]]) -> None:
     run(kind, history, limited=True)
+
+
+def run_seed(kind: str, seed: int) -> None:
+    """Long histories, which Hypothesis seldom makes. A failure is repeated by `run_seed(kind, seed)`."""
+    random = Random(f"{kind} {seed}")
+    steps = random.choice([20, 80, 300])
+    history = [(random.choice(ACTIONS), random.randrange(51), random.randrange(24)) for _ in range(steps)]
+    try:
+        run(kind, history, window=random.choice([1, 3, 10]), limited=random.random() < 0.2)
+    except BaseException as error:
+        error.add_note(f"repeat with run_seed({kind!r}, {seed})")
+        raise
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_histories_lose_nothing_either(kind: str) -> None:
+    for seed in range(60):
+        run_seed(kind, seed)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_thousands_of_long_histories_lose_nothing_either(kind: str) -> None:
+    for seed in range(100, 5_100):
+        run_seed(kind, seed)

@@ -48,19 +48,23 @@ def _pattern(glob: str) -> re.Pattern[str]:
 class Ring:
     """Consumers on a circle. Adding or removing one moves only the keys of its own arcs."""
 
-    __slots__ = ("_filters", "_hashes", "_owners")
+    __slots__ = ("_filters", "_hashes", "_owners", "_points")
 
     def __init__(self) -> None:
         self._filters: dict[ConsumerId, tuple[str, ...]] = {}
+        self._points: dict[ConsumerId, list[tuple[int, ConsumerId]]] = {}
         self._hashes: list[int] = []
         self._owners: list[ConsumerId] = []
 
     def put(self, consumer: ConsumerId, filters: tuple[str, ...]) -> None:
         self._filters[consumer] = filters
-        self._build()
+        if consumer not in self._points:
+            labels = (f"{consumer}-{number}" for number in range(POINTS_PER_CONSUMER))
+            self._points[consumer] = [(ring_hash(label), consumer) for label in labels]
+            self._build()
 
     def remove(self, consumer: ConsumerId) -> None:
-        del self._filters[consumer]
+        del self._filters[consumer], self._points[consumer]
         self._build()
 
     def filters(self, consumer: ConsumerId) -> tuple[str, ...]:
@@ -78,10 +82,6 @@ class Ring:
         )
 
     def _build(self) -> None:
-        points = sorted(
-            (ring_hash(f"{consumer}-{number}"), consumer)
-            for consumer in self._filters
-            for number in range(POINTS_PER_CONSUMER)
-        )
+        points = sorted(point for points in self._points.values() for point in points)
         self._hashes = [point for point, _ in points]
         self._owners = [consumer for _, consumer in points]

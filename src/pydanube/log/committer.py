@@ -15,6 +15,7 @@ until they are also written to the segments (`copied`), and in the journal until
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from pydanube.errors import DanubeError, DiskFailed, DiskFull, LogClosed, LogSto
 from pydanube.log.batch import Batch, stamp
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.journal import (
+    END_OF_RECORDS,
     JOURNAL_HEADER_SIZE,
     RECORD_HEADER_SIZE,
     JournalEntry,
@@ -47,6 +49,7 @@ SYNC_COST_BYTES: Final = 192 * 1024
 FILL_BYTES: Final = 512 * 1024
 FILL_BELOW_BYTES: Final = 64 * 1024
 _ZEROS: Final = bytes(FILL_BYTES)
+COPY_AFTER_SECONDS: Final = 0.1
 _ROOM_CHECK_SECONDS: Final = 0.25
 
 
@@ -167,6 +170,8 @@ class Committer:
         self._retiring: asyncio.Task[None] | None = None
         self._uncopied: dict[SegmentFile, list[Buffer]] = {}
         self._uncopied_bytes = 0
+        self._copy_due = False
+        self._napping: asyncio.Task[None] | None = None
         self._exclusive = asyncio.Lock()  # held while files are touched
         self._full_until = 0.0
         self._full: DiskFull | None = None
@@ -199,6 +204,13 @@ class Committer:
             self._ready[to] = None
             self._wake.set()
 
+    async def expect_many(self) -> None:
+        """Many topics are open: makes the file for the commit journal now, so that no producer waits for it."""
+        async with self._exclusive:
+            if self._journal is None and not self._has_spare and self.stopped is None:
+                with contextlib.suppress(DiskFull):  # then the first group that needs it finds out
+                    await self._make_spare()
+
     async def settle(self, of: Committed) -> None:
         """Everything committed of this log is in its segment file and synced there. For closing it."""
         async with self._exclusive:
@@ -217,6 +229,8 @@ class Committer:
     async def retire_all(self) -> None:
         """Every journal is emptied into the segments and removed."""
         async with self._exclusive:
+            if self._napping is not None:
+                self._napping.cancel()
             await self._copy()
             if self._journal is not None:
                 await self._start_retiring(self._journal, keep=False)
@@ -236,13 +250,23 @@ class Committer:
                     async with self._exclusive:
                         await self._commit_group()
                     self._decided.fire()
-                if self._uncopied and self.stopped is None:
+                if self._copy_due and self.stopped is None:
+                    self._copy_due = False
                     async with self._exclusive:
                         await self._copy()
+                elif self._uncopied and self._napping is None:
+                    self._napping = asyncio.create_task(self._nap(), name="copy when idle")
             except Exception as error:
                 # Our own mistakes too: a task that dies in silence would leave every producer waiting.
                 self._stop(error)
             self._decided.fire()
+
+    async def _nap(self) -> None:
+        """Copies wait a little: one write then serves many groups of a topic."""
+        await self._clock.sleep(COPY_AFTER_SECONDS)
+        self._napping = None
+        self._copy_due = True
+        self._wake.set()
 
     # --- one group ----------------------------------------------------------------------------------
 
@@ -485,7 +509,7 @@ class Committer:
     async def _write_journaled(self, parts: Sequence[Forming]) -> bool:
         """All parts as one record, if that is cheaper than a sync each. False if nothing was done."""
         entries = []
-        total = RECORD_HEADER_SIZE
+        total = RECORD_HEADER_SIZE + len(END_OF_RECORDS)
         for part in parts:
             segment, group = part.log.active, part.group
             assert segment is not None and group is not None
@@ -531,7 +555,7 @@ class Committer:
         buffers, length = encode_record(
             entries, journal_id=journal.header.journal_id, number=journal.next_number, position=journal.end
         )
-        await write_and_sync(self._disk, journal.path, journal.end, *buffers)
+        await write_and_sync(self._disk, journal.path, journal.end, *buffers, END_OF_RECORDS)
         journal.end += length
         journal.next_number += 1
 
@@ -555,7 +579,7 @@ class Committer:
         if not self._has_spare:
             await self._make_spare()
         self._has_spare = False
-        await write_and_sync(self._disk, SPARE_JOURNAL, 0, encode_journal_header(header))
+        await write_and_sync(self._disk, SPARE_JOURNAL, 0, encode_journal_header(header), END_OF_RECORDS)
         await self._disk.rename(SPARE_JOURNAL, path)
         await self._disk.sync_directory(JOURNALS)
         self._journals_made += 1
@@ -573,6 +597,7 @@ class Committer:
         except DiskFull:
             await self._disk.remove(SPARE_JOURNAL)
             raise
+        self._has_spare = True
 
     # --- copying and emptying journals ---------------------------------------------------------------
 

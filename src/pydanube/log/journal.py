@@ -1,6 +1,6 @@
 """The commit journal as bytes: many topics' small groups in one write and one sync.
 
-    journal   | 64-byte header: id, number, link to the journal before, capacity | record | record | … | zeros
+    journal   | 64-byte header: id, number, link to the journal before, capacity | record | record | … | 64 zeros
     record    | 64-byte header | table of entries | groups, byte for byte as they stand in their segments |
     entry     | segment_id, position, length, path length | path |
 
@@ -33,6 +33,10 @@ _ENTRY: Final = struct.Struct("<QQIH")
 JOURNAL_HEADER_SIZE: Final = _JOURNAL.size
 RECORD_HEADER_SIZE: Final = _RECORD.size
 assert JOURNAL_HEADER_SIZE == 64 and RECORD_HEADER_SIZE == 64
+
+
+# Stands behind the newest record, so that what an older use of the file left there is not taken for a torn record.
+END_OF_RECORDS: Final = bytes(RECORD_HEADER_SIZE)
 
 
 class JournalHeader(NamedTuple):

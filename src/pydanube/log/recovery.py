@@ -15,6 +15,7 @@ synced before anybody reads it: syncing the old file again would trust pages tha
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -58,6 +59,8 @@ from pydanube.log.segment import (
     segment_header_length,
 )
 from pydanube.ports import Clock, Disk, Work, Write
+
+log = logging.getLogger(__name__)
 
 READ_BYTES: Final = 1024 * 1024
 _REDO_BYTES: Final = 8 * 1024 * 1024
@@ -177,6 +180,10 @@ async def redo_journals(disk: Disk) -> list[str]:
             await disk.rename(path, path + DAMAGE_SUFFIX)
             continue
         touched |= await _apply(disk, redo.entries, known)
+        if redo.torn_at is not None and (rest := content[redo.torn_at :].rstrip(b"\0")):
+            # Nobody was told about it, unless the disk has rotted since: kept for a person to look at.
+            await replace_file(disk, path + TORN_SUFFIX, rest)
+            log.warning("unfinished journal record cut off", extra={"path": path, "position": redo.torn_at})
         if redo.damaged_at:
             problems.append(f"{path} is damaged at position {redo.damaged_at[0]}")
             await disk.rename(path, path + DAMAGE_SUFFIX)

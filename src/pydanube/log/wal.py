@@ -59,6 +59,7 @@ log = logging.getLogger(__name__)
 
 MIB: Final = 1024 * 1024
 READ_BYTES: Final = MIB
+MANY_TOPICS: Final = 8  # with so many open, small groups will go through the commit journal
 DURABILITIES: Final = ("fsync", "os")
 
 
@@ -163,6 +164,8 @@ class Wal:
         opened = TopicLog(self, recovered, epoch, head, durability)
         opened.sessions.adopts_unknown |= adopts_unknown
         self._logs[topic] = opened
+        if len(self._logs) == MANY_TOPICS:
+            await self._committer.expect_many()
         return opened
 
     async def close(self) -> None:

@@ -35,6 +35,7 @@ T = TypeVar("T")
 COMPARES_MAX: Final = 128
 OPERATIONS_MAX: Final = 128
 CALLS_PER_COMMIT_MAX: Final = 1000
+RETRY_SECONDS: Final = 1.0  # until a lease that could not be ended is tried again
 
 
 class _Lease(NamedTuple):
@@ -172,11 +173,11 @@ class SqliteMetadataStore:
                 self._end_lease(id_)
 
     def _end_lease(self, id_: LeaseId) -> None:
-        """Everything asked for later sees it ended. If the disk is full it ends at a later call instead."""
+        """Everything asked for later sees it ended. If the disk is full it ends later instead."""
         lease = self._leases.pop(id_)
 
         def undo() -> None:
-            self._leases[id_] = lease._replace(deadline=self._clock.elapsed())
+            self._leases[id_] = lease._replace(deadline=self._clock.elapsed() + RETRY_SECONDS)
 
         self._put(Call(lambda database: database.end_lease(id_), None, undo))
 
@@ -194,8 +195,8 @@ class SqliteMetadataStore:
 
     async def _until_a_lease_ends(self) -> None:
         deadline = min((lease.deadline for lease in self._leases.values()), default=0.0)
-        # At least a millisecond: a disk that is full makes an ended lease end again and again.
-        await self._clock.sleep(max(deadline - self._clock.elapsed(), 1e-3))
+        # At least a microsecond: a nap that rounds to nothing would not move a virtual clock, and never end.
+        await self._clock.sleep(max(deadline - self._clock.elapsed(), 1e-6))
 
 
 class _Watch:

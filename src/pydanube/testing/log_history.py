@@ -360,10 +360,7 @@ class History:
         return log
 
     async def _topic(self, wal: Wal, model: TopicModel, start: int | None) -> TopicLog:
-        try:
-            log = await wal.topic(model.topic, epoch=self._epoch, start_offset=start, durability=model.durability)
-        except Refused as refusal:
-            raise Broken(f"the log refuses to open: {refusal!r}") from refusal
+        log = await wal.topic(model.topic, epoch=self._epoch, start_offset=start, durability=model.durability)
         if start is not None:
             model.starts.add(start)
         return log
@@ -561,7 +558,8 @@ class History:
 
     async def _open_flipped(self, boot: Boot, flipped: set[str]) -> None:
         wal = await Wal.open(boot.disk, self._clock, self._work, self._config)
-        journal_named = bool(wal.problems)
+        kept = [path for path in self._disk.paths() if path.startswith("journal/") and path.endswith(".torn")]
+        journal_named = bool(wal.problems or kept)
         for model in self.models:
             self._epoch += 1
             unproven = False

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pydanube.core.delivery import FailurePolicy, Poison, Tries
+from pydanube.core.events import (
+    Acked,
+    AckRefused,
+    Available,
+    Blocked,
+    DeadLetter,
+    DeadLettered,
+    Effect,
+    Forgotten,
+    HistoryAvailable,
+    Joined,
+    Keyed,
+    Left,
+    Nacked,
+    PolicyChanged,
+    ReadKeys,
+    SaveCursor,
+    Send,
+    Skipped,
+    Ticked,
+    Unblocked,
+    WakeAt,
+    offsets,
+    ranges,
+)
+from pydanube.core.keyshared import KeySharedDispatch, Unaccepted
+from pydanube.core.lag import explain
+from pydanube.core.names import ConsumerId
+from pydanube.core.roster import DispatchLimits
+from pydanube.core.window import Progress
+
+A, B = ConsumerId(1), ConsumerId(2)
+POLICY = FailurePolicy(max_redelivery_count=0)
+
+
+def key_shared(*keys: str, policy: FailurePolicy = POLICY, unacked_max: int = 10) -> KeySharedDispatch:
+    """Consumer A, and messages with these keys, their keys read."""
+    dispatch = KeySharedDispatch(Progress(), policy=policy, limits=DispatchLimits(unacked_max=unacked_max))
+    dispatch.step(Joined(A), 0.0)
+    if keys:
+        commit(dispatch, *keys)
+    return dispatch
+
+
+def commit(dispatch: KeySharedDispatch, *keys: str) -> list[Effect]:
+    first = dispatch.progress.head
+    step(dispatch, Available(first + len(keys)))
+    return step(dispatch, Keyed(tuple((first + at, key) for at, key in enumerate(keys))))
+
+
+def step(dispatch: KeySharedDispatch, event: object, now: float = 0.0) -> list[Effect]:
+    effects = dispatch.step(event, now)  # type: ignore[arg-type]
+    return [effect for effect in effects if not isinstance(effect, WakeAt)]
+
+
+def test_keys_are_asked_for_and_one_message_per_key_is_sent() -> None:
+    dispatch = key_shared()
+    assert step(dispatch, Available(4)) == [ReadKeys(ranges((0, 4))[0])]
+    keyed = Keyed(((0, "x"), (1, "x"), (2, "y"), (3, "x")))
+    assert step(dispatch, keyed) == [Send(A, offsets(0, 2), 1)]
+    assert step(dispatch, Acked(offsets(0))) == [Send(A, offsets(1), 1), SaveCursor(1)]
+
+
+def test_a_short_answer_is_asked_for_again_and_skips_nothing() -> None:
+    dispatch = key_shared()
+    step(dispatch, Available(3))
+    assert step(dispatch, Keyed(())) == []  # no busy loop
+    assert step(dispatch, Ticked()) == [ReadKeys(ranges((0, 3))[0])]
+    assert step(dispatch, Keyed(((0, "x"), (2, "z")))) == [ReadKeys(ranges((1, 3))[0]), Send(A, offsets(0), 1)]
+
+
+def test_nothing_is_read_ahead_while_nobody_has_room() -> None:
+    dispatch = key_shared("x", "y", unacked_max=2)
+    assert step(dispatch, Available(10)) == []
+    assert step(dispatch, Acked(offsets(0))) == [ReadKeys(ranges((2, 10))[0]), SaveCursor(1)]
+
+
+def test_a_nacked_message_holds_only_its_key() -> None:
+    dispatch = key_shared("x", "x", "y", policy=FailurePolicy())
+    assert step(dispatch, Nacked(offsets(0)), 0.0) == []
+    assert commit(dispatch, "x", "z") == [Send(A, offsets(4), 1)]
+    assert step(dispatch, Ticked(), 1.0) == [Send(A, offsets(0), 2)]
+    assert step(dispatch, Acked(offsets(0)), 1.0) == [Send(A, offsets(1), 1), SaveCursor(1)]
+
+
+def test_a_key_moves_to_a_new_consumer_only_after_its_message_is_answered() -> None:
+    dispatch = key_shared("key-1", "key-1")
+    step(dispatch, Joined(B))
+    mine = next(f"key-{n}" for n in range(1, 100) if dispatch._ring.owner(f"key-{n}") == B)
+    fresh = KeySharedDispatch(Progress())
+    step(fresh, Joined(A))
+    commit(fresh, mine, mine)
+    assert step(fresh, Joined(B)) == []  # A still holds offset 0
+    assert step(fresh, Acked(offsets(0))) == [Send(B, offsets(1), 1), SaveCursor(1)]
+
+
+def test_messages_of_a_consumer_that_leaves_come_first_in_their_keys() -> None:
+    dispatch = key_shared("x", "x", "y")
+    assert step(dispatch, Left(A)) == []
+    assert step(dispatch, Joined(B)) == [Send(B, offsets(0, 2), 2)]
+
+
+def test_poison_blocks_its_key_and_no_other_and_loses_nothing() -> None:
+    dispatch = key_shared("x", "x", "y")
+    assert step(dispatch, Nacked(offsets(0), reason="bad")) == [Blocked(0, Tries(1, 1, "bad"), "x")]
+    assert commit(dispatch, "x", "z") == [Send(A, offsets(4), 1)]
+    assert "poison blocks 1 of its keys, 'x' at offset 0" in explain(dispatch.standing(), 0.0)
+    step(dispatch, Acked(offsets(2, 4)))
+    again = step(dispatch, PolicyChanged(policy=FailurePolicy()))
+    assert again == [Unblocked("x"), Send(A, offsets(0), 2)]
+    for offset in (0, 1, 3):
+        step(dispatch, Acked(offsets(offset)))
+    assert dispatch.progress.next_unacked == 5
+
+
+def test_a_dead_letter_holds_its_key_until_the_copy_is_safe() -> None:
+    policy = replace(POLICY, poison_policy=Poison.DEAD_LETTER, dead_letter_topic="/default/dead")
+    dispatch = key_shared("x", "x", policy=policy)
+    (effect,) = step(dispatch, Nacked(offsets(0)))
+    assert isinstance(effect, DeadLetter)
+    assert step(dispatch, DeadLettered(offsets(0))) == [Send(A, offsets(1), 1), SaveCursor(1)]
+
+
+def test_a_key_nobody_accepts_is_skipped() -> None:
+    dispatch = KeySharedDispatch(Progress())
+    step(dispatch, Joined(A, key_filters=("orders-*",)))
+    effects = commit(dispatch, "orders-1", "payments-1")
+    assert effects == [Skipped(1, "payments-1"), Send(A, offsets(0), 1)]
+
+
+def test_a_key_nobody_accepts_may_be_kept_instead() -> None:
+    dispatch = KeySharedDispatch(Progress(), unaccepted=Unaccepted.KEEP)
+    step(dispatch, Joined(A, key_filters=("orders-*",)))
+    assert commit(dispatch, "payments-1") == []
+    assert step(dispatch, Joined(B)) == [Send(B, offsets(0), 1)]
+
+
+def test_nothing_is_skipped_while_no_consumer_is_connected() -> None:
+    dispatch = key_shared("x")
+    step(dispatch, Left(A))
+    step(dispatch, Forgotten(A))
+    assert step(dispatch, Joined(B)) == [Send(B, offsets(0), 2)]
+
+
+def test_keys_of_a_consumer_that_is_only_away_are_kept_for_it() -> None:
+    dispatch = KeySharedDispatch(Progress())
+    step(dispatch, Joined(A, key_filters=("a*",)))
+    step(dispatch, Joined(B, key_filters=("b*",)))
+    commit(dispatch, "a1", "b1")
+    assert step(dispatch, Left(A)) == []
+    assert "no connected consumer accepts" in explain(dispatch.standing(), 0.0)
+    assert step(dispatch, Joined(A, key_filters=("a*",))) == [Send(A, offsets(0), 2)]
+    step(dispatch, Left(A))
+    assert step(dispatch, Forgotten(A)) == [Skipped(0, "a1"), SaveCursor(1)]
+
+
+def test_late_acks_count_and_acks_of_queued_messages_are_refused() -> None:
+    dispatch = key_shared("x", "x", policy=FailurePolicy())
+    step(dispatch, Nacked(offsets(0)))
+    assert step(dispatch, Acked(offsets(1))) == [AckRefused(offsets(1))]
+    assert step(dispatch, Acked(offsets(0))) == [Send(A, offsets(1), 1), SaveCursor(1)]
+
+
+def test_rescued_messages_are_read_and_delivered_late() -> None:
+    dispatch = KeySharedDispatch(Progress(head=3, missing=[(0, 1)]))
+    assert step(dispatch, Joined(A)) == [ReadKeys(ranges((1, 3))[0])]
+    assert step(dispatch, Keyed(((1, "x"), (2, "x")))) == [Send(A, offsets(1), 1)]
+    assert step(dispatch, HistoryAvailable(offsets(0))) == [ReadKeys(offsets(0)[0])]
+    assert step(dispatch, Keyed(((0, "x"),))) == []  # its key is busy
+    assert step(dispatch, Acked(offsets(1))) == [Send(A, offsets(0), 1)]
+
+
+def test_a_stuck_hot_key_fills_its_bound_and_no_more() -> None:
+    dispatch = KeySharedDispatch(Progress(), policy=POLICY, queued_max=50)
+    step(dispatch, Joined(A))
+    effects = step(dispatch, Available(10_000))
+    while questions := [effect for effect in effects if isinstance(effect, ReadKeys)]:
+        first, end = questions[0].range
+        effects = step(dispatch, Keyed(tuple((offset, "hot") for offset in range(first, min(end, first + 20)))))
+    assert len(dispatch._key_of) == 60
