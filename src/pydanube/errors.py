@@ -9,13 +9,30 @@
     │   ├── OffsetTaken          an offset or epoch that was already given
     │   ├── OutOfSequence        an idempotent producer skipped or repeated a batch
     │   ├── ProducerFenced       a newer session of the same producer took over
-    │   └── SessionUnknown       the session was never opened here; open one and send again
+    │   ├── SessionUnknown       the session was never opened here; open one and send again
+    │   ├── TopicUnknown         no such topic
+    │   ├── TopicExists          the name is taken, as a topic or as the base of partitions
+    │   ├── NamespaceUnknown     no such namespace
+    │   ├── NamespaceExists      the namespace is there already
+    │   ├── NamespaceNotEmpty    it still has topics
+    │   ├── DeliveryMismatch     reliable where the topic is not, or the other way round
+    │   ├── SchemaMismatch       the topic is bound to another schema subject
+    │   ├── SubscriptionUnknown  no such subscription of the topic
+    │   ├── SubscriptionBusy     an exclusive subscription that somebody uses
+    │   ├── ProducerExists       an exclusive producer holds the topic
+    │   ├── LimitReached         a policy allows no more of these
+    │   └── MessageTooLarge      over the policy's limit
     ├── Unavailable          time may help; the same call can be tried again (`retryable`)
     │   ├── DiskFull             no room; reads go on and publishes resume when there is room
     │   ├── LogClosed            the topic's log is closed or closing here
     │   ├── LeaseLost            a lease ran out in the metadata store
     │   ├── Conflict             somebody changed a key or object between read and write
-    │   └── Unreachable          a peer or a store did not answer
+    │   ├── Unreachable          a peer or a store did not answer
+    │   ├── NotServed            the topic is not served here just now
+    │   ├── OwnershipLost        another owner took the topic
+    │   ├── ProducerUnknown      this broker does not know the producer; look up and create it again
+    │   ├── ConsumerUnknown      this broker does not know the consumer; look up and subscribe again
+    │   └── RateLimited          faster than the policy allows
     └── DataDamaged          an operator must act
         ├── DiskFailed           the disk refused a write or a sync
         ├── LogStopped           the disk failed twice: this process stops acknowledging
@@ -166,6 +183,156 @@ class SessionUnknown(Refused):
         return f"session {self.session} of producer {self.producer_id} is not known here: open a session first"
 
 
+class TopicUnknown(Refused):
+    """There is no topic of this name."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
+
+    def __str__(self) -> str:
+        return f"unable to find the topic {self.topic}: create it, or check the name"
+
+
+class TopicExists(Refused):
+    """The name is taken; `why` says by what."""
+
+    def __init__(self, topic: str, why: str) -> None:
+        super().__init__(topic, why)
+        self.topic = topic
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} cannot be created: {self.why}"
+
+
+class NamespaceUnknown(Refused):
+    """There is no namespace of this name."""
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__(namespace)
+        self.namespace = namespace
+
+    def __str__(self) -> str:
+        return f"namespace {self.namespace} does not exist: create it first"
+
+
+class NamespaceExists(Refused):
+    """The namespace is there already."""
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__(namespace)
+        self.namespace = namespace
+
+    def __str__(self) -> str:
+        return f"unable to create the namespace {self.namespace} due to: it already exists"
+
+
+class NamespaceNotEmpty(Refused):
+    """A namespace is deleted only when it has no topics."""
+
+    def __init__(self, namespace: str, topics: int) -> None:
+        super().__init__(namespace, topics)
+        self.namespace = namespace
+        self.topics = topics
+
+    def __str__(self) -> str:
+        return f"namespace {self.namespace} still has {self.topics} topics: delete them first"
+
+
+class DeliveryMismatch(Refused):
+    """The topic was created with another dispatch strategy."""
+
+    def __init__(self, topic: str, asked: str, found: str) -> None:
+        super().__init__(topic, asked, found)
+        self.topic = topic
+        self.asked = asked
+        self.found = found
+
+    def __str__(self) -> str:
+        return (
+            f"requested dispatch strategy does not match topic strategy: {self.topic} is {self.found}, "
+            f"asked for was {self.asked}"
+        )
+
+
+class SchemaMismatch(Refused):
+    """A topic is bound to one schema subject."""
+
+    def __init__(self, topic: str, bound: str, asked: str) -> None:
+        super().__init__(topic, bound, asked)
+        self.topic = topic
+        self.bound = bound
+        self.asked = asked
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} is bound to schema subject {self.bound} and cannot use {self.asked}"
+
+
+class SubscriptionUnknown(Refused):
+    """The topic has no subscription of this name."""
+
+    def __init__(self, topic: str, subscription: str) -> None:
+        super().__init__(topic, subscription)
+        self.topic = topic
+        self.subscription = subscription
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} has no subscription {self.subscription}"
+
+
+class SubscriptionBusy(Refused):
+    """Somebody uses the subscription; `holder` is one of its consumers."""
+
+    def __init__(self, topic: str, subscription: str, holder: str) -> None:
+        super().__init__(topic, subscription, holder)
+        self.topic = topic
+        self.subscription = subscription
+        self.holder = holder
+
+    def __str__(self) -> str:
+        return (
+            f"subscription {self.subscription} of {self.topic} can't be shared or removed: "
+            f"consumer {self.holder} is connected"
+        )
+
+
+class ProducerExists(Refused):
+    """An exclusive producer holds the topic."""
+
+    def __init__(self, topic: str, holder: str) -> None:
+        super().__init__(topic, holder)
+        self.topic = topic
+        self.holder = holder
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} has an exclusive producer: {self.holder}"
+
+
+class LimitReached(Refused):
+    """A policy allows at most `limit` of `what`."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(what, limit)
+        self.what = what
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return f"the policy allows at most {self.limit} {self.what}"
+
+
+class MessageTooLarge(Refused):
+    """A message is larger than the policy, or the wire, allows."""
+
+    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(size_bytes, limit_bytes)
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+    def __str__(self) -> str:
+        return f"a message of {self.size_bytes} bytes is over the limit of {self.limit_bytes}"
+
+
 # --- time acts ------------------------------------------------------------------------------------
 
 
@@ -223,6 +390,63 @@ class Unreachable(Unavailable):
 
     def __str__(self) -> str:
         return f"{self.peer} cannot be reached: {self.why}"
+
+
+class NotServed(Unavailable):
+    """The topic cannot be used here just now: `why`."""
+
+    def __init__(self, topic: str, why: str) -> None:
+        super().__init__(topic, why)
+        self.topic = topic
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} is not served here: {self.why}"
+
+
+class OwnershipLost(Unavailable):
+    """The owner key changed: nothing was written."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
+
+    def __str__(self) -> str:
+        return f"this broker no longer owns {self.topic}: look it up again"
+
+
+class ProducerUnknown(Unavailable):
+    """The id is not that of a producer of this broker."""
+
+    def __init__(self, producer_id: int) -> None:
+        super().__init__(producer_id)
+        self.producer_id = producer_id
+
+    def __str__(self) -> str:
+        return f"producer {self.producer_id} is not known here: look up the topic and create the producer again"
+
+
+class ConsumerUnknown(Unavailable):
+    """The id is not that of a consumer of this broker."""
+
+    def __init__(self, consumer_id: int) -> None:
+        super().__init__(consumer_id)
+        self.consumer_id = consumer_id
+
+    def __str__(self) -> str:
+        return f"consumer {self.consumer_id} is not known here: look up the topic and subscribe again"
+
+
+class RateLimited(Unavailable):
+    """Faster than the policy allows; slow down and try again."""
+
+    def __init__(self, topic: str, per_second: int) -> None:
+        super().__init__(topic, per_second)
+        self.topic = topic
+        self.per_second = per_second
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} takes at most {self.per_second} messages per second: try again later"
 
 
 # --- an operator acts -----------------------------------------------------------------------------

@@ -404,9 +404,7 @@ ACTIONS = [
     "ship", "ship", "ack", "ack", "ack", "ack some", "ack unsent", "nack", "nack some", "time", "keys", "keys",
     "withhold", "rescue", "void", "trim", "policy", "seek", "dead lettered", "dead letter failed",
 ]  # fmt: skip
-histories = st.lists(
-    st.tuples(st.sampled_from(ACTIONS), st.integers(0, 50), st.integers(0, 23)), max_size=60
-)
+histories = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 50), st.integers(0, 23)), max_size=60)
 
 
 def run(kind: str, history: list[tuple[str, int, int]], *, window: int = 3, limited: bool = False) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,7 +44,7 @@ def test_ranges_hold_what_a_set_holds(operations: list[tuple[str, tuple[int, int
 def test_ranges_never_touch_one_another(operations: list[tuple[str, tuple[int, int]]]) -> None:
     ranges = list(built(operations)[0])
     assert all(first < end for first, end in ranges)
-    assert all(left.end < right.first for left, right in zip(ranges, ranges[1:], strict=False))
+    assert all(left.end < right.first for left, right in pairwise(ranges))
 
 
 @given(changes, spans)
@@ -55,9 +57,7 @@ def test_overlap_and_gaps_divide_a_range_between_them(
 
 
 @given(changes, st.integers(0, SMALL))
-def test_first_gap_and_next_first_find_the_nearest(
-    operations: list[tuple[str, tuple[int, int]]], start: int
-) -> None:
+def test_first_gap_and_next_first_find_the_nearest(operations: list[tuple[str, tuple[int, int]]], start: int) -> None:
     ranges, model = built(operations)
     assert ranges.first_gap(start) == next(n for n in range(start, SMALL + 2) if n not in model)
     firsts = [first for first, _ in ranges if first >= start]
@@ -147,7 +147,7 @@ def test_a_range_map_holds_what_a_dictionary_holds(
     assert all(pieces.get(offset) == model.get(offset) for offset in range(-1, SMALL + 1))
     found = list(pieces)
     assert pieces.lowest() == (found[0] if found else None)
-    for left, right in zip(found, found[1:], strict=False):
+    for left, right in pairwise(found):
         assert left.end < right.first or (left.end == right.first and left.value != right.value)
 
 

@@ -11,7 +11,7 @@
     policy poison_policy=Drop   window 5
     explain                     prints the sentence
 
-Ranges are half-open. `UPDATE_SCENARIOS=1 pytest tests/core/test_scenarios.py` rewrites the answers; review the diff.
+Ranges are half-open. With UPDATE_SCENARIOS=1 in the environment the answers are rewritten; review the diff.
 """
 
 from __future__ import annotations

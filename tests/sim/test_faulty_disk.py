@@ -96,8 +96,9 @@ def test_a_write_that_was_going_on_at_the_power_cut_may_be_there_in_part() -> No
         await put(process, "a", OLD, OLD)
         await process.sync_directory("")
         disk.faults.latency_seconds_max = 1.0
-        asyncio.create_task(process.write([Write("a", 0, [NEW, NEW])], sync=True))
+        going_on = asyncio.create_task(process.write([Write("a", 0, [NEW, NEW])], sync=True))
         await asyncio.sleep(0)
+        assert not going_on.done()
 
     assert {tree["a"] for tree in after(scenario)} >= {OLD + OLD, NEW + OLD, OLD + NEW, NEW + NEW}
 
@@ -199,10 +200,11 @@ def test_a_kill_keeps_what_was_written_and_a_prefix_of_the_write_going_on() -> N
         process = disk.process()
         await put(process, "a", OLD, sync=False)
         disk.faults.latency_seconds_max = 1.0
-        asyncio.create_task(process.write([Write("a", SECTOR_BYTES, [NEW])], sync=True))
+        going_on = asyncio.create_task(process.write([Write("a", SECTOR_BYTES, [NEW])], sync=True))
         await asyncio.sleep(0)
         disk.kill(process)
         await asyncio.sleep(10)
+        assert not going_on.done()
         return disk.content("a")
 
     kept = {run(main(seed), seed) for seed in range(100)}

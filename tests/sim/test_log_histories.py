@@ -112,19 +112,21 @@ class ForgetsToSyncDirectories(Careless):
 class SyncsTheOldFileAfterARoll(Careless):
     def __init__(self, disk: Disk) -> None:
         super().__init__(disk)
-        self._made: dict[str, list[str]] = {}
+        self._before: dict[str, str] = {}  # segment -> the one that was made before it
+        self._newest: dict[str, str] = {}  # directory -> segment
 
     async def rename(self, source: str, target: str) -> None:
         await self._disk.rename(source, target)
         if target.endswith(".wal"):
-            self._made.setdefault(target.rpartition("/")[0], []).append(target)
+            directory = target.rpartition("/")[0]
+            if directory in self._newest:
+                self._before[target] = self._newest[directory]
+            self._newest[directory] = target
 
     async def write(self, writes: Sequence[Write], *, sync: bool) -> list[WriteResult]:
-        made = [self._made.get(write.path.rpartition("/")[0], [])[-2:] for write in writes]
-        if not sync or not any(len(pair) == 2 for pair in made):
-            return await self._disk.write(writes, sync=sync)
         results = await self._disk.write(writes, sync=False)
-        await self._disk.sync([pair[0] if len(pair) == 2 else write.path for pair, write in zip(made, writes)])
+        if sync:
+            await self._disk.sync([self._before.get(write.path, write.path) for write in writes])
         return results
 
 

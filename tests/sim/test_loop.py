@@ -91,7 +91,7 @@ def test_a_deadlock_says_who_waits_where() -> None:
 
 def test_a_run_without_an_end_is_stopped() -> None:
     async def main() -> None:
-        while True:
+        while True:  # noqa: ASYNC110
             await asyncio.sleep(1)
 
     with pytest.raises(Livelock, match="no end after 1000 callbacks"):

@@ -75,6 +75,7 @@ class RangeDispatch(Machine):
             consumers=len(members),
             has_room=self._has_room(),
             unacked=self.in_flight.count,
+            window_held=self.roster.window_held,
             unacked_max=self.roster.limits.unacked_max if by_window else None,
             waiting=self._waiting.count,
             retry_at=self._next_due(),

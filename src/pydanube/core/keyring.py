@@ -37,9 +37,7 @@ def _pattern(glob: str) -> re.Pattern[str]:
     """Each `*` is settled at the first place where the text after it fits (an atomic group): going back
     cannot help, and a filter made of stars must not cost the broker exponential time.
     """
-    first, *rest = [
-        "".join("." if char == "?" else re.escape(char) for char in part) for part in glob.split("*")
-    ]
+    first, *rest = ["".join("." if char == "?" else re.escape(char) for char in part) for part in glob.split("*")]
     middle = "".join(f"(?>.*?{part})" for part in rest[:-1] if part)
     last = f".*{rest[-1]}" if rest else ""
     return re.compile(first + middle + last, re.DOTALL)
@@ -77,9 +75,7 @@ class Ring:
             return None
         start = bisect_left(self._hashes, ring_hash(key))
         count = len(self._owners)
-        return next(
-            owner for step in range(count) if (owner := self._owners[(start + step) % count]) in willing
-        )
+        return next(owner for step in range(count) if (owner := self._owners[(start + step) % count]) in willing)
 
     def _build(self) -> None:
         points = sorted(point for points in self._points.values() for point in points)

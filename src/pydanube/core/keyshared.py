@@ -101,20 +101,22 @@ class KeySharedDispatch(Machine):
         blocked = [queue for queue in queues if queue.turn is Turn.BLOCKED]
         first = min(blocked, key=lambda queue: queue.current, default=None)
         idle = [queue for queue in queues if queue.turn is Turn.IDLE]
+        owned = [queue for queue in idle if queue.owner is not None]
         members = self.roster.members
         by_window = any(member.messages is None for member in members)
         has_room = [member.consumer for member in members if self.roster.has_room_for(member)]
-        sendable = sum(queue.owner in has_room for queue in idle)
+        sendable = sum(queue.owner in has_room for queue in owned)
         unread = self._unread.count + self.progress.fresh_count(committed_head)
-        kept = sum(queue.owner is None for queue in idle)
+        kept = sum(len(queue.offsets) for queue in idle if queue.owner is None)
         return Standing(
             head=max(self.progress.head, committed_head),
             next_unacked=self.progress.next_unacked,
             lag=self.progress.lag(committed_head),
-            undispatched=len(idle) - kept + unread,
+            undispatched=len(owned) + unread,
             consumers=len(members),
             has_room=bool(has_room) and bool(sendable or unread),
             unacked=self.in_flight.count,
+            window_held=self.roster.window_held,
             unacked_max=self.roster.limits.unacked_max if by_window else None,
             waiting=sum(queue.turn is Turn.WAITING for queue in queues),
             retry_at=self._next_due(),
@@ -125,7 +127,6 @@ class KeySharedDispatch(Machine):
             rate_ready_at=self._rate_ready_at,
             first_offset=self.first_offset,
             missing=self.progress.missing_count(),
-            unread_keys=self._asked,
             unaccepted=kept,
         )
 

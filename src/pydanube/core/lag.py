@@ -83,7 +83,8 @@ class Standing:
     consumers: int = 0
     has_room: bool = False
     unacked: int = 0
-    unacked_max: int | None = None  # None if consumers go by permits
+    window_held: int = 0  # of these, by consumers that go by the window
+    unacked_max: int | None = None  # None if all consumers go by permits
     waiting: int = 0  # failed, to be sent again later
     retry_at: float | None = None
     blocked_offset: int | None = None
@@ -93,7 +94,6 @@ class Standing:
     rate_ready_at: float | None = None
     first_offset: int = 0
     missing: int = 0
-    unread_keys: bool = False  # Key-Shared: waits for the keys it asked for
     unaccepted: int = 0  # Key-Shared: kept for consumers that are away
 
 
@@ -122,41 +122,40 @@ def explain(standing: Standing, now: float) -> str:
 
 
 def _cause(s: Standing, now: float) -> str:
-    behind = f"{_messages(s.lag)} behind (acknowledged up to {s.next_unacked}, committed up to {s.head})"
+    behind = f"{_messages(s.lag)} behind: acknowledged below offset {s.next_unacked}, committed below {s.head}"
+    if s.lag == 0 and s.missing:
+        lost = f"{_messages(s.missing)} of a lost broker wait to be rescued or discarded"
+        return f"caught up with what can be read below offset {s.head}; {lost}"
     if s.lag == 0:
-        if s.missing:
-            return (
-                f"caught up with what can be read: offset {s.head} is next, and {_messages(s.missing)} "
-                "of a lost broker wait to be rescued or discarded"
-            )
         return f"caught up: everything below offset {s.head} is acknowledged"
     if s.consumers == 0:
         return f"no consumer is connected; {behind}"
-    if s.blocked_offset is not None and not s.blocked_keys:
-        return f"blocked by poison at offset {s.blocked_offset}, which failed too often; {behind}"
     if s.next_unacked < s.first_offset:
         return f"behind the first kept offset {s.first_offset}: retention removed older messages; {behind}"
+    if s.blocked_offset is not None and not s.blocked_keys:
+        return f"blocked by poison at offset {s.blocked_offset}, which failed too often; {behind}"
     if s.rate_ready_at is not None:
         return f"rate limited: the next message may go in {_seconds(s.rate_ready_at - now)}; {behind}"
-    key = ""
     if s.blocked_keys:
-        key = f"; poison blocks {s.blocked_keys} of its keys, {s.blocked_key!r} at offset {s.blocked_offset}"
+        behind += f"; poison blocks {s.blocked_keys} of its keys, {s.blocked_key!r} at offset {s.blocked_offset}"
     if s.undispatched and not s.has_room:
-        if s.unacked_max is not None and s.unacked >= s.unacked_max:
-            return f"window full: {s.unacked} of {s.unacked_max} messages wait for an ack; {behind}{key}"
-        return f"no consumer has room: {_messages(s.unacked)} wait for an ack; {behind}{key}"
+        if s.unacked_max is not None and s.window_held >= s.unacked_max:
+            return f"window full: {s.window_held} of {s.unacked_max} messages wait for an ack; {behind}"
+        return f"no consumer has room: {_messages(s.unacked)} wait for an ack; {behind}"
     if s.undispatched:
-        return f"delivering: {_messages(s.undispatched)} are about to be sent; {behind}{key}"
+        return f"delivering: {_messages(s.undispatched)} can be sent now; {behind}"
     if s.waiting:
         due = "" if s.retry_at is None else f", the first in {_seconds(s.retry_at - now)}"
-        return f"waiting for retry: {_messages(s.waiting)} failed and will be sent again{due}; {behind}{key}"
+        return f"waiting for retry: {_messages(s.waiting)} failed and will be tried again{due}; {behind}"
     if s.dead_lettering:
-        return f"dead-lettering: {_messages(s.dead_lettering)} are being copied; {behind}{key}"
+        return f"copying {_messages(s.dead_lettering)} to the dead-letter topic; {behind}"
     if s.unaccepted:
-        return f"no connected consumer accepts the keys of {_messages(s.unaccepted)}; {behind}{key}"
+        return f"no connected consumer accepts the keys of {_messages(s.unaccepted)}; {behind}"
     if s.unacked:
-        return f"waiting for acks: {_messages(s.unacked)} were sent and not acknowledged; {behind}{key}"
-    return f"idle; {behind}{key}"
+        return f"waiting for the ack of {_messages(s.unacked)} already sent; {behind}"
+    if s.blocked_keys:
+        return f"blocked by poison at offset {s.blocked_offset}; {behind}"
+    return f"nothing can be sent now; {behind}"
 
 
 def _messages(count: int) -> str:

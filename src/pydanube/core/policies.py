@@ -1,4 +1,4 @@
-"""Limits of a topic or a namespace: seven numbers, 0 for "no limit".
+"""What is fixed or limited for a topic: its kind, and seven numbers, 0 for "no limit".
 
 A topic's own policy wins over its namespace's as a whole, as in the reference. `0 = unlimited` is the stored
 form; code asks `allows_*` and never compares with zero itself.
@@ -6,11 +6,29 @@ form; code asks `allows_*` and never compares with zero itself.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Final, Self
 
 from pydanube.errors import ConfigError
+
+
+class Delivery(enum.Enum):
+    """How a topic keeps messages; fixed when it is created. Values are the stored names."""
+
+    RELIABLE = "Reliable"
+    NON_RELIABLE = "NonReliable"
+
+
+class SubscriptionKind(enum.Enum):
+    """Who gets what; fixed when the subscription is created. Values are the stored names, in the wire's order."""
+
+    EXCLUSIVE = "Exclusive"
+    SHARED = "Shared"
+    FAILOVER = "Failover"
+    KEY_SHARED = "KeyShared"
+
 
 MIB: Final = 1 << 20
 U32_MAX: Final = (1 << 32) - 1
@@ -32,9 +50,7 @@ class TopicPolicy:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= U32_MAX:
-                raise ConfigError(
-                    f"policies.{field.name}", value, f"a whole number from 0 (no limit) to {U32_MAX}"
-                )
+                raise ConfigError(f"policies.{field.name}", value, f"a whole number from 0 (no limit) to {U32_MAX}")
 
     @classmethod
     def from_json(cls, stored: Mapping[str, object]) -> Self:

@@ -295,8 +295,7 @@ class RangeMap(Generic[V]):
         low = bisect_right(self._ends, first)
         high = bisect_left(self._firsts, end)
         return [
-            Piece(max(first, self._firsts[at]), min(end, self._ends[at]), self._values[at])
-            for at in range(low, high)
+            Piece(max(first, self._firsts[at]), min(end, self._ends[at]), self._values[at]) for at in range(low, high)
         ]
 
     def cut(self, first: int, end: int) -> list[Piece[V]]:

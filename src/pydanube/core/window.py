@@ -73,7 +73,7 @@ class Progress:
         return SavedPosition(self.next_unacked - 1, holes, self.changes)
 
     def lag(self, committed_head: int = 0) -> int:
-        """Committed, deliverable offsets that are not settled, also those that `head` has not heard of yet."""
+        """Committed, deliverable offsets that are not settled, also those `head` has not heard of yet."""
         return self._open_count(self.next_unacked, max(self.head, committed_head))
 
     def fresh_count(self, committed_head: int = 0) -> int:

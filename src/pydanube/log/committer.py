@@ -137,6 +137,7 @@ class Forming:
     end_offset: int = 0
     append_time: int = 0
     group: Group | None = None
+    decided: bool = False
 
     def take_back(self) -> None:
         for producer_id, producer in self.undo.items():
@@ -214,6 +215,8 @@ class Committer:
     async def settle(self, of: Committed) -> None:
         """Everything committed of this log is in its segment file and synced there. For closing it."""
         async with self._exclusive:
+            if self.stopped is not None:
+                raise self.stopped
             if of.active is not None:
                 await self._sync_segment(of, of.active)
 
@@ -292,7 +295,9 @@ class Committer:
         except Exception as error:
             # Some of them may be on disk: nobody can say, so nobody is told that they were refused for good.
             for part in parts:
-                self._refuse(part, LogStopped(str(error)))
+                if not part.decided:
+                    part.take_back()
+                    self._refuse(part, LogStopped(str(error)))
             raise
 
     async def _prepare_segments(self, logs: Sequence[Committed]) -> None:
@@ -349,6 +354,7 @@ class Committer:
                 break
             del self._ready[each]
             part = self._form_one(each, min(share, room), now)
+            assert part.batches or not part.done, "a repetition of what is in this group needs the original in it"
             if part.batches:
                 room -= part.size
                 self._encode(part, each.active)
@@ -649,10 +655,11 @@ class Committer:
         if any(segment.copied < end for segment, end in dirty.items()):
             return  # no room for the copies yet: the journal is still needed, and recovery will redo it
         try:
-            for failure in await self._disk.sync([segment.path for segment in dirty]):
-                if failure is not None:
+            results = await self._disk.sync([segment.path for segment in dirty])
+            for (segment, end), failure in zip(dirty.items(), results, strict=True):
+                # One that was rolled meanwhile is synced already, and retention may even have removed it.
+                if failure is not None and segment.synced < end:
                     raise failure
-            for segment, end in dirty.items():
                 segment.synced = max(segment.synced, end)
             if keep:
                 # Its records carry an id that no later journal has, so they can never be taken for new ones.
@@ -660,7 +667,7 @@ class Committer:
             else:
                 await self._disk.remove(journal.path)
             await self._disk.sync_directory(JOURNALS)
-            self._has_spare = keep
+            self._has_spare |= keep
         except Exception as error:
             self._stop(error)
 
@@ -671,6 +678,7 @@ class Committer:
         """The part is safe: it becomes visible, then its producers are told."""
         segment, group = part.log.active, part.group
         assert segment is not None and group is not None
+        part.decided = True
         segment.grow(group.header, group.length)
         if synced:
             segment.synced = segment.copied = segment.end

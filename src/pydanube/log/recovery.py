@@ -290,6 +290,7 @@ class _EpochRecovery:
         self._directory = epoch_directory(topic, epoch)
         self._journal_damaged = journal_damaged
         self._result = RecoveredEpoch(epoch, self._directory)
+        self._unbounded: list[SegmentFile] = []  # no successor says where they end
 
     async def run(self) -> RecoveredEpoch | None:
         """None if nothing of the epoch is left."""
@@ -384,6 +385,7 @@ class _EpochRecovery:
                     Damage(start.path, 0, first, start.first_offset, "the segment before it is missing")
                 )
             result.segments += ordered
+            self._unbounded.append(ordered[-1])
         result.first_offset = result.segments[0].first_offset if result.segments else kept
 
     # --- how it ended -------------------------------------------------------------------------------
@@ -413,10 +415,9 @@ class _EpochRecovery:
             result.end_offset = min((damage.first for damage in broken), default=0)
             result.unproven("no segment of it can be read")
             return
-        for segment in result.segments[:-1]:
-            if segment.end == segment.start and segment.end_offset == segment.first_offset:
-                # Either empty, or its successor is missing and only its groups say how far it goes.
-                await _Scan(self._disk, segment, RecoveredEpoch(result.epoch, self._directory)).run()
+        for segment in self._unbounded[:-1]:
+            # Its successor is missing: only its groups say how far it goes.
+            await _Scan(self._disk, segment, RecoveredEpoch(result.epoch, self._directory)).run()
         last = result.segments[-1]
         header = last.header
         result.sessions = Sessions.from_bytes(header.snapshot)

@@ -30,6 +30,7 @@ from pydanube.errors import (
     FormatTooNew,
     InvalidBatch,
     LogClosed,
+    LogStopped,
     OffsetOutOfRange,
     OffsetTaken,
     TailUnproven,
@@ -425,10 +426,12 @@ class TopicLog:
             await committer.next_group()
         committer.refuse_pending(self)
         try:
-            if committer.stopped is None and self.active is not None:
+            if self.active is not None:
                 await committer.settle(self)
                 async with self._checkpointing:
                     await self._finish(self.active)
+        except LogStopped:
+            log.error("log left unfinished", extra={"topic": self.topic})  # the next start recovers it
         finally:
             self._wal._logs.pop(self.topic, None)
             for waiter in self._waiters:

@@ -43,6 +43,8 @@ from pydanube.errors import (
 from pydanube.log import committer
 from pydanube.log.batch import Batch, topic_hash
 from pydanube.log.committer import Receipt
+from pydanube.log.layout import LOCK
+from pydanube.log.verify import verify
 from pydanube.log.wal import TopicLog, Wal, WalConfig
 from pydanube.ports import Disk
 from pydanube.testing.faulty_disk import Faults, FaultyDisk, ProcessDisk
@@ -166,6 +168,7 @@ class History:
             topic = f"/default/t{number}"
             durability = "os" if random.random() < 0.15 else "fsync"
             self.models.append(TopicModel(topic, topic_hash(topic), durability))
+            self.models[-1].reserves = random.random() < 0.2
         self._config = WalConfig(
             segment_bytes=random.choice((1024, 4096, 4096, 16384)),
             segment_seconds=random.choice((0.01, 3600.0, 3600.0)),
@@ -241,7 +244,8 @@ class History:
         ending = random.choice(("close", "kill", "power", "power", "closing"))
         if ending in ("close", "closing"):
             await self._close(boot, crash_after=random.random() * 0.01 if ending == "closing" else None)
-        self._end(boot, power=ending == "power" or random.random() < 0.5)
+        # A close may have failed half-way, or left nothing to do.
+        self._end(boot, power=ending == "power" or (ending != "kill" and random.random() < 0.5))
         if random.random() < 0.2:
             self._clock.jump(random.uniform(-1e5, 1e5))
             self.outcome.counts["clock jumps"] += 1
@@ -251,13 +255,14 @@ class History:
         random = self.random
         faults = self._disk.faults
         faults.sync_fails = random.choice((0.0, 0.0, 0.0, 0.02, 0.1)) if not self.flips else 0.0
+        faults.directory_sync_fails = random.choice((0.0, 0.0, 0.05)) if faults.sync_fails else 0.0
         faults.delays = random.choice((0.0, 0.01, 0.1))
         self._disk.capacity_bytes = None
         if random.random() < 0.2 and not self.flips:
             self._disk.capacity_bytes = self._disk.used_bytes + random.randrange(60_000)
 
     def _heal(self) -> None:
-        self._disk.faults.sync_fails = 0.0
+        self._disk.faults.sync_fails = self._disk.faults.directory_sync_fails = 0.0
         self._disk.capacity_bytes = None
 
     async def _last_boot(self, clients: list[asyncio.Task[None]]) -> None:
@@ -292,6 +297,8 @@ class History:
             disk = self._disk.process(pid=self._boots)
             boot = Boot(self._boots, Process(f"boot {self._boots}"), disk)
             self.say(f"boot {boot.number}")
+            if random.random() < 0.1 and self._disk.capacity_bytes is None:
+                await boot.process.call(self._verify(boot.disk))
             crash: asyncio.TimerHandle | None = None
             if may_crash and attempt < 3 and random.random() < 0.3:
                 delay = random.random() * random.choice((0.001, 0.01, 0.05))
@@ -329,6 +336,24 @@ class History:
         for model in self.models:
             boot.logs[model.topic] = await self._open_topic(wal, model)
 
+    async def _verify(self, disk: ProcessDisk) -> bool:
+        """`danube log verify` says that all is well and changes nothing. Returns whether it had nothing to say."""
+        before = {path: self._disk.content(path) for path in self._disk.paths() if path != LOCK}
+        report = await verify(disk, self._clock, self._work)
+        after = {path: self._disk.content(path) for path in self._disk.paths() if path != LOCK}
+        if before != after:
+            raise Broken("verify changed the directory")
+        self.outcome.counts["verifications"] += 1
+        if not self.flips:
+            safe = {model.topic for model in self.models if model.durability == "fsync"}
+            problems = [*report.problems]
+            for topic in report.topics:
+                if topic.topic in safe:
+                    problems += topic.problems
+            if problems:
+                raise Broken(f"verify found {problems}")
+        return report.ok and not any(topic.notes for topic in report.topics)
+
     def _committer_ended(self, task: asyncio.Task[None]) -> None:
         """It ends when it is cancelled, or when it has stopped; an error would leave every producer waiting."""
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -354,10 +379,16 @@ class History:
         if model.durability == "fsync" and log.recovered.damage:
             raise Broken(f"damage where none was done: {log.recovered.damage}")
         await self._audit(log, model)
+        if model.reserves:
+            self._reserve(log)
         model.may_lose = False
         model.end = max(model.end, log.head)
         self.say(f"open {model.topic} epoch {log.epoch} [{log.first_offset}, {log.head})")
         return log
+
+    def _reserve(self, log: TopicLog) -> None:
+        """Offsets are given out only below a reservation, which somebody must renew in time."""
+        log.reserve(1 << 40 if self.quiet else log.head + self.random.randrange(200))
 
     async def _topic(self, wal: Wal, model: TopicModel, start: int | None) -> TopicLog:
         log = await wal.topic(model.topic, epoch=self._epoch, start_offset=start, durability=model.durability)
@@ -454,6 +485,8 @@ class History:
                 await asyncio.sleep(random.random() * 0.01)
                 model = random.choice(self.models)
                 log = boot.logs[model.topic]
+                if model.reserves and not log.closed:
+                    boot.process.run(self._reserve, log)
                 await random.choice((self._retain, self._retain, self._read, self._room, self._reopen))(
                     boot, log, model
                 )
@@ -557,6 +590,7 @@ class History:
         self._end(boot, power=False)
 
     async def _open_flipped(self, boot: Boot, flipped: set[str]) -> None:
+        clean = await self._verify(boot.disk)
         wal = await Wal.open(boot.disk, self._clock, self._work, self._config)
         kept = [path for path in self._disk.paths() if path.startswith("journal/") and path.endswith(".torn")]
         journal_named = bool(wal.problems or kept)
@@ -574,7 +608,9 @@ class History:
                 continue
             report = log.recovered
             named = journal_named or unproven or bool(report.damage or report.torn)
-            await self._audit_flipped(log, model, named)
+            lost = await self._audit_flipped(log, model, named)
+            if lost and clean and not model.may_lose:
+                raise Broken(f"{lost} is gone after a bit flip and verify had nothing to say")
         await wal.close()
 
     async def _open_unproven(self, wal: Wal, model: TopicModel, head: int) -> TopicLog:
@@ -586,8 +622,11 @@ class History:
             return await wal.topic(model.topic, epoch=self._epoch, durability=model.durability, start_offset=start)
         raise Broken(f"the end of {model.topic} was unproven and is believed at the second try")
 
-    async def _audit_flipped(self, log: TopicLog, model: TopicModel, named: bool) -> None:
-        """Reads what can be read. What cannot be must be named: by the report, or by the read."""
+    async def _audit_flipped(self, log: TopicLog, model: TopicModel, named: bool) -> str | None:
+        """Reads what can be read. What cannot be must be named: by the report, or by the read.
+
+        Returns the name of a batch that was lost.
+        """
         found: set[int] = set()
         offset = min([log.first_offset, *model.stored])
         while offset < log.head:
@@ -609,6 +648,7 @@ class History:
         if missing and not named and not model.may_lose:
             raise Broken(f"{model._name(missing[0])} is gone after a bit flip and no report says so")
         self.outcome.counts["flips found" if named else "flips that hit nothing"] += 1
+        return model._name(missing[0]) if missing else None
 
 
 # --- producers --------------------------------------------------------------------------------------

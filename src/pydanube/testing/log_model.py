@@ -63,6 +63,7 @@ class TopicModel:
         self.truncated_before = 0  # retention was asked to drop what lies below
         self.starts: set[int] = set()  # offsets at which somebody else told the log to go on: holes end here
         self.end = 0  # of everything that was ever promised or seen
+        self.reserves = False  # offsets are given out only below a reservation
         self.may_lose = False  # durability os, and the power went
         self.checked = 0
 

@@ -1,0 +1,298 @@
+"""The broker's settings: read once, checked once, frozen, handed down as constructor arguments.
+
+    flags ─┐
+           ├─► load(flags) ─► Config: one class per room, and warnings for whoever started the broker
+    YAML  ─┘                  flags win over the file, the file wins over the defaults
+
+Keys are the reference's, plus ours: `broker.ports.stream`, `dispatch.heartbeat_interval` and `storage.url`.
+`keys.py` has them all. Nothing else reads the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, cast
+
+from pydanube.config import keys
+from pydanube.config.keys import HIDDEN, Values
+from pydanube.core.lag import Heartbeat
+from pydanube.core.names import NamespaceName
+from pydanube.core.policies import MIB, UNLIMITED, TopicPolicy
+from pydanube.core.roster import UNACKED_MAX_DEFAULT
+from pydanube.errors import ConfigError
+
+Mode: TypeAlias = Literal["cluster", "standalone"]
+
+HEARTBEAT: Final = Heartbeat()
+DATA_DIR: Final = Path("danube-data")
+ANY_HOST: Final = ("0.0.0.0", "[::]")
+DURABLE: Final = "storage.durable."
+SCHEMES: Final = {"s3": "s3", "gcs": "gs", "azblob": "az"}
+
+
+# --- what the rooms get ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """The command line of `danube broker`, as typed. None: not given."""
+
+    config_file: Path | None = None
+    mode: str | None = None
+    data_dir: Path | None = None
+    broker_addr: str | None = None
+    admin_addr: str | None = None
+    stream_addr: str | None = None
+    prom_exporter: str | None = None
+    advertised_addr: str | None = None
+    connect_url: str | None = None
+    raft_addr: str | None = None
+    seed_nodes: str | None = None
+    join: bool = False
+    edge_config: Path | None = None
+    edge_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """Where the broker listens, host:port; port 0 is one of the system's choice.
+
+    The URLs are what clients are told; None: `http://` and the client address as bound.
+    """
+
+    client_addr: str = "127.0.0.1:6650"
+    stream_addr: str = "127.0.0.1:6651"
+    admin_addr: str = "127.0.0.1:50051"
+    metrics_addr: str = "127.0.0.1:9040"
+    broker_url: str | None = None
+    connect_url: str | None = None
+    bootstrap_namespaces: tuple[NamespaceName, ...] = (NamespaceName("default"),)
+    auto_create_topics: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchConfig:
+    """Defaults of subscriptions that have no configuration of their own."""
+
+    max_unacked_messages: int = UNACKED_MAX_DEFAULT
+    heartbeat: Heartbeat = HEARTBEAT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageConfig:
+    """`url` is where the cloud tier keeps objects; None: messages stay on the broker's disk."""
+
+    url: str | None = None
+    options: Mapping[str, object] = field(default_factory=dict, repr=False)  # credentials among them
+    segment_bytes: int = 64 * MIB
+    segment_seconds: int = 24 * 3600
+    local_retention_seconds: int | None = None
+    local_retention_bytes: int | None = None
+    local_retention_check_seconds: int = 5 * 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    cluster_name: str = "standalone"
+    raft_addr: str = "127.0.0.1:7650"  # where members of the metadata store talk to each other
+    seed_nodes: tuple[str, ...] = ()
+    join: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadManagerConfig:
+    assignment_strategy: str = "balanced"
+    load_report_interval_seconds: int = 30
+    rebalancing_enabled: bool = False
+    aggressiveness: str = "balanced"
+    check_interval_seconds: int = 300
+    max_moves_per_hour: int = 10
+    cooldown_seconds: int = 60
+    min_brokers_for_rebalance: int = 2
+    min_topic_age_seconds: int = 300
+    blacklist_topics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """`policies` are the limits of the bootstrap namespaces."""
+
+    mode: Mode = "standalone"
+    data_dir: Path = DATA_DIR
+    broker: BrokerConfig = BrokerConfig()
+    dispatch: DispatchConfig = DispatchConfig()
+    policies: TopicPolicy = UNLIMITED
+    storage: StorageConfig = StorageConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    load_manager: LoadManagerConfig = LoadManagerConfig()
+    warnings: tuple[str, ...] = ()
+
+
+def load(flags: Flags) -> Config:
+    """Raises ConfigError, which names the key or flag, its value and what is allowed."""
+    mode = _mode(flags)
+    values, warnings = keys.read(flags.config_file)
+    if mode == "cluster" and "cluster_name" not in values:
+        raise ConfigError("cluster_name", None, "a cluster needs a name, the same on every broker")
+    broker = _broker(flags, values)
+    return Config(
+        mode=mode,
+        data_dir=flags.data_dir or values.take("storage.local_wal_root", DATA_DIR),
+        broker=broker,
+        dispatch=DispatchConfig(
+            max_unacked_messages=values.take("dispatch.max_unacked_messages", UNACKED_MAX_DEFAULT),
+            heartbeat=values.take("dispatch.heartbeat_interval", HEARTBEAT),
+        ),
+        policies=_policies(mode, values),
+        storage=_storage(values),
+        cluster=_cluster(flags, values),
+        load_manager=_load_manager(values),
+        warnings=(*warnings, *_warnings(mode, flags, values, broker)),
+    )
+
+
+# --- one room after the other ---------------------------------------------------------------------------
+
+
+def _mode(flags: Flags) -> Mode:
+    if flags.mode == "edge":
+        raise ConfigError("--mode", flags.mode, "edge mode does not exist; use standalone or cluster")
+    for flag, given in (("--edge-config", flags.edge_config), ("--edge-token", flags.edge_token)):
+        if given is not None:
+            raise ConfigError(flag, HIDDEN, "edge mode does not exist; leave the flag out")
+    if flags.mode is None and flags.config_file is None:
+        raise ConfigError("--mode", None, "standalone, or cluster with a --config-file")
+    if flags.mode not in (None, "cluster", "standalone"):
+        raise ConfigError("--mode", flags.mode, "standalone or cluster")
+    if flags.mode == "cluster" and flags.config_file is None:
+        raise ConfigError("--config-file", None, "a cluster needs one; --mode standalone does not")
+    return "standalone" if flags.mode == "standalone" else "cluster"
+
+
+def _broker(flags: Flags, values: Values) -> BrokerConfig:
+    broker_url, connect_url = _advertised(flags, values)
+    return BrokerConfig(
+        client_addr=_listen("--broker-addr", flags.broker_addr, "client", 6650, values),
+        stream_addr=_listen("--stream-addr", flags.stream_addr, "stream", 6651, values),
+        admin_addr=_listen("--admin-addr", flags.admin_addr, "admin", 50051, values),
+        metrics_addr=_listen("--prom-exporter", flags.prom_exporter, "prometheus", 9040, values),
+        broker_url=broker_url,
+        connect_url=connect_url,
+        bootstrap_namespaces=values.take("bootstrap_namespaces", BrokerConfig().bootstrap_namespaces),
+        auto_create_topics=values.take("auto_create_topics", True),
+    )
+
+
+def _listen(flag: str, given: str | None, name: str, port: int, values: Values) -> str:
+    if given is not None:
+        return keys.address(flag, given)
+    host = values.take("broker.host", "127.0.0.1")
+    bracketed = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return keys.address("broker.host", f"{bracketed}:{values.take(f'broker.ports.{name}', port)}")
+
+
+def _advertised(flags: Flags, values: Values) -> tuple[str | None, str | None]:
+    """What this broker is called, and what clients dial; they differ behind a proxy."""
+    broker_url: str | None = values.take("broker.advertised_listeners.broker_url", None)
+    connect_url: str | None = values.take("broker.advertised_listeners.connect_url", None)
+    if flags.broker_addr is not None and connect_url in (None, broker_url):
+        broker_url = connect_url = None  # the file speaks of an address that this broker does not have
+    if flags.advertised_addr is not None:
+        broker_url = connect_url = keys.url("--advertised-addr", flags.advertised_addr)
+    if flags.connect_url is not None:
+        connect_url = keys.url("--connect-url", flags.connect_url)
+    return broker_url, connect_url or broker_url
+
+
+def _policies(mode: Mode, values: Values) -> TopicPolicy:
+    given = {name: values[key] for name in TopicPolicy.__slots__ if (key := f"policies.{name}") in values}
+    if mode == "standalone" and not given:
+        return UNLIMITED
+    return TopicPolicy.from_json(given)
+
+
+def _storage(values: Values) -> StorageConfig:
+    defaults = StorageConfig()
+    return StorageConfig(
+        url=_storage_url(values),
+        options={
+            key.removeprefix(DURABLE): value
+            for key, value in values.items()
+            if key.startswith(DURABLE) and key not in ("storage.durable.root", "storage.durable.backend")
+        },
+        segment_bytes=values.take("storage.wal.rotation.max_bytes", defaults.segment_bytes),
+        segment_seconds=values.take("storage.wal.rotation.max_hours", defaults.segment_seconds),
+        local_retention_seconds=values.take("storage.local_retention.time_minutes", None),
+        local_retention_bytes=values.take("storage.local_retention.size_mb", None),
+        local_retention_check_seconds=values.take(
+            "storage.local_retention.check_interval_minutes", defaults.local_retention_check_seconds
+        ),
+    )
+
+
+def _storage_url(values: Values) -> str | None:
+    """`storage.url`, or what the reference's mode, backend and root mean as one."""
+    url: str | None = values.take("storage.url", None)
+    mode = values.take("storage.mode", "local")
+    if url is not None:
+        if mode != "local" or "storage.durable.root" in values or "storage.durable.backend" in values:
+            raise ConfigError("storage.url", url, "either storage.url, or storage.mode with storage.durable, not both")
+        return url
+    if mode == "local":
+        return None
+    root: str = values.take("storage.durable.root", "")
+    if not root:
+        raise ConfigError(
+            "storage.durable.root", None, f"storage.mode {mode} needs a root, or give storage.url instead"
+        )
+    if mode == "shared_fs":
+        return f"file://{Path(root).absolute()}"
+    backend: str = values.take("storage.durable.backend", "")
+    if not backend:
+        raise ConfigError("storage.durable.backend", None, "storage.mode object_store needs one of s3, gcs, azblob")
+    bare = root.partition("://")[2] or root
+    return f"{SCHEMES[backend]}://{bare.strip('/')}"
+
+
+def _cluster(flags: Flags, values: Values) -> ClusterConfig:
+    key = "meta_store.seed_nodes"
+    nodes: tuple[str, ...] = values.take(key, ())
+    if flags.seed_nodes is not None:
+        key = "--seed-nodes"
+        nodes = tuple(node.strip() for node in flags.seed_nodes.split(",") if node.strip())
+    return ClusterConfig(
+        cluster_name=values.take("cluster_name", ClusterConfig().cluster_name),
+        raft_addr=_listen("--raft-addr", flags.raft_addr, "raft", 7650, values),
+        seed_nodes=tuple(keys.address(key, node.partition("://")[2] or node) for node in nodes),
+        join=flags.join,
+    )
+
+
+def _load_manager(values: Values) -> LoadManagerConfig:
+    given = {}
+    for key, value in values.items():
+        if key.startswith("load_manager."):
+            name = key.rpartition(".")[2]
+            given["rebalancing_enabled" if name == "enabled" else name] = value
+    return LoadManagerConfig(**cast(dict[str, Any], given))
+
+
+def _warnings(mode: Mode, flags: Flags, values: Values, broker: BrokerConfig) -> Iterator[str]:
+    if mode == "standalone":
+        raft = {
+            "--raft-addr": flags.raft_addr is not None,
+            "--seed-nodes": flags.seed_nodes is not None,
+            "--join": flags.join,
+            "broker.ports.raft": "broker.ports.raft" in values,
+            "meta_store.seed_nodes": bool(values.get("meta_store.seed_nodes")),
+        }
+        for name in (name for name, given in raft.items() if given):
+            yield f"{name} has no effect: a standalone broker keeps its metadata in SQLite and has no peers"
+    host = broker.client_addr.rpartition(":")[0]
+    if host in ANY_HOST and broker.connect_url is None:
+        yield (
+            f"clients will be told to connect to {host}, which works on this machine only: "
+            "set broker.advertised_listeners.broker_url or --advertised-addr"
+        )

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from pydanube.core.policies import MIB, UNLIMITED, TopicPolicy, effective
+from pydanube.errors import ConfigError
+
+
+def test_zero_means_no_limit() -> None:
+    assert UNLIMITED.allows_producer(10**6)
+    assert UNLIMITED.allows_message(10**9)
+    assert TopicPolicy().max_message_size == 10 * MIB
+
+
+def test_a_limit_is_reached_when_so_many_are_present() -> None:
+    policy = TopicPolicy(
+        max_producers_per_topic=2,
+        max_subscriptions_per_topic=1,
+        max_consumers_per_topic=3,
+        max_consumers_per_subscription=1,
+        max_message_size=100,
+    )
+    assert policy.allows_producer(1) and not policy.allows_producer(2)
+    assert policy.allows_subscription(0) and not policy.allows_subscription(1)
+    assert policy.allows_consumer_on_topic(2) and not policy.allows_consumer_on_topic(3)
+    assert policy.allows_consumer_on_subscription(0) and not policy.allows_consumer_on_subscription(1)
+    assert policy.allows_message(100) and not policy.allows_message(101)
+
+
+def test_the_topics_policy_wins_over_the_namespaces() -> None:
+    mine, theirs = TopicPolicy(max_producers_per_topic=1), TopicPolicy(max_producers_per_topic=9)
+    assert effective(mine, theirs) is mine
+    assert effective(None, theirs) is theirs
+    assert effective(None, None) is UNLIMITED
+
+
+def test_policies_survive_storage_and_ignore_newer_fields() -> None:
+    policy = TopicPolicy(max_publish_rate=5)
+    assert TopicPolicy.from_json(policy.to_json() | {"newer": 1}) == policy
+    assert len(policy.to_json()) == 7
+
+
+@pytest.mark.parametrize("value", [-1, 2**32, "many", 1.5, True, None])
+def test_absurd_limits_are_refused_by_name(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"policies\.max_publish_rate"):
+        TopicPolicy.from_json({"max_publish_rate": value})
