@@ -188,6 +188,15 @@ def test_permits_are_used_up_and_granted_anew() -> None:
     assert step(dispatch, Granted(A, Permits(1, 0))) == [Send(A, offsets(2), 1, 980)]
 
 
+def test_a_consumer_that_grants_permits_leaves_the_window() -> None:
+    dispatch = SharedDispatch(Progress(), limits=DispatchLimits(unacked_max=2))
+    dispatch.step(Joined(A), 0.0)
+    step(dispatch, Available(2))
+    step(dispatch, Granted(A, Permits(1, 1000)))
+    step(dispatch, Joined(B))
+    assert step(dispatch, Available(5)) == [Send(B, offsets(2, 4), 1), Send(A, offsets(3), 1, 1000)]
+
+
 def test_nothing_is_sent_while_the_bytes_of_the_last_delivery_are_unknown() -> None:
     dispatch = ExclusiveDispatch(Progress())
     dispatch.step(Joined(A, Permits(100, 1000)), 0.0)
@@ -272,6 +281,12 @@ def test_a_late_ack_of_the_poison_itself_unblocks() -> None:
     dispatch = exclusive(committed=1, policy=replace(POLICY, max_redelivery_count=0))
     assert step(dispatch, Nacked(offsets(0))) == [Blocked(0, Tries(1, 1, ""))]
     assert step(dispatch, Acked(offsets(0))) == [Unblocked(), SaveCursor(1)]
+
+
+def test_a_blocked_message_is_not_settled_by_a_dead_letter_nobody_asked_for() -> None:
+    dispatch = exclusive(committed=1, policy=replace(POLICY, max_redelivery_count=0))
+    step(dispatch, Nacked(offsets(0)))
+    assert step(dispatch, DeadLettered(offsets(0))) == []
 
 
 def test_a_larger_redelivery_count_sends_the_poison_again() -> None:

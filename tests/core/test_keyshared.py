@@ -10,6 +10,7 @@ from pydanube.core.events import (
     Blocked,
     DeadLetter,
     DeadLettered,
+    DeadLetterFailed,
     Effect,
     Forgotten,
     HistoryAvailable,
@@ -124,6 +125,25 @@ def test_a_dead_letter_holds_its_key_until_the_copy_is_safe() -> None:
     (effect,) = step(dispatch, Nacked(offsets(0)))
     assert isinstance(effect, DeadLetter)
     assert step(dispatch, DeadLettered(offsets(0))) == [Send(A, offsets(1), 1), SaveCursor(1)]
+
+
+def test_a_copy_that_failed_is_tried_again_by_the_policy_of_that_day() -> None:
+    policy = replace(POLICY, poison_policy=Poison.DEAD_LETTER, dead_letter_topic="/default/dead")
+    dispatch = key_shared("x", policy=policy)
+    step(dispatch, Nacked(offsets(0)), 0.0)
+    assert step(dispatch, DeadLetterFailed(offsets(0)), 0.0) == []
+    assert isinstance(step(dispatch, Ticked(), 1.0)[0], DeadLetter)
+    step(dispatch, DeadLetterFailed(offsets(0)), 1.0)
+    step(dispatch, PolicyChanged(policy=FailurePolicy()), 1.0)
+    assert step(dispatch, Ticked(), 2.0) == []  # no poison any more: an ordinary retry
+    assert step(dispatch, Ticked(), 3.0) == [Send(A, offsets(0), 2)]
+
+
+def test_a_key_that_waits_goes_on_waiting_when_a_consumer_joins() -> None:
+    dispatch = key_shared("x", "x", policy=FailurePolicy())
+    step(dispatch, Nacked(offsets(0)), 0.0)
+    assert step(dispatch, Joined(B), 0.1) == []
+    assert [type(effect) for effect in step(dispatch, Ticked(), 1.0)] == [Send]
 
 
 def test_a_key_nobody_accepts_is_skipped() -> None:

@@ -57,7 +57,7 @@ from pydanube.core.events import (
 )
 from pydanube.core.keyring import accepts
 from pydanube.core.keyshared import KeySharedDispatch
-from pydanube.core.lag import Heartbeat, beat, explain
+from pydanube.core.lag import Heartbeat, explain
 from pydanube.core.limits import TokenBucket
 from pydanube.core.machine import Machine
 from pydanube.core.names import ConsumerId
@@ -310,7 +310,7 @@ class World:
             case "commit unheard":
                 self.head += b % 6
             case "heartbeat":
-                found = beat(self.machine.standing(self.head), Heartbeat(), self.now)
+                found = self.machine.beat(Heartbeat(), self.now, self.head)
                 if found.poll:
                     self.step(Available(self.head))
                 self.step(Ticked())

@@ -24,6 +24,13 @@ from pydanube.log import committer
 from pydanube.log.batch import Batch, Envelope, encode, messages, rows_of
 from pydanube.log.committer import Receipt
 from pydanube.log.reader import LogReader
+from pydanube.log.segment import (
+    GROUP_HEADER_SIZE,
+    GroupHeader,
+    decode_group_header,
+    decode_segment_header,
+    segment_header_length,
+)
 from pydanube.log.verify import Report, verify
 from pydanube.log.wal import TopicLog, Wal, WalConfig
 from pydanube.ports import Entry, Write, WriteResult
@@ -205,15 +212,18 @@ class Machine:
         self.clock = SimClock()
         self.work = SimWork(Random(seed))
         self._pid = 100
-        self.disk = self._new_process()
+        self.new_process()
 
-    def _new_process(self) -> WatchedDisk:
+    def new_process(self) -> None:
         self._pid += 1
-        return WatchedDisk(self.hardware.process(self._pid))
+        self.disk = WatchedDisk(self.hardware.process(self._pid))
 
     async def boot(self, **config: Any) -> Wal:
         """A new process opens the data directory."""
-        self.disk = self._new_process()
+        self.new_process()
+        return await self.open(**config)
+
+    async def open(self, **config: Any) -> Wal:
         return await Wal.open(self.disk, self.clock, self.work, WalConfig(**{**SMALL, **config}))
 
     async def reopened(self, topic: str = TOPIC, *, epoch: int, **options: Any) -> TopicLog:
@@ -276,6 +286,7 @@ class Machine:
 
     async def create(self, path: str, data: bytes = b"") -> None:
         disk = self.hardware.process(99)
+        await disk.make_directory(path.rpartition("/")[0])
         await disk.create(path)
         assert await disk.write([Write(path, 0, [data])], sync=True) == [None]
         await disk.sync_directory(path.rpartition("/")[0])
@@ -328,6 +339,22 @@ class Producer:
         )
         self.next_sequence += len(payloads)
         return made
+
+
+# --- what a file holds ------------------------------------------------------------------------------
+
+
+def groups_of(content: bytes) -> list[GroupHeader]:
+    """The groups that stand in a segment file, up to the first place where there is none."""
+    start = segment_header_length(content)
+    assert start is not None
+    header = decode_segment_header(content[:start])
+    assert header is not None
+    found: list[GroupHeader] = []
+    while (group := decode_group_header(content, start, start, header.segment_id)) is not None:
+        found.append(group)
+        start += GROUP_HEADER_SIZE + group.length
+    return found
 
 
 # --- what a log holds -------------------------------------------------------------------------------

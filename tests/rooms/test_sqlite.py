@@ -13,12 +13,13 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from pydanube.errors import DirectoryInUse, DiskFailed, DiskFull, FormatTooNew, LeaseLost, Unreachable
-from pydanube.ports import Compare, Event, Item, Put
-from pydanube.stores.memory import MemoryClock
+from pydanube.ports import Compare, Delete, Event, Item, MetadataStore, Put
+from pydanube.stores.memory import MemoryClock, MemoryMetadataStore
 from pydanube.stores.sqlite import SqliteMetadataStore
 from pydanube.stores.sqlite_file import Call
 from tests.support import run, settle
@@ -142,6 +143,69 @@ def test_what_was_acknowledged_survives_kill_9(path: Path) -> None:
             assert item is not None and int(item.value) >= value and item.revision >= revision
 
     use(path, check)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_calls_and_restarts_have_the_outcomes_of_the_reference_in_memory(path: Path, seed: int) -> None:
+    """The memory store is what the port means; a restart changes nothing but the leases' deadlines."""
+    random = Random(seed)
+    clock = MemoryClock()
+    reference = MemoryMetadataStore(clock)
+    keys = [f"/{name}" for name in "abcdef"]
+    leases = [0]
+
+    async def outcome(store: MetadataStore, call: str, *arguments: object) -> object:
+        try:
+            return await getattr(store, call)(*arguments)
+        except LeaseLost as error:
+            return error.lease
+
+    async def both(store: SqliteMetadataStore, call: str, *arguments: object) -> object:
+        expected = await outcome(reference, call, *arguments)
+        assert await outcome(store, call, *arguments) == expected, (seed, call, arguments)
+        return expected
+
+    async def life(store: SqliteMetadataStore) -> None:
+        watches = [metadata.watch("/", await reference.transact([], []) or 0) for metadata in (reference, store)]
+        for _ in range(30):
+            match random.randrange(6):
+                case 0 | 1 | 2:
+                    some = random.sample(keys, random.randint(0, 3))
+                    items = await reference.list("/")
+                    compares = [Compare(item.key, item.revision) for item in items if random.random() < 0.2]
+                    compares += [Compare(random.choice(keys), 0)] if random.random() < 0.2 else []
+                    operations = [
+                        Put(key, b"%d" % random.randrange(9), random.choice(leases))
+                        if random.random() < 0.7
+                        else Delete(key)
+                        for key in some
+                    ]
+                    await both(store, "transact", compares, operations)
+                case 3:
+                    leases.append(int(str(await both(store, "grant", random.uniform(1, 20)))))
+                case 4:
+                    await both(store, random.choice(["renew", "revoke"]), random.choice(leases))
+                case 5:
+                    clock.advance(random.uniform(0, 10))
+            await both(store, "list", "/")
+        await both(store, "transact", [], [Put("/last", b"")])
+        seen = []
+        for watch in watches:
+            events: list[Event] = []
+            while not events or events[-1].key != "/last":
+                events += await anext(watch)
+            seen.append(
+                [
+                    sorted((e for e in events if e.revision == r), key=lambda e: e.key)
+                    for r in sorted({e.revision for e in events})
+                ]
+            )
+        assert seen[0] == seen[1]
+        for lease in leases[1:]:  # what the restart does to the one, renewal does to the other
+            await outcome(reference, "renew", lease)
+
+    for _ in range(3):
+        use(path, life, clock)
 
 
 # --- commits ------------------------------------------------------------------------------------------

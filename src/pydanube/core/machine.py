@@ -46,7 +46,7 @@ from pydanube.core.events import (
     WakeAt,
     Withheld,
 )
-from pydanube.core.lag import LagInfo, Standing, lag_info
+from pydanube.core.lag import Beat, Heartbeat, LagInfo, Standing, beat, lag_info
 from pydanube.core.limits import TokenBucket
 from pydanube.core.names import ConsumerId
 from pydanube.core.ranges import OffsetRange, Piece
@@ -115,6 +115,13 @@ class Machine(ABC):
     def get_lag_info(self, committed_head: int) -> LagInfo:
         head = max(committed_head, self.progress.head)
         return lag_info(self.progress.next_unacked, head, self.progress.lag(head))
+
+    def beat(self, heartbeat: Heartbeat, now: float, committed_head: int, *, new_history: bool = False) -> Beat:
+        """One heartbeat. Most find nothing: a subscription without lag costs a subtraction."""
+        lag = self.get_lag_info(committed_head)
+        if not lag.has_lag and not new_history:
+            return Beat(False, lag)
+        return beat(self.standing(committed_head), heartbeat, now, new_history=new_history)
 
     # --- hearing ----------------------------------------------------------------------------------------
 

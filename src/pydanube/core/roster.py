@@ -109,8 +109,8 @@ class Roster:
         if member.messages is None:
             member.messages = 0
             self.window_held -= member.held
-        member.messages += permits.messages
-        member.size_bytes += permits.size_bytes
+        member.messages += max(0, permits.messages)
+        member.size_bytes += max(0, permits.size_bytes)
         member.paused = False
 
     def room(self, member: Member) -> int:

@@ -11,14 +11,18 @@ from typing import Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pydanube.errors import InvalidBatch, LogDamaged, OffsetOutOfRange
+from pydanube.errors import InvalidBatch, LogDamaged
 from pydanube.log.batch import HEADER_SIZE, Batch, decode, load, parse_header
 from pydanube.log.cache import Tail
 from pydanube.log.catalog import SegmentFile
-from pydanube.log.segment import GROUP_HEADER_SIZE, decode_group_header, pad
+from pydanube.log.segment import GROUP_HEADER_SIZE, decode_group_header, find_group_header, pad
 from pydanube.ports import Disk
 
 _PIECE_BYTES_MIN: Final = 64 * 1024
+
+
+class _Unreadable(Exception):
+    """What stands at the reader's position is not what must stand there."""
 
 
 class Readable(Protocol):
@@ -67,18 +71,34 @@ class LogReader:
             self._position = self._group_end = segment.index.lookup(self.offset, segment.start)
             self._next = -1
         end = min(segment.end, segment.copied)
-        if self._position >= end:
-            raise self._damage(segment, "it ends too early")
-        length = min(max(bytes_max, _PIECE_BYTES_MIN), end - self._position)
         try:
+            if self._position >= end:
+                raise _Unreadable("it ends too early")
+            length = min(max(bytes_max, _PIECE_BYTES_MIN), end - self._position)
             piece = await self._log.disk.read(segment.path, self._position, length)
             while (needed := self._needed(piece, segment)) > len(piece):
                 if self._position + needed > end:
-                    raise self._damage(segment, "a batch reaches beyond its end")
+                    raise _Unreadable("a batch reaches beyond its end")
                 piece = await self._log.disk.read(segment.path, self._position, needed)
+            return self._take(memoryview(piece), segment)
+        except _Unreadable as damage:
+            await self._step_over(segment, end, str(damage))
+            return []
         except FileNotFoundError:
-            raise OffsetOutOfRange(self._log.topic, self.offset, self._log.head, self._log.head) from None
-        return self._take(memoryview(piece), segment)
+            self._log.segment_for(self.offset)  # raises if it was retention
+            raise self._damage(segment, segment.end_offset, "the file is missing") from None
+
+    async def _step_over(self, segment: SegmentFile, end: int, why: str) -> None:
+        """Goes on with the next group that there is. Raises LogDamaged if our offset is not behind the damage."""
+        start = self._position + 1
+        rest = await self._log.disk.read(segment.path, start, max(0, end - start))
+        found = find_group_header(rest, 0, start, segment.segment_id)
+        behind = found[1] if found else None
+        lost_end = behind.first_offset if behind else segment.end_offset
+        if behind is None or self.offset < lost_end:
+            raise self._damage(segment, lost_end, why)
+        self._position = self._group_end = behind.position
+        self._next = behind.first_offset
 
     def _needed(self, piece: bytes, segment: SegmentFile) -> int:
         """How many bytes from the current position on make at least one batch."""
@@ -86,7 +106,7 @@ class LogReader:
         if self._position >= self._group_end:
             group = decode_group_header(piece, 0, self._position, segment.segment_id)
             if group is None:
-                raise self._damage(segment, "there is no group where one must be")
+                raise _Unreadable("there is no group where one must be")
             if group.length == 0:
                 return GROUP_HEADER_SIZE
             start = GROUP_HEADER_SIZE
@@ -95,7 +115,7 @@ class LogReader:
         try:
             header = parse_header(memoryview(piece)[start : start + HEADER_SIZE])
         except InvalidBatch as error:
-            raise self._damage(segment, error.what) from error
+            raise _Unreadable(error.what) from error
         return start + header.size_bytes
 
     def _take(self, piece: memoryview, segment: SegmentFile) -> list[Batch]:
@@ -110,9 +130,9 @@ class LogReader:
                 if group is None:
                     if found:
                         break  # hand out what is good; the next read meets the damage and says so
-                    raise self._damage(segment, "there is no group where one must be")
+                    raise _Unreadable("there is no group where one must be")
                 if self._next not in (-1, group.first_offset):
-                    raise self._damage(segment, f"offset {group.first_offset} follows {self._next - 1}")
+                    raise _Unreadable(f"offset {group.first_offset} follows {self._next - 1}")
                 self._next = group.first_offset
                 segment.index.add(group.first_offset, self._position)
                 place += GROUP_HEADER_SIZE
@@ -139,17 +159,17 @@ class LogReader:
         except InvalidBatch as error:
             if found:
                 return None
-            raise self._damage(segment, error.what) from error
+            raise _Unreadable(error.what) from error
         header = batch.header
         if header.base_offset != self._next or header.topic_hash != self._log.topic_hash:
             if found:
                 return None
-            raise self._damage(segment, f"a batch with offset {header.base_offset} stands where {self._next} must be")
+            raise _Unreadable(f"a batch with offset {header.base_offset} stands where {self._next} must be")
         return batch
 
-    def _damage(self, segment: SegmentFile, why: str) -> LogDamaged:
+    def _damage(self, segment: SegmentFile, end_offset: int, why: str) -> LogDamaged:
         first = max(self._next, segment.first_offset)
-        return LogDamaged(self._log.topic, segment.path, self._position, first, segment.end_offset, why)
+        return LogDamaged(self._log.topic, segment.path, self._position, first, end_offset, why)
 
 
 def first_row_since(batch: Batch, time_us: int) -> int:

@@ -16,7 +16,7 @@ synced before anybody reads it: syncing the old file again would trust pages tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -151,11 +151,11 @@ class Recovered:
 # --- journals ---------------------------------------------------------------------------------------
 
 
-async def redo_journals(disk: Disk) -> list[str]:
-    """Copies what the journals hold into the segments, syncs those, removes the journals.
+async def redo_journals(disk: Disk) -> dict[str, str]:
+    """Copies what the journals hold into the segments and syncs those.
 
-    Returns a sentence for every journal that is damaged; those are kept under another name. Doing it again after a
-    crash in the middle is the same as doing it once.
+    Returns a sentence for every journal that is damaged, by path. Doing it again after a crash is the same as doing it
+    once, so the journals stay until `clear_journals`: till then a restart finds the same damage.
     """
     names = [entry.name for entry in await disk.list(JOURNALS)]
     for name in names:
@@ -167,7 +167,7 @@ async def redo_journals(disk: Disk) -> list[str]:
         header = decode_journal_header(await disk.read(path, 0, 64))
         if header is not None:
             links[header.previous_id] = header.previous_end
-    problems: list[str] = []
+    problems: dict[str, str] = {}
     touched: set[str] = set()
     known: dict[str, int | None] = {}
     for path in paths:
@@ -176,8 +176,7 @@ async def redo_journals(disk: Disk) -> list[str]:
         header = decode_journal_header(content)
         redo = read_journal(content, end=links.get(header.journal_id) if header else None)
         if redo is None:
-            problems.append(f"{path} has a damaged header")
-            await disk.rename(path, path + DAMAGE_SUFFIX)
+            problems[path] = f"{path} has a damaged header"
             continue
         touched |= await _apply(disk, redo.entries, known)
         if redo.torn_at is not None and (rest := content[redo.torn_at :].rstrip(b"\0")):
@@ -185,16 +184,22 @@ async def redo_journals(disk: Disk) -> list[str]:
             await replace_file(disk, path + TORN_SUFFIX, rest)
             log.warning("unfinished journal record cut off", extra={"path": path, "position": redo.torn_at})
         if redo.damaged_at:
-            problems.append(f"{path} is damaged at position {redo.damaged_at[0]}")
-            await disk.rename(path, path + DAMAGE_SUFFIX)
+            problems[path] = f"{path} is damaged at position {redo.damaged_at[0]}"
     for failure in await disk.sync(sorted(touched)):
         if failure is not None:
             raise failure
-    for path in paths:
+    return problems
+
+
+async def clear_journals(disk: Disk, damaged: Collection[str]) -> None:
+    """Removes the journals that were redone; damaged ones are kept under another name."""
+    names = [entry.name for entry in await disk.list(JOURNALS)]
+    for path in damaged:
+        await disk.rename(path, path + DAMAGE_SUFFIX)
+    for path in [f"{JOURNALS}/{name}" for name in names if name.endswith(".journal")]:
         await disk.remove(path)
     if names:
         await disk.sync_directory(JOURNALS)
-    return problems
 
 
 async def _apply(disk: Disk, entries: Sequence[JournalEntry], known: dict[str, int | None]) -> set[str]:
@@ -290,12 +295,13 @@ class _EpochRecovery:
         self._directory = epoch_directory(topic, epoch)
         self._journal_damaged = journal_damaged
         self._result = RecoveredEpoch(epoch, self._directory)
-        self._unbounded: list[SegmentFile] = []  # no successor says where they end
+        self._damage_reported = False  # by a recovery that was cut short
 
     async def run(self) -> RecoveredEpoch | None:
         """None if nothing of the epoch is left."""
         result = self._result
         names = await self._tidy()
+        self._damage_reported = any(name.endswith(DAMAGE_SUFFIX) for name in names)
         checkpoint = await self._read_checkpoint(CHECKPOINT in names)
         segments = await self._read_headers(names, checkpoint)
         over = checkpoint is not None and checkpoint.finished and checkpoint.proven and not result.damage
@@ -304,9 +310,9 @@ class _EpochRecovery:
             return None
         if not segments and not result.damage and not (checkpoint and checkpoint.finished):
             return None  # opened, and nothing was ever appended
-        self._chain(segments, checkpoint)
+        await self._chain(segments, checkpoint)
         if checkpoint and checkpoint.finished:
-            self._take_ending(checkpoint)
+            await self._take_ending(checkpoint)
         else:
             await self._judge_ending()
             await self._finish(checkpoint)
@@ -335,13 +341,18 @@ class _EpochRecovery:
 
     async def _read_headers(self, names: list[str], checkpoint: Checkpoint | None) -> list[SegmentFile]:
         segments = []
+        synced = False
         for name in sorted(names):
-            if not name.endswith(SEGMENT_SUFFIX):
+            if not name.endswith(SEGMENT_SUFFIX) or not name.partition("-")[0].isdecimal():
                 continue
             path = f"{self._directory}/{name}"
             first_offset = int(name.partition("-")[0])
             if checkpoint and first_offset < checkpoint.first_offset:
-                await self._disk.remove(path)  # retention had decided so, and a crash brought it back
+                # Retention had decided so, and a crash brought it back. The decision is made safe, then acted on.
+                if not synced:
+                    await self._disk.sync_directory(self._directory)
+                    synced = True
+                await self._disk.remove(path)
                 continue
             read = await read_segment_header(self._disk, path)
             if read is None or read[0].topic_hash != topic_hash(self._topic):
@@ -353,7 +364,7 @@ class _EpochRecovery:
             segments.append(SegmentFile(path, header, start, start, header.first_offset, 0, start, size, size))
         return segments
 
-    def _chain(self, segments: list[SegmentFile], checkpoint: Checkpoint | None) -> None:
+    async def _chain(self, segments: list[SegmentFile], checkpoint: Checkpoint | None) -> None:
         """Puts the segments in the order of their links and bounds each by its successor."""
         by_id = {segment.segment_id: segment for segment in segments}
         after: dict[int, SegmentFile] = {}
@@ -373,6 +384,7 @@ class _EpochRecovery:
         result = self._result
         kept = checkpoint.first_offset if checkpoint else 0
         for start in starts:
+            await self._bound_last()
             ordered = [start]
             while (following := after.get(ordered[-1].segment_id)) is not None:
                 bounded = ordered[-1]
@@ -385,12 +397,17 @@ class _EpochRecovery:
                     Damage(start.path, 0, first, start.first_offset, "the segment before it is missing")
                 )
             result.segments += ordered
-            self._unbounded.append(ordered[-1])
         result.first_offset = result.segments[0].first_offset if result.segments else kept
+
+    async def _bound_last(self) -> None:
+        """The successor of the last segment so far is missing: only its groups say how far it goes."""
+        if self._result.segments:
+            aside = RecoveredEpoch(self._result.epoch, self._directory)
+            await _Scan(self._disk, self._result.segments[-1], aside).run()
 
     # --- how it ended -------------------------------------------------------------------------------
 
-    def _take_ending(self, checkpoint: Checkpoint) -> None:
+    async def _take_ending(self, checkpoint: Checkpoint) -> None:
         result = self._result
         result.end_offset = checkpoint.end_offset
         result.append_time = checkpoint.append_time
@@ -403,6 +420,7 @@ class _EpochRecovery:
             last.end = last.synced = checkpoint.end_position
             last.end_offset = checkpoint.end_offset
         elif checkpoint.end_offset > checkpoint.first_offset:
+            await self._bound_last()
             first = last.end_offset if last else checkpoint.first_offset
             result.damage.append(
                 Damage(self._directory, 0, first, checkpoint.end_offset, "its newest segment is missing")
@@ -415,9 +433,6 @@ class _EpochRecovery:
             result.end_offset = min((damage.first for damage in broken), default=0)
             result.unproven("no segment of it can be read")
             return
-        for segment in self._unbounded[:-1]:
-            # Its successor is missing: only its groups say how far it goes.
-            await _Scan(self._disk, segment, RecoveredEpoch(result.epoch, self._directory)).run()
         last = result.segments[-1]
         header = last.header
         result.sessions = Sessions.from_bytes(header.snapshot)
@@ -426,6 +441,9 @@ class _EpochRecovery:
         scan = _Scan(self._disk, last, result)
         await scan.run()
         if result.damage:
+            # Before the copy: with that in place, a restart does not look for damage in this segment any more.
+            await self._report_damage()
+        if result.damage or self._damage_reported:
             result.sessions.loosen()
         if scan.rest:
             kept_as = last.path + TORN_SUFFIX
@@ -484,9 +502,7 @@ class _EpochRecovery:
         """From now on the epoch ends where this recovery says, whatever a later one might think."""
         result = self._result
         last = result.segments[-1] if result.segments else None
-        for damage in result.damage:
-            text = f"{self._topic}: {damage}\n".encode()
-            await replace_file(self._disk, damage.path + DAMAGE_SUFFIX, text)
+        await self._report_damage()
         finished = Checkpoint(
             first_offset=checkpoint.first_offset if checkpoint else result.first_offset,
             finished=True,
@@ -500,6 +516,13 @@ class _EpochRecovery:
             sessions=result.sessions.to_bytes(),
         )
         await replace_file(self._disk, f"{self._directory}/{CHECKPOINT}", finished.to_bytes())
+
+    async def _report_damage(self) -> None:
+        texts: dict[str, str] = {}
+        for damage in self._result.damage:
+            texts[damage.path] = texts.get(damage.path, "") + f"{self._topic}: {damage}\n"
+        for path, text in texts.items():
+            await replace_file(self._disk, path + DAMAGE_SUFFIX, text.encode())
 
     async def _remove_directory(self) -> None:
         """Retention had removed every segment; the rest goes too, unless something is kept for a person."""

@@ -69,7 +69,7 @@ async def verify(
     try:
         view = OverlayDisk(disk)
         await check_format(view)
-        report.problems += await redo_journals(view)
+        report.problems += (await redo_journals(view)).values()
         for topic in await topics_on(view):
             recovered = await recover_topic(view, clock, work, topic, journal_damaged=bool(report.problems))
             report.topics.append(await _verify_topic(view, recovered, progress))

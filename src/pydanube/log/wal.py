@@ -17,6 +17,7 @@ everything about consumers (broker).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections import deque
@@ -30,6 +31,7 @@ from pydanube.errors import (
     FormatTooNew,
     InvalidBatch,
     LogClosed,
+    LogDamaged,
     LogStopped,
     OffsetOutOfRange,
     OffsetTaken,
@@ -51,9 +53,10 @@ from pydanube.log.layout import (
     epoch_directory,
     read_file,
     replace_file,
+    topic_directory,
 )
 from pydanube.log.reader import LogReader, first_row_since
-from pydanube.log.recovery import Recovered, RecoveredEpoch, Tail, recover_topic, redo_journals
+from pydanube.log.recovery import Recovered, RecoveredEpoch, Tail, clear_journals, recover_topic, redo_journals
 from pydanube.ports import Clock, Disk, Work
 
 log = logging.getLogger(__name__)
@@ -102,6 +105,7 @@ class Wal:
         self._committer = Committer(disk, clock, work, config)
         self._task: asyncio.Task[None] | None = None
         self._logs: dict[str, TopicLog] = {}
+        self._names_synced: set[str] = set()
         self.problems: list[str] = []  # damage found in commit journals, in words
 
     @classmethod
@@ -114,11 +118,14 @@ class Wal:
         await disk.lock(LOCK)
         try:
             await check_format(disk)
-            wal.problems = await redo_journals(disk)
-            if wal.problems:
+            await wal._sync_names("")
+            damaged = await redo_journals(disk)
+            wal.problems = list(damaged.values())
+            if damaged:
                 # What the journal held is gone; every log that may have had a part in it must remember that.
                 for topic in await topics_on(disk):
                     await recover_topic(disk, clock, work, topic, journal_damaged=True)
+            await clear_journals(disk, damaged)
             await make_ballast(disk, wal._config.ballast_bytes)
         except BaseException:
             await disk.unlock(LOCK)
@@ -150,6 +157,8 @@ class Wal:
             raise ConfigError("durability", durability, f"one of {', '.join(DURABILITIES)}")
         if topic in self._logs:
             raise OffsetTaken(topic, epoch, self._logs[topic].epoch + 1, "epoch")
+        directory = topic_directory(topic)
+        await self._sync_names(WAL, directory.rpartition("/")[0], directory)
         recovered = await recover_topic(self._disk, self._clock, self._work, topic)
         newest = recovered.epochs[-1].epoch if recovered.epochs else -1
         if epoch <= newest:
@@ -168,6 +177,16 @@ class Wal:
         if len(self._logs) == MANY_TOPICS:
             await self._committer.expect_many()
         return opened
+
+    async def _sync_names(self, *directories: str) -> None:
+        """Directories that an earlier process made may have names that only the page cache knows: it may have died
+        before it synced them. What is acknowledged below them needs them, so they are made safe once per process.
+        """
+        for directory in directories:
+            if directory not in self._names_synced:
+                with contextlib.suppress(FileNotFoundError):
+                    await self._disk.sync_directory(directory)
+                    self._names_synced.add(directory)
 
     async def close(self) -> None:
         """Commits what is queued, finishes every log, empties the journals and lets the directory go."""
@@ -203,7 +222,7 @@ async def check_format(disk: Disk) -> None:
         return
     try:
         found = int(json.loads(data)["format"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise ConfigError(FORMAT, data[:80], "a data directory of PyDanube") from None
     if found > FORMAT_VERSION:
         raise FormatTooNew(FORMAT, found, FORMAT_VERSION)
@@ -245,6 +264,8 @@ class TopicLog:
         self.closed = False
         self.disk = wal._disk
         self.segments: list[SegmentFile] = recovered.segments
+        self._opening: dict[int, int] = {}  # producer -> newest session that is being opened and not stored yet
+        self._kept_from = 0  # retention has removed what lies below
         self._wal = wal
         self._committer = wal._committer
         self._cache = wal._cache
@@ -272,8 +293,13 @@ class TopicLog:
 
     async def open_session(self, producer_id: int) -> int:
         """A new session for this producer, durably; older ones are refused from now on."""
-        session = self.sessions.next_session(producer_id, self.epoch)
-        await self.submit(session_record(topic=self.topic, producer_id=producer_id, session=session))
+        session = max(self.sessions.next_session(producer_id, self.epoch), self._opening.get(producer_id, 0) + 1)
+        self._opening[producer_id] = session
+        try:
+            await self.submit(session_record(topic=self.topic, producer_id=producer_id, session=session))
+        finally:
+            if self._opening.get(producer_id) == session:
+                del self._opening[producer_id]
         return session
 
     def reserve(self, end: int) -> None:
@@ -350,9 +376,11 @@ class TopicLog:
 
     async def offset_at(self, time_us: int) -> int:
         """The smallest offset that was published at or after `time_us`; the head if there is none."""
+        head = self.head
         if self.max_publish_time < time_us:
-            return self.head
-        for segment, following in zip(self.segments, [*self.segments[1:], None], strict=True):
+            return head
+        segments = list(self.segments)  # the log goes on while we read
+        for segment, following in zip(segments, [*segments[1:], None], strict=True):
             # The running maximum at a segment's end stands in the header of the next.
             latest = following.header.max_publish_time if following else self.max_publish_time
             if latest >= time_us and segment.end_offset > segment.first_offset:
@@ -361,14 +389,21 @@ class TopicLog:
                     for batch in await reader.read(READ_BYTES):
                         if batch.header.max_publish_time >= time_us:
                             return first_row_since(batch, time_us)
-        return self.head
+        return head
 
     def segment_for(self, offset: int) -> SegmentFile:
         segment = segment_holding(self.segments, offset)
         if segment is None:
+            self._check_lost(offset)
             following = next((first for first, end in self.held() if first > offset), self.head)
             raise OffsetOutOfRange(self.topic, offset, following, self.head)
         return segment
+
+    def _check_lost(self, offset: int) -> None:
+        """Raises LogDamaged if recovery found that the offset was here and is not any more."""
+        for damage in sorted(self.recovered.damage, key=lambda damage: damage.end is None):
+            if max(damage.first, self._kept_from) <= offset and (damage.end is None or offset < damage.end):
+                raise LogDamaged(self.topic, damage.path, damage.position, damage.first, damage.end, damage.why)
 
     # --- retention and closing ----------------------------------------------------------------------
 
@@ -395,6 +430,7 @@ class TopicLog:
         for directory, segments in by_directory.items():
             await self._move_first_offset(directory, segments[-1].end_offset)
             del self.segments[: len(segments)]
+            self._kept_from = segments[-1].end_offset
             for segment in segments:
                 await self._drop(segment)
             await self.disk.sync_directory(directory)
@@ -428,8 +464,11 @@ class TopicLog:
         try:
             if self.active is not None:
                 await committer.settle(self)
-                async with self._checkpointing:
+            async with self._checkpointing:  # also waits for a truncation that is under way
+                if self.active is not None:
                     await self._finish(self.active)
+            # Only now: until it was settled, memory was the only place to read the newest batches from.
+            self._cache.drop(self.tail)
         except LogStopped:
             log.error("log left unfinished", extra={"topic": self.topic})  # the next start recovers it
         finally:
@@ -437,8 +476,6 @@ class TopicLog:
             for waiter in self._waiters:
                 if not waiter.done():
                     waiter.set_result(None)
-        # Only now: until it was settled, memory was the only place to read the newest batches from.
-        self._cache.drop(self.tail)
 
     async def _finish(self, active: SegmentFile) -> None:
         directory = self.directory

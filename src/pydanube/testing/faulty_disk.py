@@ -15,6 +15,7 @@ dead: a call that was going on, or comes later, never returns and changes nothin
     fault               what it does
     sync fails          DiskFailed, and the kernel forgets the pages: reads may go on showing them, no later
                         sync writes them, and a later sync may even say that all is well
+    write, read fails   DiskFailed, with any prefix of the write in place
     write, sync delays  as long as `delay_seconds_max`
     no room             DiskFull with any prefix of the write in place, until there is room again
     bit flips           `flip`, on demand, in what is durable
@@ -47,6 +48,8 @@ class Faults:
     """How often, of one call or one file in it. May be changed while the disk runs."""
 
     sync_fails: float = 0.0
+    write_fails: float = 0.0
+    read_fails: float = 0.0
     directory_sync_fails: float = 0.0
     # Of the failed syncs: later ones of that file by that process fail too (else they seem to succeed).
     sync_failure_stays: float = 0.5
@@ -379,7 +382,7 @@ class ProcessDisk:
                 if number == 0 or self._draw() < 0.3:
                     await self._pause(delays=True)
                 disk._flights.remove(flight)
-                results.append(disk._write(flight.path, flight.position, flight.data))
+                results.append(self._write_one(flight))
         except asyncio.CancelledError:
             # A real write goes on in its thread whatever became of the task that waited for it.
             for flight in flights[len(results) :]:
@@ -391,6 +394,15 @@ class ProcessDisk:
             failures = await self._sync_all([flight.path for flight in flights])
             results = [result or failures[flight.path] for result, flight in zip(results, flights, strict=True)]
         return results
+
+    def _write_one(self, flight: _Flight) -> WriteResult:
+        disk = self._disk
+        if disk.faults.write_fails and self._draw() < disk.faults.write_fails:
+            disk.counts["failed writes"] += 1
+            kept = disk.random.randint(0, len(flight.data))
+            disk._write(flight.path, flight.position, flight.data[:kept])
+            return DiskFailed(flight.path, "write", os.strerror(errno.EIO))
+        return disk._write(flight.path, flight.position, flight.data)
 
     async def sync(self, paths: Sequence[str]) -> list[WriteResult]:
         failures = await self._sync_all([assert_inside(path) for path in paths])
@@ -436,7 +448,11 @@ class ProcessDisk:
     async def read(self, path: str, position: int, length: int) -> bytes:
         assert position >= 0 and length >= 0
         await self._pause()
-        return bytes(memoryview(self._disk._find(path).content)[position : position + length])
+        file = self._disk._find(path)
+        if self._disk.faults.read_fails and self._draw() < self._disk.faults.read_fails:
+            self._disk.counts["failed reads"] += 1
+            raise DiskFailed(path, "read", os.strerror(errno.EIO))
+        return bytes(memoryview(file.content)[position : position + length])
 
     async def size(self, path: str) -> int:
         await self._pause()

@@ -169,6 +169,10 @@ class History:
             durability = "os" if random.random() < 0.15 else "fsync"
             self.models.append(TopicModel(topic, topic_hash(topic), durability))
             self.models[-1].reserves = random.random() < 0.2
+        # How long a boot lasts, and what producers wait between two batches: some histories are crowded, in
+        # others there is time for what happens in the background.
+        self._boot_seconds = random.choice((0.005, 0.02, 0.05, 0.05, 0.5, 2.0))
+        self.pace_seconds = self._boot_seconds / random.choice((4, 10, 20))
         self._config = WalConfig(
             segment_bytes=random.choice((1024, 4096, 4096, 16384)),
             segment_seconds=random.choice((0.01, 3600.0, 3600.0)),
@@ -235,7 +239,9 @@ class History:
         boot = await self._start(may_crash=True)
         worker = asyncio.create_task(self._disturb(boot))
         waiters = [asyncio.create_task(boot.ended.wait()), worker]
-        await asyncio.wait(waiters, timeout=random.choice((0.005, 0.02, 0.05)), return_when="FIRST_COMPLETED")
+        # Some boots end while their first files and directories are being made.
+        lasts = self._boot_seconds if random.random() < 0.8 else random.random() * 0.003
+        await asyncio.wait(waiters, timeout=lasts, return_when="FIRST_COMPLETED")
         for task in waiters:
             task.cancel()
         for result in await asyncio.gather(*waiters, return_exceptions=True):
@@ -256,13 +262,16 @@ class History:
         faults = self._disk.faults
         faults.sync_fails = random.choice((0.0, 0.0, 0.0, 0.02, 0.1)) if not self.flips else 0.0
         faults.directory_sync_fails = random.choice((0.0, 0.0, 0.05)) if faults.sync_fails else 0.0
+        faults.write_fails = faults.sync_fails * random.choice((0.0, 0.0, 0.3))
+        faults.read_fails = faults.sync_fails * random.choice((0.0, 0.0, 0.1))
         faults.delays = random.choice((0.0, 0.01, 0.1))
         self._disk.capacity_bytes = None
         if random.random() < 0.2 and not self.flips:
-            self._disk.capacity_bytes = self._disk.used_bytes + random.randrange(60_000)
+            self._disk.capacity_bytes = self._disk.used_bytes + random.randrange(random.choice((9_000, 60_000)))
 
     def _heal(self) -> None:
-        self._disk.faults.sync_fails = self._disk.faults.directory_sync_fails = 0.0
+        faults = self._disk.faults
+        faults.sync_fails = faults.directory_sync_fails = faults.write_fails = faults.read_fails = 0.0
         self._disk.capacity_bytes = None
 
     async def _last_boot(self, clients: list[asyncio.Task[None]]) -> None:
@@ -298,7 +307,7 @@ class History:
             boot = Boot(self._boots, Process(f"boot {self._boots}"), disk)
             self.say(f"boot {boot.number}")
             if random.random() < 0.1 and self._disk.capacity_bytes is None:
-                await boot.process.call(self._verify(boot.disk))
+                await self._verify_first(boot)
             crash: asyncio.TimerHandle | None = None
             if may_crash and attempt < 3 and random.random() < 0.3:
                 delay = random.random() * random.choice((0.001, 0.01, 0.05))
@@ -335,6 +344,12 @@ class History:
             raise Broken(f"journals said to be damaged: {wal.problems}")
         for model in self.models:
             boot.logs[model.topic] = await self._open_topic(wal, model)
+
+    async def _verify_first(self, boot: Boot) -> None:
+        faults = self._disk.faults
+        read_fails, faults.read_fails = faults.read_fails, 0.0
+        await boot.process.call(self._verify(boot.disk))
+        faults.read_fails = read_fails
 
     async def _verify(self, disk: ProcessDisk) -> bool:
         """`danube log verify` says that all is well and changes nothing. Returns whether it had nothing to say."""
@@ -482,7 +497,7 @@ class History:
                 reader.add_done_callback(self._reader_ended)
         try:
             while True:
-                await asyncio.sleep(random.random() * 0.01)
+                await asyncio.sleep(random.random() * self._boot_seconds / 4)
                 model = random.choice(self.models)
                 log = boot.logs[model.topic]
                 if model.reserves and not log.closed:
@@ -515,6 +530,8 @@ class History:
             batches = await boot.process.call(log.read(offset, bytes_max=self.random.choice((1, 5000))))
         except OffsetOutOfRange:
             return
+        except DiskFailed:
+            return
         except LogDamaged as error:
             if model.durability == "os" and self._disk.counts["failed syncs"]:
                 return
@@ -528,7 +545,8 @@ class History:
         if self.flips or self.random.random() < 0.5:
             return
         if self._disk.capacity_bytes is None:
-            self._disk.capacity_bytes = self._disk.used_bytes + self.random.randrange(20_000)
+            room = self.random.randrange(self.random.choice((500, 5_000, 20_000)))
+            self._disk.capacity_bytes = self._disk.used_bytes + room
         else:
             self._disk.capacity_bytes = None
 
@@ -704,7 +722,7 @@ class IdempotentProducer:
             if not self._in_flight:
                 if self._history.quiet:
                     return
-                await asyncio.sleep(random.random() * 0.003)
+                await asyncio.sleep(random.random() * self._history.pace_seconds)
                 if log.closed:
                     raise LogClosed(log.topic)
                 continue
@@ -746,6 +764,8 @@ class IdempotentProducer:
         self._left -= 1
         self._unacked[sent.number] = sent
         self._send(boot, log, sent)
+        if self._random.random() < 0.05:  # somebody on the way sends it twice
+            self._send(boot, log, sent)
 
     def _send_again(self, boot: Boot, log: TopicLog) -> None:
         for sent in self._unacked.values():
@@ -802,7 +822,7 @@ class PlainProducer:
                 await boot.ended.wait()
                 await asyncio.sleep(0.001)
             if random.random() < 0.3:
-                await asyncio.sleep(random.random() * 0.005)
+                await asyncio.sleep(random.random() * history.pace_seconds)
 
     async def _burst(self, boot: Boot, log: TopicLog) -> None:
         random = self._random

@@ -7,6 +7,13 @@ RESOURCE_EXHAUSTED are retried (for ever, by a sending producer), all others rea
   and send again at once, without end. What is wrong with a message itself is INVALID_ARGUMENT.
 - RESOURCE_EXHAUSTED is retried too, so it is never the answer to a message that is too large.
 
+So the same error may have another code at another door: a table per door, each complete.
+
+    STATUS   the reference's table: creating producers, subscribing, looking up
+    SEND     a message: what is wrong with it is final, anything that a new producer would cure is UNAVAILABLE
+    RECEIVE  opening a stream: only UNAVAILABLE makes every client look the topic up and subscribe again
+    ADMIN    administration, where nobody retries and codes mean what they say
+
 The codes are ours by name and number, so that this room needs no gRPC; `grpc.StatusCode[code.name]` is gRPC's.
 """
 
@@ -14,19 +21,32 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from pydanube.errors import (
     DanubeError,
     DataDamaged,
+    DeliveryMismatch,
+    InvalidName,
+    LimitReached,
     LogDamaged,
+    NamespaceExists,
+    NamespaceNotEmpty,
+    NamespaceUnknown,
     OffsetOutOfRange,
     OffsetTaken,
     OutOfSequence,
+    ProducerExists,
     ProducerFenced,
+    RateLimited,
     Refused,
+    SchemaMismatch,
     SessionUnknown,
+    SubscriptionBusy,
+    SubscriptionUnknown,
     TailUnproven,
+    TopicExists,
+    TopicUnknown,
     Unavailable,
 )
 
@@ -58,10 +78,24 @@ class Code(enum.IntEnum):
 
 RETRIED: Final = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED})
 
-STATUS: Final[Mapping[type[DanubeError], Code]] = {
+Table: TypeAlias = Mapping[type[DanubeError], Code]
+
+STATUS: Final[Table] = {
     DanubeError: Code.INTERNAL,
     # the caller acts
     Refused: Code.INVALID_ARGUMENT,
+    TopicUnknown: Code.NOT_FOUND,
+    TopicExists: Code.ALREADY_EXISTS,
+    # By a producer that would create a topic: a retry finds the namespace made meanwhile.
+    NamespaceUnknown: Code.UNAVAILABLE,
+    NamespaceExists: Code.ALREADY_EXISTS,
+    NamespaceNotEmpty: Code.FAILED_PRECONDITION,
+    DeliveryMismatch: Code.FAILED_PRECONDITION,
+    SchemaMismatch: Code.FAILED_PRECONDITION,
+    SubscriptionUnknown: Code.NOT_FOUND,
+    SubscriptionBusy: Code.PERMISSION_DENIED,
+    ProducerExists: Code.PERMISSION_DENIED,
+    LimitReached: Code.PERMISSION_DENIED,  # of subscriptions; see LIMITS for the others
     OffsetOutOfRange: Code.OUT_OF_RANGE,
     OffsetTaken: Code.FAILED_PRECONDITION,
     OutOfSequence: Code.FAILED_PRECONDITION,
@@ -69,10 +103,36 @@ STATUS: Final[Mapping[type[DanubeError], Code]] = {
     SessionUnknown: Code.NOT_FOUND,
     # time acts
     Unavailable: Code.UNAVAILABLE,
+    RateLimited: Code.RESOURCE_EXHAUSTED,
     # an operator acts
     DataDamaged: Code.INTERNAL,
     LogDamaged: Code.DATA_LOSS,
     TailUnproven: Code.DATA_LOSS,
+}
+LIMITS: Final = {
+    "producers": Code.RESOURCE_EXHAUSTED,
+    "consumers of the topic": Code.RESOURCE_EXHAUSTED,
+}
+
+SEND: Final[Table] = {
+    DanubeError: Code.INTERNAL,
+    Refused: Code.INVALID_ARGUMENT,
+    TopicUnknown: Code.UNAVAILABLE,
+    Unavailable: Code.UNAVAILABLE,
+    RateLimited: Code.RESOURCE_EXHAUSTED,
+    DataDamaged: Code.INTERNAL,
+}
+
+RECEIVE: Final[Table] = {
+    DanubeError: Code.INTERNAL,
+    Refused: Code.UNAVAILABLE,
+    Unavailable: Code.UNAVAILABLE,
+}
+
+ADMIN: Final[Table] = {
+    **STATUS,
+    NamespaceUnknown: Code.NOT_FOUND,
+    SubscriptionBusy: Code.FAILED_PRECONDITION,
 }
 
 
@@ -81,18 +141,29 @@ class Status(NamedTuple):
     sentence: str
 
 
-def status(error: BaseException) -> Status:
+def status(error: BaseException, table: Table = STATUS) -> Status:
     """What a client is told. Of an error that is none of ours it learns the kind and nothing else."""
     if not isinstance(error, DanubeError):
         return Status(Code.INTERNAL, f"the broker failed ({type(error).__name__}); its log says where")
-    return Status(code_of(type(error)), _cut(str(error)))
+    code = code_of(type(error), table)
+    if isinstance(error, LimitReached):
+        code = LIMITS.get(error.what, code)
+    return Status(code, cut(_sentence(error)))
 
 
-def code_of(kind: type[DanubeError]) -> Code:
-    return next(STATUS[base] for base in kind.__mro__ if base in STATUS)
+def code_of(kind: type[DanubeError], table: Table = STATUS) -> Code:
+    return next(table[base] for base in kind.__mro__ if base in table)
 
 
-def _cut(sentence: str) -> str:
+def _sentence(error: DanubeError) -> str:
+    if isinstance(error, InvalidName) and error.kind == "topic name":
+        # The reference's own words, which its tests look for, before ours.
+        start = f"The topic: {error.name[:200]} has an invalid format, should be: /namespace_name/topic_name"
+        return f"{start} ({error.rule})"
+    return str(error)
+
+
+def cut(sentence: str) -> str:
     """The sentence, short enough for a header; text that is no UTF-8 has question marks instead."""
     encoded = sentence.encode("utf-8", "replace")
     if len(encoded) <= SENTENCE_SIZE_MAX_BYTES:

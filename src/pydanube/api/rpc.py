@@ -1,0 +1,147 @@
+"""From a service's descriptor and an object with one method per call to what a gRPC server registers.
+
+    class Discovery:                                   answers in values, refuses by raising our errors
+        async def TopicLookup(self, request): ...      one request, one answer
+    class Consumers:
+        async def ReceiveMessages(self, request, context): ...     a stream: writes to the context itself
+
+Between gRPC and such a method there is one layer, `_unary` or `_stream`: it counts the call and turns whatever was
+raised into a status. No traceback reaches a client; an error that is none of ours is logged once. A call without a
+method is UNIMPLEMENTED, with the object's own sentence.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, NoReturn, TypeAlias
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from pydanube.errors import DanubeError
+from pydanube.telemetry import RpcMetrics, Telemetry
+from pydanube.wire.status import STATUS, Code, Status, Table, cut, status
+
+log = logging.getLogger(__name__)
+
+Behaviour: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
+GRPC_CODE: Final = {code: grpc.StatusCode[code.name] for code in Code}
+
+
+class Refusal(Exception):
+    """What is wrong with a call as such and has no error of ours: a missing field, an unknown enum value."""
+
+    def __init__(self, code: Code, sentence: str) -> None:
+        super().__init__(code, sentence)
+        self.status = Status(code, cut(sentence))
+
+
+def handler_of(
+    service: ServiceDescriptor,
+    servant: object,
+    telemetry: Telemetry,
+    *,
+    table: Table = STATUS,
+    tables: Mapping[str, Table] = {},
+    size_max_bytes: Mapping[str, int] = {},
+) -> grpc.GenericRpcHandler:
+    """`tables` and `size_max_bytes` are by method, for those that differ."""
+    methods = {}
+    for method in service.methods:
+        name = f"{service.name}/{method.name}"
+        metrics = telemetry.rpc(snake(service.name.removesuffix("Service")), snake(method.name))
+        codes = tables.get(method.name, table)
+        call = getattr(servant, method.name, None)
+        if call is not None and method.server_streaming:
+            make, behaviour = grpc.unary_stream_rpc_method_handler, _stream(name, call, metrics, codes)
+        else:
+            call = call or _missing(method, servant)
+            make, behaviour = grpc.unary_unary_rpc_method_handler, _unary(name, call, metrics, codes)
+        methods[method.name] = make(
+            behaviour,
+            request_deserializer=_reader(method, size_max_bytes.get(method.name)),
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+    return grpc.method_handlers_generic_handler(service.full_name, methods)
+
+
+# --- the layer ----------------------------------------------------------------------------------------
+
+
+def _unary(name: str, call: Callable[[Any], Awaitable[Message]], metrics: RpcMetrics, table: Table) -> Behaviour:
+    async def answer(request: Any, context: Any) -> Message:
+        try:
+            if type(request) is Refusal:
+                raise request
+            response = await call(request)
+        except Exception as error:
+            metrics.errors.inc()
+            await _abort(context, name, error, table)
+        metrics.ok.inc()
+        return response
+
+    return answer
+
+
+def _stream(name: str, call: Behaviour, metrics: RpcMetrics, table: Table) -> Behaviour:
+    async def answer(request: Any, context: Any) -> None:
+        try:
+            if type(request) is Refusal:
+                raise request
+            await call(request, context)
+        except Exception as error:
+            metrics.errors.inc()
+            await _abort(context, name, error, table)
+        metrics.ok.inc()
+
+    return answer
+
+
+async def _abort(context: Any, name: str, error: Exception, table: Table) -> NoReturn:
+    code, sentence = status_of(error, table)
+    if not isinstance(error, DanubeError | Refusal):
+        log.error("call failed", extra={"call": name, "error": type(error).__name__}, exc_info=error)
+    await context.abort(GRPC_CODE[code], sentence)
+    raise AssertionError("abort raises")
+
+
+def status_of(error: Exception, table: Table) -> Status:
+    return error.status if isinstance(error, Refusal) else status(error, table)
+
+
+def _missing(method: MethodDescriptor, servant: object) -> Callable[[Any], Awaitable[Message]]:
+    sentence = getattr(servant, "unimplemented", "this broker does not have it")
+
+    async def refuse(request: Message) -> Message:
+        raise Refusal(Code.UNIMPLEMENTED, f"{method.name} is not implemented: {sentence}")
+
+    return refuse
+
+
+def _reader(method: MethodDescriptor, size_max_bytes: int | None) -> Callable[[bytes], Message | Refusal]:
+    """Returns a refusal instead of raising it: gRPC has only a traceback and UNKNOWN for a reader that raises."""
+    kind = GetMessageClass(method.input_type)
+    parse = kind.FromString
+
+    def read(data: bytes) -> Message | Refusal:
+        if size_max_bytes is not None and len(data) > size_max_bytes:
+            return Refusal(
+                Code.INVALID_ARGUMENT,
+                f"a {kind.DESCRIPTOR.name} of {len(data)} bytes is over the limit of {size_max_bytes}: "
+                "no consumer could receive it",
+            )
+        try:
+            return parse(data)
+        except DecodeError:
+            return Refusal(Code.INVALID_ARGUMENT, f"the request is no {kind.DESCRIPTOR.full_name}")
+
+    return read
+
+
+def snake(name: str) -> str:
+    """create_producer for CreateProducer."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

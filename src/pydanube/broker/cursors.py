@@ -1,0 +1,126 @@
+"""Saves cursors: often enough that little is repeated after a crash, seldom enough that the store does not notice.
+
+A subscription is written when it has 1,000 acks that are not saved, or when the oldest of them is 5 s old, but at most
+once a second; and at once when a consumer leaves or the topic closes. Many subscriptions share one transaction.
+Losing a write repeats messages, it never skips one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from pydanube.broker.ownership import Ownership
+from pydanube.core import keys
+from pydanube.core.names import SubscriptionName
+from pydanube.core.window import SavedPosition
+from pydanube.errors import DanubeError, OwnershipLost
+from pydanube.ports import Clock, Delete, MetadataStore, Put
+
+log = logging.getLogger(__name__)
+
+ACKS_MAX: Final = 1_000
+AGE_MAX_SECONDS: Final = 5.0
+ROUND_SECONDS: Final = 1.0
+# A transaction takes 128 operations and as many compares; each subscription has two values and its topic's owner.
+PER_TRANSACTION: Final = 60
+
+
+class Positioned(Protocol):
+    """A subscription, as far as its cursor goes."""
+
+    @property
+    def name(self) -> SubscriptionName: ...
+    @property
+    def ownership(self) -> Ownership: ...
+
+    def saved(self) -> SavedPosition: ...
+
+
+class _Dirty:
+    __slots__ = ("changes", "since")
+
+    def __init__(self, since: float, changes: int) -> None:
+        self.since = since  # of the oldest change that is not saved
+        self.changes = changes  # counted when it was last saved
+
+
+class Cursors:
+    """All subscriptions' cursors. `run` is the task; `changed` never waits."""
+
+    def __init__(self, metadata: MetadataStore, clock: Clock) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._dirty: dict[Positioned, _Dirty] = {}
+        self._saved_changes: dict[Positioned, int] = {}
+        self._something = asyncio.Event()
+        self.transactions = 0
+
+    def changed(self, subscription: Positioned) -> None:
+        if subscription not in self._dirty:
+            self._dirty[subscription] = _Dirty(self._clock.elapsed(), self._saved_changes.get(subscription, 0))
+            self._something.set()
+
+    def forget(self, subscription: Positioned) -> None:
+        self._dirty.pop(subscription, None)
+        self._saved_changes.pop(subscription, None)
+
+    async def run(self) -> None:
+        while True:
+            await self._something.wait()
+            self._something.clear()
+            while self._dirty:
+                await self._clock.sleep(ROUND_SECONDS)
+                await self._save([each for each in list(self._dirty) if self._is_due(each)])
+
+    def _is_due(self, subscription: Positioned) -> bool:
+        dirty = self._dirty[subscription]
+        if self._clock.elapsed() - dirty.since >= AGE_MAX_SECONDS - ROUND_SECONDS:
+            return True
+        return subscription.saved().changes - dirty.changes >= ACKS_MAX
+
+    async def flush(self, subscriptions: Sequence[Positioned]) -> None:
+        """Saves these now. A failure is logged: it costs repetitions after a crash, nothing else."""
+        await self._save([each for each in subscriptions if each in self._dirty])
+
+    async def _save(self, due: Sequence[Positioned]) -> None:
+        for start in range(0, len(due), PER_TRANSACTION):
+            await self._save_together(due[start : start + PER_TRANSACTION])
+
+    async def _save_together(self, group: Sequence[Positioned]) -> None:
+        """One transaction for all. If one topic was lost, the others are written on their own."""
+        positions = [(each, each.saved()) for each in group]
+        compares = {each.ownership.topic: each.ownership.compare for each in group}
+        operations = [operation for each, position in positions for operation in operations_of(each, position)]
+        for each in group:
+            self._dirty.pop(each, None)  # what changes from now on counts anew
+        self.transactions += 1
+        try:
+            if await self._metadata.transact(list(compares.values()), operations) is None:
+                if len(group) == 1:
+                    raise OwnershipLost(group[0].ownership.topic)
+                for each in group:
+                    await self._save_together([each])
+                return
+        except DanubeError as error:
+            log.warning(
+                "cursor not saved", extra={"subscriptions": [str(each.name) for each in group], "why": str(error)}
+            )
+            if error.retryable and not isinstance(error, OwnershipLost):
+                for each in group:
+                    self.changed(each)
+            return
+        for each, position in positions:
+            self._saved_changes[each] = position.changes
+
+
+def operations_of(subscription: Positioned, position: SavedPosition) -> list[Put | Delete]:
+    """The stored form of a position: the seeds' integer, and what is acknowledged above it."""
+    topic = subscription.ownership.topic
+    holes = keys.ack_holes(topic, subscription.name)
+    return [
+        Put(keys.cursor(topic, subscription.name), str(position.cursor).encode()),
+        Put(holes, position.holes) if position.holes else Delete(holes),
+    ]

@@ -1,0 +1,330 @@
+"""A non-reliable topic: at most once, in memory, to whoever is there.
+
+Nothing is kept. Each consumer has a bounded queue; a slow one loses its own messages and delays nobody. Registrations
+of consumers are stored all the same, so that a client may come back with its old id after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from pydanube.broker.members import (
+    Producers,
+    StoredSubscription,
+    consumer_put,
+    read_subscriptions,
+    remove_below,
+    subscription_put,
+)
+from pydanube.broker.outbox import Delivered, Outbox, Registration
+from pydanube.broker.ownership import Ownership
+from pydanube.broker.subscription import ATTACH_SECONDS, Services
+from pydanube.core import keys
+from pydanube.core.keyring import Ring
+from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, consumer_id
+from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
+from pydanube.errors import (
+    ConsumerUnknown,
+    DanubeError,
+    LimitReached,
+    NotServed,
+    OwnershipLost,
+    SubscriptionBusy,
+    SubscriptionUnknown,
+)
+from pydanube.log.batch import Envelope
+from pydanube.ports import Delete, MetadataStore
+from pydanube.telemetry import SubscriptionMetrics, Telemetry
+
+log = logging.getLogger(__name__)
+
+QUEUE_MAX: Final = 1_000  # messages that wait for one consumer
+IDLE_SECONDS: Final = 60.0  # a subscription without consumers is removed after this
+IDLE_CHECK_SECONDS: Final = 30.0
+
+
+class FanoutSubscription:
+    """Who gets a message, by kind; nothing is sent twice and nothing is remembered."""
+
+    def __init__(
+        self,
+        topic: TopicName,
+        name: SubscriptionName,
+        kind: SubscriptionKind,
+        services: Services,
+        metrics: SubscriptionMetrics,
+        consumers: list[Registration],
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.metrics = metrics
+        self.idle_since = services.clock.elapsed()
+        self._topic = topic
+        self._services = services
+        self._consumers = {each.consumer_id: each for each in consumers}
+        self._turn = 0
+        self._ring = Ring()
+
+    # --- delivering ---------------------------------------------------------------------------------
+
+    def deliver(self, message: Envelope) -> None:
+        connected = [each for each in self._consumers.values() if each.outbox is not None]
+        for each in self._choose(connected, message):
+            assert each.outbox is not None
+            if len(each.outbox) < QUEUE_MAX:
+                each.outbox.put([Delivered(0, message, 1)])
+                self.metrics.delivered.inc()
+                return
+        self.metrics.dropped.inc()
+
+    def _choose(self, connected: list[Registration], message: Envelope) -> list[Registration]:
+        """Whom to try, in order."""
+        if not connected:
+            return []
+        if self.kind is SubscriptionKind.SHARED:
+            self._turn += 1
+            first = (self._turn - 1) % len(connected)
+            return connected[first:] + connected[:first]
+        if self.kind is SubscriptionKind.KEY_SHARED:
+            key = message.routing_key if message.routing_key is not None else message.producer_name or ""
+            owner = self._ring.owner(key)
+            return [each for each in connected if each.consumer_id == owner]
+        return connected[:1]
+
+    # --- consumers ----------------------------------------------------------------------------------
+
+    @property
+    def consumers(self) -> list[Registration]:
+        return list(self._consumers.values())
+
+    @property
+    def connected(self) -> int:
+        return sum(each.connected for each in self._consumers.values())
+
+    def knows(self, consumer: ConsumerId) -> bool:
+        return consumer in self._consumers
+
+    def is_healthy(self, consumer: ConsumerId) -> bool:
+        registration = self._consumers.get(consumer)
+        return registration is not None and registration.connected
+
+    def join(self, name: str, key_filters: tuple[str, ...]) -> ConsumerId:
+        identity = consumer_id(self._topic, self.name, name)
+        registration = self._consumers.get(identity) or Registration(identity, name, key_filters)
+        if self.kind is SubscriptionKind.EXCLUSIVE:
+            for other in self._consumers.values():
+                if other.connected and other is not registration:
+                    raise SubscriptionBusy(self._topic, self.name, other.name)
+        self._consumers[identity] = registration
+        self._connect(registration)
+        return identity
+
+    def attach(self, consumer: ConsumerId) -> Outbox:
+        registration = self._consumers.get(consumer)
+        if registration is None:
+            raise ConsumerUnknown(consumer)
+        if registration.outbox is None or registration.attached:
+            self._connect(registration)
+        registration.attached = True
+        assert registration.outbox is not None
+        return registration.outbox
+
+    def detach(self, consumer: ConsumerId, outbox: Outbox) -> None:
+        registration = self._consumers.get(consumer)
+        if registration is not None and registration.outbox is outbox:
+            self._disconnect(registration, None)
+
+    def ack(self, offset: int) -> None:
+        """At most once: there is nothing to acknowledge."""
+
+    def nack(self, offset: int, delay_seconds: float = 0.0, reason: str = "") -> None:
+        """At most once: nothing is sent again."""
+
+    def end(self, error: DanubeError) -> None:
+        for each in self._consumers.values():
+            self._disconnect(each, error)
+
+    def _connect(self, registration: Registration) -> None:
+        if registration.outbox is not None:
+            registration.outbox.end()
+        fresh = registration.outbox = Outbox()
+        registration.attached = False
+        self._ring.put(registration.consumer_id, registration.key_filters)
+        self.metrics.consumers.set(self.connected)
+        at = self._services.clock.elapsed() + ATTACH_SECONDS
+        self._services.timer.call_at(at, lambda _: self._give_up_on(registration, fresh))
+
+    def _give_up_on(self, registration: Registration, outbox: Outbox) -> None:
+        if registration.outbox is outbox and not registration.attached:
+            self._disconnect(registration, None)
+
+    def _disconnect(self, registration: Registration, error: DanubeError | None) -> None:
+        if registration.outbox is None:
+            return
+        registration.outbox.end(error)
+        registration.outbox = None
+        registration.attached = False
+        self._ring.remove(registration.consumer_id)
+        self.metrics.consumers.set(self.connected)
+        self.idle_since = self._services.clock.elapsed()
+
+
+class FanoutTopic:
+    """A non-reliable topic; the same surface as `Topic`, where it has a meaning."""
+
+    delivery: Final = Delivery.NON_RELIABLE
+
+    def __init__(
+        self,
+        name: TopicName,
+        ownership: Ownership,
+        metadata: MetadataStore,
+        services: Services,
+        telemetry: Telemetry,
+        policy: TopicPolicy,
+        schema_subject: str | None,
+    ) -> None:
+        self.name = name
+        self.ownership = ownership
+        self.policy = policy
+        self.schema_subject = schema_subject
+        self.subscriptions: dict[SubscriptionName, FanoutSubscription] = {}
+        self.producers = Producers(name, policy, services.clock)
+        self.metrics = telemetry.topic(name)
+        self._telemetry = telemetry
+        self._metadata = metadata
+        self._services = services
+        self._changing = asyncio.Lock()
+        self._closing: NotServed | None = None
+        self._removing: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        for stored in await read_subscriptions(self._metadata, self.name):
+            self._restore(stored)
+        self._schedule_idle_check(self._services.clock.elapsed())
+
+    async def close(self, why: str) -> None:
+        self._closing = NotServed(self.name, why)
+        for subscription in self.subscriptions.values():
+            subscription.end(self._closing)
+        self.subscriptions.clear()
+        if self._removing is not None:
+            self._removing.cancel()
+            await asyncio.gather(self._removing, return_exceptions=True)
+        self._telemetry.forget_topic(self.name)
+
+    # --- publishing ---------------------------------------------------------------------------------
+
+    async def add_producer(self, name: str, *, exclusive: bool = False) -> ProducerId:
+        self._check_open()
+        identity = self.producers.add(name, exclusive=exclusive)
+        self.metrics.producers.set(len(self.producers))
+        return identity
+
+    def touch_producer(self, identity: ProducerId) -> bool:
+        return self.producers.touch(identity)
+
+    async def publish(self, producer: ProducerId, message: Envelope) -> int:
+        """Always 0: the messages of a non-reliable topic have no offsets."""
+        self._check_open()
+        self.producers.admit(producer, message)
+        for subscription in self.subscriptions.values():
+            subscription.deliver(message)
+        self.metrics.messages_in.inc()
+        self.metrics.bytes_in.inc(len(message.payload))
+        return 0
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise self._closing
+
+    # --- subscriptions ------------------------------------------------------------------------------
+
+    async def subscribe(
+        self,
+        name: SubscriptionName,
+        kind: SubscriptionKind,
+        consumer: str,
+        key_filters: tuple[str, ...] = (),
+        start: int | None = None,
+    ) -> ConsumerId:
+        self._check_open()
+        async with self._changing:
+            subscription = self.subscriptions.get(name)
+            if subscription is None:
+                if not self.policy.allows_subscription(len(self.subscriptions)):
+                    raise LimitReached("subscriptions", self.policy.max_subscriptions_per_topic)
+                await self.ownership.write([subscription_put(self.name, name, kind)])
+                subscription = self._restore(StoredSubscription(name, kind, None, None, []))
+            identity = consumer_id(self.name, name, consumer)
+            if not subscription.knows(identity):
+                self._check_consumer_limits(subscription)
+                await self.ownership.write([consumer_put(self.name, name, identity, consumer, key_filters)])
+            return subscription.join(consumer, key_filters)
+
+    async def unsubscribe(self, name: SubscriptionName) -> None:
+        async with self._changing:
+            subscription = self.require(name)
+            holder = next((each.name for each in subscription.consumers if each.connected), None)
+            if holder is not None:
+                raise SubscriptionBusy(self.name, name, holder)
+            await self._remove(name)
+
+    def require(self, name: SubscriptionName) -> FanoutSubscription:
+        subscription = self.subscriptions.get(name)
+        if subscription is None:
+            raise SubscriptionUnknown(self.name, name)
+        return subscription
+
+    async def _remove(self, name: SubscriptionName) -> None:
+        del self.subscriptions[name]
+        own = Delete(keys.subscription(self.name, name))
+        await remove_below(self._metadata, self.ownership, [keys.below_subscription(self.name, name)], [own])
+        self._telemetry.forget_subscription(self.name, name)
+
+    def _restore(self, stored: StoredSubscription) -> FanoutSubscription:
+        metrics = self._telemetry.subscription(self.name, stored.name)
+        subscription = FanoutSubscription(
+            self.name, stored.name, stored.kind, self._services, metrics, stored.consumers
+        )
+        self.subscriptions[stored.name] = subscription
+        return subscription
+
+    def _check_consumer_limits(self, subscription: FanoutSubscription) -> None:
+        connected = sum(each.connected for each in self.subscriptions.values())
+        if not self.policy.allows_consumer_on_topic(connected):
+            raise LimitReached("consumers of the topic", self.policy.max_consumers_per_topic)
+        if not self.policy.allows_consumer_on_subscription(subscription.connected):
+            raise LimitReached("consumers of the subscription", self.policy.max_consumers_per_subscription)
+
+    # --- idle subscriptions ---------------------------------------------------------------------------
+
+    def _schedule_idle_check(self, now: float) -> None:
+        if self._closing is None:
+            self._services.timer.call_at(now + IDLE_CHECK_SECONDS, self._check_idle)
+
+    def _check_idle(self, now: float) -> None:
+        idle = [
+            each.name
+            for each in self.subscriptions.values()
+            if not each.connected and now - each.idle_since >= IDLE_SECONDS
+        ]
+        if idle and self._closing is None and self._removing is None:
+            self._removing = asyncio.create_task(self._remove_idle(idle), name=f"idle {self.name}")
+        self._schedule_idle_check(now)
+
+    async def _remove_idle(self, names: list[SubscriptionName]) -> None:
+        try:
+            for name in names:
+                async with self._changing:
+                    subscription = self.subscriptions.get(name)
+                    if subscription is not None and not subscription.connected:
+                        await self._remove(name)
+        except OwnershipLost:
+            pass  # its new owner decides
+        except DanubeError as error:
+            log.warning("idle subscription not removed", extra={"topic": self.name, "why": str(error)})
+        finally:
+            self._removing = None

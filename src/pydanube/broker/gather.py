@@ -1,0 +1,101 @@
+"""Unary sends that arrive while a commit is in flight become one batch.
+
+Building an Arrow batch costs about as much for one message as for a hundred, and so does a sync. So a topic has one
+batch of gathered messages on its way at a time, and whoever comes meanwhile travels together in the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from pydanube.broker.ownership import Reservation
+from pydanube.errors import DanubeError, InvalidBatch
+from pydanube.log.batch import Batch, Envelope, encode, rows_of
+from pydanube.log.wal import Receipt, TopicLog
+
+ROWS_MAX: Final = 2_000
+SIZE_MAX_BYTES: Final = 4 * 1024 * 1024
+
+
+class Gatherer:
+    """One topic's. `send` never waits; its future gets the message's offset."""
+
+    def __init__(self, topic_log: TopicLog, reservation: Reservation) -> None:
+        self._log = topic_log
+        self._reservation = reservation
+        self._waiting: list[tuple[Envelope, asyncio.Future[int]]] = []
+        self._busy = False  # a batch is on its way, or about to be
+
+    def send(self, message: Envelope) -> asyncio.Future[int]:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[int] = loop.create_future()
+        self._waiting.append((message, done))
+        if not self._busy:
+            self._busy = True
+            loop.call_soon(self._go)  # whatever else this turn of the loop brings comes along
+        return done
+
+    def _go(self) -> None:
+        taken = self._take()
+        if not taken:
+            self._busy = False
+            return
+        try:
+            batch = self._encode([message for message, _ in taken])
+        except InvalidBatch as error:
+            # One message does not fit the envelope: each for itself, so that it alone is refused.
+            if len(taken) == 1:
+                _fail(taken, error)
+            else:
+                self._waiting[:0] = taken
+                self._go_one_by_one(len(taken))
+            self._go()
+            return
+        self._submit(batch, taken)
+
+    def _go_one_by_one(self, count: int) -> None:
+        good = []
+        for message, done in self._waiting[:count]:
+            try:
+                self._encode([message])
+                good.append((message, done))
+            except InvalidBatch as error:
+                _fail([(message, done)], error)
+        self._waiting[:count] = good
+
+    def _take(self) -> list[tuple[Envelope, asyncio.Future[int]]]:
+        size = count = 0
+        for message, _ in self._waiting[:ROWS_MAX]:
+            size += len(message.payload)
+            count += 1
+            if size >= SIZE_MAX_BYTES:
+                break
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        return taken
+
+    def _encode(self, messages: list[Envelope]) -> Batch:
+        return encode(rows_of(messages), topic=self._log.topic)
+
+    def _submit(self, batch: Batch, taken: list[tuple[Envelope, asyncio.Future[int]]]) -> None:
+        self._reservation.need(len(taken))
+
+        def decided(receipt: asyncio.Future[Receipt]) -> None:
+            if receipt.cancelled():
+                _fail(taken, InvalidBatch("it was cancelled"))
+            elif error := receipt.exception():
+                _fail(taken, error if isinstance(error, DanubeError) else InvalidBatch(str(error)))
+            else:
+                offset = receipt.result().offset
+                for row, (_, done) in enumerate(taken):
+                    if not done.done():
+                        done.set_result(offset + row)
+            self._go()
+
+        self._log.submit(batch).add_done_callback(decided)
+
+
+def _fail(taken: list[tuple[Envelope, asyncio.Future[int]]], error: DanubeError) -> None:
+    for _, done in taken:
+        if not done.done():
+            done.set_exception(error)

@@ -1,0 +1,210 @@
+"""What both kinds of topics share: producers, subscriptions and consumers as they are registered and counted.
+
+Registrations of consumers are durable, so that a client may come back with its old id after a restart. Limits count who
+is there now, not who ever was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from pydanube.broker.outbox import Registration
+from pydanube.broker.ownership import Ownership
+from pydanube.core import keys
+from pydanube.core.delivery import FailurePolicy
+from pydanube.core.lag import Heartbeat
+from pydanube.core.limits import TokenBucket
+from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, producer_id
+from pydanube.core.policies import SubscriptionKind, TopicPolicy
+from pydanube.errors import LimitReached, MessageTooLarge, ProducerExists, ProducerUnknown, RateLimited
+from pydanube.log.batch import Envelope
+from pydanube.ports import Clock, Delete, Item, MetadataStore, Put
+
+PRODUCER_SILENT_SECONDS: Final = 30.0  # clients poll every 5 s; one that does not is gone
+OPERATIONS_MAX: Final = 100  # per transaction; the store allows 128
+
+
+@dataclass(slots=True)
+class Producer:
+    name: str
+    exclusive: bool
+    seen_at: float
+
+
+class Producers:
+    """A topic's producers. An id is the hash of the names, so one that is not registered can be recognised."""
+
+    def __init__(self, topic: TopicName, policy: TopicPolicy, clock: Clock) -> None:
+        self._topic = topic
+        self._policy = policy
+        self._clock = clock
+        self._producers: dict[ProducerId, Producer] = {}
+        rate = policy.max_publish_rate
+        self._rate = TokenBucket(rate, now=clock.elapsed()) if rate else None
+
+    def __len__(self) -> int:
+        return len(self._alive())
+
+    def __contains__(self, identity: ProducerId) -> bool:
+        return identity in self._producers
+
+    def add(self, name: str, *, exclusive: bool) -> ProducerId:
+        """The same name is the same producer: a client that reconnects gets its id again."""
+        identity = producer_id(self._topic, name)
+        alive = self._alive()
+        others = [each for known, each in alive.items() if known != identity]
+        for other in others:
+            if other.exclusive or exclusive:
+                raise ProducerExists(self._topic, other.name)
+        if identity not in alive and not self._policy.allows_producer(len(others)):
+            raise LimitReached("producers", self._policy.max_producers_per_topic)
+        self._producers[identity] = Producer(name, exclusive, self._clock.elapsed())
+        return identity
+
+    def touch(self, identity: ProducerId) -> bool:
+        """A sign of life; False for an unknown one."""
+        producer = self._producers.get(identity)
+        if producer is None:
+            return False
+        producer.seen_at = self._clock.elapsed()
+        return True
+
+    def admit(self, identity: ProducerId, message: Envelope) -> None:
+        """Raises if this producer may not publish this message now."""
+        producer = self._producers.get(identity)
+        if producer is None:
+            name = message.producer_name or ""
+            if producer_id(self._topic, name) != identity:
+                raise ProducerUnknown(identity)
+            self.add(name, exclusive=False)  # it was registered before this process began
+        else:
+            producer.seen_at = self._clock.elapsed()
+        if not self._policy.allows_message(len(message.payload)):
+            raise MessageTooLarge(len(message.payload), self._policy.max_message_size)
+        if self._rate is not None and not self._rate.take(1, self._clock.elapsed()):
+            raise RateLimited(self._topic, self._policy.max_publish_rate)
+
+    def _alive(self) -> dict[ProducerId, Producer]:
+        now = self._clock.elapsed()
+        for identity, each in list(self._producers.items()):
+            if now - each.seen_at > PRODUCER_SILENT_SECONDS:
+                del self._producers[identity]
+        return self._producers
+
+
+# --- what is stored about subscriptions ---------------------------------------------------------------
+
+
+class StoredSubscription(NamedTuple):
+    """A subscription as the metadata store has it."""
+
+    name: SubscriptionName
+    kind: SubscriptionKind
+    cursor: int | None
+    holes: bytes | None
+    consumers: list[Registration]
+
+
+class StoredConfig(NamedTuple):
+    """`dispatch_config` and `failure_policy`: they may be there before the subscription is."""
+
+    policy: FailurePolicy | None = None
+    unacked_max: int | None = None
+    heartbeat: Heartbeat | None = None
+
+
+async def read_subscriptions(metadata: MetadataStore, topic: TopicName) -> list[StoredSubscription]:
+    items = {item.key: item for item in await metadata.list(keys.subscriptions(topic))}
+    found = []
+    for key, item in items.items():
+        parsed = keys.subscription_of(key)
+        if parsed is None:
+            continue
+        _, name = parsed
+        cursor = items.get(keys.cursor(topic, name))
+        holes = items.get(keys.ack_holes(topic, name))
+        found.append(
+            StoredSubscription(
+                name,
+                SubscriptionKind(json.loads(item.value)["subscription_type"]),
+                int(cursor.value) if cursor else None,
+                holes.value if holes else None,
+                [_registration(each) for each in items.values() if _belongs(each, topic, name)],
+            )
+        )
+    return found
+
+
+def _belongs(item: Item, topic: TopicName, name: SubscriptionName) -> bool:
+    parsed = keys.consumer_of(item.key)
+    return parsed is not None and parsed[:2] == (topic, name)
+
+
+def _registration(item: Item) -> Registration:
+    parsed = keys.consumer_of(item.key)
+    assert parsed is not None
+    value: dict[str, Any] = json.loads(item.value)
+    return Registration(parsed[2], value["consumer_name"], tuple(value.get("key_filters", ())))
+
+
+def subscription_put(topic: TopicName, name: SubscriptionName, kind: SubscriptionKind) -> Put:
+    value = {"subscription_name": name, "subscription_type": kind.value}
+    return Put(keys.subscription(topic, name), json.dumps(value).encode())
+
+
+def consumer_put(
+    topic: TopicName, name: SubscriptionName, identity: ConsumerId, consumer: str, key_filters: Sequence[str]
+) -> Put:
+    value = {"consumer_name": consumer, "key_filters": list(key_filters)}
+    return Put(keys.consumer(topic, name, identity), json.dumps(value).encode())
+
+
+async def read_config(metadata: MetadataStore, topic: TopicName, name: SubscriptionName) -> StoredConfig:
+    policy = await metadata.get(keys.failure_policy(topic, name))
+    dispatch = await metadata.get(keys.dispatch_config(topic, name))
+    stored: dict[str, Any] = json.loads(dispatch.value) if dispatch else {}
+    return StoredConfig(
+        FailurePolicy.from_json(json.loads(policy.value)) if policy else None,
+        stored.get("max_unacked_messages"),
+        Heartbeat.parse(stored["heartbeat"]) if stored.get("heartbeat") else None,
+    )
+
+
+def policy_put(topic: TopicName, name: SubscriptionName, policy: FailurePolicy) -> Put:
+    return Put(keys.failure_policy(topic, name), json.dumps(policy.to_json()).encode())
+
+
+def config_put(topic: TopicName, name: SubscriptionName, config: StoredConfig) -> Put:
+    value = {
+        "max_unacked_messages": config.unacked_max,
+        "heartbeat": str(config.heartbeat) if config.heartbeat else None,
+    }
+    return Put(keys.dispatch_config(topic, name), json.dumps(value).encode())
+
+
+async def remove_below(
+    metadata: MetadataStore, ownership: Ownership, prefixes: Sequence[str], also: Sequence[Put | Delete] = ()
+) -> None:
+    """Deletes everything under the prefixes, in as many guarded transactions as it takes; the last also does `also`."""
+    doomed = [Delete(item.key) for prefix in prefixes for item in await metadata.list(prefix)]
+    spared = {operation.key for operation in also}
+    operations: list[Put | Delete] = [each for each in doomed if each.key not in spared]
+    while len(operations) > OPERATIONS_MAX:
+        await ownership.write(operations[:OPERATIONS_MAX])
+        operations = operations[OPERATIONS_MAX:]
+    await ownership.write([*operations, *also])
+
+
+async def gather_bounded(work: Sequence[Any], limit: int = 32) -> list[Any]:
+    """Awaits coroutine functions, a few at a time; returns results or the exceptions they raised."""
+    gate = asyncio.Semaphore(limit)
+
+    async def one(function: Any) -> Any:
+        async with gate:
+            return await function()
+
+    return await asyncio.gather(*(one(function) for function in work), return_exceptions=True)

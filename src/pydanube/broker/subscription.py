@@ -1,0 +1,444 @@
+"""Runs one dispatch machine: feeds it events, carries out its effects, in order.
+
+    commit ──► notifier task ──┐
+    timer  ──► heartbeat ──────┼──► machine.step ──► shipper task ──► outbox ──► stream
+    ack, nack, join, leave ────┘         └──► cursor, timer, log lines
+
+Three things may wake it, and each alone is enough: the notifier is fast, the heartbeat cannot be lost. Only the shipper
+waits (it reads the log), and it never waits for a consumer: the machine hands out no more than an outbox may hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, NamedTuple, Protocol
+
+from pydanube.broker.cursors import Cursors
+from pydanube.broker.outbox import Delivered, Outbox, Registration
+from pydanube.broker.ownership import Ownership
+from pydanube.broker.timer import Timer
+from pydanube.core.delivery import FailurePolicy, dead_letter_attributes
+from pydanube.core.events import (
+    Acked,
+    Activated,
+    Available,
+    Blocked,
+    DeadLetter,
+    DeadLettered,
+    DeadLetterFailed,
+    Dropped,
+    Event,
+    Expired,
+    Forgotten,
+    Joined,
+    JoinRefused,
+    Keyed,
+    Left,
+    Nacked,
+    PolicyChanged,
+    Ranges,
+    ReadKeys,
+    SaveCursor,
+    Send,
+    Shipped,
+    Skipped,
+    Sought,
+    Ticked,
+    Trimmed,
+    WakeAt,
+)
+from pydanube.core.lag import Heartbeat, LagInfo, Standing, beat, explain
+from pydanube.core.machine import Machine
+from pydanube.core.names import ConsumerId, SubscriptionName, TopicName, consumer_id, producer_id
+from pydanube.core.policies import SubscriptionKind
+from pydanube.core.ranges import OffsetRange
+from pydanube.core.roster import DispatchLimits
+from pydanube.core.window import SavedPosition
+from pydanube.errors import ConsumerUnknown, DanubeError, NotServed, OffsetOutOfRange, SubscriptionBusy
+from pydanube.log.batch import Envelope
+from pydanube.log.wal import TopicLog
+from pydanube.ports import Clock
+from pydanube.telemetry import SubscriptionMetrics
+
+log = logging.getLogger(__name__)
+
+ATTACH_SECONDS: Final = 10.0  # a consumer that subscribed and never opens its stream gives its messages back
+POLLING: Final = Heartbeat()
+
+
+class Source(Protocol):
+    """The topic, as its subscriptions read it."""
+
+    @property
+    def name(self) -> TopicName: ...
+    @property
+    def log(self) -> TopicLog: ...
+    @property
+    def ownership(self) -> Ownership: ...
+
+    async def rows(self, first: int, end: int) -> list[tuple[int, Envelope]]: ...
+
+    async def row_keys(self, first: int, end: int) -> list[tuple[int, str]]: ...
+
+
+class Services(NamedTuple):
+    """What every subscription of a broker shares."""
+
+    clock: Clock
+    timer: Timer
+    cursors: Cursors
+    dead_letter: Callable[[TopicName, Envelope], Awaitable[None]]
+    broker_url: str
+
+
+class Subscription:
+    """One subscription of a reliable topic."""
+
+    def __init__(
+        self,
+        source: Source,
+        name: SubscriptionName,
+        kind: SubscriptionKind,
+        machine: Machine,
+        services: Services,
+        metrics: SubscriptionMetrics,
+        *,
+        heartbeat: Heartbeat = POLLING,
+        consumers: Iterable[Registration] = (),
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.heartbeat = heartbeat
+        self.metrics = metrics
+        self._source = source
+        self._machine = machine
+        self._services = services
+        self._consumers = {each.consumer_id: each for each in consumers}
+        self._work: deque[tuple[Send | ReadKeys | DeadLetter, Outbox | None]] = deque()
+        self._has_work = asyncio.Event()
+        self._closed = False
+        self._beat_at = 0.0
+        self._read_error: DanubeError | None = None
+        self._notifier: asyncio.Task[None] | None = None
+        self._shipper: asyncio.Task[None] | None = None
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._notifier = asyncio.create_task(self._notify(), name=f"notify {self._source.name} {self.name}")
+        self._shipper = asyncio.create_task(self._ship(), name=f"ship {self._source.name} {self.name}")
+        self._schedule_beat()
+        self._step(Available(self._source.log.head))
+
+    async def close(self, error: DanubeError) -> None:
+        """Streams end with `error`; the cursor is saved."""
+        self._closed = True
+        for each in self._consumers.values():
+            self._disconnect(each, error)
+        for task in (self._notifier, self._shipper):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        await self._services.cursors.flush([self])
+        self._services.cursors.forget(self)
+
+    @property
+    def ownership(self) -> Ownership:
+        return self._source.ownership
+
+    def saved(self) -> SavedPosition:
+        return self._machine.saved()
+
+    # --- consumers ----------------------------------------------------------------------------------
+
+    @property
+    def consumers(self) -> list[Registration]:
+        return list(self._consumers.values())
+
+    @property
+    def connected(self) -> int:
+        return sum(each.connected for each in self._consumers.values())
+
+    def knows(self, consumer: ConsumerId) -> bool:
+        return consumer in self._consumers
+
+    def is_healthy(self, consumer: ConsumerId) -> bool:
+        """Whether the consumer has a stream or has just subscribed. Asking counts as a sign of life."""
+        registration = self._consumers.get(consumer)
+        if registration is None:
+            return False
+        registration.silent_since = self._services.clock.elapsed()
+        return registration.connected
+
+    def join(self, name: str, key_filters: tuple[str, ...]) -> ConsumerId:
+        """A consumer subscribes: messages are kept for it from now on, its stream follows.
+
+        The same name again is a takeover: the old stream ends, what it held is delivered again, the id is the same.
+        """
+        identity = consumer_id(self._source.name, self.name, name)
+        registration = self._consumers.get(identity)
+        if registration is None:
+            registration = Registration(identity, name, key_filters)
+        elif key_filters:
+            registration.key_filters = key_filters
+        self._connect(registration)
+        self._consumers[identity] = registration
+        return identity
+
+    def attach(self, consumer: ConsumerId) -> Outbox:
+        """The consumer's stream opens. A stream it already had ends cleanly."""
+        registration = self._consumers.get(consumer)
+        if registration is None or self._closed:
+            raise ConsumerUnknown(consumer)
+        if registration.outbox is None or registration.attached:
+            self._connect(registration)
+        registration.attached = True
+        assert registration.outbox is not None
+        return registration.outbox
+
+    def detach(self, consumer: ConsumerId, outbox: Outbox) -> None:
+        """The stream has ended: what it held goes to others, or to the consumer when it comes back."""
+        registration = self._consumers.get(consumer)
+        if registration is not None and registration.outbox is outbox:
+            self._disconnect(registration, None)
+            self._services.cursors.changed(self)
+
+    def forget(self, consumer: ConsumerId) -> None:
+        """The registration itself is removed."""
+        registration = self._consumers.pop(consumer, None)
+        if registration is not None:
+            self._disconnect(registration, None)
+            self._step(Forgotten(consumer))
+
+    def _connect(self, registration: Registration) -> None:
+        fresh = Outbox()
+        previous, registration.outbox = registration.outbox, fresh
+        refused = self._step(Joined(registration.consumer_id, key_filters=registration.key_filters))
+        if refused is not None:
+            registration.outbox = previous
+            holder = self._consumers.get(refused.active)
+            raise SubscriptionBusy(self._source.name, self.name, holder.name if holder else "another")
+        if previous is not None:
+            previous.end()
+        registration.attached = False
+        now = self._services.clock.elapsed()
+        registration.silent_since = now
+        self._services.timer.call_at(now + ATTACH_SECONDS, lambda _: self._give_up_on(registration, fresh))
+
+    def _give_up_on(self, registration: Registration, outbox: Outbox) -> None:
+        if registration.outbox is outbox and not registration.attached:
+            self._disconnect(registration, None)
+
+    def _disconnect(self, registration: Registration, error: DanubeError | None) -> None:
+        outbox, registration.outbox = registration.outbox, None
+        registration.attached = False
+        registration.silent_since = self._services.clock.elapsed()
+        if outbox is not None:
+            outbox.end(error)
+            self._step(Left(registration.consumer_id))
+
+    # --- what clients and administrators say --------------------------------------------------------
+
+    def ack(self, offset: int) -> None:
+        self._step(Acked((OffsetRange(offset, offset + 1),)))
+
+    def nack(self, offset: int, delay_seconds: float = 0.0, reason: str = "") -> None:
+        self._step(Nacked((OffsetRange(offset, offset + 1),), delay_seconds, reason))
+
+    def seek(self, offset: int) -> None:
+        """Delivery goes on at `offset`, whatever was acknowledged."""
+        self._work.clear()
+        for each in self._consumers.values():
+            if each.outbox is not None:
+                each.outbox.clear()
+        self._step(Sought(offset))
+
+    def change(self, *, policy: FailurePolicy | None = None, limits: DispatchLimits | None = None) -> None:
+        """Takes effect at once, also for what is in flight."""
+        self._step(PolicyChanged(policy, limits))
+
+    def change_heartbeat(self, heartbeat: Heartbeat) -> None:
+        self.heartbeat = heartbeat
+        self._schedule_beat()
+
+    @property
+    def limits(self) -> DispatchLimits:
+        return self._machine.roster.limits
+
+    def standing(self) -> Standing:
+        return self._machine.standing(self._source.log.head)
+
+    def has_lag(self) -> bool:
+        return self._machine.has_lag(self._source.log.head)
+
+    def get_lag_info(self) -> LagInfo:
+        return self._machine.get_lag_info(self._source.log.head)
+
+    def explain(self) -> str:
+        """Why the subscription is, or is not, receiving."""
+        sentence = explain(self.standing(), self._services.clock.elapsed())
+        return sentence if self._read_error is None else f"{sentence} The log cannot be read: {self._read_error}."
+
+    # --- what wakes it ------------------------------------------------------------------------------
+
+    async def _notify(self) -> None:
+        """The fast path: every commit is a poll."""
+        topic_log = self._source.log
+        seen = topic_log.head
+        while not topic_log.closed:
+            await topic_log.wait_beyond(seen)
+            seen = topic_log.head
+            self.metrics.notifier_polls.inc()
+            self._step(Available(seen))
+
+    def _schedule_beat(self) -> None:
+        if self.heartbeat.interval_ms is not None and not self._closed:
+            self._beat_at = self._services.timer.next_beat(self.heartbeat.interval_ms / 1000)
+            self._services.timer.call_at(self._beat_at, self._beat)
+
+    def _beat(self, now: float) -> None:
+        """The safety net: trusts the log's head and nothing that it was told."""
+        if self._closed or now < self._beat_at:
+            return  # the interval was changed, and another beat is on its way
+        head = self._source.log.head
+        if self._machine.progress.next_unacked < head:
+            standing = self._machine.standing(head)
+            if beat(standing, POLLING, now).poll:
+                self.metrics.lag_detected.inc()
+                if self.heartbeat.polls:
+                    self.metrics.heartbeat_polls.inc()
+                    self._step(Available(head))
+                    self._step(Ticked())
+        self._schedule_beat()
+
+    def _wake(self, now: float) -> None:
+        if not self._closed:
+            self._step(Ticked())
+
+    # --- effects ------------------------------------------------------------------------------------
+
+    def _step(self, event: Event) -> JoinRefused | None:
+        """Never waits. Returns the machine's refusal, if `event` was a join."""
+        refused: JoinRefused | None = None
+        for effect in self._machine.step(event, self._services.clock.elapsed()):
+            match effect:
+                case Send(consumer):
+                    # The outbox as it is now: whoever comes back under the same id gets his own Sends.
+                    self._queue(effect, self._consumers[consumer].outbox if consumer in self._consumers else None)
+                case ReadKeys() | DeadLetter():
+                    self._queue(effect, None)
+                case SaveCursor():
+                    self._services.cursors.changed(self)
+                case WakeAt(time):
+                    self._services.timer.call_at(time, self._wake)
+                case JoinRefused():
+                    refused = effect
+                case Blocked(offset, tries, key):
+                    self._say(logging.ERROR, "subscription blocked by poison", offset=offset, key=key, tries=tries)
+                case Dropped(dropped, tries):
+                    self._say(logging.WARNING, "messages dropped by policy", offsets=dropped, tries=tries)
+                case Expired(expired):
+                    self._say(logging.WARNING, "retention passed the subscription", offsets=expired)
+                case Activated(consumer):
+                    self._say(logging.INFO, "consumer activated", consumer=consumer)
+                case Skipped():
+                    pass  # the reference does so; a line each would be one per message
+                case _:
+                    pass
+        return refused
+
+    def _queue(self, effect: Send | ReadKeys | DeadLetter, outbox: Outbox | None) -> None:
+        self._work.append((effect, outbox))
+        self._has_work.set()
+
+    def _say(self, level: int, phrase: str, **fields: object) -> None:
+        log.log(level, phrase, extra={"topic": self._source.name, "subscription": self.name, **fields})
+
+    async def _ship(self) -> None:
+        """Carries out what needs the log, in order."""
+        while True:
+            await self._has_work.wait()
+            self._has_work.clear()
+            while self._work:
+                effect, outbox = self._work.popleft()
+                match effect:
+                    case Send():
+                        await self._send(effect, outbox)
+                    case ReadKeys(wanted):
+                        await self._read_keys(wanted)
+                    case DeadLetter():
+                        await self._dead_letter(effect)
+
+    async def _send(self, send: Send, outbox: Outbox | None) -> None:
+        unsent: Ranges = ()
+        size_bytes = 0
+        rows: list[tuple[int, Envelope]] = []
+        for first, end in send.ranges:
+            got = await self._rows(first, end)
+            rows += got
+            reached = got[-1][0] + 1 if got else first
+            if reached < end:
+                unsent = (*unsent, OffsetRange(reached, end))
+        registration = self._consumers.get(send.consumer)
+        if outbox is None or registration is None or registration.outbox is not outbox:
+            return  # it left while we read; what it held has been taken back
+        if rows:
+            outbox.put([Delivered(offset, message, send.attempt) for offset, message in rows])
+            size_bytes = sum(len(message.payload) for _, message in rows)
+            self.metrics.delivered.inc(len(rows))
+        if unsent:
+            self._step(Shipped(send.consumer, size_bytes, unsent))
+
+    async def _rows(self, first: int, end: int) -> list[tuple[int, Envelope]]:
+        """What the log has of [first, end) now. A reader with nothing to give is asked again by the heartbeat."""
+        try:
+            rows = await self._source.rows(first, end)
+        except OffsetOutOfRange as error:
+            self._step(Trimmed(error.first))
+            return []
+        except DanubeError as error:
+            if str(error) != str(self._read_error):
+                self._say(logging.ERROR, "log cannot be read", why=str(error))
+            self._read_error = error
+            return []
+        self._read_error = None
+        return rows
+
+    async def _read_keys(self, wanted: OffsetRange) -> None:
+        try:
+            pairs = await self._source.row_keys(wanted.first, wanted.end)
+        except DanubeError as error:
+            self._read_error = error
+            pairs = []
+        self._step(Keyed(tuple(pairs)))
+
+    async def _dead_letter(self, effect: DeadLetter) -> None:
+        """Copies, then counts them as done. A copy that fails is tried again later."""
+        done = effect.range.first
+        try:
+            for offset, message in await self._source.rows(*effect.range):
+                attributes = dead_letter_attributes(
+                    message.attributes,
+                    topic=self._source.name,
+                    subscription=self.name,
+                    offset=offset,
+                    producer_id=producer_id(self._source.name, message.producer_name or ""),
+                    broker_addr=self._services.broker_url,
+                    tries=effect.tries,
+                )
+                await self._services.dead_letter(TopicName(effect.topic), message._replace(attributes=attributes))
+                done = offset + 1
+        except DanubeError as error:
+            self._say(logging.WARNING, "dead letter not copied", offset=done, why=str(error))
+        if done > effect.range.first:
+            self._step(DeadLettered((OffsetRange(effect.range.first, done),)))
+        if done < effect.range.end:
+            self._step(DeadLetterFailed((OffsetRange(done, effect.range.end),)))
+
+
+def closing(topic: TopicName, why: str) -> NotServed:
+    """How streams end when their topic leaves: clients look it up again."""
+    return NotServed(topic, why)

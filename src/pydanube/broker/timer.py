@@ -1,0 +1,66 @@
+"""One timer for all subscriptions: heartbeats and wake-ups.
+
+Whoever wants to be called registers a time; the timer sleeps until the earliest. Heartbeats are aligned to multiples of
+their interval, so a thousand idle subscriptions cost one wake-up per interval, not a thousand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+
+from pydanube.ports import Clock
+
+log = logging.getLogger(__name__)
+
+
+class Timer:
+    """Calls functions at times of `clock.elapsed()`, or soon after. Functions never wait."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heap: list[tuple[float, int, Callable[[float], None]]] = []
+        self._numbers = count()
+        self._earlier = asyncio.Event()
+        self._sleeping_until = math.inf
+
+    def call_at(self, time: float, function: Callable[[float], None]) -> None:
+        """`function(now)` is called once. What is no longer wanted then must know by itself."""
+        heappush(self._heap, (time, next(self._numbers), function))
+        if time < self._sleeping_until:
+            self._earlier.set()
+
+    def next_beat(self, interval_seconds: float) -> float:
+        """The next multiple of the interval: everybody with one interval beats together."""
+        now = self._clock.elapsed()
+        return (math.floor(now / interval_seconds) + 1) * interval_seconds
+
+    async def run(self) -> None:
+        """Calls what is due until cancelled. A function that fails is logged and does not stop the others."""
+        while True:
+            now = self._clock.elapsed()
+            while self._heap and self._heap[0][0] <= now:
+                _, _, function = heappop(self._heap)
+                try:
+                    function(now)
+                except Exception:
+                    log.exception("timer call failed")
+            self._sleeping_until = self._heap[0][0] if self._heap else math.inf
+            self._earlier.clear()
+            await self._sleep(self._sleeping_until - now)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Until the time has come or something earlier was registered."""
+        earlier = asyncio.ensure_future(self._earlier.wait())
+        waits: set[asyncio.Future[object]] = {earlier}  # type: ignore[arg-type]
+        if seconds != math.inf:
+            waits.add(asyncio.ensure_future(self._clock.sleep(seconds)))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()

@@ -1,0 +1,427 @@
+"""The topics of this broker: made, opened, found, closed, deleted; and the namespaces they live in.
+
+Every open is a claim with a new epoch (`ownership.py`). What exists is what the metadata store says; what is loaded is
+what this process serves. Names match exactly: /default/foo never finds /default/foobar.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from pydanube.broker.fanout import FanoutSubscription, FanoutTopic
+from pydanube.broker.members import (
+    StoredConfig,
+    config_put,
+    gather_bounded,
+    policy_put,
+    read_config,
+    remove_below,
+)
+from pydanube.broker.ownership import Claimable, Ownership, Reservation, look
+from pydanube.broker.subscription import Services, Subscription
+from pydanube.broker.topic import Defaults, Topic
+from pydanube.core import keys
+from pydanube.core.delivery import FailurePolicy
+from pydanube.core.lag import Heartbeat
+from pydanube.core.names import BrokerId, ConsumerId, NamespaceName, ProducerId, SubscriptionName, TopicName
+from pydanube.core.ownership import Owner
+from pydanube.core.policies import UNLIMITED, Delivery, TopicPolicy, effective
+from pydanube.core.roster import DispatchLimits
+from pydanube.errors import (
+    Conflict,
+    DanubeError,
+    InvalidName,
+    NamespaceExists,
+    NamespaceNotEmpty,
+    NamespaceUnknown,
+    NotServed,
+    TailUnproven,
+    TopicExists,
+    TopicUnknown,
+)
+from pydanube.log.batch import Envelope
+from pydanube.log.layout import topic_directory
+from pydanube.log.wal import TopicLog, Wal
+from pydanube.ports import Compare, Delete, Disk, MetadataStore, Put, Work
+from pydanube.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+AnyTopic: TypeAlias = Topic | FanoutTopic
+AnySubscription: TypeAlias = Subscription | FanoutSubscription
+
+SYSTEM: Final = NamespaceName("system")
+PARTITIONS_MAX: Final = 10_000
+
+
+class DispatchConfig(NamedTuple):
+    """What is stored for one subscription; None where nothing is."""
+
+    unacked_max: int | None
+    heartbeat: Heartbeat | None
+
+
+class Rooms(NamedTuple):
+    """What topics are built from."""
+
+    broker_id: BrokerId
+    session: int
+    metadata: MetadataStore
+    disk: Disk
+    wal: Wal
+    work: Work
+    services: Services
+    telemetry: Telemetry
+    defaults: Defaults
+
+
+class Topics:
+    """Everything this broker serves."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+        self._metadata = rooms.metadata
+        self._open: dict[TopicName, AnyTopic] = {}
+        self._opening: dict[TopicName, asyncio.Lock] = {}
+        self._closing: str = ""
+        self.unopened: dict[TopicName, str] = {}  # topics that could not be opened at the start, and why
+
+    # --- finding ------------------------------------------------------------------------------------
+
+    def get(self, name: TopicName) -> AnyTopic | None:
+        """The topic if it is loaded here."""
+        return self._open.get(name)
+
+    @property
+    def loaded(self) -> Sequence[AnyTopic]:
+        return list(self._open.values())
+
+    async def require(self, name: TopicName) -> AnyTopic:
+        """The topic, loaded if it exists. Raises TopicUnknown."""
+        topic = self._open.get(name)
+        if topic is not None:
+            return topic
+        if await self._metadata.get(keys.topic(name)) is None:
+            raise TopicUnknown(name)
+        return await self._load(name)
+
+    async def exists(self, name: TopicName) -> bool:
+        return name in self._open or await self._metadata.get(keys.topic(name)) is not None
+
+    async def names(self, namespace: NamespaceName | None = None) -> list[TopicName]:
+        namespaces = [namespace] if namespace is not None else await self.namespaces()
+        found = []
+        for each in namespaces:
+            items = await self._metadata.list(keys.namespace_topics(each))
+            found += [name for item in items if (name := keys.topic_of_namespace(item.key)) is not None]
+        return found
+
+    async def partitions(self, name: TopicName) -> list[TopicName]:
+        """[name] if there is such a topic, else its partitions in order, else nothing."""
+        if await self.exists(name):
+            return [name]
+        return await self._partitions_of(name)
+
+    async def _partitions_of(self, base: TopicName) -> list[TopicName]:
+        items = await self._metadata.list(f"{keys.topic(base)}-part-")
+        found = {name for item in items if (name := keys.topic_of(item.key)) and name.is_partition_of(base)}
+        return sorted(found, key=lambda name: name.partition_number or 0)
+
+    def find_consumer(self, consumer: ConsumerId) -> tuple[AnyTopic, AnySubscription] | None:
+        """Who has this consumer registered, connected or not."""
+        for topic in self._open.values():
+            for subscription in topic.subscriptions.values():
+                if subscription.knows(consumer):
+                    return topic, subscription
+        return None
+
+    def find_producer(self, producer: ProducerId) -> AnyTopic | None:
+        return next((topic for topic in self._open.values() if producer in topic.producers), None)
+
+    # --- making and removing ------------------------------------------------------------------------
+
+    async def create(self, name: TopicName, *, delivery: Delivery, schema_subject: str | None = None) -> AnyTopic:
+        """Makes the topic and serves it. Raises TopicExists or NamespaceUnknown."""
+        if self._closing:
+            raise NotServed(name, self._closing)
+        await self._check_free(name)
+        policy = await self._metadata.get(keys.namespace_policy(name.namespace))
+        if policy is None:
+            raise NamespaceUnknown(name.namespace)
+        operations: list[Put | Delete] = [
+            Put(keys.topic(name), b"null"),
+            Put(keys.delivery(name), json.dumps(delivery.value).encode()),
+            Put(keys.namespace_topic(name), b"null"),
+        ]
+        if schema_subject is not None:
+            operations.append(Put(keys.schema(name), json.dumps(schema_subject).encode()))
+        compares = [Compare(keys.topic(name), 0), Compare(policy.key, policy.revision)]
+        if await self._metadata.transact(compares, operations) is None:
+            raise TopicExists(name, "somebody else has just created it")
+        log.info("topic created", extra={"topic": name, "delivery": delivery.value})
+        return await self._load(name)
+
+    async def create_partitioned(
+        self, base: TopicName, partitions: int, *, delivery: Delivery, schema_subject: str | None = None
+    ) -> None:
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise InvalidName("number of partitions", str(partitions), f"use 1 to {PARTITIONS_MAX}")
+        await self._check_free(base)
+        if await self._partitions_of(base):
+            raise TopicExists(base, "it has partitions already")
+        for name in base.partition_names(partitions):
+            await self.create(name, delivery=delivery, schema_subject=schema_subject)
+
+    async def _check_free(self, name: TopicName) -> None:
+        if await self.exists(name):
+            raise TopicExists(name, "it already exists")
+        if name.partition_number is None:
+            if await self._partitions_of(name):
+                raise TopicExists(name, "it is the base of a partitioned topic")
+        elif await self.exists(name.base):
+            raise TopicExists(name, f"{name.base} is a topic without partitions")
+
+    async def delete(self, name: TopicName) -> None:
+        """Removes the topic with everything it had; of a base, all partitions."""
+        if name.partition_number is not None and await self.exists(name):
+            raise InvalidName("topic to delete", name, f"Cannot delete individual partition: delete {name.base}")
+        doomed = await self.partitions(name)
+        if not doomed:
+            raise TopicUnknown(name)
+        for each in doomed:
+            await self._delete_one(each)
+
+    async def _delete_one(self, name: TopicName) -> None:
+        topic = await self.require(name)
+        async with self._lock(name):
+            self._open.pop(name, None)
+            await topic.close("the topic is being deleted")
+            ownership = topic.ownership
+            tombstone = Owner(
+                epoch=ownership.epoch,
+                session=self._rooms.session,
+                broker_id=self._rooms.broker_id,
+                start_offset=0,
+                released=True,
+                deleted=True,
+            )
+            await remove_below(
+                self._metadata,
+                ownership,
+                [keys.below_topic(name), keys.below_storage(name)],
+                [
+                    Delete(keys.topic(name)),
+                    Delete(keys.namespace_topic(name)),
+                    Delete(keys.assignment(self._rooms.broker_id, name)),
+                    Put(keys.owner(name), tombstone.to_bytes()),  # epochs go on if the name is used again
+                ],
+            )
+            await _remove_tree(self._rooms.disk, topic_directory(name))
+        log.info("topic deleted", extra={"topic": name})
+
+    # --- opening and closing ------------------------------------------------------------------------
+
+    async def load_all(self) -> None:
+        """Opens everything that exists. A topic that cannot be opened is reported and the others are served."""
+        names = await self.names()
+        results = await gather_bounded([lambda name=name: self._load(name) for name in names])
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, DanubeError):
+                self.unopened[name] = str(result)
+                log.error("topic not opened", extra={"topic": name, "why": str(result)})
+            elif isinstance(result, BaseException):
+                raise result
+
+    async def close_all(self, why: str) -> None:
+        self._closing = why
+        topics = list(self._open.values())
+        self._open.clear()
+        for result in await gather_bounded([lambda topic=topic: topic.close(why) for topic in topics]):
+            if isinstance(result, BaseException):
+                log.error("topic not closed", extra={"why": str(result)})
+
+    def _lock(self, name: TopicName) -> asyncio.Lock:
+        return self._opening.setdefault(name, asyncio.Lock())
+
+    async def _load(self, name: TopicName) -> AnyTopic:
+        async with self._lock(name):
+            topic = self._open.get(name)
+            if topic is None:
+                if self._closing:
+                    raise NotServed(name, self._closing)
+                topic = await self._open_topic(name)
+                self._open[name] = topic
+                self.unopened.pop(name, None)
+            return topic
+
+    async def _open_topic(self, name: TopicName) -> AnyTopic:
+        delivery = await self._delivery(name)
+        policy = await self._policy(name)
+        subject = await self._metadata.get(keys.schema(name))
+        schema_subject = json.loads(subject.value) if subject else None
+        rooms = self._rooms
+        seen = await look(self._metadata, name, rooms.broker_id)
+        topic: AnyTopic
+        if delivery is Delivery.NON_RELIABLE:
+            ownership = await self._claim(name, seen, 0)
+            topic = FanoutTopic(
+                name, ownership, self._metadata, rooms.services, rooms.telemetry, policy, schema_subject
+            )
+        else:
+            topic_log = await self._open_log(name, seen)
+            try:
+                ownership = await self._claim(name, seen, topic_log.head)
+            except Conflict:
+                await topic_log.close()
+                raise
+            reservation = Reservation(ownership, topic_log, rooms.services.clock, seen.reserved_end)
+            topic = Topic(
+                name,
+                topic_log,
+                ownership,
+                reservation,
+                self._metadata,
+                rooms.services,
+                rooms.telemetry,
+                policy,
+                rooms.defaults,
+                schema_subject,
+            )
+        await topic.open()
+        return topic
+
+    async def _open_log(self, name: TopicName, seen: Claimable) -> TopicLog:
+        start = seen.start
+        try:
+            return await self._rooms.wal.topic(
+                name, epoch=seen.epoch, start_offset=start.offset, known_end=start.known_end
+            )
+        except TailUnproven as error:
+            beyond = seen.offset_if_unproven
+            if beyond is None or beyond < error.head:
+                raise
+            # Beyond everything that may have been given out: a gap, but no offset twice.
+            log.error("log continues behind a gap", extra={"topic": name, "why": str(error), "start_offset": beyond})
+            return await self._rooms.wal.topic(name, epoch=seen.epoch, start_offset=beyond, adopts_unknown=True)
+
+    async def _claim(self, name: TopicName, seen: Claimable, start: int) -> Ownership:
+        rooms = self._rooms
+        return await Ownership.claim(
+            self._metadata, name, seen, broker_id=rooms.broker_id, session=rooms.session, start=start
+        )
+
+    async def _delivery(self, name: TopicName) -> Delivery:
+        item = await self._metadata.get(keys.delivery(name))
+        if item is None:
+            raise TopicUnknown(name)
+        return Delivery(json.loads(item.value))
+
+    async def _policy(self, name: TopicName) -> TopicPolicy:
+        own = await self._metadata.get(keys.topic_policy(name))
+        shared = await self._metadata.get(keys.namespace_policy(name.namespace))
+        return effective(
+            TopicPolicy.from_json(json.loads(own.value)) if own else None,
+            TopicPolicy.from_json(json.loads(shared.value)) if shared else None,
+        )
+
+    # --- namespaces ---------------------------------------------------------------------------------
+
+    async def namespaces(self) -> list[NamespaceName]:
+        items = await self._metadata.list(keys.NAMESPACES)
+        return [name for item in items if (name := keys.namespace_of_policy(item.key)) is not None]
+
+    async def create_namespace(self, name: NamespaceName, policy: TopicPolicy = UNLIMITED) -> None:
+        key = keys.namespace_policy(name)
+        put = Put(key, json.dumps(policy.to_json()).encode())
+        if await self._metadata.transact([Compare(key, 0)], [put]) is None:
+            raise NamespaceExists(name)
+
+    async def bootstrap_namespaces(self, names: Sequence[NamespaceName], policy: TopicPolicy) -> None:
+        """Those that must be there; existing ones get the configured policy."""
+        for name in {*names, SYSTEM}:
+            value = json.dumps(policy.to_json()).encode()
+            key = keys.namespace_policy(name)
+            known = await self._metadata.get(key)
+            if known is None or known.value != value:
+                await self._metadata.transact([], [Put(key, value)])
+
+    async def delete_namespace(self, name: NamespaceName) -> None:
+        policy = await self._metadata.get(keys.namespace_policy(name))
+        if policy is None:
+            raise NamespaceUnknown(name)
+        topics = await self.names(name)
+        if topics:
+            raise NamespaceNotEmpty(name, len(topics))
+        await self._metadata.transact([Compare(policy.key, policy.revision)], [Delete(policy.key)])
+
+    async def namespace_policy(self, name: NamespaceName) -> TopicPolicy:
+        item = await self._metadata.get(keys.namespace_policy(name))
+        if item is None:
+            raise NamespaceUnknown(name)
+        return TopicPolicy.from_json(json.loads(item.value))
+
+    # --- subscriptions' settings ----------------------------------------------------------------------
+
+    async def set_failure_policy(self, name: TopicName, subscription: SubscriptionName, policy: FailurePolicy) -> None:
+        """Stored, also before the subscription exists, and in effect at once."""
+        topic = await self.require(name)
+        await topic.ownership.write([policy_put(name, subscription, policy)])
+        await self._apply_config(topic, subscription)
+
+    async def get_failure_policy(self, name: TopicName, subscription: SubscriptionName) -> FailurePolicy | None:
+        return (await read_config(self._metadata, name, subscription)).policy
+
+    async def set_dispatch_config(
+        self,
+        name: TopicName,
+        subscription: SubscriptionName,
+        *,
+        unacked_max: int | None = None,
+        heartbeat: Heartbeat | None = None,
+    ) -> None:
+        topic = await self.require(name)
+        if unacked_max is not None:
+            DispatchLimits(unacked_max=unacked_max)  # raises if it is not allowed
+        stored = await read_config(self._metadata, name, subscription)
+        changed = StoredConfig(
+            stored.policy,
+            stored.unacked_max if unacked_max is None else unacked_max,
+            stored.heartbeat if heartbeat is None else heartbeat,
+        )
+        await topic.ownership.write([config_put(name, subscription, changed)])
+        await self._apply_config(topic, subscription)
+
+    async def get_dispatch_config(self, name: TopicName, subscription: SubscriptionName) -> DispatchConfig:
+        stored = await read_config(self._metadata, name, subscription)
+        return DispatchConfig(stored.unacked_max, stored.heartbeat)
+
+    async def _apply_config(self, topic: AnyTopic, subscription: SubscriptionName) -> None:
+        if isinstance(topic, Topic):
+            topic.configure(subscription, await read_config(self._metadata, topic.name, subscription))
+
+    # --- dead letters -------------------------------------------------------------------------------
+
+    async def dead_letter(self, name: TopicName, message: Envelope) -> None:
+        """Appends to the dead-letter topic, which is made if it is missing. Returns when the copy is safe."""
+        try:
+            topic = await self.require(name)
+        except TopicUnknown:
+            topic = await self.create(name, delivery=Delivery.RELIABLE)
+        if isinstance(topic, FanoutTopic):
+            raise NotServed(name, "a dead-letter topic must be reliable")
+        producer = f"broker-replicator-{self._rooms.broker_id}"
+        await topic.append(message._replace(producer_name=producer))
+
+
+async def _remove_tree(disk: Disk, path: str) -> None:
+    for entry in await disk.list(path):
+        inner = f"{path}/{entry.name}"
+        if entry.is_directory:
+            await _remove_tree(disk, inner)
+        else:
+            await disk.remove(inner)
+    await disk.remove(path)

@@ -1,0 +1,120 @@
+"""Who owns a topic, and where its next offset comes from.
+
+    /storage/topics/<ns>/<topic>/owner     {epoch, session, broker_id, start_offset, released}
+    /storage/topics/<ns>/<topic>/reserve   {end}        no offset at or beyond it is ever given
+    /storage/topics/<ns>/<topic>/state     the seal     how the epoch that was released ended
+
+Every open of a topic is a claim: the owner key is replaced by one with the next epoch, if it still is what was read.
+Everything an owner writes compares the key's store revision, so whoever lost the key writes nothing. The key outlives
+the topic (`deleted`), so that epochs never begin again.
+
+Functions here decide on values; who reads and writes the store is `broker/ownership.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Self
+
+# A reservation is kept so far ahead of the head: at least so many offsets, and so many seconds of traffic.
+RESERVE_OFFSETS_MIN: Final = 20_000
+RESERVE_SECONDS: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The value of the owner key. `released`: nobody serves the topic, and the seal says how it was left."""
+
+    epoch: int
+    session: int
+    broker_id: int
+    start_offset: int
+    released: bool = False
+    deleted: bool = False
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, value: bytes) -> Self:
+        return cls(**_known(cls, value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """How an owner left the topic. `last_committed_offset` is -1 if it has no message."""
+
+    sealed: bool = True
+    last_committed_offset: int
+    next_offset: int
+    broker_id: int
+    timestamp: int
+    epoch: int
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, value: bytes) -> Self:
+        return cls(**_known(cls, value))
+
+
+def _known(kind: type[Owner] | type[Seal], value: bytes) -> dict[str, Any]:
+    """The stored fields that this version knows: newer ones may add some."""
+    fields: Mapping[str, Any] = json.loads(value)
+    return {name: fields[name] for name in kind.__slots__ if name in fields}
+
+
+def reserve_to_bytes(end: int) -> bytes:
+    return json.dumps({"end": end}).encode()
+
+
+def reserve_from_bytes(value: bytes) -> int:
+    return int(json.loads(value)["end"])
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where an epoch begins. `offset` None: where the recovered log ends, which must then be beyond doubt."""
+
+    offset: int | None
+    known_end: int  # below this every offset is known to have existed
+
+
+def start_of_epoch(
+    owner: Owner | None, seal: Seal | None, reserved_end: int | None, *, broker_id: int, described_end: int = 0
+) -> Start:
+    """Decides where the epoch after `owner`'s begins.
+
+    The seal counts only if it carries the epoch that the owner key shows released: an older one says nothing about
+    what was appended since. A log on this broker's own disk tells where it ended; of another's, only the reservation
+    is known to lie beyond everything that was given out.
+    """
+    if owner is None or owner.deleted:
+        # A topic that was deleted begins anew: its old epochs are gone from every disk that matters.
+        return Start(0 if owner is None else None, 0)
+    if owner.released and seal is not None and seal.epoch == owner.epoch:
+        return Start(max(seal.next_offset, described_end), seal.next_offset)
+    if owner.broker_id == broker_id:
+        return Start(None, max(owner.start_offset, described_end))
+    return Start(max(reserved_end or owner.start_offset, owner.start_offset, described_end), 0)
+
+
+def offset_if_unproven(owner: Owner | None, reserved_end: int | None) -> int | None:
+    """Where to begin if this broker's own log cannot prove its end: beyond everything it may have given out."""
+    if owner is None or reserved_end is None:
+        return None
+    return max(reserved_end, owner.start_offset)
+
+
+def next_reservation(head: int, reserved_end: int, needed_end: int, offsets_per_second: float) -> int | None:
+    """The end to reserve next; None while what is reserved is still far enough ahead.
+
+    Extended when half of what is kept ahead is used up, so that appends never wait for it in a steady stream.
+    """
+    ahead = max(RESERVE_OFFSETS_MIN, int(offsets_per_second * RESERVE_SECONDS))
+    if needed_end <= reserved_end and reserved_end - head >= ahead // 2:
+        return None
+    return max(needed_end, head) + ahead
