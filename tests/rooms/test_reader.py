@@ -102,12 +102,8 @@ async def test_a_group_of_many_batches_is_read_in_pieces() -> None:
     machine = Machine()
     wal = await machine.boot(cache_bytes=0, group_bytes=2 << 20, segment_bytes=4 << 20)
     log = await wal.topic(TOPIC, epoch=1)
-    machine.disk.hold_syncs()
-    first = log.submit(batch("first"))
-    await settle()
-    done = [log.submit(sized(10_000, f"{n}")) for n in range(100)]
-    machine.disk.release_syncs()
-    await asyncio.gather(first, *done)
+    await fill(log, "first")
+    await asyncio.gather(*(log.submit(sized(10_000, f"{n}")) for n in range(100)))
     assert wal.committer.groups == 2
     longest = 0
     reader = log.reader(0)

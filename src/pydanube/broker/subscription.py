@@ -244,6 +244,7 @@ class Subscription:
 
     def ack(self, offset: int) -> None:
         self._step(Acked((OffsetRange(offset, offset + 1),)))
+        self._services.cursors.changed(self)  # also when the cursor stays: what is acknowledged above it is saved too
 
     def nack(self, offset: int, delay_seconds: float = 0.0, reason: str = "") -> None:
         self._step(Nacked((OffsetRange(offset, offset + 1),), delay_seconds, reason))

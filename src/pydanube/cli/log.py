@@ -139,19 +139,31 @@ def dump(
     messages: Annotated[bool, typer.Option("--messages", "-m", help="Print the messages too.")] = False,
     output: Output = "table",
 ) -> None:
-    """Print the batches of a topic: offsets, epoch, producer, sequence, time, size. Changes nothing."""
+    """Print the batches of a topic: offsets, epoch, producer, sequence, time, size. Changes nothing.
+
+    What is damaged is named on stderr, and the exit code is 1.
+    """
     _existing(directory)
     _checked_output(output)
     if topic.count("/") != 2 or not topic.startswith("/") or not (directory / "wal" / topic[1:]).is_dir():
         raise InvalidName(
             "topic in this data directory", topic, "give /namespace/topic; `danube log verify` lists them"
         )
-    _run(_dump(directory, topic, start, batches_max, messages, output))
+    damage = _run(_dump(directory, topic, start, batches_max, messages, output))
+    if damage:
+        raise typer.Exit(1)
 
 
-async def _dump(directory: Path, topic: str, start: int, batches_max: int, messages: bool, output: str) -> None:
-    printed = 0
-    async for batch in walk(*_ports(directory), topic, start):
+async def _dump(directory: Path, topic: str, start: int, batches_max: int, messages: bool, output: str) -> int:
+    """Returns how many places could not be read; each is named on stderr."""
+    printed = damage = 0
+
+    def problem(text: str) -> None:
+        nonlocal damage
+        damage += 1
+        print(f"damage: {text}", file=sys.stderr)
+
+    async for batch in walk(*_ports(directory), topic, start, problem=problem):
         if printed == batches_max:
             break
         printed += 1
@@ -168,6 +180,7 @@ async def _dump(directory: Path, topic: str, start: int, batches_max: int, messa
         for row, message in enumerate(batches.messages(batch) if messages else ()):
             key = "" if message.routing_key is None else f" key={message.routing_key}"
             print(f"    {header.base_offset + row:<12}{key} {dict(message.attributes) or ''} {message.payload[:120]!r}")
+    return damage
 
 
 def _message(message: batches.Envelope) -> dict[str, object]:

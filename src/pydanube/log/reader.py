@@ -80,6 +80,8 @@ class LogReader:
                 if self._position + needed > end:
                     raise _Unreadable("a batch reaches beyond its end")
                 piece = await self._log.disk.read(segment.path, self._position, needed)
+                if len(piece) < needed:
+                    raise _Unreadable("the file ends too early")
             return self._take(memoryview(piece), segment)
         except _Unreadable as damage:
             await self._step_over(segment, end, str(damage))

@@ -78,20 +78,32 @@ async def verify(
     return report
 
 
-async def walk(disk: Disk, clock: Clock, work: Work, topic: str, offset: int) -> AsyncIterator[Batch]:
-    """The topic's batches from `offset` on, session records too, as the next start would find them."""
+async def walk(
+    disk: Disk, clock: Clock, work: Work, topic: str, offset: int, *, problem: Callable[[str], None] = lambda text: None
+) -> AsyncIterator[Batch]:
+    """The topic's batches from `offset` on, session records too, as the next start would find them.
+
+    `problem` is told what cannot be read, at the place where it is missing.
+    """
     await disk.lock(LOCK)
     try:
         view = OverlayDisk(disk)
         await check_format(view)
         await redo_journals(view)
         recovered = await recover_topic(view, clock, work, topic)
+        for damage in recovered.damage:
+            if damage.position == 0:  # a whole file; damage inside one is met on the way
+                problem(str(damage))
         for segment in recovered.segments:
             if segment.end_offset > offset:
-                walker = _Walker(view, segment, TopicReport(topic))
-                async for batch in walker.batches(lambda topic, size: None):
+                report = TopicReport(topic)
+                async for batch in _Walker(view, segment, report).batches(lambda topic, size: None):
+                    while report.problems:
+                        problem(report.problems.pop(0))
                     if batch.header.end_offset > offset or not batch.header.rows:
                         yield batch
+                for text in report.problems:
+                    problem(text)
     finally:
         await disk.unlock(LOCK)
 
@@ -110,7 +122,7 @@ async def _verify_topic(view: Disk, recovered: Recovered, progress: Callable[[st
     report.first_offset = segments[0].first_offset if segments else 0
     expected = report.first_offset
     for segment in segments:
-        if segment.first_offset > expected:
+        if segment.first_offset > expected and not _is_lost(recovered, expected):
             report.holes.append((expected, segment.first_offset))
         elif segment.first_offset < expected:
             report.problems.append(f"{segment.path} begins at {segment.first_offset} where {expected} must be")
@@ -122,6 +134,10 @@ async def _verify_topic(view: Disk, recovered: Recovered, progress: Callable[[st
                 report.messages += batch.header.rows
             report.size_bytes += batch.header.size_bytes
     return report
+
+
+def _is_lost(recovered: Recovered, offset: int) -> bool:
+    return any(each.first <= offset and (each.end is None or offset < each.end) for each in recovered.damage)
 
 
 class _Walker:

@@ -37,6 +37,7 @@ from pydanube.errors import (
     LogStopped,
     OffsetOutOfRange,
     OffsetTaken,
+    ProducerFenced,
     Refused,
     TailUnproven,
 )
@@ -745,6 +746,7 @@ class IdempotentProducer:
 
     async def _open(self, boot: Boot, log: TopicLog) -> None:
         """A new session. What the old one left unacknowledged may be stored or not; it is not sent again."""
+        old, old_sequence = self._session, self._next_sequence
         self._session = None  # from here on the old one may be fenced, whatever the answer
         self._unacked.clear()
         try:
@@ -754,6 +756,19 @@ class IdempotentProducer:
             raise LogClosed(log.topic) from None  # try again from the start
         self._next_sequence = 0
         self._history.say(f"session {self._model.topic} {self._producer_id}")
+        if old is not None and self._random.random() < 0.3:
+            await self._try_fenced(boot, log, old, old_sequence)
+
+    async def _try_fenced(self, boot: Boot, log: TopicLog, session: int, sequence: int) -> None:
+        """An older self that does not know it was replaced must never get anything in."""
+        number = self._history.next_number()
+        sent = self._model.make(self._random, number, self._producer_id, session, sequence)
+        self._model.forbidden.add(number)
+        try:
+            await boot.process.wait(_submit(boot, log, sent))
+        except (ProducerFenced, DiskFull):
+            return
+        raise Broken(f"{self._model._name(number)} was accepted in a session that was replaced")
 
     def _send_new(self, boot: Boot, log: TopicLog) -> None:
         assert self._session is not None

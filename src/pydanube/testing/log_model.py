@@ -57,6 +57,7 @@ class TopicModel:
         self.topic_hash = topic_hash
         self.durability = durability
         self.sent: dict[int, Sent] = {}
+        self.forbidden: set[int] = set()  # numbers of batches that were refused for good
         self.acknowledged: dict[int, int] = {}  # number -> offset
         self.epochs: dict[int, int] = {}  # number -> epoch, of those acknowledged
         self.stored: dict[int, int] = {}  # offset -> number: acknowledged or seen, so there for ever
@@ -102,6 +103,8 @@ class TopicModel:
         sent = self.sent.get(header.max_publish_time)
         if sent is None:
             raise Broken(f"{self.topic} offset {header.base_offset}: nobody sent what is stored there")
+        if sent.number in self.forbidden:
+            raise Broken(f"{self._name(sent.number)} was refused for good and is stored")
         made = sent.batch
         same = (
             header[:5] == made.header[:5]

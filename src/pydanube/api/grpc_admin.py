@@ -1,0 +1,259 @@
+"""Administration over gRPC: the reference's services on the admin port, as far as one broker goes.
+
+Codes mean what they say (`status.ADMIN`): the reference answers NOT_FOUND to nearly everything. What needs other
+brokers is refused with a sentence. Our own service, `pydanube.admin.v1`, is in `grpc_ours.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from pydanube.api.grpc_data import KINDS, AnyTopic
+from pydanube.api.rpc import Refusal
+from pydanube.broker.service import Broker
+from pydanube.broker.topic import Topic
+from pydanube.core.names import NamespaceName, SubscriptionName, TopicName, parse_broker_id
+from pydanube.core.policies import Delivery
+from pydanube.core.roster import UNACKED_MAX_ALLOWED
+from pydanube.errors import DanubeError, InvalidName, TopicUnknown
+from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
+from pydanube.wire.convert import failure_policy_message, failure_policy_of
+from pydanube.wire.status import Code
+
+LEADER: Final = "Cluster_Leader"
+ACTIVE: Final = "active"
+ALONE: Final = (
+    "Cannot unload topic: single broker cluster detected. Unload requires at least 2 brokers. "
+    "Use delete if you want to remove the topic."
+)
+
+DELIVERY: Final = {pb.NonReliable: Delivery.NON_RELIABLE, pb.Reliable: Delivery.RELIABLE}
+
+
+class BrokerAdmin:
+    unimplemented = "a standalone broker has nobody to share its load with"
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def ListBrokers(self, request: pb.Empty) -> pb.BrokerListResponse:
+        addresses = self._broker.config.broker
+        return pb.BrokerListResponse(
+            brokers=[
+                pb.BrokerInfo(
+                    broker_id=str(self._broker.broker_id),
+                    broker_addr=self._broker.broker_url,
+                    broker_role=LEADER,
+                    admin_addr=f"http://{addresses.admin_addr}",
+                    metrics_addr=addresses.metrics_addr,
+                    broker_status=ACTIVE,
+                )
+            ]
+        )
+
+    async def GetLeaderBroker(self, request: pb.Empty) -> pb.BrokerResponse:
+        return pb.BrokerResponse(leader=str(self._broker.broker_id))
+
+    async def ListNamespaces(self, request: pb.Empty) -> pb.NamespaceListResponse:
+        return pb.NamespaceListResponse(namespaces=sorted(set(await self._broker.topics.namespaces())))
+
+    async def UnloadBroker(self, request: pb.UnloadBrokerRequest) -> pb.UnloadBrokerResponse:
+        parse_broker_id(request.broker_id)
+        raise Refusal(
+            Code.FAILED_PRECONDITION, "Cannot unload broker: single broker cluster detected. It has no one to move to."
+        )
+
+    async def ActivateBroker(self, request: pb.ActivateBrokerRequest) -> pb.ActivateBrokerResponse:
+        """A standalone broker is always active."""
+        if parse_broker_id(request.broker_id) != self._broker.broker_id:
+            raise Refusal(Code.NOT_FOUND, f"broker {request.broker_id} is not known: {self._broker.broker_id} is alone")
+        return pb.ActivateBrokerResponse(success=True)
+
+
+class ClusterAdmin:
+    unimplemented = "a standalone broker is no cluster"
+
+
+class SecurityAdmin:
+    unimplemented = "this broker has no authentication yet"
+
+
+class NamespaceAdmin:
+    def __init__(self, broker: Broker) -> None:
+        self._topics = broker.topics
+
+    async def GetNamespaceTopics(self, request: pb.NamespaceRequest) -> pb.TopicListResponse:
+        names = await self._topics.names(NamespaceName(request.name))
+        return pb.TopicListResponse(topics=[name.removeprefix("/") for name in names])
+
+    async def GetNamespacePolicies(self, request: pb.NamespaceRequest) -> pb.PolicyResponse:
+        policy = await self._topics.namespace_policy(NamespaceName(request.name))
+        return pb.PolicyResponse(policies=json.dumps(policy.to_json()))
+
+    async def CreateNamespace(self, request: pb.NamespaceRequest) -> pb.NamespaceResponse:
+        await self._topics.create_namespace(NamespaceName(request.name))
+        return pb.NamespaceResponse(success=True)
+
+    async def DeleteNamespace(self, request: pb.NamespaceRequest) -> pb.NamespaceResponse:
+        await self._topics.delete_namespace(NamespaceName(request.name))
+        return pb.NamespaceResponse(success=True)
+
+
+class TopicAdmin:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._topics = broker.topics
+
+    # --- topics -------------------------------------------------------------------------------------
+
+    async def ListNamespaceTopics(self, request: pb.NamespaceRequest) -> pb.TopicInfoListResponse:
+        names = await self._topics.names(NamespaceName(request.name))
+        return pb.TopicInfoListResponse(topics=[await self._info(name) for name in names])
+
+    async def ListBrokerTopics(self, request: pb.BrokerRequest) -> pb.TopicInfoListResponse:
+        if parse_broker_id(request.broker_id) != self._broker.broker_id:
+            return pb.TopicInfoListResponse()
+        names = sorted(topic.name for topic in self._topics.loaded)
+        return pb.TopicInfoListResponse(topics=[await self._info(name) for name in names])
+
+    async def CreateTopic(self, request: pb.NewTopicRequest) -> pb.TopicResponse:
+        delivery = delivery_of(request.dispatch_strategy)
+        await self._topics.create(
+            TopicName(request.name), delivery=delivery, schema_subject=request.schema_subject or None
+        )
+        return pb.TopicResponse(success=True)
+
+    async def CreatePartitionedTopic(self, request: pb.PartitionedTopicRequest) -> pb.TopicResponse:
+        delivery = delivery_of(request.dispatch_strategy)
+        await self._topics.create_partitioned(
+            TopicName(request.base_name),
+            request.partitions,
+            delivery=delivery,
+            schema_subject=request.schema_subject or None,
+        )
+        return pb.TopicResponse(success=True)
+
+    async def DeleteTopic(self, request: pb.TopicRequest) -> pb.TopicResponse:
+        await self._topics.delete(TopicName(request.name))
+        return pb.TopicResponse(success=True)
+
+    async def UnloadTopic(self, request: pb.TopicRequest) -> pb.TopicResponse:
+        name = TopicName(request.name)
+        if not await self._topics.exists(name):
+            raise TopicUnknown(name)
+        raise Refusal(Code.FAILED_PRECONDITION, ALONE)
+
+    async def DescribeTopic(self, request: pb.DescribeTopicRequest) -> pb.DescribeTopicResponse:
+        topic = await self._topics.require(TopicName(request.name))
+        return pb.DescribeTopicResponse(
+            name=topic.name,
+            subscriptions=sorted(topic.subscriptions),
+            broker_id=str(self._broker.broker_id),
+            delivery=topic.delivery.value,
+            schema_subject=topic.schema_subject,
+        )
+
+    async def _info(self, name: TopicName) -> pb.TopicInfo:
+        """A topic that cannot be opened belongs to no broker."""
+        try:
+            topic = await self._topics.require(name)
+        except DanubeError:
+            return pb.TopicInfo(name=name)
+        return pb.TopicInfo(name=name, broker_id=str(self._broker.broker_id), delivery=topic.delivery.value)
+
+    # --- subscriptions ------------------------------------------------------------------------------
+
+    async def ListSubscriptions(self, request: pb.TopicRequest) -> pb.SubscriptionListResponse:
+        """Empty for an unknown topic."""
+        try:
+            topic = await self._topics.require(TopicName(request.name))
+        except TopicUnknown:
+            return pb.SubscriptionListResponse()
+        return pb.SubscriptionListResponse(subscriptions=sorted(topic.subscriptions))
+
+    async def Unsubscribe(self, request: pb.SubscriptionRequest) -> pb.SubscriptionResponse:
+        topic = await self._topics.require(TopicName(request.topic))
+        await topic.unsubscribe(SubscriptionName(request.subscription))
+        return pb.SubscriptionResponse(success=True)
+
+    async def SetSubscriptionFailurePolicy(
+        self, request: pb.SetSubscriptionFailurePolicyRequest
+    ) -> pb.SubscriptionResponse:
+        """In effect at once, and kept for a subscription that does not exist yet."""
+        name, subscription = TopicName(request.topic), SubscriptionName(request.subscription)
+        if not request.HasField("failure_policy"):
+            raise Refusal(Code.INVALID_ARGUMENT, "failure_policy is missing")
+        policy = failure_policy_of(request.failure_policy)
+        await self._reliable(name, "a failure policy")
+        await self._topics.set_failure_policy(name, subscription, policy)
+        return pb.SubscriptionResponse(success=True)
+
+    async def GetSubscriptionFailurePolicy(
+        self, request: pb.GetSubscriptionFailurePolicyRequest
+    ) -> pb.GetSubscriptionFailurePolicyResponse:
+        """Never an error: what is not known has no policy."""
+        try:
+            name, subscription = TopicName(request.topic), SubscriptionName(request.subscription)
+        except InvalidName:
+            return pb.GetSubscriptionFailurePolicyResponse()
+        policy = await self._topics.get_failure_policy(name, subscription)
+        topic = self._topics.get(name)
+        found = None if topic is None else topic.subscriptions.get(subscription)
+        return pb.GetSubscriptionFailurePolicyResponse(
+            failure_policy=None if policy is None else failure_policy_message(policy),
+            subscription_type=0 if found is None else KINDS.index(found.kind),
+        )
+
+    async def SetSubscriptionDispatchConfig(
+        self, request: pb.SetSubscriptionDispatchConfigRequest
+    ) -> pb.SubscriptionResponse:
+        name, subscription = TopicName(request.topic), SubscriptionName(request.subscription)
+        if not request.HasField("dispatch_config"):
+            raise Refusal(Code.INVALID_ARGUMENT, "dispatch_config is missing")
+        unacked_max = request.dispatch_config.max_unacked_messages
+        if not 1 <= unacked_max <= UNACKED_MAX_ALLOWED:
+            raise Refusal(
+                Code.INVALID_ARGUMENT,
+                f"max_unacked_messages = {unacked_max} is not allowed: from 1 to {UNACKED_MAX_ALLOWED}",
+            )
+        await self._reliable(name, "a dispatch configuration")
+        await self._topics.set_dispatch_config(name, subscription, unacked_max=unacked_max)
+        return pb.SubscriptionResponse(success=True)
+
+    async def GetSubscriptionDispatchConfig(
+        self, request: pb.GetSubscriptionDispatchConfigRequest
+    ) -> pb.GetSubscriptionDispatchConfigResponse:
+        try:
+            name, subscription = TopicName(request.topic), SubscriptionName(request.subscription)
+        except InvalidName:
+            return pb.GetSubscriptionDispatchConfigResponse()
+        config = await self._topics.get_dispatch_config(name, subscription)
+        if config.unacked_max is None:
+            return pb.GetSubscriptionDispatchConfigResponse()
+        return pb.GetSubscriptionDispatchConfigResponse(
+            dispatch_config=pb.SubscriptionDispatchConfig(max_unacked_messages=config.unacked_max)
+        )
+
+    async def _reliable(self, name: TopicName, what: str) -> None:
+        try:
+            reliable_topic(await self._topics.require(name), what)
+        except TopicUnknown as unknown:
+            raise Refusal(Code.FAILED_PRECONDITION, str(unknown)) from unknown
+
+
+def reliable_topic(topic: AnyTopic, what: str) -> Topic:
+    if not isinstance(topic, Topic):
+        raise Refusal(
+            Code.FAILED_PRECONDITION,
+            f"topic {topic.name} is not reliable: it keeps no messages, so {what} means nothing",
+        )
+    return topic
+
+
+def delivery_of(number: pb.DispatchStrategy) -> Delivery:
+    if number not in DELIVERY:
+        raise Refusal(
+            Code.INVALID_ARGUMENT, f"dispatch_strategy {number} is not known: 0 is NonReliable, 1 is Reliable"
+        )
+    return DELIVERY[number]

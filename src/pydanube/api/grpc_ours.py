@@ -1,0 +1,125 @@
+"""`pydanube.admin.v1`: what the reference has no call for. Explain, lag, seek, peek, heartbeat, moves."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydanube.api.grpc_admin import reliable_topic
+from pydanube.api.rpc import Refusal
+from pydanube.broker.service import Broker
+from pydanube.broker.subscription import Subscription
+from pydanube.broker.topic import Topic
+from pydanube.core.lag import Heartbeat
+from pydanube.core.names import SubscriptionName, TopicName
+from pydanube.errors import OffsetOutOfRange
+from pydanube.log.batch import Envelope, messages
+from pydanube.wire._pb.pydanube import admin_pb2 as pb
+from pydanube.wire.convert import explanation, lag_message, unsigned_32, unsigned_64
+from pydanube.wire.status import Code
+
+PEEK_MAX: Final = 1_000
+PEEK_BYTES_MAX: Final = 3 * 1024 * 1024  # of payloads; a client receives 4 MiB at once
+READ_BYTES: Final = 256 * 1024
+
+
+class Admin:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._topics = broker.topics
+
+    async def ExplainSubscription(self, request: pb.ExplainSubscriptionRequest) -> pb.ExplainSubscriptionResponse:
+        _, subscription = await self._find(request.topic, request.subscription)
+        response = explanation(
+            subscription.standing(),
+            subscription.get_lag_info(),
+            subscription.heartbeat,
+            self._broker.clock.elapsed(),
+        )
+        response.sentence = subscription.explain()
+        return response
+
+    async def GetSubscriptionLag(self, request: pb.GetSubscriptionLagRequest) -> pb.GetSubscriptionLagResponse:
+        _, subscription = await self._find(request.topic, request.subscription)
+        return pb.GetSubscriptionLagResponse(lag=lag_message(subscription.get_lag_info()))
+
+    async def SeekSubscription(self, request: pb.SeekSubscriptionRequest) -> pb.SeekSubscriptionResponse:
+        topic, subscription = await self._find(request.topic, request.subscription)
+        match request.WhichOneof("to"):
+            case "earliest":
+                offset = topic.first_offset
+            case "latest":
+                offset = topic.head
+            case "offset":
+                offset = request.offset
+            case "time_us":
+                offset = max(topic.first_offset, await topic.offset_at(request.time_us))
+            case _:
+                raise Refusal(Code.INVALID_ARGUMENT, "say where to: earliest, latest, an offset or a time")
+        if not topic.first_offset <= offset <= topic.head:
+            raise OffsetOutOfRange(topic.name, offset, topic.first_offset, topic.head)
+        subscription.seek(offset)
+        return pb.SeekSubscriptionResponse(offset=offset)
+
+    async def SetHeartbeat(self, request: pb.SetHeartbeatRequest) -> pb.SetHeartbeatResponse:
+        default = self._broker.config.dispatch.heartbeat
+        heartbeat = Heartbeat.parse(request.heartbeat, "heartbeat") if request.heartbeat else default
+        topic, subscription = await self._find(request.topic, request.subscription)
+        await self._topics.set_dispatch_config(topic.name, subscription.name, heartbeat=heartbeat)
+        return pb.SetHeartbeatResponse(heartbeat=str(subscription.heartbeat))
+
+    async def PeekTopic(self, request: pb.PeekTopicRequest) -> pb.PeekTopicResponse:
+        topic = reliable_topic(await self._topics.require(TopicName(request.topic)), "looking at messages")
+        count = min(max(1, request.count), PEEK_MAX)
+        if request.HasField("offset"):
+            offset = request.offset
+            if not topic.first_offset <= offset <= topic.head:
+                raise OffsetOutOfRange(topic.name, offset, topic.first_offset, topic.head)
+        else:
+            offset = max(topic.first_offset, topic.head - count)
+        found = await peek(topic, offset, count, request.payload_max_bytes or PEEK_BYTES_MAX)
+        return pb.PeekTopicResponse(messages=found, first_offset=topic.first_offset, head=topic.head)
+
+    async def MovePhases(self, request: pb.MovePhasesRequest) -> pb.MovePhasesResponse:
+        """A standalone broker's topics never moved."""
+        await self._topics.require(TopicName(request.topic))
+        return pb.MovePhasesResponse()
+
+    async def _find(self, topic_name: str, subscription_name: str) -> tuple[Topic, Subscription]:
+        topic = reliable_topic(await self._topics.require(TopicName(topic_name)), "the place of a subscription")
+        return topic, topic.require(SubscriptionName(subscription_name))
+
+
+async def peek(topic: Topic, first: int, count: int, payload_max_bytes: int) -> list[pb.PeekedMessage]:
+    """At most `count` messages from `first` on, fewer if they would not fit one answer."""
+    found: list[pb.PeekedMessage] = []
+    offset, end, size_bytes = first, min(first + count, topic.head), 0
+    while offset < end:
+        batches = await topic.log.read(offset, bytes_max=READ_BYTES)
+        if not batches:
+            break
+        for batch in batches:
+            base = batch.header.base_offset
+            rows = messages(batch)
+            for at in range(max(offset, base), min(end, batch.header.end_offset)):
+                message = _peeked(at, rows[at - base], batch.header.append_time, payload_max_bytes)
+                size_bytes += message.ByteSize()
+                if found and size_bytes > PEEK_BYTES_MAX:
+                    return found
+                found.append(message)
+            offset = batch.header.end_offset
+    return found
+
+
+def _peeked(offset: int, message: Envelope, append_time: int, payload_max_bytes: int) -> pb.PeekedMessage:
+    return pb.PeekedMessage(
+        offset=offset,
+        payload=message.payload[:payload_max_bytes],
+        payload_size_bytes=len(message.payload),
+        publish_time_us=message.publish_time,
+        append_time_us=append_time,
+        producer_name=message.producer_name or "",
+        attributes=message.attributes,
+        schema_id=None if message.schema_id is None else unsigned_64(message.schema_id),
+        schema_version=None if message.schema_version is None else unsigned_32(message.schema_version),
+        routing_key=message.routing_key,
+    )

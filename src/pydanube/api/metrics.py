@@ -1,0 +1,111 @@
+"""GET /metrics for Prometheus, /health/live and /health/ready for whoever watches the process.
+
+A small HTTP/1.1 responder: one request per connection, bounded in size and time. The numbers are copied on the event
+loop and printed in a thread, so that a scrape of thousands of topics does not delay messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from pydanube.telemetry import Snapshot, Telemetry
+
+log = logging.getLogger(__name__)
+
+REQUEST_SIZE_MAX_BYTES: Final = 16 * 1024
+REQUEST_SECONDS: Final = 10.0
+ANSWER_SECONDS: Final = 60.0
+REASONS: Final = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    503: "Service Unavailable",
+}
+TEXT: Final = "text/plain; charset=utf-8"
+
+
+class Answer(NamedTuple):
+    code: int
+    body: bytes
+    content_type: str = TEXT
+
+
+class MetricsDoor:
+    """`not_ready` says why the broker cannot be used just now, or None."""
+
+    def __init__(self, telemetry: Telemetry, not_ready: Callable[[], str | None]) -> None:
+        self._telemetry = telemetry
+        self._not_ready = not_ready
+        self._server: asyncio.Server | None = None
+        self._printing = asyncio.Lock()  # scrapes take turns
+
+    async def open(self, host: str, port: int) -> int:
+        """Returns the port. Raises OSError."""
+        self._server = await asyncio.start_server(self._serve, host, port, limit=REQUEST_SIZE_MAX_BYTES)
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                method, path = _request_line(await reader.readuntil(b"\r\n\r\n"))
+            async with asyncio.timeout(ANSWER_SECONDS):
+                answer = await self._answer(method, path)
+                writer.write(_head(answer) + (b"" if method == "HEAD" else answer.body))
+                await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # it is gone, or never said anything sensible
+        except Exception as error:
+            log.error("scrape failed", exc_info=error)
+        finally:
+            writer.close()
+
+    async def _answer(self, method: str, path: str) -> Answer:
+        if not method:
+            return Answer(400, b"this is no HTTP request\n")
+        if method not in ("GET", "HEAD"):
+            return Answer(405, b"only GET is served here\n")
+        match path:
+            case "/metrics":
+                async with self._printing:
+                    text = await asyncio.to_thread(_print, self._telemetry.snapshot())
+                return Answer(200, text, CONTENT_TYPE_PLAIN_0_0_4)
+            case "/health/live":
+                return Answer(200, b"live\n")
+            case "/health/ready":
+                why = self._not_ready()
+                return Answer(200, b"ready\n") if why is None else Answer(503, f"{why}\n".encode())
+        return Answer(404, b"try /metrics, /health/live or /health/ready\n")
+
+
+def _print(snapshot: Snapshot) -> bytes:
+    return generate_latest(snapshot)
+
+
+def _request_line(request: bytes) -> tuple[str, str]:
+    """Method and path without its query; two empty strings for anything that is no request."""
+    parts = request.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+    if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
+        return "", ""
+    return parts[0], parts[1].partition("?")[0]
+
+
+def _head(answer: Answer) -> bytes:
+    lines = (
+        f"HTTP/1.1 {answer.code} {REASONS[answer.code]}",
+        f"Content-Type: {answer.content_type}",
+        f"Content-Length: {len(answer.body)}",
+        "Connection: close",
+        "\r\n",
+    )
+    return "\r\n".join(lines).encode()

@@ -1,0 +1,180 @@
+"""The doors of a broker: opened last, closed first.
+
+    client port     ProducerService, ConsumerService, Discovery, HealthCheck, StorageService, SchemaRegistry
+    admin port      BrokerAdmin, ClusterAdmin, NamespaceAdmin, TopicAdmin, SecurityAdmin, SchemaRegistry, and ours
+    metrics port    HTTP: /metrics, /health/live, /health/ready
+
+A port that somebody else has is a ConfigError, never shared: two brokers on one port would each get some of the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from typing import Final
+
+import grpc
+from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
+
+from pydanube.api import grpc_admin, grpc_data, grpc_ours
+from pydanube.api.metrics import MetricsDoor
+from pydanube.api.rpc import handler_of
+from pydanube.broker.service import Broker
+from pydanube.errors import ConfigError
+from pydanube.wire._pb.danube import DanubeAdmin_pb2, DanubeApi_pb2, SchemaRegistry_pb2
+from pydanube.wire._pb.pydanube import admin_pb2
+from pydanube.wire.status import ADMIN, RECEIVE, SEND
+
+log = logging.getLogger(__name__)
+
+MIB: Final = 1024 * 1024
+# Above what we accept, so that a message that is too large is refused with our sentence and never with
+# RESOURCE_EXHAUSTED, which clients retry for ever.
+REQUEST_SIZE_MAX_BYTES: Final = 64 * MIB
+OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", REQUEST_SIZE_MAX_BYTES),
+    ("grpc.max_send_message_length", -1),
+    # A client whose machine vanished is noticed, and its messages go to others.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Clients may ping as often as every 5 s.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+GRACE_SECONDS: Final = 5.0
+
+
+class Doors:
+    """Addresses are host:port as bound, so port 0 has become a real one."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._client = grpc.aio.server(options=OPTIONS)
+        self._admin = grpc.aio.server(options=OPTIONS)
+        self._metrics = MetricsDoor(broker.telemetry, self._not_ready)
+        self._why_not_ready: str | None = "the broker is starting"
+        self.client_addr = self.admin_addr = self.metrics_addr = ""
+
+    @classmethod
+    async def open(cls, broker: Broker) -> Doors:
+        """Raises ConfigError for an address that cannot be had; then nothing stays open."""
+        doors = cls(broker)
+        try:
+            await doors._open()
+        except BaseException:
+            await doors.close(grace_seconds=0)
+            raise
+        return doors
+
+    async def close(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        """Refuses new calls, lets those under way finish. Streams end as their topics close, so they close here."""
+        self._why_not_ready = "the broker is shutting down"
+        await asyncio.gather(
+            self._client.stop(grace_seconds),
+            self._admin.stop(grace_seconds),
+            self._broker.topics.close_all("the broker is shutting down"),
+        )
+        await self._metrics.close()
+
+    async def _open(self) -> None:
+        addresses = self._broker.config.broker
+        self._register()
+        self.metrics_addr = await self._listen_http("--prom-exporter", addresses.metrics_addr)
+        self.admin_addr = _listen("--admin-addr", self._admin, addresses.admin_addr)
+        self.client_addr = _listen("--broker-addr", self._client, addresses.client_addr)
+        self._tell_url()
+        await self._admin.start()
+        await self._client.start()
+        self._why_not_ready = None
+        log.info(
+            "doors opened", extra={"client": self.client_addr, "admin": self.admin_addr, "metrics": self.metrics_addr}
+        )
+
+    def _tell_url(self) -> None:
+        """Unless the configuration says what clients are told, they are told the address as bound."""
+        if self._broker.config.broker.broker_url is None:
+            self._broker.broker_url = f"http://{self.client_addr}"
+            self._broker.connect_url = self._broker.config.broker.connect_url or self._broker.broker_url
+
+    def _register(self) -> None:
+        broker, telemetry = self._broker, self._broker.telemetry
+        api, admin = _services(DanubeApi_pb2.DESCRIPTOR), _services(DanubeAdmin_pb2.DESCRIPTOR)
+        registry = _services(SchemaRegistry_pb2.DESCRIPTOR)["SchemaRegistry"]
+        producers = handler_of(
+            api["ProducerService"],
+            grpc_data.ProducerService(broker),
+            telemetry,
+            tables={"SendMessage": SEND},
+            size_max_bytes={"SendMessage": grpc_data.MESSAGE_SIZE_MAX_BYTES},
+        )
+        consumers = handler_of(
+            api["ConsumerService"],
+            grpc_data.ConsumerService(broker),
+            telemetry,
+            tables={"ReceiveMessages": RECEIVE},
+        )
+        schemas = handler_of(registry, grpc_data.SchemaRegistry(), telemetry)
+        self._client.add_generic_rpc_handlers(
+            (
+                producers,
+                consumers,
+                handler_of(api["Discovery"], grpc_data.Discovery(broker), telemetry),
+                handler_of(api["HealthCheck"], grpc_data.HealthCheck(broker), telemetry),
+                handler_of(api["StorageService"], grpc_data.StorageService(), telemetry),
+                schemas,
+            )
+        )
+        self._admin.add_generic_rpc_handlers(
+            (
+                handler_of(admin["BrokerAdmin"], grpc_admin.BrokerAdmin(broker), telemetry, table=ADMIN),
+                handler_of(admin["ClusterAdmin"], grpc_admin.ClusterAdmin(), telemetry, table=ADMIN),
+                handler_of(admin["NamespaceAdmin"], grpc_admin.NamespaceAdmin(broker), telemetry, table=ADMIN),
+                handler_of(admin["TopicAdmin"], grpc_admin.TopicAdmin(broker), telemetry, table=ADMIN),
+                handler_of(admin["SecurityAdmin"], grpc_admin.SecurityAdmin(), telemetry, table=ADMIN),
+                handler_of(_services(admin_pb2.DESCRIPTOR)["Admin"], grpc_ours.Admin(broker), telemetry, table=ADMIN),
+                schemas,
+            )
+        )
+
+    async def _listen_http(self, key: str, address: str) -> str:
+        host, _, port = address.rpartition(":")
+        try:
+            bound = await self._metrics.open(host.strip("[]"), int(port))
+        except OSError as error:
+            raise _unusable(key, address, error) from error
+        return f"{host}:{bound}"
+
+    def _not_ready(self) -> str | None:
+        return self._why_not_ready
+
+
+def _listen(key: str, server: grpc.aio.Server, address: str) -> str:
+    host, _, port = address.rpartition(":")
+    try:
+        _try(host.strip("[]"), int(port))
+        bound = server.add_insecure_port(address)
+    except (OSError, RuntimeError) as error:
+        raise _unusable(key, address, error) from error
+    return f"{host}:{bound}"
+
+
+def _try(host: str, port: int) -> None:
+    """Binds and lets go: the system says what is wrong with an address, gRPC only prints it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+
+
+def _unusable(key: str, address: str, error: Exception) -> ConfigError:
+    if isinstance(error, OSError) and error.errno != errno.EADDRINUSE:
+        return ConfigError(key, address, f"the broker cannot listen there ({error.strerror or error})")
+    return ConfigError(key, address, "the port is taken; choose another, or stop the process that has it")
+
+
+def _services(file: FileDescriptor) -> dict[str, ServiceDescriptor]:
+    return dict(file.services_by_name)
