@@ -24,7 +24,16 @@ setup-test: ## Install what tests and checks need as well
 	@scripts/setup test
 
 .PHONY: run
-run: setup ## Show the log: append, kill -9, recover, verify
+run: setup ## Start a broker on this machine, with its data in ./danube-data
+	@echo 'Try, in other terminals:'
+	@echo '  .venv/bin/danube admin topics create /default/hello --dispatch-strategy reliable'
+	@echo '  .venv/bin/danube consume --topic /default/hello --subscription me'
+	@echo '  .venv/bin/danube produce --topic /default/hello --reliable --message "hello, world"'
+	@echo
+	@exec .venv/bin/danube broker --mode standalone --data-dir ./danube-data
+
+.PHONY: demo-log
+demo-log: setup ## Show the log: append, kill -9, recover, verify
 	@.venv/bin/danube log demo
 
 .PHONY: test
@@ -50,6 +59,14 @@ format: setup-test ## Format the code, sort imports, apply safe fixes
 .PHONY: fuzz-batch
 fuzz-batch: setup-test ## Decode 200,000 damaged batches
 	@$(PYTHON_IN_VENV) -m tests.fuzz.batch --count 200000
+
+.PHONY: fuzz-rpc
+fuzz-rpc: setup-test ## Send 500,000 random requests to a broker (SEED=42 repeats a run)
+	@$(PYTHON_IN_VENV) -m tests.e2e.rpc_random --seed $(SEED) --count 500000
+
+.PHONY: fuzz-frames
+fuzz-frames: setup-test ## Decode 500,000 damaged streams of frames
+	@$(PYTHON_IN_VENV) -m tests.fuzz.frames --count 500000
 
 .PHONY: sim
 sim: setup-test ## Simulate crashes for seeds SEED to SEED+COUNT-1 (random, 10000)

@@ -70,6 +70,12 @@ EXEMPT = (
     Exempt("client/", "log.batch", "a producer encodes the very batch that the log keeps"),
     Exempt("cli/log.py", "log", "inspects a data directory offline, with no broker to ask"),
     Exempt("cli/log.py", "stores", "opens that directory through the Disk adapter"),
+    Exempt("cli/broker.py", "api.process", "is the server: the one command that runs a broker instead of calling one"),
+    # Until client/ exists. Afterwards these go through it, as the map says.
+    *(
+        Exempt(f"cli/{name}.py", "wire._pb", "speaks the compatibility protocol itself while there is no client")
+        for name in ("rpc", "data", "producing", "consuming", "admin", "subscriptions")
+    ),
 )
 
 # --- what must stay behind ports ------------------------------------------------------------------
@@ -135,7 +141,7 @@ def names_behind_ports(source: Path) -> list[str]:
     complaints = []
     for file, tree in parsed(source):
         room = room_of(file)
-        if room in ADAPTERS:
+        if room in ADAPTERS or file.startswith("wire/_pb/"):  # generated: its stubs import grpc
             continue
         seeded = room == "testing"  # may draw random numbers, but only from a seed
         modules = MODULES_BEHIND_PORTS - {"random"} if seeded else MODULES_BEHIND_PORTS

@@ -2,6 +2,7 @@
 
     DanubeError
     ├── Refused              the caller must change something; trying again as it is cannot help
+    │   ├── ProtocolViolation    bytes that are no frame, or a frame that cannot come now
     │   ├── InvalidName          a topic, namespace or subscription name that cannot be
     │   ├── InvalidBatch         bytes that are not a batch: checksum, length, count, schema
     │   ├── ConfigError          a setting with a value that is not allowed
@@ -71,6 +72,17 @@ class DataDamaged(DanubeError):
 
 
 # --- the caller acts ------------------------------------------------------------------------------
+
+
+class ProtocolViolation(Refused):
+    """`what` says what the peer sent that the native protocol does not allow. The connection is closed."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"the protocol is violated: {self.what}"
 
 
 class InvalidName(Refused):

@@ -21,7 +21,7 @@ import logging
 import sys
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, TextIO, TypeAlias
@@ -33,6 +33,7 @@ from prometheus_client.metrics_core import Metric
 from pydanube.core.lag import Standing
 
 LATENCY_BOUNDS_MS: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0)
+STEP: Final = 32  # subscriptions
 
 
 # --- what the rooms count -------------------------------------------------------------------------------
@@ -176,10 +177,25 @@ class Telemetry:
 
     def snapshot(self) -> Snapshot:
         """A copy that nobody changes. To be taken on the event loop."""
+        steps = self.snapshot_in_steps()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                snapshot: Snapshot = done.value
+                return snapshot
+
+    def snapshot_in_steps(self) -> Generator[None, None, Snapshot]:
+        """The same, in steps of about a millisecond, for a loop that has other things to do."""
+        subscriptions = []
+        for number, (key, metrics) in enumerate(list(self._subscriptions.items())):
+            subscriptions.append(_SubscriptionNow.of(*key, metrics))
+            if number % STEP == STEP - 1:
+                yield
         wal = self.wal
         return Snapshot(
             topics=[_TopicNow.of(name, metrics) for name, metrics in self._topics.items()],
-            subscriptions=[_SubscriptionNow.of(*key, metrics) for key, metrics in self._subscriptions.items()],
+            subscriptions=subscriptions,
             rpcs=[(*key, metrics.ok.value, metrics.errors.value) for key, metrics in self._rpcs.items()],
             wal=(wal.appends.value, wal.append_bytes.value, wal.groups.value),
             group_latency=wal.group_latency.copy(),

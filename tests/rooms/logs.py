@@ -7,8 +7,8 @@
     machine.cut_power()
     wal = await machine.boot()
 
-Everything runs on the simulator's loop: time is virtual, and a test in which nothing can ever happen again says who waits
-where instead of hanging.
+Everything runs on the simulator's loop: time is virtual, and a test in which nothing can ever happen again says who
+waits where instead of hanging.
 """
 
 from __future__ import annotations
@@ -383,5 +383,3 @@ async def fill(log: TopicLog, *payloads: str) -> list[Receipt]:
 
 def numbered(*payloads: str, first: int = 0) -> dict[int, str]:
     return {first + i: payload for i, payload in enumerate(payloads)}
-
-

@@ -62,9 +62,7 @@ async def test_reading_from_any_offset_begins_with_the_batch_that_holds_it(cache
             assert before.header.end_offset == after.header.base_offset
         first = got[0].header.base_offset
         assert numbered(*texts(got), first=first).items() <= everything.items()
-        assert await contents(log, offset, bytes_max=1) == {
-            at: text for at, text in everything.items() if at >= first
-        }
+        assert await contents(log, offset, bytes_max=1) == {at: text for at, text in everything.items() if at >= first}
     assert (reads_of_files(machine) == 0) == (cache == "memory")
 
 
@@ -81,7 +79,7 @@ async def test_below_what_is_kept_the_error_names_what_is() -> None:
     wal = await Machine().boot()
     log = await wal.topic(TOPIC, epoch=1, start_offset=50)
     await fill(log, "a", "b")
-    with pytest.raises(OffsetOutOfRange, match="offset 49 of .* is not kept: offsets 50 up to 52 are"):
+    with pytest.raises(OffsetOutOfRange, match=r"offset 49 of .* is not kept: offsets 50 up to 52 are"):
         await log.read(49)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pydanube.errors import LogDamaged, OffsetOutOfRange, OutOfSequence, TailUnproven
+from pydanube.log.batch import stamp
 from pydanube.log.layout import SPARE_JOURNAL
 from pydanube.log.recovery import Tail
 from pydanube.log.segment import GROUP_HEADER_SIZE, encode_group
@@ -193,18 +194,41 @@ async def test_a_group_of_this_segment_at_another_position_is_not_taken_for_one(
     first, second = groups_of(content)
     end = second.position + GROUP_HEADER_SIZE + second.length
     for copied in (first, second):
-        await machine.overwrite(path, end, content[copied.position : copied.position + GROUP_HEADER_SIZE + copied.length])
-        end += GROUP_HEADER_SIZE + copied.length
+        length = GROUP_HEADER_SIZE + copied.length
+        await machine.overwrite(path, end, content[copied.position : copied.position + length])
+        end += length
     log = await machine.reopened(epoch=2)
     assert await contents(log) == numbered("a", "b")
     assert log.recovered.damage == []
 
 
 @simulated
+async def test_a_group_that_fits_in_everything_but_its_position_is_not_taken_for_one() -> None:
+    machine = Machine()
+    wal = await machine.boot()
+    log = await wal.topic(TOPIC, epoch=1)
+    await fill(log, "a")
+    segment = log.segments[0]
+    machine.kill()
+    elsewhere = encode_group(
+        [stamp(batch("ghost"), base_offset=1, epoch=1, append_time=0)],
+        segment_id=segment.segment_id,
+        number=segment.next_number,
+        position=segment.end + 4096,
+        durable_before=segment.end,
+        first_offset=1,
+    )
+    await machine.overwrite(segment.path, segment.end, b"".join(map(bytes, elsewhere.buffers)))
+    log = await machine.reopened(epoch=2)
+    assert await contents(log) == numbered("a")
+    assert log.recovered.damage == [] and len(log.recovered.torn) == 1
+
+
+@simulated
 async def test_old_bytes_behind_a_shorter_group_written_later_are_not_taken_for_one() -> None:
     """A refused group's bytes stay behind the end; what overwrites them in part leaves the rest of them."""
-    machine = Machine(capacity_bytes=30_000)
-    wal = await machine.boot(group_bytes=64 * 1024, ballast_bytes=0)
+    machine = Machine()
+    wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a")
     path, end = log.segments[0].path, log.segments[0].end
@@ -221,6 +245,7 @@ async def test_old_bytes_behind_a_shorter_group_written_later_are_not_taken_for_
     await machine.overwrite(path, end, b"".join(map(bytes, [*long_ago.buffers, *behind.buffers])))
     await fill(log, "b")
     machine.kill()
+    assert machine.hardware.content(path).count(b"ghost") == 2
     log = await machine.reopened(epoch=2)
     assert await contents(log) == numbered("a", "b")
 

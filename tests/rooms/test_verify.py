@@ -66,7 +66,10 @@ async def test_progress_is_told_while_it_reads() -> None:
     machine = await with_two_topics()
     told: list[tuple[str, int]] = []
     await verify(
-        machine.hardware.process(9), machine.clock, machine.work, progress=lambda topic, size: told.append((topic, size))
+        machine.hardware.process(9),
+        machine.clock,
+        machine.work,
+        progress=lambda topic, size: told.append((topic, size)),
     )
     assert {topic for topic, _ in told} == {TOPIC, OTHER_TOPIC}
     assert all(size > 0 for _, size in told)
@@ -124,9 +127,7 @@ async def test_an_unfinished_write_is_a_note_and_not_a_problem() -> None:
     await machine.overwrite(path, end, b"unfinished")
     report = await machine.verify()
     assert report.ok
-    assert report.topics[0].notes == [
-        f"{path}: 10 bytes of an unfinished write at position {end}; not acknowledged"
-    ]
+    assert report.topics[0].notes == [f"{path}: 10 bytes of an unfinished write at position {end}; not acknowledged"]
 
 
 @simulated
@@ -136,9 +137,7 @@ async def test_an_end_that_nothing_proves_is_a_problem() -> None:
     await fill(await wal.topic(TOPIC, epoch=1, durability="os"), "a")
     machine.kill()
     report = await machine.verify()
-    assert report.topics[0].problems == [
-        "the log cannot prove its end: its durability is os and it was not closed"
-    ]
+    assert report.topics[0].problems == ["the log cannot prove its end: its durability is os and it was not closed"]
 
 
 @simulated
@@ -183,7 +182,7 @@ async def test_a_damaged_journal_is_a_problem_of_the_directory_and_of_every_open
     machine.hardware.flip(path, machine.hardware.content(path).index(b"DNJ1") + 300)
     report = await machine.verify()
     assert any(path in problem for problem in report.problems)
-    assert all("a commit journal is damaged" in each.problems[-1] for each in report.topics)
+    assert all("a commit journal is damaged" in " ".join(each.problems) for each in report.topics)
 
 
 @simulated

@@ -297,6 +297,43 @@ def test_a_failed_sync_does_not_stop_the_other_files_of_the_call() -> None:
     assert len({run(main(seed), seed) for seed in range(50)}) == 4
 
 
+def test_a_failed_write_leaves_a_prefix_and_a_failed_read_says_so() -> None:
+    async def main(seed: int) -> int:
+        disk = FaultyDisk(Random(seed))
+        process = disk.process()
+        await put(process, "a")
+        disk.faults.write_fails = disk.faults.read_fails = 1.0
+        [failure] = await process.write([Write("a", 0, [NEW])], sync=True)
+        assert isinstance(failure, DiskFailed)
+        with pytest.raises(DiskFailed):
+            await process.read("a", 0, 1)
+        assert NEW.startswith(disk.content("a"))
+        return len(disk.content("a"))
+
+    assert len({run(main(seed), seed) for seed in range(50)}) > 10
+
+
+def test_a_directory_that_a_killed_process_was_making_may_be_found_and_lost_again() -> None:
+    async def main(seed: int) -> tuple[bool, bool]:
+        disk = FaultyDisk(Random(seed))
+        process = disk.process()
+        disk.faults.latency_seconds_max = 1.0
+        making = asyncio.create_task(process.make_directory("d"))
+        await asyncio.sleep(1.0)
+        found = "d" in disk._current
+        assert not making.done() or found
+        disk.kill(process)
+        second = disk.process()
+        await second.make_directory("d")  # there already: nothing is made, so nothing is synced
+        await put(second, "d/a", OLD)
+        await second.sync_directory("d")
+        disk.crash()
+        return found, "d/a" in disk.paths()
+
+    outcomes = {run(main(seed), seed) for seed in range(100)}
+    assert (True, False) in outcomes and (False, False) not in outcomes
+
+
 def test_a_failed_sync_of_a_directory_is_said() -> None:
     async def main() -> None:
         disk = FaultyDisk(Random(1))

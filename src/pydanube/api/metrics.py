@@ -78,7 +78,7 @@ class MetricsDoor:
         match path:
             case "/metrics":
                 async with self._printing:
-                    text = await asyncio.to_thread(_print, self._telemetry.snapshot())
+                    text = await asyncio.to_thread(_print, await self._snapshot())
                 return Answer(200, text, CONTENT_TYPE_PLAIN_0_0_4)
             case "/health/live":
                 return Answer(200, b"live\n")
@@ -86,6 +86,16 @@ class MetricsDoor:
                 why = self._not_ready()
                 return Answer(200, b"ready\n") if why is None else Answer(503, f"{why}\n".encode())
         return Answer(404, b"try /metrics, /health/live or /health/ready\n")
+
+    async def _snapshot(self) -> Snapshot:
+        steps = self._telemetry.snapshot_in_steps()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                snapshot: Snapshot = done.value
+                return snapshot
+            await asyncio.sleep(0)
 
 
 def _print(snapshot: Snapshot) -> bytes:

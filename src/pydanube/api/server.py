@@ -2,6 +2,7 @@
 
     client port     ProducerService, ConsumerService, Discovery, HealthCheck, StorageService, SchemaRegistry
     admin port      BrokerAdmin, ClusterAdmin, NamespaceAdmin, TopicAdmin, SecurityAdmin, SchemaRegistry, and ours
+    stream port     the native protocol
     metrics port    HTTP: /metrics, /health/live, /health/ready
 
 A port that somebody else has is a ConfigError, never shared: two brokers on one port would each get some of the calls.
@@ -13,6 +14,7 @@ import asyncio
 import errno
 import logging
 import socket
+from dataclasses import replace
 from typing import Final
 
 import grpc
@@ -21,6 +23,7 @@ from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
 from pydanube.api import grpc_admin, grpc_data, grpc_ours
 from pydanube.api.metrics import MetricsDoor
 from pydanube.api.rpc import handler_of
+from pydanube.api.stream import StreamDoor
 from pydanube.broker.service import Broker
 from pydanube.errors import ConfigError
 from pydanube.wire._pb.danube import DanubeAdmin_pb2, DanubeApi_pb2, SchemaRegistry_pb2
@@ -56,8 +59,9 @@ class Doors:
         self._client = grpc.aio.server(options=OPTIONS)
         self._admin = grpc.aio.server(options=OPTIONS)
         self._metrics = MetricsDoor(broker.telemetry, self._not_ready)
+        self._stream = StreamDoor(broker)
         self._why_not_ready: str | None = "the broker is starting"
-        self.client_addr = self.admin_addr = self.metrics_addr = ""
+        self.client_addr = self.admin_addr = self.metrics_addr = self.stream_addr = ""
 
     @classmethod
     async def open(cls, broker: Broker) -> Doors:
@@ -76,6 +80,7 @@ class Doors:
         await asyncio.gather(
             self._client.stop(grace_seconds),
             self._admin.stop(grace_seconds),
+            self._stream.close(grace_seconds),
             self._broker.topics.close_all("the broker is shutting down"),
         )
         await self._metrics.close()
@@ -86,7 +91,8 @@ class Doors:
         self.metrics_addr = await self._listen_http("--prom-exporter", addresses.metrics_addr)
         self.admin_addr = _listen("--admin-addr", self._admin, addresses.admin_addr)
         self.client_addr = _listen("--broker-addr", self._client, addresses.client_addr)
-        self._tell_url()
+        self.stream_addr = await self._listen_stream("--stream-addr", addresses.stream_addr)
+        self._tell()
         await self._admin.start()
         await self._client.start()
         self._why_not_ready = None
@@ -94,11 +100,20 @@ class Doors:
             "doors opened", extra={"client": self.client_addr, "admin": self.admin_addr, "metrics": self.metrics_addr}
         )
 
-    def _tell_url(self) -> None:
-        """Unless the configuration says what clients are told, they are told the address as bound."""
-        if self._broker.config.broker.broker_url is None:
-            self._broker.broker_url = f"http://{self.client_addr}"
-            self._broker.connect_url = self._broker.config.broker.connect_url or self._broker.broker_url
+    def _tell(self) -> None:
+        """The broker knows itself by its addresses as bound; clients too, unless the configuration says otherwise."""
+        broker, config = self._broker, self._broker.config
+        bound = replace(
+            config.broker,
+            client_addr=self.client_addr,
+            admin_addr=self.admin_addr,
+            metrics_addr=self.metrics_addr,
+            stream_addr=self.stream_addr,
+        )
+        broker.config = replace(config, broker=bound)
+        broker.broker_url = bound.broker_url or f"http://{self.client_addr}"
+        broker.connect_url = bound.connect_url or broker.broker_url
+        broker.stream_url = f"danube://{self.stream_addr}"
 
     def _register(self) -> None:
         broker, telemetry = self._broker, self._broker.telemetry
@@ -144,6 +159,14 @@ class Doors:
         host, _, port = address.rpartition(":")
         try:
             bound = await self._metrics.open(host.strip("[]"), int(port))
+        except OSError as error:
+            raise _unusable(key, address, error) from error
+        return f"{host}:{bound}"
+
+    async def _listen_stream(self, key: str, address: str) -> str:
+        host, _, port = address.rpartition(":")
+        try:
+            bound = await self._stream.open(host.strip("[]"), int(port))
         except OSError as error:
             raise _unusable(key, address, error) from error
         return f"{host}:{bound}"

@@ -18,7 +18,7 @@ from pydanube.broker.members import (
     remove_below,
     subscription_put,
 )
-from pydanube.broker.outbox import Delivered, Outbox, Registration
+from pydanube.broker.outbox import AnyOutbox, Delivered, MessageOutbox, Outbox, Registration
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.subscription import ATTACH_SECONDS, Services
 from pydanube.core import keys
@@ -121,7 +121,7 @@ class FanoutSubscription:
         self._connect(registration)
         return identity
 
-    def attach(self, consumer: ConsumerId) -> Outbox:
+    def attach(self, consumer: ConsumerId) -> MessageOutbox:
         registration = self._consumers.get(consumer)
         if registration is None:
             raise ConsumerUnknown(consumer)
@@ -131,7 +131,7 @@ class FanoutSubscription:
         assert registration.outbox is not None
         return registration.outbox
 
-    def detach(self, consumer: ConsumerId, outbox: Outbox) -> None:
+    def detach(self, consumer: ConsumerId, outbox: AnyOutbox) -> None:
         registration = self._consumers.get(consumer)
         if registration is not None and registration.outbox is outbox:
             self._disconnect(registration, None)
@@ -149,14 +149,15 @@ class FanoutSubscription:
     def _connect(self, registration: Registration) -> None:
         if registration.outbox is not None:
             registration.outbox.end()
-        fresh = registration.outbox = Outbox()
+        fresh: AnyOutbox = Outbox()
+        registration.outbox = fresh
         registration.attached = False
         self._ring.put(registration.consumer_id, registration.key_filters)
         self.metrics.consumers.set(self.connected)
         at = self._services.clock.elapsed() + ATTACH_SECONDS
         self._services.timer.call_at(at, lambda _: self._give_up_on(registration, fresh))
 
-    def _give_up_on(self, registration: Registration, outbox: Outbox) -> None:
+    def _give_up_on(self, registration: Registration, outbox: AnyOutbox) -> None:
         if registration.outbox is outbox and not registration.attached:
             self._disconnect(registration, None)
 

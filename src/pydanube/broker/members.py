@@ -88,6 +88,11 @@ class Producers:
         if self._rate is not None and not self._rate.take(1, self._clock.elapsed()):
             raise RateLimited(self._topic, self._policy.max_publish_rate)
 
+    def admit_batch(self, rows: int) -> None:
+        """Raises if a native producer may not publish so many messages now."""
+        if self._rate is not None and not self._rate.take(rows, self._clock.elapsed()):
+            raise RateLimited(self._topic, self._policy.max_publish_rate)
+
     def _alive(self) -> dict[ProducerId, Producer]:
         now = self._clock.elapsed()
         for identity, each in list(self._producers.items()):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from pydanube.core.names import ConsumerId
 from pydanube.errors import DanubeError
-from pydanube.log.batch import Envelope
+from pydanube.log.batch import Batch, Envelope
 
 
 class Delivered(NamedTuple):
@@ -24,13 +25,24 @@ class Delivered(NamedTuple):
     attempt: int
 
 
-class Outbox:
+class DeliveredBatch(NamedTuple):
+    """A stored batch, untouched, and which of its offsets are meant for the consumer."""
+
+    batch: Batch
+    ranges: tuple[tuple[int, int], ...]
+    attempt: int
+
+
+Item = TypeVar("Item")
+
+
+class Outbox(Generic[Item]):
     """One stream's queue. It ends once: taken over (`ended` None) or because the topic is not served any more."""
 
     __slots__ = ("_is_over", "_queue", "_waiter", "ended")
 
     def __init__(self) -> None:
-        self._queue: deque[Delivered] = deque()
+        self._queue: deque[Item] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._is_over = False
         self.ended: DanubeError | None = None
@@ -38,9 +50,9 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def put(self, messages: list[Delivered]) -> None:
+    def put(self, items: Iterable[Item]) -> None:
         if not self._is_over:
-            self._queue.extend(messages)
+            self._queue.extend(items)
             self._wake()
 
     def clear(self) -> None:
@@ -55,7 +67,7 @@ class Outbox:
             self._queue.clear()
             self._wake()
 
-    async def get(self) -> list[Delivered]:
+    async def get(self) -> list[Item]:
         """Everything that is queued; waits for something. Empty: it has ended."""
         while not self._queue and not self._is_over:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -63,13 +75,18 @@ class Outbox:
                 await self._waiter
             finally:
                 self._waiter = None
-        messages = list(self._queue)
+        items = list(self._queue)
         self._queue.clear()
-        return messages
+        return items
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+MessageOutbox: TypeAlias = Outbox[Delivered]  # of gRPC streams, which go by the subscription's window
+BatchOutbox: TypeAlias = Outbox[DeliveredBatch]  # of native streams, which grant permits
+AnyOutbox: TypeAlias = Outbox[Any]
 
 
 @dataclass(slots=True)
@@ -83,7 +100,8 @@ class Registration:
     consumer_id: ConsumerId
     name: str
     key_filters: tuple[str, ...] = ()
-    outbox: Outbox | None = None
+    outbox: AnyOutbox | None = None
+    native: bool = False  # its outbox takes batches
     attached: bool = False  # a stream reads the outbox
     silent_since: float = 0.0  # when it was last heard of without a stream
 

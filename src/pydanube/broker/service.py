@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from pydanube.broker.cursors import Cursors
 from pydanube.broker.subscription import Services
@@ -30,6 +30,8 @@ from pydanube.stores.system import SystemClock, SystemWork
 from pydanube.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 NODE_ID: Final = "node_id"
 METADATA: Final = "metadata.sqlite"
@@ -50,6 +52,7 @@ class Broker:
         self._tasks: list[asyncio.Task[None]] = []
         self.broker_url = config.broker.broker_url or f"http://{config.broker.client_addr}"
         self.connect_url = config.broker.connect_url or self.broker_url
+        self.stream_url = f"danube://{config.broker.stream_addr}"
         # Set by `_start`, before anybody else has the broker.
         self.broker_id: BrokerId
         self.topics: Topics
@@ -134,6 +137,10 @@ class Broker:
         await self.wal.close()
         self._close_stores()
         log.info("broker stopped", extra={"broker_id": self.broker_id})
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Calls a CPU-bound function away from the event loop."""
+        return await self._work.run(function)
 
     async def _dead_letter(self, topic: TopicName, message: Envelope) -> None:
         await self.topics.dead_letter(topic, message)

@@ -14,10 +14,18 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from pydanube.broker.cursors import Cursors
-from pydanube.broker.outbox import Delivered, Outbox, Registration
+from pydanube.broker.outbox import (
+    AnyOutbox,
+    BatchOutbox,
+    Delivered,
+    DeliveredBatch,
+    MessageOutbox,
+    Outbox,
+    Registration,
+)
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.timer import Timer
 from pydanube.core.delivery import FailurePolicy, dead_letter_attributes
@@ -33,6 +41,7 @@ from pydanube.core.events import (
     Event,
     Expired,
     Forgotten,
+    Granted,
     Joined,
     JoinRefused,
     Keyed,
@@ -55,10 +64,10 @@ from pydanube.core.machine import Machine
 from pydanube.core.names import ConsumerId, SubscriptionName, TopicName, consumer_id, producer_id
 from pydanube.core.policies import SubscriptionKind
 from pydanube.core.ranges import OffsetRange
-from pydanube.core.roster import DispatchLimits
+from pydanube.core.roster import DispatchLimits, Permits
 from pydanube.core.window import SavedPosition
 from pydanube.errors import ConsumerUnknown, DanubeError, NotServed, OffsetOutOfRange, SubscriptionBusy
-from pydanube.log.batch import Envelope
+from pydanube.log.batch import Batch, Envelope
 from pydanube.log.wal import TopicLog
 from pydanube.ports import Clock
 from pydanube.telemetry import SubscriptionMetrics
@@ -67,6 +76,8 @@ log = logging.getLogger(__name__)
 
 ATTACH_SECONDS: Final = 10.0  # a consumer that subscribed and never opens its stream gives its messages back
 POLLING: Final = Heartbeat()
+
+Read = TypeVar("Read")
 
 
 class Source(Protocol):
@@ -80,6 +91,8 @@ class Source(Protocol):
     def ownership(self) -> Ownership: ...
 
     async def rows(self, first: int, end: int) -> list[tuple[int, Envelope]]: ...
+
+    async def batches(self, first: int, end: int, bytes_max: int) -> list[Batch]: ...
 
     async def row_keys(self, first: int, end: int) -> list[tuple[int, str]]: ...
 
@@ -117,7 +130,7 @@ class Subscription:
         self._machine = machine
         self._services = services
         self._consumers = {each.consumer_id: each for each in consumers}
-        self._work: deque[tuple[Send | ReadKeys | DeadLetter, Outbox | None]] = deque()
+        self._work: deque[tuple[Send | ReadKeys | DeadLetter, AnyOutbox | None]] = deque()
         self._has_work = asyncio.Event()
         self._closed = False
         self._beat_at = 0.0
@@ -173,10 +186,11 @@ class Subscription:
         registration.silent_since = self._services.clock.elapsed()
         return registration.connected
 
-    def join(self, name: str, key_filters: tuple[str, ...]) -> ConsumerId:
+    def join(self, name: str, key_filters: tuple[str, ...], *, native: bool = False) -> ConsumerId:
         """A consumer subscribes: messages are kept for it from now on, its stream follows.
 
         The same name again is a takeover: the old stream ends, what it held is delivered again, the id is the same.
+        A `native` one gets stored batches, as many as it grants permits for.
         """
         identity = consumer_id(self._source.name, self.name, name)
         registration = self._consumers.get(identity)
@@ -184,22 +198,35 @@ class Subscription:
             registration = Registration(identity, name, key_filters)
         elif key_filters:
             registration.key_filters = key_filters
+        registration.native = native
         self._connect(registration)
         self._consumers[identity] = registration
         return identity
 
-    def attach(self, consumer: ConsumerId) -> Outbox:
+    def attach(self, consumer: ConsumerId) -> MessageOutbox:
         """The consumer's stream opens. A stream it already had ends cleanly."""
         registration = self._consumers.get(consumer)
         if registration is None or self._closed:
             raise ConsumerUnknown(consumer)
-        if registration.outbox is None or registration.attached:
+        if registration.outbox is None or registration.attached or registration.native:
+            registration.native = False
             self._connect(registration)
         registration.attached = True
         assert registration.outbox is not None
         return registration.outbox
 
-    def detach(self, consumer: ConsumerId, outbox: Outbox) -> None:
+    def attach_native(self, consumer: ConsumerId) -> BatchOutbox:
+        """The outbox of a consumer that has just joined natively."""
+        registration = self._consumers[consumer]
+        assert registration.native and registration.outbox is not None
+        registration.attached = True
+        return registration.outbox
+
+    def grant(self, consumer: ConsumerId, permits: Permits) -> None:
+        """A native consumer has room for so much more."""
+        self._step(Granted(consumer, permits))
+
+    def detach(self, consumer: ConsumerId, outbox: AnyOutbox) -> None:
         """The stream has ended: what it held goes to others, or to the consumer when it comes back."""
         registration = self._consumers.get(consumer)
         if registration is not None and registration.outbox is outbox:
@@ -214,9 +241,10 @@ class Subscription:
             self._step(Forgotten(consumer))
 
     def _connect(self, registration: Registration) -> None:
-        fresh = Outbox()
+        fresh: AnyOutbox = Outbox()
         previous, registration.outbox = registration.outbox, fresh
-        refused = self._step(Joined(registration.consumer_id, key_filters=registration.key_filters))
+        permits = Permits(0, 0) if registration.native else None
+        refused = self._step(Joined(registration.consumer_id, permits, registration.key_filters))
         if refused is not None:
             registration.outbox = previous
             holder = self._consumers.get(refused.active)
@@ -228,7 +256,7 @@ class Subscription:
         registration.silent_since = now
         self._services.timer.call_at(now + ATTACH_SECONDS, lambda _: self._give_up_on(registration, fresh))
 
-    def _give_up_on(self, registration: Registration, outbox: Outbox) -> None:
+    def _give_up_on(self, registration: Registration, outbox: AnyOutbox) -> None:
         if registration.outbox is outbox and not registration.attached:
             self._disconnect(registration, None)
 
@@ -241,6 +269,13 @@ class Subscription:
             self._step(Left(registration.consumer_id))
 
     # --- what clients and administrators say --------------------------------------------------------
+
+    def ack_ranges(self, ranges: Ranges) -> None:
+        self._step(Acked(ranges))
+        self._services.cursors.changed(self)
+
+    def nack_ranges(self, ranges: Ranges, delay_seconds: float = 0.0, reason: str = "") -> None:
+        self._step(Nacked(ranges, delay_seconds, reason))
 
     def ack(self, offset: int) -> None:
         self._step(Acked((OffsetRange(offset, offset + 1),)))
@@ -302,8 +337,8 @@ class Subscription:
 
     def _beat(self, now: float) -> None:
         """The safety net: trusts the log's head and nothing that it was told."""
-        if self._closed or now < self._beat_at:
-            return  # the interval was changed, and another beat is on its way
+        if self._closed or now < self._beat_at or self.heartbeat.interval_ms is None:
+            return  # the interval was changed, and another beat is on its way, or none
         head = self._source.log.head
         if self._machine.progress.next_unacked < head:
             standing = self._machine.standing(head)
@@ -324,7 +359,11 @@ class Subscription:
     def _step(self, event: Event) -> JoinRefused | None:
         """Never waits. Returns the machine's refusal, if `event` was a join."""
         refused: JoinRefused | None = None
-        for effect in self._machine.step(event, self._services.clock.elapsed()):
+        changes = self._machine.progress.changes
+        effects = self._machine.step(event, self._services.clock.elapsed())
+        if self._machine.progress.changes != changes:
+            self._services.cursors.changed(self)  # also an ack above the cursor: it is saved as a hole
+        for effect in effects:
             match effect:
                 case Send(consumer):
                     # The outbox as it is now: whoever comes back under the same id gets his own Sends.
@@ -332,7 +371,7 @@ class Subscription:
                 case ReadKeys() | DeadLetter():
                     self._queue(effect, None)
                 case SaveCursor():
-                    self._services.cursors.changed(self)
+                    pass  # known already: whatever moves the cursor settles something
                 case WakeAt(time):
                     self._services.timer.call_at(time, self._wake)
                 case JoinRefused():
@@ -351,7 +390,7 @@ class Subscription:
                     pass
         return refused
 
-    def _queue(self, effect: Send | ReadKeys | DeadLetter, outbox: Outbox | None) -> None:
+    def _queue(self, effect: Send | ReadKeys | DeadLetter, outbox: AnyOutbox | None) -> None:
         self._work.append((effect, outbox))
         self._has_work.set()
 
@@ -373,9 +412,14 @@ class Subscription:
                     case DeadLetter():
                         await self._dead_letter(effect)
 
-    async def _send(self, send: Send, outbox: Outbox | None) -> None:
+    async def _send(self, send: Send, outbox: AnyOutbox | None) -> None:
+        registration = self._consumers.get(send.consumer)
+        if outbox is None or registration is None or registration.outbox is not outbox:
+            return  # it left; what it held has been taken back
+        if registration.native:
+            await self._send_batches(send, registration, outbox)
+            return
         unsent: Ranges = ()
-        size_bytes = 0
         rows: list[tuple[int, Envelope]] = []
         for first, end in send.ranges:
             got = await self._rows(first, end)
@@ -383,20 +427,53 @@ class Subscription:
             reached = got[-1][0] + 1 if got else first
             if reached < end:
                 unsent = (*unsent, OffsetRange(reached, end))
-        registration = self._consumers.get(send.consumer)
-        if outbox is None or registration is None or registration.outbox is not outbox:
-            return  # it left while we read; what it held has been taken back
+        if registration.outbox is not outbox:
+            return  # it left while we read
         if rows:
-            outbox.put([Delivered(offset, message, send.attempt) for offset, message in rows])
-            size_bytes = sum(len(message.payload) for _, message in rows)
+            outbox.put(Delivered(offset, message, send.attempt) for offset, message in rows)
             self.metrics.delivered.inc(len(rows))
         if unsent:
-            self._step(Shipped(send.consumer, size_bytes, unsent))
+            self._step(Shipped(send.consumer, 0, unsent))
+
+    async def _send_batches(self, send: Send, registration: Registration, outbox: BatchOutbox) -> None:
+        """Stored batches as they are; which offsets are meant is said beside them. Stops when the bytes are used up."""
+        size_max = send.size_max_bytes or 0
+        size_bytes = rows = 0
+        unsent: list[OffsetRange] = []
+        items: list[DeliveredBatch] = []
+        for first, end in send.ranges:
+            reached = first
+            while reached < end and size_bytes < size_max:
+                batches = await self._read(self._source.batches(reached, end, size_max - size_bytes))
+                if not batches:
+                    break
+                for batch in batches:
+                    upto = min(end, batch.header.end_offset)
+                    meant = (max(reached, batch.header.base_offset), upto)
+                    if items and items[-1].batch is batch:
+                        items[-1] = items[-1]._replace(ranges=(*items[-1].ranges, meant))
+                    else:
+                        items.append(DeliveredBatch(batch, (meant,), send.attempt))
+                        size_bytes += batch.header.size_bytes
+                    rows += meant[1] - meant[0]
+                    reached = upto
+                    if size_bytes >= size_max:
+                        break
+            if reached < end:
+                unsent.append(OffsetRange(reached, end))
+        if registration.outbox is not outbox:
+            return
+        outbox.put(items)
+        self.metrics.delivered.inc(rows)
+        self._step(Shipped(send.consumer, size_bytes, tuple(unsent)))
 
     async def _rows(self, first: int, end: int) -> list[tuple[int, Envelope]]:
         """What the log has of [first, end) now. A reader with nothing to give is asked again by the heartbeat."""
+        return await self._read(self._source.rows(first, end))
+
+    async def _read(self, reading: Awaitable[list[Read]]) -> list[Read]:
         try:
-            rows = await self._source.rows(first, end)
+            found = await reading
         except OffsetOutOfRange as error:
             self._step(Trimmed(error.first))
             return []
@@ -406,7 +483,7 @@ class Subscription:
             self._read_error = error
             return []
         self._read_error = None
-        return rows
+        return found
 
     async def _read_keys(self, wanted: OffsetRange) -> None:
         try:

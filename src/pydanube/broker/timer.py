@@ -37,7 +37,10 @@ class Timer:
     def next_beat(self, interval_seconds: float) -> float:
         """The next multiple of the interval: everybody with one interval beats together."""
         now = self._clock.elapsed()
-        return (math.floor(now / interval_seconds) + 1) * interval_seconds
+        beats = math.floor(now / interval_seconds) + 1
+        at = beats * interval_seconds
+        # A multiple divided by its interval may come out just below a whole number: 43 * 0.05 / 0.05 < 43.
+        return at if at > now else (beats + 1) * interval_seconds
 
     async def run(self) -> None:
         """Calls what is due until cancelled. A function that fails is logged and does not stop the others."""

@@ -38,7 +38,7 @@ from pydanube.core.roster import DispatchLimits
 from pydanube.core.window import Progress
 from pydanube.errors import DanubeError, LimitReached, NotServed, SubscriptionBusy, SubscriptionUnknown
 from pydanube.log.batch import Batch, Envelope, decode, messages
-from pydanube.log.wal import TopicLog
+from pydanube.log.wal import Receipt, TopicLog
 from pydanube.ports import Delete, MetadataStore, Put
 from pydanube.telemetry import Telemetry
 
@@ -147,6 +147,32 @@ class Topic:
         self.metrics.bytes_in.inc(len(message.payload))
         return offset
 
+    def submit_batch(self, batch: Batch) -> asyncio.Future[Receipt]:
+        """A native producer's batch, which was parsed; the future gets its receipt once it is on disk. Never waits."""
+        self._check_open()
+        rows = batch.header.rows
+        self.producers.admit_batch(rows)
+        self._reservation.need(rows)
+        future = self.log.submit(batch)
+        self.metrics.messages_in.inc(rows)
+        self.metrics.bytes_in.inc(batch.header.uncompressed_length)
+        return future
+
+    async def wait_beyond(self, offset: int, seconds: float) -> None:
+        """Returns when something at `offset` is committed, the topic closes, or the time is over."""
+        waiting = asyncio.ensure_future(self.log.wait_beyond(offset))
+        sleeping = asyncio.ensure_future(self._services.clock.sleep(seconds))
+        try:
+            await asyncio.wait({waiting, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            sleeping.cancel()
+
+    async def open_session(self, producer: ProducerId) -> int:
+        """A new idempotent session of this producer; older ones are fenced."""
+        self._check_open()
+        return await self.log.open_session(producer)
+
     async def append(self, message: Envelope) -> int:
         """As `publish`, for the broker's own messages: dead letters."""
         self._check_open()
@@ -174,6 +200,11 @@ class Topic:
                 if offset >= end:
                     break
         return found
+
+    async def batches(self, first: int, end: int, bytes_max: int) -> list[Batch]:
+        """Stored batches from the one that holds `first` on, none beginning at or after `end`."""
+        found = await self.log.read(first, bytes_max=bytes_max)
+        return [batch for batch in found if batch.header.base_offset < end]
 
     async def row_keys(self, first: int, end: int) -> list[tuple[int, str]]:
         """Offsets and routing keys; a message without one goes by its producer's name."""
@@ -219,6 +250,8 @@ class Topic:
         consumer: str,
         key_filters: tuple[str, ...] = (),
         start: int | None = LATEST,
+        *,
+        native: bool = False,
     ) -> ConsumerId:
         """A consumer joins; the subscription is made if it is new, at `start` (an offset), or at the head.
 
@@ -235,7 +268,7 @@ class Topic:
                 put = consumer_put(self.name, name, identity, consumer, key_filters)
                 await self.ownership.write([put])
             self._check_open()
-            return subscription.join(consumer, key_filters)
+            return subscription.join(consumer, key_filters, native=native)
 
     async def unsubscribe(self, name: SubscriptionName) -> None:
         """Removes the subscription and its cursor. Refused while a consumer is connected."""

@@ -82,8 +82,13 @@ def verify_command(directory: Directory, output: Output = "table") -> None:
 
 
 async def _verify(directory: Path) -> Report:
+    console = Console(stderr=True)
     with Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,  # it would leave an empty line in a log
     ) as bar:
         task = bar.add_task("reading")
         total = 0
@@ -145,7 +150,9 @@ def dump(
     """
     _existing(directory)
     _checked_output(output)
-    if topic.count("/") != 2 or not topic.startswith("/") or not (directory / "wal" / topic[1:]).is_dir():
+    root, *names = topic.split("/")
+    well_formed = root == "" and len(names) == 2 and not {"", ".", ".."}.intersection(names)
+    if not well_formed or not (directory / "wal" / topic[1:]).is_dir():
         raise InvalidName(
             "topic in this data directory", topic, "give /namespace/topic; `danube log verify` lists them"
         )

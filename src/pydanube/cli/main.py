@@ -20,8 +20,20 @@ EXIT_BUG = 70  # EX_SOFTWARE: ours to fix, not the user's
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
+def broker() -> None:
+    """`danube-broker …` is `danube broker …`."""
+    sys.argv.insert(1, "broker")
+    main()
+
+
+def admin() -> None:
+    """`danube-admin …` is `danube admin …`."""
+    sys.argv.insert(1, "admin")
+    main()
+
+
 def main() -> None:
-    """Runs the command in `sys.argv` and exits; the console script and `python -m pydanube`."""
+    """Runs the command in `sys.argv` and exits; the console scripts and `python -m pydanube`."""
     try:
         build_app()()  # always leaves by SystemExit or an error
     except SystemExit as leaving:
@@ -47,9 +59,17 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,  # errors are main()'s to report
     )
     app.callback()(_options)
-    # The log commands read data directories offline and bring Arrow along; a client
-    # installed without them still has a working `danube`.
-    if find_spec("pydanube.cli.log") is not None:
+    from pydanube.cli import admin, broker, data, subscriptions
+
+    app.command("broker", help=broker.HELP, no_args_is_help=True)(broker.broker)
+    app.command("produce")(data.produce)
+    app.command("consume", no_args_is_help=True)(data.consume)
+    admin.app.add_typer(subscriptions.app, name="subscriptions", help=subscriptions.HELP)
+    app.add_typer(admin.app, name="admin")
+    # The log commands read data directories offline and bring Arrow along: a client installed without them still has
+    # a working `danube`, and the other commands do not wait for them.
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "log")
+    if command == "log" and find_spec("pydanube.cli.log") is not None:
         from pydanube.cli import log
 
         app.add_typer(log.app, name="log", help="Look at a data directory: verify, dump, demo.")

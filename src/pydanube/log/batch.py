@@ -374,6 +374,12 @@ def parse(buffer: Buffer) -> Batch:
     return batch
 
 
+def payload_size_max(batch: Batch) -> int:
+    """The largest payload in the batch."""
+    largest: int = pc.max(pc.binary_length(decode(batch).column(_PAYLOAD))).as_py()
+    return largest
+
+
 def decode(batch: Batch) -> pa.RecordBatch:
     """The rows of a batch that was parsed or loaded, without copying an uncompressed body."""
     if batch.header.rows == 0:

@@ -28,6 +28,7 @@ from typing import Final
 from pydanube.core.sessions import Sessions
 from pydanube.errors import (
     ConfigError,
+    DanubeError,
     FormatTooNew,
     InvalidBatch,
     LogClosed,
@@ -189,15 +190,27 @@ class Wal:
                     self._names_synced.add(directory)
 
     async def close(self) -> None:
-        """Commits what is queued, finishes every log, empties the journals and lets the directory go."""
+        """Commits what is queued, finishes every log, empties the journals and lets the directory go.
+
+        Raises if a log could not be finished (no room, say); the directory is let go all the same, and the next start
+        recovers that log.
+        """
+        failures: list[DanubeError] = []
         for each in list(self._logs.values()):
-            await each.close()
-        if self._committer.stopped is None:
-            await self._committer.retire_all()
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        await self._disk.unlock(LOCK)
+            try:
+                await each.close()
+            except DanubeError as error:
+                failures.append(error)
+        try:
+            if self._committer.stopped is None:
+                await self._committer.retire_all()
+        finally:
+            assert self._task is not None
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            await self._disk.unlock(LOCK)
+        if failures:
+            raise failures[0]
 
 
 def _next_offset(recovered: Recovered, start_offset: int | None, known_end: int) -> int:

@@ -113,8 +113,8 @@ class _Flight:
 class FaultyDisk:
     """The hardware. See the module's text. `counts` says how often each fault happened."""
 
-    def __init__(self, random: Random, *, capacity_bytes: int | None = None, faults: Faults | None = None) -> None:
-        self.random = random
+    def __init__(self, dice: Random, *, capacity_bytes: int | None = None, faults: Faults | None = None) -> None:
+        self.dice = dice
         self.capacity_bytes = capacity_bytes
         self.faults = faults if faults is not None else Faults(latency_seconds_max=0.0)
         self.counts: Counter[str] = Counter()
@@ -139,24 +139,24 @@ class FaultyDisk:
         """The process ends. What it wrote stays in the page cache; of a write going on, any prefix."""
         self.counts["kills"] += 1
         for flight in self._land(process):
-            keep = self.random.choice((0, len(flight.data), self.random.randint(0, len(flight.data))))
+            keep = self.dice.choice((0, len(flight.data), self.dice.randint(0, len(flight.data))))
             self._write(flight.path, flight.position, flight.data[:keep])
         self._end(process)
 
-    def crash(self, random: Random | None = None) -> None:
+    def crash(self, dice: Random | None = None) -> None:
         """The power goes and comes back: processes are dead; what was not synced is there in any part."""
-        random = random or self.random
+        dice = dice or self.dice
         self.counts["power cuts"] += 1
         for process in list(self._processes):
             for flight in self._land(process):
-                if random.random() < 0.5:
+                if dice.random() < 0.5:
                     self._write(flight.path, flight.position, flight.data)
             self._end(process)
-        self._crash_names(random)
-        stale = self._graveyard if random.random() < self.faults.stale_sectors else []
+        self._crash_names(dice)
+        stale = self._graveyard if dice.random() < self.faults.stale_sectors else []
         for file in self._files():
             if file.unsynced:
-                file.durable = _survivor(file, random, stale)
+                file.durable = _survivor(file, dice, stale)
                 file.unsynced.clear()
             if file.content != file.durable:
                 file.content[:] = file.durable
@@ -212,7 +212,7 @@ class FaultyDisk:
             self.counts["no room"] += 1
             failure = DiskFull(path)
             room = max(0, self.free_bytes + len(content) - position)
-            data = data[: self.random.randint(0, min(room, len(data)))]
+            data = data[: self.dice.randint(0, min(room, len(data)))]
         if not data:
             return failure
         end = position + len(data)
@@ -245,9 +245,9 @@ class FaultyDisk:
         count = sum(change.number <= until for change in file.unsynced)
         tried = file.unsynced[:count]
         del file.unsynced[:count]
-        file.durable = _survivor(_File(file.content, file.durable, tried), self.random, [])
+        file.durable = _survivor(_File(file.content, file.durable, tried), self.dice, [])
         file.dropped += tried
-        if not file.unsynced and self.random.random() < 0.3:
+        if not file.unsynced and self.dice.random() < 0.3:
             # Clean pages may be thrown out of memory at any time; then reads show what is really there.
             length = len(file.content)
             file.content[:] = file.durable[:length].ljust(length, b"\0")
@@ -275,11 +275,11 @@ class FaultyDisk:
                 change.kept = True
         self._name_changes = [change for change in rest if not change.kept]
 
-    def _crash_names(self, random: Random) -> None:
-        mode = random.choice(("all", "none", "prefix", "any", "any"))
+    def _crash_names(self, dice: Random) -> None:
+        mode = dice.choice(("all", "none", "prefix", "any", "any"))
         directories = sorted({change.directory for change in self._name_changes})
         limits = {
-            directory: random.randint(0, sum(change.directory == directory for change in self._name_changes))
+            directory: dice.randint(0, sum(change.directory == directory for change in self._name_changes))
             for directory in directories
         }
         seen: Counter[str] = Counter()
@@ -287,7 +287,7 @@ class FaultyDisk:
             if mode == "prefix":
                 kept = seen[change.directory] < limits[change.directory]
             else:
-                kept = mode == "all" or (mode == "any" and random.random() < 0.5)
+                kept = mode == "all" or (mode == "any" and dice.random() < 0.5)
             seen[change.directory] += 1
             if kept and (change.needs is None or change.needs.kept):
                 change.kept = True
@@ -342,7 +342,7 @@ class FaultyDisk:
     def _bury(self, file: _File) -> None:
         """Remembers a few sectors of a file that goes: its place on the disk is given to others uncleaned."""
         if file.content and len(self._graveyard) < 64:
-            sector = self.random.randrange(0, len(file.content), SECTOR_BYTES)
+            sector = self.dice.randrange(0, len(file.content), SECTOR_BYTES)
             self._graveyard.append(bytes(file.content[sector : sector + SECTOR_BYTES]))
 
 
@@ -353,7 +353,7 @@ class ProcessDisk:
         self.pid = pid
         self.dead = False
         self._disk = disk
-        self._draw = disk.random.random
+        self._draw = disk.dice.random
         self._failed: set[_File] = set()  # files whose syncs fail from now on, in this process
 
     # --- bytes ---
@@ -399,7 +399,7 @@ class ProcessDisk:
         disk = self._disk
         if disk.faults.write_fails and self._draw() < disk.faults.write_fails:
             disk.counts["failed writes"] += 1
-            kept = disk.random.randint(0, len(flight.data))
+            kept = disk.dice.randint(0, len(flight.data))
             disk._write(flight.path, flight.position, flight.data[:kept])
             return DiskFailed(flight.path, "write", os.strerror(errno.EIO))
         return disk._write(flight.path, flight.position, flight.data)
@@ -600,27 +600,27 @@ def _apply_name(tree: dict[str, _Names], change: _NameChange) -> None:
         tree.setdefault(path, {})
 
 
-def _survivor(file: _File, random: Random, stale: Sequence[bytes]) -> bytearray:
+def _survivor(file: _File, dice: Random, stale: Sequence[bytes]) -> bytearray:
     """A durable image that a power cut may leave: any part of the unsynced changes, sector by sector."""
     changes = file.unsynced
-    mode = random.choice(("all", "none", "prefix", "any", "any", "any"))
+    mode = dice.choice(("all", "none", "prefix", "any", "any", "any"))
     image = bytearray(file.durable)
     if mode == "all" or mode == "prefix":
-        for change in changes[: None if mode == "all" else random.randint(0, len(changes))]:
+        for change in changes[: None if mode == "all" else dice.randint(0, len(changes))]:
             _apply(image, change)
         return image
     if mode == "none":
         return image
     lengths = [len(image), *(change.length for change in changes)]
     # The length is metadata: it may run ahead of the bytes or stay behind them.
-    length = random.choice((*lengths, random.randint(min(lengths), max(lengths))))
-    keeps = random.choice((0.1, 0.5, 0.9))
+    length = dice.choice((*lengths, dice.randint(min(lengths), max(lengths))))
+    keeps = dice.choice((0.1, 0.5, 0.9))
     image.extend(bytes(max(0, max(lengths) - len(image))))
     versions = _versions(changes, len(image))
     for sector, pieces in versions.items():
-        kept = len(pieces) if random.random() < keeps else random.randrange(len(pieces))
-        if kept == 0 and stale and sector >= len(file.durable) and random.random() < 0.5:
-            pieces = [(sector, random.choice(stale))]
+        kept = len(pieces) if dice.random() < keeps else dice.randrange(len(pieces))
+        if kept == 0 and stale and sector >= len(file.durable) and dice.random() < 0.5:
+            pieces = [(sector, dice.choice(stale))]
             kept = 1
         for position, piece in pieces[:kept]:
             image[position : position + len(piece)] = piece

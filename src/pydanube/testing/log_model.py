@@ -40,12 +40,12 @@ class Sent(NamedTuple):
 @cache
 def bodies() -> tuple[tuple[Batch, ...], ...]:
     """For each shape a few batches that differ in their payloads."""
-    random = Random(20240101)
-    return tuple(tuple(_body(random, rows, length) for _ in range(BODIES_PER_SHAPE)) for rows, length in SHAPES)
+    dice = Random(20240101)
+    return tuple(tuple(_body(dice, rows, length) for _ in range(BODIES_PER_SHAPE)) for rows, length in SHAPES)
 
 
-def _body(random: Random, rows: int, length: int) -> Batch:
-    made = encode(rows_of([Envelope(random.randbytes(length)) for _ in range(rows)]), topic="/default/any")
+def _body(dice: Random, rows: int, length: int) -> Batch:
+    made = encode(rows_of([Envelope(dice.randbytes(length)) for _ in range(rows)]), topic="/default/any")
     return Batch(made.header, made.header_bytes, bytes(made.body))
 
 
@@ -70,9 +70,9 @@ class TopicModel:
 
     # --- what happens ---
 
-    def make(self, random: Random, number: int, producer_id: int, session: int, first_sequence: int) -> Sent:
+    def make(self, dice: Random, number: int, producer_id: int, session: int, first_sequence: int) -> Sent:
         """A new batch, not sent yet."""
-        body = random.choice(random.choice(bodies()))
+        body = dice.choice(dice.choice(bodies()))
         header = body.header._replace(
             topic_hash=self.topic_hash,
             producer_id=producer_id,

@@ -124,11 +124,11 @@ class SimTask(asyncio.Task[T]):
 class SimLoop(asyncio.AbstractEventLoop):
     """See the module's text. `problems` collects what asyncio would have logged: errors that nobody took."""
 
-    def __init__(self, random: Random, *, shuffled: bool = True, steps_max: int = STEPS_MAX) -> None:
+    def __init__(self, dice: Random, *, shuffled: bool = True, steps_max: int = STEPS_MAX) -> None:
         self.problems: list[dict[str, Any]] = []
         self.steps = 0
         self._steps_max = steps_max
-        self._draw = random.random
+        self._draw = dice.random
         self._shuffled = shuffled
         self._now = 0.0
         self._numbers = 0
@@ -443,12 +443,12 @@ class SimClock:
 class SimWork:
     """Calls functions inline, after letting others run, as a thread would; ids come from the seed."""
 
-    def __init__(self, random: Random) -> None:
-        self._random = random
+    def __init__(self, dice: Random) -> None:
+        self._dice = dice
 
     async def run(self, function: Callable[[], T]) -> T:
         await asyncio.sleep(0)
         return function()
 
     def random_u64(self) -> int:
-        return self._random.randrange(1, 2**63)
+        return self._dice.randrange(1, 2**63)

@@ -59,7 +59,7 @@ class Totals:
 
     def __str__(self) -> str:
         crashes = sum(self.counts[kind] for kind in _CRASHES)
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items()))
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items()) if count)
         return (
             f"{self.histories} histories, {len(self.failures)} failed, {self.idle} idle, {crashes} crashes, "
             f"{self.acknowledged} batches acknowledged, {self.checked} compared ({kinds})"

@@ -1,0 +1,386 @@
+"""The native door: frames over TCP, for our own client and for Spark.
+
+    transport ─► FrameDecoder ─► Connection ─┬─► requests (stream_requests.py), a task each
+                                             ├─► produce: parse, append, receipt when it is on disk
+                                             └─► flow, ack, nack: at once
+    outbox ─► pump, one task per consumer ─► transport, as long as the peer takes it
+
+What a peer can cost is bounded: a frame by its announced length, produced bytes that are not on disk by pausing the
+socket, deliveries by the permits it granted and by the socket's own buffer. Peers that do not greet, do not finish a
+frame, do not take what they asked for, or say nothing at all, are dropped (`StreamLimits`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydanube import __version__
+from pydanube.api.stream_requests import Consuming, Producing, Requests
+from pydanube.broker.service import Broker
+from pydanube.broker.topic import Topic
+from pydanube.errors import DanubeError, InvalidBatch, NotServed, ProducerUnknown, ProtocolViolation
+from pydanube.log.batch import Batch, messages, parse
+from pydanube.ports import Buffer
+from pydanube.wire import frames
+from pydanube.wire._pb.pydanube import stream_pb2 as pb
+from pydanube.wire.errors_on_wire import to_wire
+
+log = logging.getLogger(__name__)
+
+MIB: Final = 1024 * 1024
+# Below this a batch is parsed on the loop: a hop to a thread and back costs more.
+PARSE_ON_LOOP_BYTES: Final = 64 * 1024
+SWEEP_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamLimits:
+    """What a peer may cost, and for how long."""
+
+    handshake_seconds: float = 10.0
+    keepalive_seconds: int = 15  # a peer that is silent for three of these is gone
+    frame_seconds: float = 60.0  # a frame that has begun is complete by then
+    stuck_seconds: float = 60.0  # a peer that takes nothing for so long is gone
+    unwritten_bytes: int = 32 * MIB  # produced on one connection and not on disk yet: then its socket is paused
+    requests: int = 256  # under way on one connection: then its socket is paused
+    connections: int = 10_000
+
+
+class StreamDoor:
+    """Listens, and sweeps out connections that broke a limit of time."""
+
+    def __init__(self, broker: Broker, limits: StreamLimits | None = None) -> None:
+        self.broker = broker
+        self.limits = limits or StreamLimits()
+        self.connections: set[Connection] = set()
+        self.closing = False
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def open(self, host: str, port: int) -> int:
+        """Returns the port that was bound. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Connection(self), host, port, backlog=1024)
+        self._sweeper = asyncio.create_task(self._sweep(), name="sweep streams")
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def close(self, grace_seconds: float) -> None:
+        """Takes no more connections, says goodbye to those there are, and lets them end."""
+        self.closing = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            connection.say_goodbye("the broker is shutting down")
+        deadline = self.broker.clock.elapsed() + grace_seconds
+        while self.connections and self.broker.clock.elapsed() < deadline:
+            await self.broker.clock.sleep(0.02)
+        for connection in list(self.connections):
+            connection.abort("the broker has shut down")
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+
+    async def _sweep(self) -> None:
+        while True:
+            await self.broker.clock.sleep(SWEEP_SECONDS)
+            now = self.broker.clock.elapsed()
+            for connection in list(self.connections):
+                connection.check_time(now)
+
+
+class Connection(asyncio.Protocol):
+    """One peer."""
+
+    def __init__(self, door: StreamDoor) -> None:
+        self.broker = door.broker
+        self._door = door
+        self._limits = door.limits
+        self._decoder = frames.FrameDecoder()
+        self._transport: asyncio.Transport
+        self._greeted = False
+        self._over = False
+        self._requests = Requests(self)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._reading = True
+        self._unwritten_bytes = 0
+        self._to_parse: deque[tuple[int, Producing, memoryview]] = deque()
+        self._parsing: asyncio.Task[None] | None = None
+        now = self.broker.clock.elapsed()
+        self._opened_at = self._heard_at = self._frame_since = self._stuck_since = now
+
+    # --- the transport's side -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=1 * MIB)
+        if self._door.closing or len(self._door.connections) >= self._limits.connections:
+            transport.abort()
+            return
+        self._door.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._door.connections.discard(self)
+        self._over = True
+        self._writable.set()
+        for task in list(self._tasks):
+            task.cancel()
+        self._requests.end()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+        self._stuck_since = self.broker.clock.elapsed()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self._over:
+            return
+        now = self.broker.clock.elapsed()
+        self._heard_at = now
+        had = self._decoder.buffered_bytes
+        try:
+            for frame in self._decoder.feed(data):
+                had = 0
+                self._handle(frame)
+            if self._decoder.violation is not None:
+                raise self._decoder.violation
+        except ProtocolViolation as violation:
+            self.fail(violation)
+            return
+        except Exception as error:
+            log.exception("stream failed", extra={"peer": self.peer})
+            self.fail(error)
+            return
+        if had == 0:
+            self._frame_since = now
+
+    def check_time(self, now: float) -> None:
+        """Drops the peer if it broke a limit of time."""
+        limits = self._limits
+        if not self._greeted and now - self._opened_at > limits.handshake_seconds:
+            self.abort("it did not greet in time")
+        elif self._decoder.buffered_bytes and now - self._frame_since > limits.frame_seconds:
+            self.abort("it did not finish a frame in time")
+        elif not self._writable.is_set() and now - self._stuck_since > limits.stuck_seconds:
+            self.abort("it took nothing for too long")
+        elif self._reading and now - self._heard_at > 3 * limits.keepalive_seconds:
+            self.abort("it was silent for too long")
+
+    @property
+    def peer(self) -> str:
+        return str(self._transport.get_extra_info("peername"))
+
+    # --- saying things ------------------------------------------------------------------------------
+
+    def send(self, command: pb.Command, *body: Buffer) -> None:
+        if not self._over:
+            self._transport.writelines(frames.encode(command, *body))
+
+    def answer_error(self, request_id: int, error: BaseException) -> None:
+        self.send(pb.Command(request_id=request_id, error=to_wire(error)))
+
+    def fail(self, error: BaseException) -> None:
+        """One clear error, then the end: nobody can go on after this."""
+        if not self._over:
+            self.send(pb.Command(error=to_wire(error)))
+            self._over = True
+            self._transport.close()
+
+    def abort(self, why: str) -> None:
+        log.info("stream dropped", extra={"peer": self.peer, "why": why})
+        self._over = True
+        self._transport.abort()
+
+    def say_goodbye(self, reason: str) -> None:
+        self.send(pb.Command(goodbye=pb.Goodbye(reason=reason)))
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that ends with the connection."""
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        self._throttle()
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._throttle()
+
+    def _throttle(self) -> None:
+        """Stops reading while the peer has asked for more than it may have under way."""
+        if self._over:
+            return
+        busy = self._unwritten_bytes > self._limits.unwritten_bytes
+        busy = busy or len(self._tasks) - self._requests.pumps > self._limits.requests
+        if busy == self._reading:
+            self._reading = not busy
+            self._transport.pause_reading() if busy else self._transport.resume_reading()
+
+    # --- hearing things -----------------------------------------------------------------------------
+
+    def _handle(self, frame: frames.Frame) -> None:
+        kind, command = frame.kind, frame.command
+        if self._over:
+            return
+        if not self._greeted:
+            self._greet(frame)
+        elif kind == "produce":
+            self._produce(command.request_id, command.produce.producer, frame.body)
+        elif kind == "flow":
+            flow = command.flow
+            if consuming := self._requests.consumer(flow.consumer):
+                consuming.grant(flow.messages, flow.bytes)
+        elif kind == "ack":
+            ranges = frames.ranges_of(command.ack.ranges)
+            if consuming := self._requests.consumer(command.ack.consumer):
+                consuming.ack(ranges)
+            self._done(command.request_id)
+        elif kind == "nack":
+            nack = command.nack
+            if consuming := self._requests.consumer(nack.consumer):
+                consuming.nack(frames.ranges_of(nack.ranges), nack.delay_ms / 1000, nack.reason)
+            self._done(command.request_id)
+        elif kind == "ping":
+            self.send(pb.Command(request_id=command.request_id, pong=pb.Pong()))
+        elif kind == "pong":
+            pass
+        elif kind == "goodbye":
+            self._transport.close()
+        else:
+            self._requests.take(kind, command)
+
+    def _done(self, request_id: int) -> None:
+        if request_id:
+            self.send(pb.Command(request_id=request_id, done=pb.Done()))
+
+    def _greet(self, frame: frames.Frame) -> None:
+        if frame.kind != "hello":
+            raise ProtocolViolation(f"the first command is {frame.kind}, not hello")
+        hello = frame.command.hello
+        version = frames.negotiate(hello)
+        frames.frame_size_of(hello)
+        self._greeted = True
+        self._decoder.frame_size_max = frames.FRAME_SIZE_LIMIT
+        welcome = pb.Welcome(
+            version=version,
+            broker_id=self.broker.broker_id,
+            frame_size_max=frames.FRAME_SIZE_LIMIT,
+            in_flight_max=frames.IN_FLIGHT_MAX,
+            keepalive_seconds=self._limits.keepalive_seconds,
+            broker=f"pydanube {__version__}",
+        )
+        self.send(pb.Command(request_id=frame.command.request_id, welcome=welcome))
+
+    # --- producing ----------------------------------------------------------------------------------
+
+    def _produce(self, request_id: int, handle: int, body: memoryview) -> None:
+        """Batches of a connection are appended in the order in which they came, small and large."""
+        producing = self._requests.producers.get(handle)
+        if producing is None:
+            # It ended a moment ago (the topic closed), or never was: the client opens it again and resends.
+            self.answer_error(request_id, ProducerUnknown(handle))
+            return
+        self._unwritten_bytes += len(body)
+        self._throttle()
+        if self._parsing is None and len(body) <= PARSE_ON_LOOP_BYTES:
+            self._append(request_id, producing, body, None)
+        else:
+            self._to_parse.append((request_id, producing, body))
+            if self._parsing is None:
+                self._parsing = self.spawn(self._parse_large())
+
+    async def _parse_large(self) -> None:
+        try:
+            while self._to_parse:
+                request_id, producing, body = self._to_parse.popleft()
+                if len(body) <= PARSE_ON_LOOP_BYTES:
+                    self._append(request_id, producing, body, None)
+                    continue
+                try:
+                    batch: Batch | None = await self.broker.run(lambda body=body: parse(body))  # type: ignore[misc]
+                except InvalidBatch as error:
+                    self._unwritten_bytes -= len(body)
+                    self.fail(error)
+                    return
+                self._append(request_id, producing, body, batch)
+        finally:
+            self._parsing = None
+
+    def _append(self, request_id: int, producing: Producing, body: memoryview, batch: Batch | None) -> None:
+        size = len(body)
+
+        def decided(future: asyncio.Future[Any]) -> None:
+            self._unwritten_bytes -= size
+            self._throttle()
+            if future.cancelled():
+                return
+            if error := future.exception():
+                self.answer_error(request_id, error)
+                return
+            self.send(pb.Command(request_id=request_id, receipt=producing.receipt(future.result(), rows)))
+
+        try:
+            batch = batch or parse(body)
+            rows = batch.header.rows
+            producing.check(batch)
+        except InvalidBatch as error:
+            self._unwritten_bytes -= size
+            self.fail(error)  # its bytes are not what it says: nothing on this connection can be believed
+            return
+        except DanubeError as error:
+            self._unwritten_bytes -= size
+            self.answer_error(request_id, error)
+            return
+        topic = producing.topic
+        if isinstance(topic, Topic):
+            self._submit(topic, batch, request_id, size, decided)
+        else:
+            task = asyncio.ensure_future(_fan_out(producing, batch))
+            task.add_done_callback(decided)
+
+    def _submit(self, topic: Topic, batch: Batch, request_id: int, size: int, decided: Any) -> None:
+        try:
+            topic.submit_batch(batch).add_done_callback(decided)
+        except DanubeError as error:
+            self._unwritten_bytes -= size
+            self.answer_error(request_id, error)
+
+    # --- delivering ---------------------------------------------------------------------------------
+
+    async def pump(self, consuming: Consuming) -> None:
+        """Sends what the outbox holds, as fast as the peer takes it."""
+        while not self._over:
+            items = await consuming.outbox.get()
+            if not items:
+                self._consumer_ended(consuming)
+                return
+            for item in items if consuming.is_reliable else await consuming.packed(items):
+                await self._writable.wait()
+                deliver = pb.Deliver(consumer=consuming.handle, ranges=frames.flat(item.ranges), attempt=item.attempt)
+                self.send(pb.Command(deliver=deliver), *item.batch.buffers)
+
+    def _consumer_ended(self, consuming: Consuming) -> None:
+        self._requests.forget(consuming)
+        ended = consuming.outbox.ended
+        if isinstance(ended, NotServed):
+            self.send(pb.Command(moved=pb.Moved(topic=consuming.topic.name)))
+        else:
+            error = ended or NotServed(consuming.topic.name, "another consumer of this name took over")
+            self.send(pb.Command(error=to_wire(error, consumer=consuming.handle)))
+
+
+async def _fan_out(producing: Producing, batch: Batch) -> None:
+    """A batch to a non-reliable topic: message by message, to whoever is there."""
+    for message in messages(batch):
+        named = message if message.producer_name is not None else message._replace(producer_name=producing.name)
+        await producing.topic.publish(producing.producer_id, named)

@@ -1,0 +1,281 @@
+"""`danube admin`: what an operator asks and orders, over a broker's admin port.
+
+Names and lines are the reference's danube-admin's. Every command takes `--output json`; a refusal is the broker's own
+sentence and exit code 1. What concerns one subscription is in `subscriptions.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from contextvars import ContextVar
+from enum import StrEnum
+from typing import Annotated, Final, TypeVar
+
+import typer
+from google.protobuf.message import Message
+
+from pydanube.cli.output import Output, OutputOption, payload_fields, payload_text, print_done, print_fields, print_rows
+from pydanube.cli.rpc import Connection
+from pydanube.errors import ConfigError
+from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
+from pydanube.wire._pb.pydanube import admin_pb2 as ours
+
+M = TypeVar("M", bound=Message)
+
+DEFAULT_ENDPOINT: Final = "http://127.0.0.1:50051"
+ENDPOINT: ContextVar[str] = ContextVar("endpoint", default=DEFAULT_ENDPOINT)
+BROKERS: Final = "danube_admin.BrokerAdmin"
+NAMESPACES: Final = "danube_admin.NamespaceAdmin"
+TOPICS: Final = "danube_admin.TopicAdmin"
+OURS: Final = "pydanube.admin.v1.Admin"
+
+app = typer.Typer(no_args_is_help=True)
+brokers = typer.Typer(no_args_is_help=True)
+namespaces = typer.Typer(no_args_is_help=True)
+topics = typer.Typer(no_args_is_help=True)
+app.add_typer(brokers, name="brokers", help="The brokers, and the namespaces they serve.")
+app.add_typer(namespaces, name="namespaces", help="Namespaces: list topics, show limits, create, delete.")
+app.add_typer(topics, name="topics", help="Topics: list, create, describe, look into, delete.")
+
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic, as /namespace/topic.")]
+NamespaceArgument = Annotated[str, typer.Argument(metavar="NAMESPACE")]
+
+
+class Dispatch(StrEnum):
+    non_reliable = "non_reliable"
+    reliable = "reliable"
+
+
+@app.callback()
+def options(
+    endpoint: Annotated[
+        str, typer.Option(envvar="DANUBE_ADMIN_ENDPOINT", help="The broker's admin address.")
+    ] = DEFAULT_ENDPOINT,
+) -> None:
+    """Ask a broker, or tell it what to do."""
+    if os.environ.get("DANUBE_ADMIN_TLS", "").lower() in ("1", "true", "yes", "on"):
+        raise ConfigError("DANUBE_ADMIN_TLS", os.environ["DANUBE_ADMIN_TLS"], "TLS does not exist yet; unset it")
+    ENDPOINT.set(endpoint)
+
+
+def ask(service: str, method: str, request: Message, answer: type[M]) -> M:
+    """The answer. Raises BrokerRefused or Unreachable."""
+
+    async def call() -> M:
+        async with Connection(ENDPOINT.get(), "--endpoint") as broker:
+            return await broker.call(f"{service}/{method}", request, answer)
+
+    return asyncio.run(call())
+
+
+# --- brokers ------------------------------------------------------------------------------------------
+
+
+@brokers.command("list")
+def list_brokers(output: OutputOption = Output.table) -> None:
+    """The brokers that are there, and where."""
+    found = ask(BROKERS, "ListBrokers", pb.Empty(), pb.BrokerListResponse).brokers
+    columns = ("broker_id", "broker_status", "broker_addr", "broker_role", "admin_addr", "metrics_addr")
+    print_rows([{name: getattr(each, name) for name in columns} for each in found], columns, output)
+
+
+@brokers.command("leader-broker")
+def leader_broker(output: OutputOption = Output.table) -> None:
+    """The broker that leads."""
+    leader = ask(BROKERS, "GetLeaderBroker", pb.Empty(), pb.BrokerResponse).leader
+    if output is Output.json:
+        print_fields({"leader": leader}, output)
+    else:
+        print(f"Leader Broker: {json.dumps(leader)}")
+
+
+@brokers.command("namespaces")
+def list_namespaces(output: OutputOption = Output.table) -> None:
+    """All namespaces."""
+    found = ask(BROKERS, "ListNamespaces", pb.Empty(), pb.NamespaceListResponse).namespaces
+    _print_names(list(found), "Namespace", output)
+
+
+# --- namespaces ---------------------------------------------------------------------------------------
+
+
+@namespaces.command("topics")
+def namespace_topics(namespace: NamespaceArgument, output: OutputOption = Output.table) -> None:
+    """The topics of a namespace."""
+    request = pb.NamespaceRequest(name=namespace)
+    found = ask(NAMESPACES, "GetNamespaceTopics", request, pb.TopicListResponse).topics
+    _print_names([f"/{name.lstrip('/')}" for name in found], "Topic", output)
+
+
+@namespaces.command("policies")
+def namespace_policies(namespace: NamespaceArgument, output: OutputOption = Output.table) -> None:
+    """The limits of a namespace; 0 is none."""
+    request = pb.NamespaceRequest(name=namespace)
+    print_fields(json.loads(ask(NAMESPACES, "GetNamespacePolicies", request, pb.PolicyResponse).policies), output)
+
+
+@namespaces.command("create")
+def create_namespace(namespace: NamespaceArgument, output: OutputOption = Output.table) -> None:
+    """Create a namespace, without limits."""
+    ask(NAMESPACES, "CreateNamespace", pb.NamespaceRequest(name=namespace), pb.NamespaceResponse)
+    print_done("Namespace Created: true", output, namespace=namespace)
+
+
+@namespaces.command("delete")
+def delete_namespace(namespace: NamespaceArgument, output: OutputOption = Output.table) -> None:
+    """Delete a namespace that has no topics."""
+    ask(NAMESPACES, "DeleteNamespace", pb.NamespaceRequest(name=namespace), pb.NamespaceResponse)
+    print_done("Namespace Deleted: true", output, namespace=namespace)
+
+
+# --- topics -------------------------------------------------------------------------------------------
+
+
+@topics.command("list")
+def list_topics(
+    namespace: Annotated[str | None, typer.Option(help="The topics of this namespace.")] = None,
+    broker: Annotated[str | None, typer.Option(help="The topics that this broker serves, by its id.")] = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """The topics of a namespace, or of a broker."""
+    if (namespace is None) == (broker is None):
+        raise ConfigError("--namespace", namespace, "give either --namespace or --broker")
+    if namespace is not None:
+        listed = ask(TOPICS, "ListNamespaceTopics", pb.NamespaceRequest(name=namespace), pb.TopicInfoListResponse)
+    else:
+        listed = ask(TOPICS, "ListBrokerTopics", pb.BrokerRequest(broker_id=broker), pb.TopicInfoListResponse)
+    columns = ("name", "broker_id", "delivery")
+    rows = [{name: getattr(each, name) for name in columns} for each in listed.topics]
+    print_rows(rows, columns, output, line=lambda row: f"Topic: {row['name']} ({row['delivery'] or 'not open'})")
+
+
+@topics.command("create")
+def create_topic(
+    topic: TopicArgument,
+    namespace: Annotated[str | None, typer.Option(help="For a TOPIC without one.")] = None,
+    partitions: Annotated[int | None, typer.Option(min=1, help="How many; without it the topic has none.")] = None,
+    schema_subject: Annotated[str | None, typer.Option(help="Of its messages.")] = None,
+    dispatch_strategy: Annotated[
+        Dispatch, typer.Option(help="reliable: kept until acknowledged. non_reliable: whoever is there gets it.")
+    ] = Dispatch.non_reliable,
+    output: OutputOption = Output.table,
+) -> None:
+    """Create a topic, or all partitions of one."""
+    name = f"/{namespace}/{topic.lstrip('/')}" if namespace is not None and topic.count("/") < 2 else topic
+    strategy = pb.Reliable if dispatch_strategy is Dispatch.reliable else pb.NonReliable
+    if partitions is None:
+        request = pb.NewTopicRequest(name=name, schema_subject=schema_subject, dispatch_strategy=strategy)
+        ask(TOPICS, "CreateTopic", request, pb.TopicResponse)
+        print_done(f"Topic created: {name}", output, topic=name)
+        return
+    partitioned = pb.PartitionedTopicRequest(
+        base_name=name, partitions=partitions, schema_subject=schema_subject, dispatch_strategy=strategy
+    )
+    ask(TOPICS, "CreatePartitionedTopic", partitioned, pb.TopicResponse)
+    print_done(f"Partitioned topic created: {name}", output, topic=name, partitions=partitions)
+
+
+@topics.command("delete")
+def delete_topic(topic: TopicArgument, output: OutputOption = Output.table) -> None:
+    """Delete a topic with everything it has; of a partitioned topic, all partitions."""
+    ask(TOPICS, "DeleteTopic", pb.TopicRequest(name=topic), pb.TopicResponse)
+    print_done("Topic Deleted: true", output, topic=topic)
+
+
+@topics.command("unload")
+def unload_topic(topic: TopicArgument, output: OutputOption = Output.table) -> None:
+    """Let another broker serve the topic."""
+    ask(TOPICS, "UnloadTopic", pb.TopicRequest(name=topic), pb.TopicResponse)
+    print_done("Topic Unloaded: true", output, topic=topic)
+
+
+@topics.command("describe")
+def describe_topic(topic: TopicArgument, output: OutputOption = Output.table) -> None:
+    """Who serves it, how it delivers, its schema and its subscriptions."""
+    found = ask(TOPICS, "DescribeTopic", pb.DescribeTopicRequest(name=topic), pb.DescribeTopicResponse)
+    schema = ("schema_subject", "schema_id", "schema_version", "schema_type", "compatibility_mode")
+    fields = {
+        "topic": found.name,
+        "broker_id": found.broker_id,
+        "delivery": found.delivery,
+        **{name: getattr(found, name) if found.HasField(name) else None for name in schema},
+        "subscriptions": list(found.subscriptions),
+    }
+    print_fields(fields, output)
+
+
+@topics.command("subscriptions")
+def topic_subscriptions(topic: TopicArgument, output: OutputOption = Output.table) -> None:
+    """The subscriptions of a topic."""
+    found = ask(TOPICS, "ListSubscriptions", pb.TopicRequest(name=topic), pb.SubscriptionListResponse).subscriptions
+    _print_names(list(found), "Subscription", output)
+
+
+@topics.command("unsubscribe")
+def unsubscribe(
+    topic: TopicArgument,
+    subscription: Annotated[str, typer.Option("--subscription", "-s", help="The subscription to remove.")],
+    output: OutputOption = Output.table,
+) -> None:
+    """Remove a subscription and its place. Refused while a consumer is connected."""
+    request = pb.SubscriptionRequest(topic=topic, subscription=subscription)
+    ask(TOPICS, "Unsubscribe", request, pb.SubscriptionResponse)
+    print_done("Unsubscribed: true", output, topic=topic, subscription=subscription)
+
+
+@topics.command("peek")
+def peek(
+    topic: TopicArgument,
+    offset: Annotated[int | None, typer.Option(min=0, help="The first to show.", show_default="the newest")] = None,
+    count: Annotated[int, typer.Option("--count", "-c", min=1, max=1_000, help="How many.")] = 10,
+    output: OutputOption = Output.table,
+) -> None:
+    """Look at messages of a reliable topic, without a subscription and without a trace."""
+    request = ours.PeekTopicRequest(topic=topic, offset=offset, count=count)
+    found = ask(OURS, "PeekTopic", request, ours.PeekTopicResponse)
+    if output is Output.json:
+        print_fields(
+            {
+                "first_offset": found.first_offset,
+                "head": found.head,
+                "messages": [_peeked(message) for message in found.messages],
+            },
+            output,
+        )
+        return
+    columns = ("offset", "producer", "key", "bytes", "payload")
+    rows = [
+        {
+            "offset": each.offset,
+            "producer": each.producer_name,
+            "key": each.routing_key if each.HasField("routing_key") else None,
+            "bytes": each.payload_size_bytes,
+            "payload": payload_text(each.payload).replace("\n", "\\n"),
+        }
+        for each in found.messages
+    ]
+    print_rows(rows, columns, output)
+    print(f"{topic} has offsets {found.first_offset} up to {found.head}")
+
+
+def _peeked(message: ours.PeekedMessage) -> dict[str, object]:
+    return {
+        "offset": message.offset,
+        "producer_name": message.producer_name,
+        "publish_time_us": message.publish_time_us,
+        "append_time_us": message.append_time_us,
+        "routing_key": message.routing_key if message.HasField("routing_key") else None,
+        "attributes": dict(message.attributes),
+        "size_bytes": message.payload_size_bytes,
+        **payload_fields(message.payload),
+    }
+
+
+def _print_names(names: list[str], what: str, output: Output) -> None:
+    if output is Output.json:
+        print(json.dumps(names, indent=2, ensure_ascii=False))
+    else:
+        for name in names:
+            print(f"{what}: {name}")

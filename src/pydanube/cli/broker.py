@@ -1,0 +1,189 @@
+"""`danube broker`: starts one and stays until it is told to stop.
+
+Flags win over the file, the file wins over the defaults; `pydanube.config` checks them all. The banner goes to stdout,
+log lines to stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pydanube import __version__
+from pydanube.config import Config, Flags, load
+
+if TYPE_CHECKING:
+    from pydanube.api.process import Listening
+
+log = logging.getLogger(__name__)
+
+LISTEN = "Where it listens"
+CLIENTS = "What clients are told"
+CLUSTER = "Cluster (not used by a standalone broker)"
+EDGE = "Edge (does not exist yet: refused)"
+LOGS = "Log lines (stderr)"
+
+HELP = """Start a broker and serve until SIGTERM or Ctrl-C.
+
+The shortest way, with no configuration file and no other service:
+
+    danube broker --mode standalone --data-dir ./danube-data
+
+Everything is kept in the data directory: messages, subscriptions, cursors, metadata. \
+Start it again with the same directory and it goes on where it was. \
+A message is on disk before its producer is told so: kill -9 loses none.
+
+SIGTERM or Ctrl-C finishes commits, saves cursors and exits 0; a second one exits at once (130). \
+A mistake in flags or configuration, a taken port and a directory in use are one line and exit code 1.
+
+Authentication and TLS do not exist yet. A configuration that asks for them is refused; \
+keep the ports on a network that you trust.
+"""
+
+
+class Level(StrEnum):
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+class Lines(StrEnum):
+    text = "text"
+    json = "json"
+
+
+def broker(
+    mode: Annotated[
+        str | None,
+        typer.Option(help="standalone: one broker, nothing else needed. cluster: needs --config-file."),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where everything is kept; made if it is missing.", show_default="./danube-data")
+    ] = None,
+    config_file: Annotated[
+        Path | None, typer.Option(help="Settings in YAML, with the reference's keys. Flags win over it.")
+    ] = None,
+    broker_addr: Annotated[
+        str | None,
+        typer.Option(metavar="IP:PORT", help="Clients: gRPC.", show_default="127.0.0.1:6650", rich_help_panel=LISTEN),
+    ] = None,
+    admin_addr: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IP:PORT", help="danube admin: gRPC.", show_default="127.0.0.1:50051", rich_help_panel=LISTEN
+        ),
+    ] = None,
+    prom_exporter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IP:PORT",
+            help="HTTP: /metrics, /health/live, /health/ready.",
+            show_default="127.0.0.1:9040",
+            rich_help_panel=LISTEN,
+        ),
+    ] = None,
+    stream_addr: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IP:PORT",
+            help="The native protocol, which does not exist yet.",
+            show_default="127.0.0.1:6651",
+            rich_help_panel=LISTEN,
+        ),
+    ] = None,
+    advertised_addr: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The address that clients are told to use, if it is not the one listened on.",
+            rich_help_panel=CLIENTS,
+        ),
+    ] = None,
+    connect_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="The proxy in front of this broker, if there is one.", rich_help_panel=CLIENTS
+        ),
+    ] = None,
+    raft_addr: Annotated[
+        str | None,
+        typer.Option(metavar="IP:PORT", help="Where the metadata store's members talk.", rich_help_panel=CLUSTER),
+    ] = None,
+    seed_nodes: Annotated[
+        str | None, typer.Option(metavar="A,B,C", help="The first members.", rich_help_panel=CLUSTER)
+    ] = None,
+    join: Annotated[bool, typer.Option("--join", help="Join a cluster that runs.", rich_help_panel=CLUSTER)] = False,
+    edge_config: Annotated[Path | None, typer.Option(help="Edge mode's settings.", rich_help_panel=EDGE)] = None,
+    edge_token: Annotated[str | None, typer.Option(help="Edge mode's token.", rich_help_panel=EDGE)] = None,
+    log_level: Annotated[Level, typer.Option(case_sensitive=False, rich_help_panel=LOGS)] = Level.info,
+    log_format: Annotated[
+        Lines, typer.Option(help="text for people, json for machines.", rich_help_panel=LOGS)
+    ] = Lines.text,
+) -> None:
+    # Here, so that other commands need not wait for gRPC's server, Arrow and the log.
+    from pydanube.api.process import serve
+    from pydanube.telemetry import configure_logging
+
+    flags = Flags(
+        config_file=config_file,
+        mode=mode,
+        data_dir=data_dir,
+        broker_addr=broker_addr,
+        admin_addr=admin_addr,
+        stream_addr=stream_addr,
+        prom_exporter=prom_exporter,
+        advertised_addr=advertised_addr,
+        connect_url=connect_url,
+        raft_addr=raft_addr,
+        seed_nodes=seed_nodes,
+        join=join,
+        edge_config=edge_config,
+        edge_token=edge_token,
+    )
+    configure_logging(level=log_level.value, as_json=log_format is Lines.json)
+    config = load(flags)
+    for warning in (*config.warnings, *_not_yet(flags, config)):
+        log.warning("configuration", extra={"warning": warning})
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(serve(config, _print_banner))
+
+
+def _not_yet(flags: Flags, config: Config) -> Iterator[str]:
+    """Settings that are good and have nobody to use them in this version."""
+    if flags.stream_addr is not None:
+        yield "--stream-addr has no effect yet: the native protocol does not exist"
+    if config.storage.url is not None:
+        yield "storage has no effect yet: messages stay in the data directory, there is no cloud tier"
+    if config.storage.local_retention_seconds is not None or config.storage.local_retention_bytes is not None:
+        yield "storage.local_retention has no effect yet: messages are kept until their topic is deleted"
+
+
+def _print_banner(at: Listening) -> None:
+    lines = {
+        "clients": f"{at.connect_url}   (listening on {at.client_addr})",
+        "admin": f"http://{at.admin_addr}",
+        "metrics": f"http://{at.metrics_addr}/metrics",
+        "data": str(at.data_dir.absolute()),
+        "topics": f"{at.topics} open" + (f", {at.unopened} NOT open: see the log" if at.unopened else ""),
+    }
+    print(f"PyDanube {__version__}, standalone broker {at.broker_id}, is ready.\n")
+    for name, text in lines.items():
+        print(f"  {name:<9}{text}")
+    print("\nCtrl-C stops it.", flush=True)
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    """uvloop where there is one."""
+    if sys.platform == "win32":
+        return None
+    import uvloop
+
+    return uvloop.Loop

@@ -1,0 +1,162 @@
+"""The work behind `danube consume`: one consumer, on every partition of a topic, until it has had enough.
+
+A broker that goes away is waited for, and the consumer subscribes again under its name: the broker knows it by then and
+goes on behind the last acknowledged message. A stream that ends cleanly was taken over by another consumer of the same
+name; taking it back would take it from them, so that is the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from pydanube.cli.rpc import Connection, is_passing, with_retries
+from pydanube.core.names import TopicName
+from pydanube.errors import DanubeError
+from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
+
+QUEUE_MAX: Final = 1_000
+SUBSCRIPTION_TYPES: Final = {
+    "exclusive": pb.ConsumerRequest.Exclusive,
+    "shared": pb.ConsumerRequest.Shared,
+    "fail-over": pb.ConsumerRequest.Failover,
+    "key-shared": pb.ConsumerRequest.KeyShared,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    topic: TopicName
+    consumer: str
+    subscription: str
+    sub_type: str = "shared"
+    key_filters: tuple[str, ...] = ()
+    count: int = 0  # 0: without end
+    timeout_seconds: float | None = None  # of silence
+    ack: bool = True
+
+
+async def consume(
+    connection: Connection, wish: Wish, show: Callable[[pb.StreamMessage], None], note: Callable[[str], None]
+) -> bool:
+    """Returns whether everything wished for came: False if silence ended it before `count`.
+
+    A message is shown before it is acknowledged: what was printed may come again, what was not is never lost.
+    """
+    topics = await _topics(connection, wish.topic)
+    queue: asyncio.Queue[pb.StreamMessage | DanubeError] = asyncio.Queue(QUEUE_MAX)
+    receivers = [Receiver(connection, wish, topic, queue, note) for topic in topics]
+    # Everywhere before anything is shown, so that a topic that refuses us is a message and no surprise later.
+    for receiver in receivers:
+        await receiver.subscribe()
+    note(f"subscribed to {', '.join(topics)} as {wish.subscription}")
+    tasks = [asyncio.create_task(receiver.run()) for receiver in receivers]
+    try:
+        received = 0
+        while not wish.count or received < wish.count:
+            try:
+                async with asyncio.timeout(wish.timeout_seconds):
+                    message = await queue.get()
+            except TimeoutError:
+                return not wish.count
+            if isinstance(message, DanubeError):
+                raise message
+            show(message)
+            received += 1
+            if wish.ack:
+                await _ack(connection, wish, message, note)
+        return True
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _topics(connection: Connection, topic: TopicName) -> list[str]:
+    request = pb.TopicLookupRequest(request_id=1, topic=topic)
+    answer = await with_retries(
+        lambda: connection.call("danube.Discovery/TopicPartitions", request, pb.TopicPartitionsResponse),
+        retries_max=2,
+    )
+    if not answer.partitions:
+        raise DanubeError(
+            f"there is no topic {topic}: consumers create none; `danube produce` does, or `danube admin topics create`"
+        )
+    return list(answer.partitions)
+
+
+async def _ack(connection: Connection, wish: Wish, message: pb.StreamMessage, note: Callable[[str], None]) -> None:
+    request = pb.AckRequest(request_id=message.request_id, msg_id=message.msg_id, subscription_name=wish.subscription)
+    try:
+        await connection.call("danube.ConsumerService/Ack", request, pb.AckResponse)
+    except DanubeError as error:
+        if not is_passing(error):
+            raise
+        note(f"not acknowledged, so it will come again: {error}")
+
+
+class Receiver:
+    """The stream of one topic or partition."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        wish: Wish,
+        topic: str,
+        queue: asyncio.Queue[pb.StreamMessage | DanubeError],
+        note: Callable[[str], None],
+    ) -> None:
+        self._connection = connection
+        self._wish = wish
+        self._topic = topic
+        self._queue = queue
+        self._note = note
+        self._consumer_id = 0
+        self._request_ids = itertools.count(1)
+
+    async def run(self) -> None:
+        try:
+            while True:
+                try:
+                    await self._receive()
+                except DanubeError as error:
+                    if not is_passing(error):
+                        raise
+                    self._note(f"{self._topic}: {error}; trying again")
+                await asyncio.sleep(0.2)
+                await self.subscribe()
+        except DanubeError as error:
+            await self._queue.put(error)
+
+    async def subscribe(self) -> None:
+        self._consumer_id = await with_retries(self._subscribe)
+
+    async def _subscribe(self) -> int:
+        wish = self._wish
+        answer = await self._connection.call(
+            "danube.ConsumerService/Subscribe",
+            pb.ConsumerRequest(
+                request_id=next(self._request_ids),
+                topic_name=self._topic,
+                consumer_name=wish.consumer,
+                subscription=wish.subscription,
+                subscription_type=SUBSCRIPTION_TYPES[wish.sub_type],
+                key_filters=wish.key_filters,
+            ),
+            pb.ConsumerResponse,
+        )
+        return answer.consumer_id
+
+    async def _receive(self) -> None:
+        request = pb.ReceiveRequest(request_id=next(self._request_ids), consumer_id=self._consumer_id)
+        async for message in self._connection.stream(
+            "danube.ConsumerService/ReceiveMessages", request, pb.StreamMessage
+        ):
+            await self._queue.put(message)
+        raise DanubeError(
+            f"another consumer named {self._wish.consumer} took over the subscription {self._wish.subscription} "
+            f"of {self._topic}: give each its own --consumer name"
+        )

@@ -1,0 +1,161 @@
+"""Calls to a broker from the command line: the compatibility services, one call at a time.
+
+    async with Connection("http://127.0.0.1:6650") as broker:
+        answer = await broker.call("danube.Discovery/TopicPartitions", request, pb.TopicPartitionsResponse)
+
+What a broker refuses is a `BrokerRefused` with its sentence; a broker that is not there is `Unreachable`. Both are one
+line for the user. There is no TLS yet: an https address is refused, not silently downgraded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import urlsplit
+
+import grpc
+from google.protobuf.message import Message
+
+from pydanube.errors import ConfigError, DanubeError, Unreachable
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+CALL_SECONDS: Final = 10.0
+RETRIES_MAX: Final = 8
+BACKOFF_BASE_SECONDS: Final = 0.2
+BACKOFF_MAX_SECONDS: Final = 2.0
+RETRIED: Final = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED}
+)
+OPTIONS: Final = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_retries", 0),
+    # A broker that comes back is found within this time, not after gRPC's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+
+class BrokerRefused(DanubeError):
+    """The broker's answer is no: `code` is gRPC's, `sentence` its own."""
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(code, sentence)
+        self.code = code
+        self.sentence = sentence
+
+    def __str__(self) -> str:
+        return f"{self.sentence} ({self.code})"
+
+
+class Connection:
+    """To one port of one broker. Nothing is dialled before the first call."""
+
+    def __init__(self, url: str, flag: str = "--service-addr") -> None:
+        self.address = target(url, flag)
+        self._channel: Any = None
+        self._methods: dict[str, Any] = {}
+
+    async def __aenter__(self) -> Self:
+        self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+
+    async def call(self, method: str, request: Message, answer: type[M], *, seconds: float = CALL_SECONDS) -> M:
+        """Raises BrokerRefused or Unreachable."""
+        call = self._methods.get(method)
+        if call is None:
+            call = self._methods[method] = self._channel.unary_unary(
+                f"/{method}",
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=answer.FromString,
+            )
+        try:
+            response: M = await call(request, timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            raise self.failure(error) from error
+        return response
+
+    async def stream(self, method: str, request: Message, answer: type[M]) -> AsyncIterator[M]:
+        call = self._channel.unary_stream(
+            f"/{method}", request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
+        )(request)
+        try:
+            async for message in call:
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise self.failure(error) from error
+        finally:
+            call.cancel()
+
+    def failure(self, error: grpc.aio.AioRpcError) -> DanubeError:
+        """gRPC says UNAVAILABLE both for a broker that is not there and for one that says so itself."""
+        code, sentence = error.code(), " ".join((error.details() or "no reason given").split())
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return Unreachable(f"the broker at {self.address}", "it did not answer in time")
+        if code is grpc.StatusCode.UNAVAILABLE and _is_transport(sentence):
+            return Unreachable(f"the broker at {self.address}", "nobody answers there; `danube broker` starts one")
+        return BrokerRefused(code.name, sentence)
+
+
+def target(url: str, flag: str) -> str:
+    """host:port of http://host:port, or of host:port itself."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme == "https":
+        raise ConfigError(flag, url, "TLS does not exist yet; use http://")
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if parts.scheme != "http" or not parts.hostname or port is None or parts.path.strip("/"):
+        raise ConfigError(flag, url, "http://host:port, for example http://127.0.0.1:6650")
+    return parts.netloc
+
+
+def is_passing(error: DanubeError) -> bool:
+    """Whether the same call may succeed soon: what official clients retry."""
+    return isinstance(error, Unreachable) or (
+        isinstance(error, BrokerRefused) and grpc.StatusCode[error.code] in RETRIED
+    )
+
+
+async def with_retries(call: Callable[[], Awaitable[T]], *, retries_max: int = RETRIES_MAX) -> T:
+    """Tries again what may pass, with growing pauses: about ten seconds in all, time for a broker to restart."""
+    for attempt in range(retries_max):
+        try:
+            return await call()
+        except DanubeError as error:
+            if not is_passing(error):
+                raise
+        pause = min(BACKOFF_BASE_SECONDS * (attempt + 1), BACKOFF_MAX_SECONDS)
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+    return await call()
+
+
+# What gRPC itself says of a connection; our broker's sentences have none of these words.
+_TRANSPORT: Final = (
+    "failed to connect",
+    "connection refused",
+    "connections to all backends",
+    "socket closed",
+    "connection reset",
+    "goaway",
+    "broken pipe",
+    "dns resolution",
+    "stream removed",
+    "recvmsg",
+    "connection attempt timed out",
+    "name resolution",
+)
+
+
+def _is_transport(sentence: str) -> bool:
+    lowered = sentence.lower()
+    return any(words in lowered for words in _TRANSPORT)

@@ -1,0 +1,268 @@
+"""`danube admin subscriptions`: why one is quiet, how far behind it is, where it goes on, and how it treats failures.
+
+The reference has the failure policy under `topics`, with `-s SUBSCRIPTION`; that spelling works too.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
+from google.protobuf.message import Message
+
+from pydanube.cli.admin import OURS, TOPICS, TopicArgument, ask, topics
+from pydanube.cli.output import Output, OutputOption, print_done, print_fields
+from pydanube.errors import ConfigError
+from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
+from pydanube.wire._pb.pydanube import admin_pb2 as ours
+
+HELP: Final = "Subscriptions: explain, lag, seek, heartbeat, policies."
+
+app = typer.Typer(no_args_is_help=True)
+
+SubscriptionArgument = Annotated[str, typer.Argument(metavar="SUBSCRIPTION")]
+SubscriptionOption = Annotated[str, typer.Option("--subscription", "-s")]
+Redeliveries = Annotated[int, typer.Option("--max-redelivery-count", min=0, help="After so many it is poison.")]
+AckTimeout = Annotated[
+    int, typer.Option("--ack-timeout-ms", min=0, help="A message unacknowledged for so long failed.")
+]
+BaseDelay = Annotated[int, typer.Option("--base-redelivery-delay-ms", min=0, help="Before the first redelivery.")]
+MaxDelay = Annotated[int, typer.Option("--max-redelivery-delay-ms", min=0, help="The longest wait.")]
+DeadLetterTopic = Annotated[str | None, typer.Option("--dead-letter-topic", help="Where poison goes.")]
+
+
+class Backoff(StrEnum):
+    fixed = "fixed"
+    exponential = "exponential"
+
+
+class Poison(StrEnum):
+    dead_letter = "dead_letter"
+    block = "block"
+    drop = "drop"
+
+
+BackoffOption = Annotated[Backoff, typer.Option("--backoff-strategy", help="How the delay grows.")]
+PoisonOption = Annotated[
+    Poison, typer.Option("--poison-policy", help="What happens to a message that failed too often.")
+]
+BACKOFF: Final = {Backoff.fixed: pb.Fixed, Backoff.exponential: pb.Exponential}
+POISON: Final = {Poison.dead_letter: pb.DeadLetter, Poison.block: pb.Block, Poison.drop: pb.Drop}
+
+
+# --- how it stands ------------------------------------------------------------------------------------
+
+
+@app.command("explain")
+def explain(topic: TopicArgument, subscription: SubscriptionArgument, output: OutputOption = Output.table) -> None:
+    """Why a subscription is, or is not, receiving: one sentence."""
+    request = ours.ExplainSubscriptionRequest(topic=topic, subscription=subscription)
+    found = ask(OURS, "ExplainSubscription", request, ours.ExplainSubscriptionResponse)
+    if output is Output.table:
+        print(found.sentence)
+        return
+    optional = ("unacked_max", "retry_in_ms", "blocked_offset", "blocked_key", "rate_limited_for_ms")
+    plain = ("consumers", "unacked", "undispatched", "waiting", "blocked_keys", "dead_lettering", "first_offset")
+    fields = {
+        "sentence": found.sentence,
+        **_lag(found.lag),
+        **{name: getattr(found, name) for name in (*plain, "missing", "heartbeat")},
+        **{name: _optional(found, name) for name in optional},
+    }
+    print_fields(fields, output)
+
+
+@app.command("lag")
+def lag(topic: TopicArgument, subscription: SubscriptionArgument, output: OutputOption = Output.table) -> None:
+    """How far a subscription is behind."""
+    request = ours.GetSubscriptionLagRequest(topic=topic, subscription=subscription)
+    print_fields(_lag(ask(OURS, "GetSubscriptionLag", request, ours.GetSubscriptionLagResponse).lag), output)
+
+
+def _lag(found: ours.Lag) -> dict[str, object]:
+    return {
+        "cursor": _optional(found, "cursor"),
+        "head": found.head,
+        "lag_messages": found.lag_messages,
+        "has_lag": found.has_lag,
+    }
+
+
+def _optional(message: Message, name: str) -> object:
+    return getattr(message, name) if message.HasField(name) else None
+
+
+@app.command("seek")
+def seek(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    to: Annotated[
+        str, typer.Argument(metavar="TO", help="earliest, latest, an offset, or a time as 2026-11-15T09:00:00Z.")
+    ],
+    output: OutputOption = Output.table,
+) -> None:
+    """Go on at another place, whatever was acknowledged."""
+    request = ours.SeekSubscriptionRequest(topic=topic, subscription=subscription)
+    if to == "earliest":
+        request.earliest.SetInParent()
+    elif to == "latest":
+        request.latest.SetInParent()
+    elif to.isascii() and to.isdecimal() and int(to) < 1 << 64:
+        request.offset = int(to)
+    else:
+        request.time_us = _microseconds(to)
+    offset = ask(OURS, "SeekSubscription", request, ours.SeekSubscriptionResponse).offset
+    print_done(f"Goes on at offset {offset}", output, offset=offset)
+
+
+def _microseconds(text: str) -> int:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError("TO", text, "earliest, latest, an offset, or a time as 2026-11-15T09:00:00Z") from None
+    aware = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    return int(aware.timestamp() * 1_000_000)
+
+
+# --- how it is set ------------------------------------------------------------------------------------
+
+
+@app.command("set-heartbeat")
+def set_heartbeat(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    heartbeat: Annotated[
+        str,
+        typer.Argument(
+            metavar="HEARTBEAT",
+            help="high_priority (100ms), normal (500ms), low_priority (1000ms), debug (50ms), off, observe (counts, "
+            "polls nothing), or 50ms to 1000ms.",
+        ),
+    ],
+    output: OutputOption = Output.table,
+) -> None:
+    """How often lag is looked for besides notifications; at once, and kept."""
+    request = ours.SetHeartbeatRequest(topic=topic, subscription=subscription, heartbeat=heartbeat)
+    now = ask(OURS, "SetHeartbeat", request, ours.SetHeartbeatResponse).heartbeat
+    print_done(f"Heartbeat: {now}", output, heartbeat=now)
+
+
+@app.command("set-dispatch-config")
+def set_dispatch_config(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    max_unacked_messages: Annotated[int, typer.Option(help="Messages out at once, 1 to 10000.", min=0)],
+    output: OutputOption = Output.table,
+) -> None:
+    """How many messages may be unacknowledged; at once, and kept."""
+    request = pb.SetSubscriptionDispatchConfigRequest(
+        topic=topic,
+        subscription=subscription,
+        dispatch_config=pb.SubscriptionDispatchConfig(max_unacked_messages=max_unacked_messages),
+    )
+    ask(TOPICS, "SetSubscriptionDispatchConfig", request, pb.SubscriptionResponse)
+    print_done("Dispatch Config Set: true", output, max_unacked_messages=max_unacked_messages)
+
+
+@app.command("get-dispatch-config")
+def get_dispatch_config(
+    topic: TopicArgument, subscription: SubscriptionArgument, output: OutputOption = Output.table
+) -> None:
+    """What was set; nothing if the broker's default applies."""
+    request = pb.GetSubscriptionDispatchConfigRequest(topic=topic, subscription=subscription)
+    found = ask(TOPICS, "GetSubscriptionDispatchConfig", request, pb.GetSubscriptionDispatchConfigResponse)
+    is_set = found.HasField("dispatch_config")
+    print_fields({"max_unacked_messages": found.dispatch_config.max_unacked_messages if is_set else None}, output)
+
+
+@app.command("set-failure-policy")
+def set_failure_policy(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    max_redelivery_count: Redeliveries = 5,
+    ack_timeout_ms: AckTimeout = 30_000,
+    base_redelivery_delay_ms: BaseDelay = 1_000,
+    max_redelivery_delay_ms: MaxDelay = 60_000,
+    backoff_strategy: BackoffOption = Backoff.exponential,
+    dead_letter_topic: DeadLetterTopic = None,
+    poison_policy: PoisonOption = Poison.block,
+    output: OutputOption = Output.table,
+) -> None:
+    """What a nack or a missing ack becomes; at once, and kept. May be set before the subscription exists."""
+    policy = pb.SubscriptionFailurePolicy(
+        max_redelivery_count=max_redelivery_count,
+        ack_timeout_ms=ack_timeout_ms,
+        base_redelivery_delay_ms=base_redelivery_delay_ms,
+        max_redelivery_delay_ms=max_redelivery_delay_ms,
+        backoff_strategy=BACKOFF[backoff_strategy],
+        dead_letter_topic=dead_letter_topic,
+        poison_policy=POISON[poison_policy],
+    )
+    request = pb.SetSubscriptionFailurePolicyRequest(topic=topic, subscription=subscription, failure_policy=policy)
+    ask(TOPICS, "SetSubscriptionFailurePolicy", request, pb.SubscriptionResponse)
+    print_done("Failure Policy Set: true", output, topic=topic, subscription=subscription)
+
+
+@app.command("get-failure-policy")
+def get_failure_policy(
+    topic: TopicArgument, subscription: SubscriptionArgument, output: OutputOption = Output.table
+) -> None:
+    """What was set; nothing if the defaults apply."""
+    request = pb.GetSubscriptionFailurePolicyRequest(topic=topic, subscription=subscription)
+    found = ask(TOPICS, "GetSubscriptionFailurePolicy", request, pb.GetSubscriptionFailurePolicyResponse)
+    if not found.HasField("failure_policy"):
+        if output is Output.json:
+            print_fields({"failure_policy": None}, output)
+        else:
+            print("no failure policy is set: the defaults apply")
+        return
+    policy = found.failure_policy
+    numbers = ("max_redelivery_count", "ack_timeout_ms", "base_redelivery_delay_ms", "max_redelivery_delay_ms")
+    fields = {
+        **{name: getattr(policy, name) for name in numbers},
+        "backoff_strategy": next(name.value for name, number in BACKOFF.items() if number == policy.backoff_strategy),
+        "poison_policy": next(name.value for name, number in POISON.items() if number == policy.poison_policy),
+        "dead_letter_topic": _optional(policy, "dead_letter_topic"),
+    }
+    print_fields(fields, output)
+
+
+# --- as the reference spells it -----------------------------------------------------------------------
+
+
+@topics.command("set-failure-policy", hidden=True)
+def set_failure_policy_of(
+    topic: TopicArgument,
+    subscription: SubscriptionOption,
+    max_redelivery_count: Redeliveries,
+    ack_timeout_ms: AckTimeout,
+    base_redelivery_delay_ms: BaseDelay,
+    max_redelivery_delay_ms: MaxDelay,
+    poison_policy: PoisonOption,
+    backoff_strategy: BackoffOption = Backoff.fixed,
+    dead_letter_topic: DeadLetterTopic = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """As `subscriptions set-failure-policy`."""
+    set_failure_policy(
+        topic,
+        subscription,
+        max_redelivery_count,
+        ack_timeout_ms,
+        base_redelivery_delay_ms,
+        max_redelivery_delay_ms,
+        backoff_strategy,
+        dead_letter_topic,
+        poison_policy,
+        output,
+    )
+
+
+@topics.command("get-failure-policy", hidden=True)
+def get_failure_policy_of(
+    topic: TopicArgument, subscription: SubscriptionOption, output: OutputOption = Output.table
+) -> None:
+    """As `subscriptions get-failure-policy`."""
+    get_failure_policy(topic, subscription, output)

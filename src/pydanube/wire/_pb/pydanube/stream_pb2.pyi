@@ -1,0 +1,613 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CODE_UNSPECIFIED: _ClassVar[Code]
+    INTERNAL: _ClassVar[Code]
+    REFUSED: _ClassVar[Code]
+    PROTOCOL_VIOLATION: _ClassVar[Code]
+    INVALID_NAME: _ClassVar[Code]
+    INVALID_BATCH: _ClassVar[Code]
+    CONFIG_ERROR: _ClassVar[Code]
+    OFFSET_OUT_OF_RANGE: _ClassVar[Code]
+    OFFSET_TAKEN: _ClassVar[Code]
+    OUT_OF_SEQUENCE: _ClassVar[Code]
+    PRODUCER_FENCED: _ClassVar[Code]
+    SESSION_UNKNOWN: _ClassVar[Code]
+    TOPIC_UNKNOWN: _ClassVar[Code]
+    TOPIC_EXISTS: _ClassVar[Code]
+    NAMESPACE_UNKNOWN: _ClassVar[Code]
+    NAMESPACE_EXISTS: _ClassVar[Code]
+    NAMESPACE_NOT_EMPTY: _ClassVar[Code]
+    DELIVERY_MISMATCH: _ClassVar[Code]
+    SCHEMA_MISMATCH: _ClassVar[Code]
+    SUBSCRIPTION_UNKNOWN: _ClassVar[Code]
+    SUBSCRIPTION_BUSY: _ClassVar[Code]
+    PRODUCER_EXISTS: _ClassVar[Code]
+    LIMIT_REACHED: _ClassVar[Code]
+    MESSAGE_TOO_LARGE: _ClassVar[Code]
+    UNAVAILABLE: _ClassVar[Code]
+    DISK_FULL: _ClassVar[Code]
+    LOG_CLOSED: _ClassVar[Code]
+    LEASE_LOST: _ClassVar[Code]
+    CONFLICT: _ClassVar[Code]
+    UNREACHABLE: _ClassVar[Code]
+    NOT_SERVED: _ClassVar[Code]
+    OWNERSHIP_LOST: _ClassVar[Code]
+    PRODUCER_UNKNOWN: _ClassVar[Code]
+    CONSUMER_UNKNOWN: _ClassVar[Code]
+    RATE_LIMITED: _ClassVar[Code]
+    DATA_DAMAGED: _ClassVar[Code]
+    DISK_FAILED: _ClassVar[Code]
+    LOG_STOPPED: _ClassVar[Code]
+    LOG_DAMAGED: _ClassVar[Code]
+    TAIL_UNPROVEN: _ClassVar[Code]
+    DIRECTORY_IN_USE: _ClassVar[Code]
+    FORMAT_TOO_NEW: _ClassVar[Code]
+
+class Durability(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DURABILITY_UNSPECIFIED: _ClassVar[Durability]
+    MEMORY: _ClassVar[Durability]
+    OS: _ClassVar[Durability]
+    FSYNC: _ClassVar[Durability]
+
+class Edge(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LATEST: _ClassVar[Edge]
+    EARLIEST: _ClassVar[Edge]
+
+class SubscriptionType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EXCLUSIVE: _ClassVar[SubscriptionType]
+    SHARED: _ClassVar[SubscriptionType]
+    FAILOVER: _ClassVar[SubscriptionType]
+    KEY_SHARED: _ClassVar[SubscriptionType]
+CODE_UNSPECIFIED: Code
+INTERNAL: Code
+REFUSED: Code
+PROTOCOL_VIOLATION: Code
+INVALID_NAME: Code
+INVALID_BATCH: Code
+CONFIG_ERROR: Code
+OFFSET_OUT_OF_RANGE: Code
+OFFSET_TAKEN: Code
+OUT_OF_SEQUENCE: Code
+PRODUCER_FENCED: Code
+SESSION_UNKNOWN: Code
+TOPIC_UNKNOWN: Code
+TOPIC_EXISTS: Code
+NAMESPACE_UNKNOWN: Code
+NAMESPACE_EXISTS: Code
+NAMESPACE_NOT_EMPTY: Code
+DELIVERY_MISMATCH: Code
+SCHEMA_MISMATCH: Code
+SUBSCRIPTION_UNKNOWN: Code
+SUBSCRIPTION_BUSY: Code
+PRODUCER_EXISTS: Code
+LIMIT_REACHED: Code
+MESSAGE_TOO_LARGE: Code
+UNAVAILABLE: Code
+DISK_FULL: Code
+LOG_CLOSED: Code
+LEASE_LOST: Code
+CONFLICT: Code
+UNREACHABLE: Code
+NOT_SERVED: Code
+OWNERSHIP_LOST: Code
+PRODUCER_UNKNOWN: Code
+CONSUMER_UNKNOWN: Code
+RATE_LIMITED: Code
+DATA_DAMAGED: Code
+DISK_FAILED: Code
+LOG_STOPPED: Code
+LOG_DAMAGED: Code
+TAIL_UNPROVEN: Code
+DIRECTORY_IN_USE: Code
+FORMAT_TOO_NEW: Code
+DURABILITY_UNSPECIFIED: Durability
+MEMORY: Durability
+OS: Durability
+FSYNC: Durability
+LATEST: Edge
+EARLIEST: Edge
+EXCLUSIVE: SubscriptionType
+SHARED: SubscriptionType
+FAILOVER: SubscriptionType
+KEY_SHARED: SubscriptionType
+
+class Command(_message.Message):
+    __slots__ = ("request_id", "hello", "welcome", "ping", "pong", "goodbye", "error", "done", "lookup", "located", "moved", "open_producer", "producer_opened", "produce", "receipt", "close_producer", "subscribe", "subscribed", "flow", "deliver", "ack", "nack", "close_consumer", "unsubscribe", "seek", "fetch", "fetched", "find_offset", "offset_found", "create_topic", "delete_topic", "describe_topic", "topic_info", "list_topics", "topic_list", "get_lag", "lag")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_FIELD_NUMBER: _ClassVar[int]
+    LOCATED_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    OPEN_PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_OPENED_FIELD_NUMBER: _ClassVar[int]
+    PRODUCE_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
+    FLOW_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    NACK_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    UNSUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
+    SEEK_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_FIELD_NUMBER: _ClassVar[int]
+    FIND_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FOUND_FIELD_NUMBER: _ClassVar[int]
+    CREATE_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    DELETE_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    DESCRIBE_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_INFO_FIELD_NUMBER: _ClassVar[int]
+    LIST_TOPICS_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_LIST_FIELD_NUMBER: _ClassVar[int]
+    GET_LAG_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    hello: Hello
+    welcome: Welcome
+    ping: Ping
+    pong: Pong
+    goodbye: Goodbye
+    error: Error
+    done: Done
+    lookup: Lookup
+    located: Located
+    moved: Moved
+    open_producer: OpenProducer
+    producer_opened: ProducerOpened
+    produce: Produce
+    receipt: Receipt
+    close_producer: CloseProducer
+    subscribe: Subscribe
+    subscribed: Subscribed
+    flow: Flow
+    deliver: Deliver
+    ack: Ack
+    nack: Nack
+    close_consumer: CloseConsumer
+    unsubscribe: Unsubscribe
+    seek: Seek
+    fetch: Fetch
+    fetched: Fetched
+    find_offset: FindOffset
+    offset_found: OffsetFound
+    create_topic: CreateTopic
+    delete_topic: DeleteTopic
+    describe_topic: DescribeTopic
+    topic_info: TopicInfo
+    list_topics: ListTopics
+    topic_list: TopicList
+    get_lag: GetLag
+    lag: Lag
+    def __init__(self, request_id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., located: _Optional[_Union[Located, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., open_producer: _Optional[_Union[OpenProducer, _Mapping]] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., produce: _Optional[_Union[Produce, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., close_producer: _Optional[_Union[CloseProducer, _Mapping]] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., flow: _Optional[_Union[Flow, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., close_consumer: _Optional[_Union[CloseConsumer, _Mapping]] = ..., unsubscribe: _Optional[_Union[Unsubscribe, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., find_offset: _Optional[_Union[FindOffset, _Mapping]] = ..., offset_found: _Optional[_Union[OffsetFound, _Mapping]] = ..., create_topic: _Optional[_Union[CreateTopic, _Mapping]] = ..., delete_topic: _Optional[_Union[DeleteTopic, _Mapping]] = ..., describe_topic: _Optional[_Union[DescribeTopic, _Mapping]] = ..., topic_info: _Optional[_Union[TopicInfo, _Mapping]] = ..., list_topics: _Optional[_Union[ListTopics, _Mapping]] = ..., topic_list: _Optional[_Union[TopicList, _Mapping]] = ..., get_lag: _Optional[_Union[GetLag, _Mapping]] = ..., lag: _Optional[_Union[Lag, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("magic", "version_min", "version_max", "client", "token", "frame_size_max")
+    MAGIC_FIELD_NUMBER: _ClassVar[int]
+    VERSION_MIN_FIELD_NUMBER: _ClassVar[int]
+    VERSION_MAX_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FRAME_SIZE_MAX_FIELD_NUMBER: _ClassVar[int]
+    magic: int
+    version_min: int
+    version_max: int
+    client: str
+    token: str
+    frame_size_max: int
+    def __init__(self, magic: _Optional[int] = ..., version_min: _Optional[int] = ..., version_max: _Optional[int] = ..., client: _Optional[str] = ..., token: _Optional[str] = ..., frame_size_max: _Optional[int] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("version", "broker_id", "frame_size_max", "in_flight_max", "keepalive_seconds", "broker")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BROKER_ID_FIELD_NUMBER: _ClassVar[int]
+    FRAME_SIZE_MAX_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_MAX_FIELD_NUMBER: _ClassVar[int]
+    KEEPALIVE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    broker_id: int
+    frame_size_max: int
+    in_flight_max: int
+    keepalive_seconds: int
+    broker: str
+    def __init__(self, version: _Optional[int] = ..., broker_id: _Optional[int] = ..., frame_size_max: _Optional[int] = ..., in_flight_max: _Optional[int] = ..., keepalive_seconds: _Optional[int] = ..., broker: _Optional[str] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Done(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ("code", "retryable", "sentence", "fields", "producer", "consumer")
+    class FieldsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Value
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    code: Code
+    retryable: bool
+    sentence: str
+    fields: _containers.MessageMap[str, Value]
+    producer: int
+    consumer: int
+    def __init__(self, code: _Optional[_Union[Code, str]] = ..., retryable: _Optional[bool] = ..., sentence: _Optional[str] = ..., fields: _Optional[_Mapping[str, Value]] = ..., producer: _Optional[int] = ..., consumer: _Optional[int] = ...) -> None: ...
+
+class Value(_message.Message):
+    __slots__ = ("text", "integer", "natural", "real", "flag")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    INTEGER_FIELD_NUMBER: _ClassVar[int]
+    NATURAL_FIELD_NUMBER: _ClassVar[int]
+    REAL_FIELD_NUMBER: _ClassVar[int]
+    FLAG_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    integer: int
+    natural: int
+    real: float
+    flag: bool
+    def __init__(self, text: _Optional[str] = ..., integer: _Optional[int] = ..., natural: _Optional[int] = ..., real: _Optional[float] = ..., flag: _Optional[bool] = ...) -> None: ...
+
+class Lookup(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class Located(_message.Message):
+    __slots__ = ("topic", "connect_url", "stream_url", "is_local", "partitions")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CONNECT_URL_FIELD_NUMBER: _ClassVar[int]
+    STREAM_URL_FIELD_NUMBER: _ClassVar[int]
+    IS_LOCAL_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    connect_url: str
+    stream_url: str
+    is_local: bool
+    partitions: int
+    def __init__(self, topic: _Optional[str] = ..., connect_url: _Optional[str] = ..., stream_url: _Optional[str] = ..., is_local: _Optional[bool] = ..., partitions: _Optional[int] = ...) -> None: ...
+
+class Moved(_message.Message):
+    __slots__ = ("topic", "stream_url")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    STREAM_URL_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    stream_url: str
+    def __init__(self, topic: _Optional[str] = ..., stream_url: _Optional[str] = ...) -> None: ...
+
+class OpenProducer(_message.Message):
+    __slots__ = ("topic", "producer_name", "reliable", "create", "exclusive", "schema_subject", "session", "without_session")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
+    RELIABLE_FIELD_NUMBER: _ClassVar[int]
+    CREATE_FIELD_NUMBER: _ClassVar[int]
+    EXCLUSIVE_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_SESSION_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    producer_name: str
+    reliable: bool
+    create: bool
+    exclusive: bool
+    schema_subject: str
+    session: int
+    without_session: bool
+    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., reliable: _Optional[bool] = ..., create: _Optional[bool] = ..., exclusive: _Optional[bool] = ..., schema_subject: _Optional[str] = ..., session: _Optional[int] = ..., without_session: _Optional[bool] = ...) -> None: ...
+
+class ProducerOpened(_message.Message):
+    __slots__ = ("producer", "producer_id", "session", "topic_hash", "durability", "message_size_max")
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_HASH_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_SIZE_MAX_FIELD_NUMBER: _ClassVar[int]
+    producer: int
+    producer_id: int
+    session: int
+    topic_hash: int
+    durability: Durability
+    message_size_max: int
+    def __init__(self, producer: _Optional[int] = ..., producer_id: _Optional[int] = ..., session: _Optional[int] = ..., topic_hash: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ..., message_size_max: _Optional[int] = ...) -> None: ...
+
+class Produce(_message.Message):
+    __slots__ = ("producer",)
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    producer: int
+    def __init__(self, producer: _Optional[int] = ...) -> None: ...
+
+class Receipt(_message.Message):
+    __slots__ = ("offset", "rows", "epoch", "durability", "duplicate")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    rows: int
+    epoch: int
+    durability: Durability
+    duplicate: bool
+    def __init__(self, offset: _Optional[int] = ..., rows: _Optional[int] = ..., epoch: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ..., duplicate: _Optional[bool] = ...) -> None: ...
+
+class CloseProducer(_message.Message):
+    __slots__ = ("producer",)
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    producer: int
+    def __init__(self, producer: _Optional[int] = ...) -> None: ...
+
+class Place(_message.Message):
+    __slots__ = ("edge", "offset", "time_us")
+    EDGE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TIME_US_FIELD_NUMBER: _ClassVar[int]
+    edge: Edge
+    offset: int
+    time_us: int
+    def __init__(self, edge: _Optional[_Union[Edge, str]] = ..., offset: _Optional[int] = ..., time_us: _Optional[int] = ...) -> None: ...
+
+class Subscribe(_message.Message):
+    __slots__ = ("topic", "subscription", "type", "consumer_name", "key_filters", "start", "messages", "bytes")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_NAME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FILTERS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    type: SubscriptionType
+    consumer_name: str
+    key_filters: _containers.RepeatedScalarFieldContainer[str]
+    start: Place
+    messages: int
+    bytes: int
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[SubscriptionType, str]] = ..., consumer_name: _Optional[str] = ..., key_filters: _Optional[_Iterable[str]] = ..., start: _Optional[_Union[Place, _Mapping]] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class Subscribed(_message.Message):
+    __slots__ = ("consumer", "consumer_id", "type", "next_unacked")
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_UNACKED_FIELD_NUMBER: _ClassVar[int]
+    consumer: int
+    consumer_id: int
+    type: SubscriptionType
+    next_unacked: int
+    def __init__(self, consumer: _Optional[int] = ..., consumer_id: _Optional[int] = ..., type: _Optional[_Union[SubscriptionType, str]] = ..., next_unacked: _Optional[int] = ...) -> None: ...
+
+class Flow(_message.Message):
+    __slots__ = ("consumer", "messages", "bytes")
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    consumer: int
+    messages: int
+    bytes: int
+    def __init__(self, consumer: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class Deliver(_message.Message):
+    __slots__ = ("consumer", "ranges", "attempt")
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    consumer: int
+    ranges: _containers.RepeatedScalarFieldContainer[int]
+    attempt: int
+    def __init__(self, consumer: _Optional[int] = ..., ranges: _Optional[_Iterable[int]] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("consumer", "ranges")
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    consumer: int
+    ranges: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, consumer: _Optional[int] = ..., ranges: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Nack(_message.Message):
+    __slots__ = ("consumer", "ranges", "delay_ms", "reason")
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    consumer: int
+    ranges: _containers.RepeatedScalarFieldContainer[int]
+    delay_ms: int
+    reason: str
+    def __init__(self, consumer: _Optional[int] = ..., ranges: _Optional[_Iterable[int]] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CloseConsumer(_message.Message):
+    __slots__ = ("consumer",)
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    consumer: int
+    def __init__(self, consumer: _Optional[int] = ...) -> None: ...
+
+class Unsubscribe(_message.Message):
+    __slots__ = ("topic", "subscription")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ...) -> None: ...
+
+class Seek(_message.Message):
+    __slots__ = ("topic", "subscription", "to")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    to: Place
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., to: _Optional[_Union[Place, _Mapping]] = ...) -> None: ...
+
+class Fetch(_message.Message):
+    __slots__ = ("topic", "start", "end", "bytes_max", "wait_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    start: int
+    end: int
+    bytes_max: int
+    wait_ms: int
+    def __init__(self, topic: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., bytes_max: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class Fetched(_message.Message):
+    __slots__ = ("next_offset", "head", "first_offset")
+    NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    next_offset: int
+    head: int
+    first_offset: int
+    def __init__(self, next_offset: _Optional[int] = ..., head: _Optional[int] = ..., first_offset: _Optional[int] = ...) -> None: ...
+
+class FindOffset(_message.Message):
+    __slots__ = ("topic", "at")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    at: Place
+    def __init__(self, topic: _Optional[str] = ..., at: _Optional[_Union[Place, _Mapping]] = ...) -> None: ...
+
+class OffsetFound(_message.Message):
+    __slots__ = ("offset",)
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    def __init__(self, offset: _Optional[int] = ...) -> None: ...
+
+class CreateTopic(_message.Message):
+    __slots__ = ("topic", "reliable", "partitions", "schema_subject")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    RELIABLE_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    reliable: bool
+    partitions: int
+    schema_subject: str
+    def __init__(self, topic: _Optional[str] = ..., reliable: _Optional[bool] = ..., partitions: _Optional[int] = ..., schema_subject: _Optional[str] = ...) -> None: ...
+
+class DeleteTopic(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class DescribeTopic(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class TopicInfo(_message.Message):
+    __slots__ = ("topic", "reliable", "partitions", "first_offset", "head", "durability", "schema_subject", "message_size_max", "subscriptions", "producers", "consumers")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    RELIABLE_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_SIZE_MAX_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    reliable: bool
+    partitions: int
+    first_offset: int
+    head: int
+    durability: Durability
+    schema_subject: str
+    message_size_max: int
+    subscriptions: int
+    producers: int
+    consumers: int
+    def __init__(self, topic: _Optional[str] = ..., reliable: _Optional[bool] = ..., partitions: _Optional[int] = ..., first_offset: _Optional[int] = ..., head: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ..., schema_subject: _Optional[str] = ..., message_size_max: _Optional[int] = ..., subscriptions: _Optional[int] = ..., producers: _Optional[int] = ..., consumers: _Optional[int] = ...) -> None: ...
+
+class ListTopics(_message.Message):
+    __slots__ = ("namespace", "after", "count_max")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_MAX_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    after: str
+    count_max: int
+    def __init__(self, namespace: _Optional[str] = ..., after: _Optional[str] = ..., count_max: _Optional[int] = ...) -> None: ...
+
+class TopicList(_message.Message):
+    __slots__ = ("topics", "more")
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    more: bool
+    def __init__(self, topics: _Optional[_Iterable[str]] = ..., more: _Optional[bool] = ...) -> None: ...
+
+class GetLag(_message.Message):
+    __slots__ = ("topic", "subscription")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ...) -> None: ...
+
+class Lag(_message.Message):
+    __slots__ = ("cursor", "head", "lag_messages", "has_lag", "sentence")
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    LAG_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    HAS_LAG_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    cursor: int
+    head: int
+    lag_messages: int
+    has_lag: bool
+    sentence: str
+    def __init__(self, cursor: _Optional[int] = ..., head: _Optional[int] = ..., lag_messages: _Optional[int] = ..., has_lag: _Optional[bool] = ..., sentence: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,241 @@
+"""Real processes for tests: a broker that can be stopped, killed and started again, and programs that talk to it.
+
+Everything runs on free ports of 127.0.0.1 in a directory of the test's, writes what it says to files there (a failing
+test shows them), and is gone when its `with` block is left, however that happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+CLIENTS = Path(__file__).parent / "clients"
+START_SECONDS = 30.0
+STOP_SECONDS = 20.0
+WAIT_SECONDS = 20.0
+READY = "is ready."
+
+
+def until(condition: Callable[[], T], what: str, *, seconds: float = WAIT_SECONDS, say: Callable[[], str] = str) -> T:
+    """The first true value of `condition`, asked often. `say` is what helps to understand a failure."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {seconds:.0f} s\n{say()}")
+        time.sleep(0.01)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has now. They are held together, so that they differ."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+class Process:
+    """A child with its output in a file. Leaving the `with` block kills it if it still runs."""
+
+    def __init__(self, command: Sequence[str], output: Path, **options: Any) -> None:
+        self.command = list(command)
+        self.output = output
+        with output.open("ab") as file:
+            self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, **options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._child.poll()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._child.send_signal(number)
+
+    def write(self, text: str) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.write(text.encode())
+        self._child.stdin.flush()
+
+    def wait(self, seconds: float = WAIT_SECONDS) -> int:
+        try:
+            return self._child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.command} still runs after {seconds:.0f} s\n{self.text()}") from None
+
+    def stop(self, seconds: float = STOP_SECONDS) -> int:
+        """As an operator does. Returns the exit code."""
+        self._child.send_signal(signal.SIGTERM)
+        code = self.wait(seconds)
+        self._close()
+        return code
+
+    def kill(self) -> None:
+        """As a power failure does."""
+        if self._child.poll() is None:
+            self._child.kill()
+            self._child.wait()
+        self._close()
+
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def _close(self) -> None:
+        if self._child.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._child.stdin.close()
+
+
+class Program(Process):
+    """One of the scripts in clients/: it prints an object per line, and goes on when it is told to."""
+
+    def __init__(self, directory: Path, script: str, *arguments: object) -> None:
+        number = len(list(directory.glob(f"{script}-*.out")))
+        output = directory / f"{script}-{number}.out"
+        output.touch()
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+        command = [sys.executable, str(CLIENTS / f"{script}.py"), *map(str, arguments)]
+        super().__init__(command, output, env=environment)
+
+    def go(self) -> None:
+        self.write("go\n")
+
+    def lines(self) -> list[dict[str, Any]]:
+        found = []
+        for line in self.text().splitlines(keepends=True):
+            if line.startswith("{") and line.endswith("\n"):
+                found.append(json.loads(line))
+        return found
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines() if line["event"] == name]
+
+    def until(self, name: str, count: int = 1, *, seconds: float = WAIT_SECONDS) -> list[dict[str, Any]]:
+        """At least `count` events of this name."""
+
+        def enough() -> list[dict[str, Any]] | None:
+            found = self.events(name)
+            if len(found) < count and self.exit_code not in (None, 0):
+                raise AssertionError(f"{self.command} ended with {self.exit_code}\n{self.text()}")
+            return found if len(found) >= count else None
+
+        what = f"{count} × {name} of {self.command[1:]}"
+        return until(enough, what, seconds=seconds, say=lambda: self.text()[-4000:]) or []
+
+
+class BrokerProcess:
+    """A broker with its ports and its data, which outlive the process."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        self.directory = directory
+        self.data_dir = directory / "data"
+        self.client_port, self.admin_port, self.metrics_port = free_ports(3)
+        self.url = f"http://127.0.0.1:{self.client_port}"
+        self.endpoint = f"http://127.0.0.1:{self.admin_port}"
+        self._flags = flags
+        self._starts = 0
+        self.process: Process | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process is not None:
+            self.process.kill()
+
+    @property
+    def command(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "pydanube", "broker", "--mode", "standalone", "--data-dir", str(self.data_dir)),
+            *("--broker-addr", f"127.0.0.1:{self.client_port}", "--admin-addr", f"127.0.0.1:{self.admin_port}"),
+            *("--prom-exporter", f"127.0.0.1:{self.metrics_port}", *self._flags),
+        ]
+
+    @property
+    def output(self) -> Path:
+        return self.directory / f"broker-{self._starts}.log"
+
+    def start(self) -> None:
+        """Returns when clients can connect."""
+        assert self.process is None or self.process.exit_code is not None, "it runs already"
+        self._starts += 1
+        process = self.process = Process(self.command, self.output)
+
+        def is_ready() -> bool:
+            if process.exit_code is not None:
+                raise AssertionError(f"the broker ended with {process.exit_code}\n{process.text()}")
+            return READY in process.text()
+
+        until(is_ready, "the broker is ready", seconds=START_SECONDS, say=process.text)
+
+    def stop(self) -> int:
+        assert self.process is not None
+        return self.process.stop()
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+
+    def run(self, script: str, *arguments: object) -> Program:
+        return Program(self.directory, script, self.url, *arguments)
+
+    def danube(self, *arguments: object, text: str = "") -> subprocess.CompletedProcess[str]:
+        return danube(*arguments, text=text)
+
+    def admin(self, *arguments: object) -> str:
+        """What `danube admin` prints. It must succeed."""
+        done = danube("admin", "--endpoint", self.endpoint, *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def errors(self) -> list[str]:
+        """Lines that a healthy broker does not write: ours at level ERROR, and tracebacks of anybody."""
+        logs = [log.read_text(errors="replace") for log in self.directory.glob("broker-*.log")]
+        return [
+            line
+            for log in logs
+            for line in log.splitlines()
+            if " ERROR " in line or line.startswith("Traceback") or "exception was never retrieved" in line
+        ]
+
+
+def danube(*arguments: object, text: str = "", seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """The command, to its end."""
+    command = [sys.executable, "-m", "pydanube", *map(str, arguments)]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=seconds)
+
+
+@contextlib.contextmanager
+def broker_in(directory: Path, *flags: str) -> Iterator[BrokerProcess]:
+    """A broker that must not have complained by the end."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with BrokerProcess(directory, *flags) as broker:
+        yield broker
+        assert broker.process is not None and broker.process.exit_code is None, broker.output.read_text()
+        assert broker.errors() == []
