@@ -22,7 +22,8 @@
     │   ├── SubscriptionBusy     an exclusive subscription that somebody uses
     │   ├── ProducerExists       an exclusive producer holds the topic
     │   ├── LimitReached         a policy allows no more of these
-    │   └── MessageTooLarge      over the policy's limit
+    │   ├── MessageTooLarge      over the policy's limit
+    │   └── ClientClosed         the client, producer or consumer was closed before
     ├── Unavailable          time may help; the same call can be tried again (`retryable`)
     │   ├── DiskFull             no room; reads go on and publishes resume when there is room
     │   ├── LogClosed            the topic's log is closed or closing here
@@ -33,7 +34,9 @@
     │   ├── OwnershipLost        another owner took the topic
     │   ├── ProducerUnknown      this broker does not know the producer; look up and create it again
     │   ├── ConsumerUnknown      this broker does not know the consumer; look up and subscribe again
-    │   └── RateLimited          faster than the policy allows
+    │   ├── RateLimited          faster than the policy allows
+    │   ├── DeadlineExceeded     a call did not end in the time it was given
+    │   └── BufferFull           a producer holds as many unacknowledged bytes as it may
     └── DataDamaged          an operator must act
         ├── DiskFailed           the disk refused a write or a sync
         ├── LogStopped           the disk failed twice: this process stops acknowledging
@@ -345,6 +348,17 @@ class MessageTooLarge(Refused):
         return f"a message of {self.size_bytes} bytes is over the limit of {self.limit_bytes}"
 
 
+class ClientClosed(Refused):
+    """`what` was closed, by the application itself."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.what} is closed"
+
+
 # --- time acts ------------------------------------------------------------------------------------
 
 
@@ -459,6 +473,31 @@ class RateLimited(Unavailable):
 
     def __str__(self) -> str:
         return f"topic {self.topic} takes at most {self.per_second} messages per second: try again later"
+
+
+class DeadlineExceeded(Unavailable):
+    """`what` was not done within `seconds`. Whether it is done later, or was and the answer is lost, is not known."""
+
+    def __init__(self, what: str, seconds: float, why: str = "") -> None:
+        super().__init__(what, seconds, why)
+        self.what = what
+        self.seconds = seconds
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.what} took longer than {self.seconds:g} s" + (f": {self.why}" if self.why else "")
+
+
+class BufferFull(Unavailable):
+    """A producer has `limit_bytes` without a receipt. `send` waits for room, `send_nowait` does not."""
+
+    def __init__(self, topic: str, limit_bytes: int) -> None:
+        super().__init__(topic, limit_bytes)
+        self.topic = topic
+        self.limit_bytes = limit_bytes
+
+    def __str__(self) -> str:
+        return f"{self.limit_bytes} bytes to {self.topic} wait for their receipts: send slower, or use send()"
 
 
 # --- an operator acts -----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pydanube.core.lag import Standing
@@ -130,9 +131,30 @@ async def test_a_refused_send_is_counted_by_its_code(calls: Calls) -> None:
 
 def test_names_with_quotes_and_line_feeds_make_no_series_of_their_own() -> None:
     telemetry = Telemetry()
-    telemetry.subscription("/default/a", 'x"} 7\nforged 1').lag_detected.inc()
-    [family] = [each for each in telemetry.snapshot().collect() if each.name == "danube_subscription_lag_detected"]
-    assert [sample.labels["subscription"] for sample in family.samples] == ['x"} 7\nforged 1']
+    odd = 'x\\"} 7\nforged 1'
+    telemetry.subscription("/default/a", odd).lag_detected.inc()
+    families = text_string_to_metric_families(telemetry.snapshot().text().decode())
+    [family] = [each for each in families if each.name == "danube_subscription_lag_detected"]
+    assert [sample.labels["subscription"] for sample in family.samples] == [odd]
+
+
+def test_the_text_is_what_the_general_exporter_would_print() -> None:
+    telemetry = Telemetry()
+    telemetry.subscription("/default/a", "s", lambda: Standing(head=9, next_unacked=2, lag=7, undispatched=7))
+    telemetry.subscription("/default/b", "é").exhausted["Drop"] += 2
+    telemetry.topic("/default/a").send_latency.observe(0.003)
+    telemetry.topic("/default/b").send_errors["InvalidArgument"] += 1
+    telemetry.rpc("producer", "send_message").ok.inc()
+
+    def values(text: bytes) -> set[tuple[str, frozenset[tuple[str, str]], float]]:
+        return {
+            (sample.name, frozenset(sample.labels.items()), sample.value)
+            for family in text_string_to_metric_families(text.decode())
+            for sample in family.samples
+            if not sample.name.startswith("process_")
+        }
+
+    assert values(telemetry.snapshot().text()) == values(generate_latest(telemetry.registry))
 
 
 def test_a_subscription_that_is_made_again_begins_at_0_and_two_brokers_do_not_mix() -> None:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from pydanube.telemetry import Snapshot, Telemetry
 
@@ -78,7 +78,7 @@ class MetricsDoor:
         match path:
             case "/metrics":
                 async with self._printing:
-                    text = await asyncio.to_thread(_print, await self._snapshot())
+                    text = await asyncio.to_thread((await self._snapshot()).text)
                 return Answer(200, text, CONTENT_TYPE_PLAIN_0_0_4)
             case "/health/live":
                 return Answer(200, b"live\n")
@@ -96,10 +96,6 @@ class MetricsDoor:
                 snapshot: Snapshot = done.value
                 return snapshot
             await asyncio.sleep(0)
-
-
-def _print(snapshot: Snapshot) -> bytes:
-    return generate_latest(snapshot)
 
 
 def _request_line(request: bytes) -> tuple[str, str]:

@@ -34,6 +34,7 @@ class Listening(NamedTuple):
     broker_id: int
     topics: int
     client_addr: str
+    stream_addr: str
     admin_addr: str
     metrics_addr: str
     connect_url: str
@@ -72,6 +73,7 @@ async def _serve(config: Config, announce: Callable[[Listening], None], stopping
                     broker.broker_id,
                     len(broker.topics.loaded),
                     doors.client_addr,
+                    doors.stream_addr,
                     doors.admin_addr,
                     doors.metrics_addr,
                     broker.connect_url,

@@ -19,7 +19,6 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydanube import __version__
 from pydanube.api.stream_requests import Consuming, Producing, Requests
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
@@ -277,7 +276,7 @@ class Connection(asyncio.Protocol):
             frame_size_max=frames.FRAME_SIZE_LIMIT,
             in_flight_max=frames.IN_FLIGHT_MAX,
             keepalive_seconds=self._limits.keepalive_seconds,
-            broker=f"pydanube {__version__}",
+            broker="pydanube",
         )
         self.send(pb.Command(request_id=frame.command.request_id, welcome=welcome))
 

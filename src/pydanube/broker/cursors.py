@@ -56,6 +56,8 @@ class Cursors:
         self._dirty: dict[Positioned, _Dirty] = {}
         self._saved_changes: dict[Positioned, int] = {}
         self._something = asyncio.Event()
+        self._leaving: dict[Positioned, None] = {}  # a consumer has left
+        self._somebody_left = asyncio.Event()
         self.transactions = 0
 
     def changed(self, subscription: Positioned) -> None:
@@ -63,11 +65,29 @@ class Cursors:
             self._dirty[subscription] = _Dirty(self._clock.elapsed(), self._saved_changes.get(subscription, 0))
             self._something.set()
 
+    def left(self, subscription: Positioned) -> None:
+        """A consumer has left: what it acknowledged is saved now."""
+        self._leaving[subscription] = None
+        self._somebody_left.set()
+
     def forget(self, subscription: Positioned) -> None:
+        self._leaving.pop(subscription, None)
         self._dirty.pop(subscription, None)
         self._saved_changes.pop(subscription, None)
 
     async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._save_rounds(), name="cursors, in rounds")
+            group.create_task(self._save_leaving(), name="cursors, at once")
+
+    async def _save_leaving(self) -> None:
+        while True:
+            await self._somebody_left.wait()
+            self._somebody_left.clear()
+            leaving, self._leaving = self._leaving, {}
+            await self.flush(list(leaving))
+
+    async def _save_rounds(self) -> None:
         while True:
             await self._something.wait()
             self._something.clear()

@@ -106,6 +106,10 @@ class FanoutSubscription:
     def knows(self, consumer: ConsumerId) -> bool:
         return consumer in self._consumers
 
+    def is_connected(self, consumer: ConsumerId) -> bool:
+        registration = self._consumers.get(consumer)
+        return registration is not None and registration.connected
+
     def is_healthy(self, consumer: ConsumerId) -> bool:
         registration = self._consumers.get(consumer)
         return registration is not None and registration.connected
@@ -113,6 +117,7 @@ class FanoutSubscription:
     def join(self, name: str, key_filters: tuple[str, ...]) -> ConsumerId:
         identity = consumer_id(self._topic, self.name, name)
         registration = self._consumers.get(identity) or Registration(identity, name, key_filters)
+        registration.key_filters = key_filters or registration.key_filters
         if self.kind is SubscriptionKind.EXCLUSIVE:
             for other in self._consumers.values():
                 if other.connected and other is not registration:
@@ -260,10 +265,13 @@ class FanoutTopic:
                 await self.ownership.write([subscription_put(self.name, name, kind)])
                 subscription = self._restore(StoredSubscription(name, kind, None, None, []))
             identity = consumer_id(self.name, name, consumer)
-            if not subscription.knows(identity):
+            known = subscription.knows(identity)
+            if not subscription.is_connected(identity):
                 self._check_consumer_limits(subscription)
+            subscription.join(consumer, key_filters)
+            if not known:
                 await self.ownership.write([consumer_put(self.name, name, identity, consumer, key_filters)])
-            return subscription.join(consumer, key_filters)
+            return identity
 
     async def unsubscribe(self, name: SubscriptionName) -> None:
         async with self._changing:

@@ -26,6 +26,7 @@ class Gatherer:
         self._reservation = reservation
         self._waiting: list[tuple[Envelope, asyncio.Future[int]]] = []
         self._busy = False  # a batch is on its way, or about to be
+        self._rows_max = ROWS_MAX
 
     def send(self, message: Envelope) -> asyncio.Future[int]:
         loop = asyncio.get_running_loop()
@@ -37,36 +38,39 @@ class Gatherer:
         return done
 
     def _go(self) -> None:
-        taken = self._take()
-        if not taken:
-            self._busy = False
+        while taken := self._take():
+            try:
+                batch = self._encode([message for message, _ in taken])
+            except InvalidBatch as error:
+                if len(taken) == 1:
+                    _fail(taken, error)
+                    continue
+                good = self._only_good(taken)
+                if len(good) == len(taken):
+                    self._rows_max = len(taken) // 2  # each fits, but all together are too large
+                self._waiting[:0] = good
+                continue
+            self._rows_max = ROWS_MAX
+            self._submit(batch, taken)
             return
-        try:
-            batch = self._encode([message for message, _ in taken])
-        except InvalidBatch as error:
-            # One message does not fit the envelope: each for itself, so that it alone is refused.
-            if len(taken) == 1:
-                _fail(taken, error)
-            else:
-                self._waiting[:0] = taken
-                self._go_one_by_one(len(taken))
-            self._go()
-            return
-        self._submit(batch, taken)
+        self._busy = False
 
-    def _go_one_by_one(self, count: int) -> None:
+    def _only_good(
+        self, taken: list[tuple[Envelope, asyncio.Future[int]]]
+    ) -> list[tuple[Envelope, asyncio.Future[int]]]:
+        """One message does not fit the envelope: each is tried for itself, so that it alone is refused."""
         good = []
-        for message, done in self._waiting[:count]:
+        for message, done in taken:
             try:
                 self._encode([message])
                 good.append((message, done))
             except InvalidBatch as error:
                 _fail([(message, done)], error)
-        self._waiting[:count] = good
+        return good
 
     def _take(self) -> list[tuple[Envelope, asyncio.Future[int]]]:
         size = count = 0
-        for message, _ in self._waiting[:ROWS_MAX]:
+        for message, _ in self._waiting[: self._rows_max]:
             size += len(message.payload)
             count += 1
             if size >= SIZE_MAX_BYTES:

@@ -100,12 +100,13 @@ class Broker:
             self.clock,
             self._work,
             WalConfig(segment_bytes=storage.segment_bytes, segment_seconds=storage.segment_seconds),
+            observe=self._observe_group,
         )
         metadata = open_metadata()
         self.broker_id = await self._node_id()
         timer = Timer(self.clock)
         self.cursors = Cursors(metadata, self.clock)
-        services = Services(self.clock, timer, self.cursors, self._dead_letter, self.broker_url)
+        services = Services(self.clock, timer, self.cursors, self._dead_letter, lambda: self.broker_url)
         defaults = Defaults(config.dispatch.heartbeat, config.dispatch.max_unacked_messages)
         self.topics = Topics(
             Rooms(
@@ -137,6 +138,13 @@ class Broker:
         await self.wal.close()
         self._close_stores()
         log.info("broker stopped", extra={"broker_id": self.broker_id})
+
+    def _observe_group(self, batches: int, size_bytes: int, seconds: float) -> None:
+        wal = self.telemetry.wal
+        wal.groups.inc()
+        wal.appends.inc(batches)
+        wal.append_bytes.inc(size_bytes)
+        wal.group_latency.observe(seconds)
 
     async def run(self, function: Callable[[], T]) -> T:
         """Calls a CPU-bound function away from the event loop."""

@@ -57,6 +57,7 @@ from pydanube.core.events import (
     Sought,
     Ticked,
     Trimmed,
+    Voided,
     WakeAt,
 )
 from pydanube.core.lag import Heartbeat, LagInfo, Standing, beat, explain
@@ -104,7 +105,7 @@ class Services(NamedTuple):
     timer: Timer
     cursors: Cursors
     dead_letter: Callable[[TopicName, Envelope], Awaitable[None]]
-    broker_url: str
+    broker_url: Callable[[], str]  # as bound, which is known only when the doors are open
 
 
 class Subscription:
@@ -178,6 +179,10 @@ class Subscription:
     def knows(self, consumer: ConsumerId) -> bool:
         return consumer in self._consumers
 
+    def is_connected(self, consumer: ConsumerId) -> bool:
+        registration = self._consumers.get(consumer)
+        return registration is not None and registration.connected
+
     def is_healthy(self, consumer: ConsumerId) -> bool:
         """Whether the consumer has a stream or has just subscribed. Asking counts as a sign of life."""
         registration = self._consumers.get(consumer)
@@ -199,8 +204,14 @@ class Subscription:
         elif key_filters:
             registration.key_filters = key_filters
         registration.native = native
-        self._connect(registration)
-        self._consumers[identity] = registration
+        known = identity in self._consumers
+        self._consumers[identity] = registration  # first: joining may send to it at once
+        try:
+            self._connect(registration)
+        except SubscriptionBusy:
+            if not known:
+                del self._consumers[identity]
+            raise
         return identity
 
     def attach(self, consumer: ConsumerId) -> MessageOutbox:
@@ -231,7 +242,7 @@ class Subscription:
         registration = self._consumers.get(consumer)
         if registration is not None and registration.outbox is outbox:
             self._disconnect(registration, None)
-            self._services.cursors.changed(self)
+            self._services.cursors.left(self)
 
     def forget(self, consumer: ConsumerId) -> None:
         """The registration itself is removed."""
@@ -275,6 +286,7 @@ class Subscription:
         self._services.cursors.changed(self)
 
     def nack_ranges(self, ranges: Ranges, delay_seconds: float = 0.0, reason: str = "") -> None:
+        self.metrics.nacks.inc(sum(each.size for each in ranges))
         self._step(Nacked(ranges, delay_seconds, reason))
 
     def ack(self, offset: int) -> None:
@@ -282,7 +294,7 @@ class Subscription:
         self._services.cursors.changed(self)  # also when the cursor stays: what is acknowledged above it is saved too
 
     def nack(self, offset: int, delay_seconds: float = 0.0, reason: str = "") -> None:
-        self._step(Nacked((OffsetRange(offset, offset + 1),), delay_seconds, reason))
+        self.nack_ranges((OffsetRange(offset, offset + 1),), delay_seconds, reason)
 
     def seek(self, offset: int) -> None:
         """Delivery goes on at `offset`, whatever was acknowledged."""
@@ -369,6 +381,8 @@ class Subscription:
                     # The outbox as it is now: whoever comes back under the same id gets his own Sends.
                     self._queue(effect, self._consumers[consumer].outbox if consumer in self._consumers else None)
                 case ReadKeys() | DeadLetter():
+                    if isinstance(effect, DeadLetter):
+                        self._count_poison(effect.range.size)
                     self._queue(effect, None)
                 case SaveCursor():
                     pass  # known already: whatever moves the cursor settles something
@@ -377,8 +391,10 @@ class Subscription:
                 case JoinRefused():
                     refused = effect
                 case Blocked(offset, tries, key):
+                    self._count_poison(1)
                     self._say(logging.ERROR, "subscription blocked by poison", offset=offset, key=key, tries=tries)
                 case Dropped(dropped, tries):
+                    self._count_poison(dropped.size)
                     self._say(logging.WARNING, "messages dropped by policy", offsets=dropped, tries=tries)
                 case Expired(expired):
                     self._say(logging.WARNING, "retention passed the subscription", offsets=expired)
@@ -389,6 +405,9 @@ class Subscription:
                 case _:
                     pass
         return refused
+
+    def _count_poison(self, messages: int) -> None:
+        self.metrics.exhausted[self._machine.policy.poison_policy.value] += messages
 
     def _queue(self, effect: Send | ReadKeys | DeadLetter, outbox: AnyOutbox | None) -> None:
         self._work.append((effect, outbox))
@@ -431,9 +450,15 @@ class Subscription:
             return  # it left while we read
         if rows:
             outbox.put(Delivered(offset, message, send.attempt) for offset, message in rows)
-            self.metrics.delivered.inc(len(rows))
+            self._count(send, len(rows), sum(len(message.payload) for _, message in rows))
         if unsent:
             self._step(Shipped(send.consumer, 0, unsent))
+
+    def _count(self, send: Send, rows: int, size_bytes: int) -> None:
+        self.metrics.delivered.inc(rows)
+        self.metrics.delivered_bytes.inc(size_bytes)
+        if send.attempt > 1:
+            self.metrics.redeliveries.inc(rows)
 
     async def _send_batches(self, send: Send, registration: Registration, outbox: BatchOutbox) -> None:
         """Stored batches as they are; which offsets are meant is said beside them. Stops when the bytes are used up."""
@@ -464,7 +489,7 @@ class Subscription:
         if registration.outbox is not outbox:
             return
         outbox.put(items)
-        self.metrics.delivered.inc(rows)
+        self._count(send, rows, size_bytes)
         self._step(Shipped(send.consumer, size_bytes, tuple(unsent)))
 
     async def _rows(self, first: int, end: int) -> list[tuple[int, Envelope]]:
@@ -475,7 +500,12 @@ class Subscription:
         try:
             found = await reading
         except OffsetOutOfRange as error:
-            self._step(Trimmed(error.first))
+            kept_from = self._source.log.first_offset
+            if error.offset < kept_from:
+                self._step(Trimmed(kept_from))
+            else:  # a gap between epochs: what lies before it is still to be acknowledged
+                self._step(Voided((OffsetRange(error.offset, error.first),)))
+            self._services.timer.call_at(self._services.clock.elapsed(), self._wake)  # what comes behind can go now
             return []
         except DanubeError as error:
             if str(error) != str(self._read_error):
@@ -486,12 +516,7 @@ class Subscription:
         return found
 
     async def _read_keys(self, wanted: OffsetRange) -> None:
-        try:
-            pairs = await self._source.row_keys(wanted.first, wanted.end)
-        except DanubeError as error:
-            self._read_error = error
-            pairs = []
-        self._step(Keyed(tuple(pairs)))
+        self._step(Keyed(tuple(await self._read(self._source.row_keys(wanted.first, wanted.end)))))
 
     async def _dead_letter(self, effect: DeadLetter) -> None:
         """Copies, then counts them as done. A copy that fails is tried again later."""
@@ -504,7 +529,7 @@ class Subscription:
                     subscription=self.name,
                     offset=offset,
                     producer_id=producer_id(self._source.name, message.producer_name or ""),
-                    broker_addr=self._services.broker_url,
+                    broker_addr=self._services.broker_url(),
                     tries=effect.tries,
                 )
                 await self._services.dead_letter(TopicName(effect.topic), message._replace(attributes=attributes))

@@ -36,7 +36,14 @@ from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicN
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
 from pydanube.core.roster import DispatchLimits
 from pydanube.core.window import Progress
-from pydanube.errors import DanubeError, LimitReached, NotServed, SubscriptionBusy, SubscriptionUnknown
+from pydanube.errors import (
+    DanubeError,
+    LimitReached,
+    NotServed,
+    OffsetOutOfRange,
+    SubscriptionBusy,
+    SubscriptionUnknown,
+)
 from pydanube.log.batch import Batch, Envelope, decode, messages
 from pydanube.log.wal import Receipt, TopicLog
 from pydanube.ports import Delete, MetadataStore, Put
@@ -189,7 +196,7 @@ class Topic:
         found: list[tuple[int, Envelope]] = []
         offset = first
         while offset < end:
-            batches = await self.log.read(offset, bytes_max=_READ_BYTES)
+            batches = await self._read(offset, bool(found))
             if not batches:
                 break
             for batch in batches:
@@ -211,7 +218,7 @@ class Topic:
         found: list[tuple[int, str]] = []
         offset = first
         while offset < end:
-            batches = await self.log.read(offset, bytes_max=_READ_BYTES)
+            batches = await self._read(offset, bool(found))
             if not batches:
                 break
             for batch in batches:
@@ -223,6 +230,15 @@ class Topic:
                     found.append((at, key if key is not None else producers[at - base] or ""))
                 offset = upto
         return found
+
+    async def _read(self, offset: int, something: bool) -> list[Batch]:
+        """As the log reads. Whoever has `something` already is told of a gap here only when he asks for it."""
+        try:
+            return await self.log.read(offset, bytes_max=_READ_BYTES)
+        except OffsetOutOfRange:
+            if something:
+                return []
+            raise
 
     async def peek(self, offset: int, count: int) -> list[tuple[int, Envelope]]:
         return await self.rows(offset, min(offset + count, self.head))
@@ -263,12 +279,18 @@ class Topic:
             if subscription is None:
                 subscription = await self._create(name, kind, start)
             identity = consumer_id(self.name, name, consumer)
-            if not subscription.knows(identity):
+            known = subscription.knows(identity)
+            if not subscription.is_connected(identity):
                 self._check_consumer_limits(subscription)
-                put = consumer_put(self.name, name, identity, consumer, key_filters)
-                await self.ownership.write([put])
+            subscription.join(consumer, key_filters, native=native)
+            if not known:
+                try:
+                    await self.ownership.write([consumer_put(self.name, name, identity, consumer, key_filters)])
+                except BaseException:
+                    subscription.forget(identity)
+                    raise
             self._check_open()
-            return subscription.join(consumer, key_filters, native=native)
+            return identity
 
     async def unsubscribe(self, name: SubscriptionName) -> None:
         """Removes the subscription and its cursor. Refused while a consumer is connected."""

@@ -7,6 +7,7 @@ what this process serves. Names match exactly: /default/foo never finds /default
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Sequence
@@ -220,7 +221,7 @@ class Topics:
                     Put(keys.owner(name), tombstone.to_bytes()),  # epochs go on if the name is used again
                 ],
             )
-            await _remove_tree(self._rooms.disk, topic_directory(name))
+            await self._remove_files(name)
         log.info("topic deleted", extra={"topic": name})
 
     # --- opening and closing ------------------------------------------------------------------------
@@ -265,6 +266,8 @@ class Topics:
         schema_subject = json.loads(subject.value) if subject else None
         rooms = self._rooms
         seen = await look(self._metadata, name, rooms.broker_id)
+        if seen.owner is not None and seen.owner.deleted:
+            await self._remove_files(name)  # the deletion may have ended between its tombstone and its files
         topic: AnyTopic
         if delivery is Delivery.NON_RELIABLE:
             ownership = await self._claim(name, seen, 0)
@@ -293,6 +296,12 @@ class Topics:
             )
         await topic.open()
         return topic
+
+    async def _remove_files(self, name: TopicName) -> None:
+        disk, directory = self._rooms.disk, topic_directory(name)
+        await _remove_tree(disk, directory)
+        with contextlib.suppress(FileNotFoundError):
+            await disk.sync_directory(directory.rpartition("/")[0])
 
     async def _open_log(self, name: TopicName, seen: Claimable) -> TopicLog:
         start = seen.start

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pydanube import __version__
-from pydanube.config import Config, Flags, load
 
 if TYPE_CHECKING:
     from pydanube.api.process import Listening
+    from pydanube.config import Config
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def broker(
         str | None,
         typer.Option(
             metavar="IP:PORT",
-            help="The native protocol, which does not exist yet.",
+            help="Clients: the native protocol.",
             show_default="127.0.0.1:6651",
             rich_help_panel=LISTEN,
         ),
@@ -128,8 +128,9 @@ def broker(
         Lines, typer.Option(help="text for people, json for machines.", rich_help_panel=LOGS)
     ] = Lines.text,
 ) -> None:
-    # Here, so that other commands need not wait for gRPC's server, Arrow and the log.
+    # Here, so that other commands need not wait for YAML, gRPC's server, Arrow and the log.
     from pydanube.api.process import serve
+    from pydanube.config import Flags, load
     from pydanube.telemetry import configure_logging
 
     flags = Flags(
@@ -150,16 +151,14 @@ def broker(
     )
     configure_logging(level=log_level.value, as_json=log_format is Lines.json)
     config = load(flags)
-    for warning in (*config.warnings, *_not_yet(flags, config)):
+    for warning in (*config.warnings, *_not_yet(config)):
         log.warning("configuration", extra={"warning": warning})
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(serve(config, _print_banner))
 
 
-def _not_yet(flags: Flags, config: Config) -> Iterator[str]:
+def _not_yet(config: Config) -> Iterator[str]:
     """Settings that are good and have nobody to use them in this version."""
-    if flags.stream_addr is not None:
-        yield "--stream-addr has no effect yet: the native protocol does not exist"
     if config.storage.url is not None:
         yield "storage has no effect yet: messages stay in the data directory, there is no cloud tier"
     if config.storage.local_retention_seconds is not None or config.storage.local_retention_bytes is not None:
@@ -169,6 +168,7 @@ def _not_yet(flags: Flags, config: Config) -> Iterator[str]:
 def _print_banner(at: Listening) -> None:
     lines = {
         "clients": f"{at.connect_url}   (listening on {at.client_addr})",
+        "native": f"danube://{at.stream_addr}",
         "admin": f"http://{at.admin_addr}",
         "metrics": f"http://{at.metrics_addr}/metrics",
         "data": str(at.data_dir.absolute()),

@@ -35,7 +35,7 @@ def admin() -> None:
 def main() -> None:
     """Runs the command in `sys.argv` and exits; the console scripts and `python -m pydanube`."""
     try:
-        build_app()()  # always leaves by SystemExit or an error
+        build_app()(prog_name="danube")  # always leaves by SystemExit or an error
     except SystemExit as leaving:
         code = _flush(leaving.code)
     except KeyboardInterrupt:

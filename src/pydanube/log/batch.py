@@ -78,6 +78,7 @@ ENVELOPE: Final = pa.schema(
 )
 _PAYLOAD: Final = ENVELOPE.get_field_index("payload")
 _ATTRIBUTES: Final = ENVELOPE.get_field_index("attributes")
+_NO_TEXTS: Final = pa.array([], pa.string())
 _REQUIRED: Final = [i for i, field in enumerate(ENVELOPE) if not field.nullable]
 # An Arrow message names its arrays and buffers without their columns; these are the envelope's.
 _ARRAYS: Final = 11  # 8 columns, and in the map its pairs, keys and values
@@ -182,6 +183,48 @@ def rows_of(messages: Sequence[Envelope]) -> pa.RecordBatch:
         raise InvalidBatch(f"a message does not fit the envelope: {error}") from error
 
 
+def columns_of(
+    payloads: Sequence[bytes],
+    publish_times: Buffer,
+    *,
+    keys: Sequence[str | None] | None = None,
+    producer_name: str | None = None,
+    attributes: Sequence[Mapping[str, str] | None] | None = None,
+) -> pa.RecordBatch:
+    """As `rows_of`, from columns, for whoever makes many: nothing is done per message where all are alike.
+
+    `publish_times` are the bytes of one i64 per message. None: no message has a key, or attributes.
+    """
+    count = len(payloads)
+    if not count:
+        raise InvalidBatch("it has no rows")
+    times = pa.py_buffer(publish_times)
+    if times.size != 8 * count:
+        raise InvalidBatch(f"it has {count} payloads and {times.size // 8} publish times")
+    pair_type = ENVELOPE.field(_ATTRIBUTES).type
+    try:
+        if attributes is None:
+            bounds = pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(bytes(4 * (count + 1)))])
+            pairs = pa.MapArray.from_arrays(bounds, _NO_TEXTS, _NO_TEXTS, pair_type)
+        else:
+            pairs = pa.array([() if each is None else list(each.items()) for each in attributes], pair_type)
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.Array.from_buffers(ENVELOPE.field(0).type, count, [None, times]),
+                pa.array(payloads, pa.binary()),
+                pa.nulls(count, pa.string()) if keys is None else pa.array(keys, pa.string()),
+                pa.nulls(count, pa.string()) if producer_name is None else pa.repeat(producer_name, count),
+                pairs,
+                pa.nulls(count, pa.int64()),
+                pa.nulls(count, pa.int32()),
+                pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(bytes(8 * count))]),
+            ],
+            schema=ENVELOPE,
+        )
+    except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise InvalidBatch(f"a message does not fit the envelope: {error}") from error
+
+
 def encode(
     rows: pa.RecordBatch,
     *,
@@ -251,6 +294,12 @@ def stamp(batch: Batch, *, base_offset: int, epoch: int, append_time: int) -> Ba
     crc = crc32c(packed[:-4])
     fields[18] = crc
     return Batch(Header._make(fields), packed[:-4] + _CRC.pack(crc), batch.body)
+
+
+def renumber(batch: Batch, *, producer_id: int, session: int, first_sequence: int) -> Batch:
+    """The batch as another session, or another place in it, sends it; the body is shared, not copied."""
+    header = batch.header._replace(producer_id=producer_id, session=session, first_sequence=first_sequence)
+    return _finish(header, batch.body)
 
 
 def cut(batch: Batch, first: int, end: int) -> Batch:

@@ -18,9 +18,9 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from pydanube.core.sessions import Producer, Sessions, Stored
 from pydanube.errors import DanubeError, DiskFailed, DiskFull, LogClosed, LogStopped, Refused, SessionUnknown
@@ -51,6 +51,10 @@ FILL_BELOW_BYTES: Final = 64 * 1024
 _ZEROS: Final = bytes(FILL_BYTES)
 COPY_AFTER_SECONDS: Final = 0.1
 _ROOM_CHECK_SECONDS: Final = 0.25
+
+
+# Called after every group: batches, bytes, seconds from forming to decided.
+Observe: TypeAlias = Callable[[int, int, float], None]
 
 
 class Receipt(NamedTuple):
@@ -156,11 +160,14 @@ class _Journal:
 class Committer:
     """Writes for every log of one data directory. `run` is its only task; the rest is called by logs."""
 
-    def __init__(self, disk: Disk, clock: Clock, work: Work, config: CommitConfig) -> None:
+    def __init__(
+        self, disk: Disk, clock: Clock, work: Work, config: CommitConfig, observe: Observe = lambda *group: None
+    ) -> None:
         self._disk = disk
         self._clock = clock
         self._work = work
         self._config = config
+        self._observe = observe
         self._ready: dict[Committed, None] = {}  # logs with pending batches, in order of arrival
         self._waiting: dict[Committed, None] = {}  # logs whose next batch waits for a larger reservation
         self._wake = asyncio.Event()
@@ -285,6 +292,7 @@ class Committer:
         if not parts:
             return
         self.groups += 1
+        began = self._clock.elapsed()
         unsynced = [part for part in parts if part.log.durability == "os"]
         synced = [part for part in parts if part.log.durability != "os"]
         try:
@@ -299,6 +307,8 @@ class Committer:
                     part.take_back()
                     self._refuse(part, LogStopped(str(error)))
             raise
+        batches, size = sum(len(part.batches) for part in parts), sum(part.size for part in parts)
+        self._observe(batches, size, self._clock.elapsed() - began)
 
     async def _prepare_segments(self, logs: Sequence[Committed]) -> None:
         """Every log with something to write has a segment with room. One that cannot get one is refused."""

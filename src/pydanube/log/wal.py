@@ -41,7 +41,7 @@ from pydanube.errors import (
 from pydanube.log.batch import Batch, session_record, topic_hash
 from pydanube.log.cache import TailCache
 from pydanube.log.catalog import SegmentFile, segment_holding
-from pydanube.log.committer import Committer, Pending, Receipt, make_ballast
+from pydanube.log.committer import Committer, Observe, Pending, Receipt, make_ballast
 from pydanube.log.layout import (
     CHECKPOINT,
     DAMAGE_SUFFIX,
@@ -97,25 +97,33 @@ class WalConfig:
 class Wal:
     """A data directory that this process holds."""
 
-    def __init__(self, disk: Disk, clock: Clock, work: Work, config: WalConfig) -> None:
+    def __init__(self, disk: Disk, clock: Clock, work: Work, config: WalConfig, observe: Observe) -> None:
         self._disk = disk
         self._clock = clock
         self._work = work
         self._config = config
         self._cache = TailCache(config.cache_bytes)
-        self._committer = Committer(disk, clock, work, config)
+        self._committer = Committer(disk, clock, work, config, observe)
         self._task: asyncio.Task[None] | None = None
         self._logs: dict[str, TopicLog] = {}
         self._names_synced: set[str] = set()
         self.problems: list[str] = []  # damage found in commit journals, in words
 
     @classmethod
-    async def open(cls, disk: Disk, clock: Clock, work: Work, config: WalConfig | None = None) -> Wal:
+    async def open(
+        cls,
+        disk: Disk,
+        clock: Clock,
+        work: Work,
+        config: WalConfig | None = None,
+        *,
+        observe: Observe = lambda *group: None,
+    ) -> Wal:
         """Takes the directory, checks its format and brings back what the commit journals hold.
 
         Raises DirectoryInUse, FormatTooNew, or DiskFull if there is no room for what must be brought back.
         """
-        wal = cls(disk, clock, work, config or WalConfig())
+        wal = cls(disk, clock, work, config or WalConfig(), observe)
         await disk.lock(LOCK)
         try:
             await check_format(disk)

@@ -9,7 +9,7 @@
 that a frame, or two numbers, can break: whoever breaks one gets a ProtocolViolation that says which.
 
 Memory: a frame that is announced longer than `frame_size_max` is refused before a byte of it is kept, and a begun one
-takes as much as has arrived of it. So a decoder holds less than `frame_size_max` and the read it was given.
+takes as much as has arrived of it, and an eighth more to grow into. Beside that a decoder holds the read it is given.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import logging
 import os
 
 import grpc
@@ -34,6 +35,9 @@ async def main() -> None:
     parser.add_argument("--no-ack", action="store_true")
     options = parser.parse_args()
 
+    # While the broker is away the client opens its stream again a thousand times per second, and logs each time: 50 MB
+    # within seconds, and every sync of the disk waits for them.
+    logging.getLogger("danube").setLevel(logging.CRITICAL)
     client = await DanubeClientBuilder().service_url(options.url).build()
     builder = client.new_consumer().with_topic(options.topic).with_consumer_name(options.name)
     builder = builder.with_subscription(options.subscription).with_subscription_type(SUB_TYPES[options.type])

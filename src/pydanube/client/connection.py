@@ -1,0 +1,236 @@
+"""The brokers an application knows: links to them, where topics are, and patience.
+
+    Brokers.any()          a link to some broker: one that is open, else the first that answers
+    Brokers.owner(topic)   a link to the broker that serves the topic, by lookup
+    patiently(...)         tries again what time may heal, until the deadline
+
+Addresses are those the application gave and those that lookups named since; all of them are tried, in random order, so
+one broker that is away never stops a client that knows another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from pydanube.client.link import Link
+from pydanube.errors import ClientClosed, ConfigError, DanubeError, DeadlineExceeded, TopicUnknown, Unreachable
+from pydanube.wire._pb.pydanube import stream_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PORT: Final = 6651
+PLAIN: Final = "danube"
+TLS: Final = "danube+tls"
+DIAL_SECONDS: Final = 5.0  # to one broker; the next one is tried then
+BACKOFF_FIRST_SECONDS: Final = 0.05
+BACKOFF_MAX_SECONDS: Final = 5.0
+
+
+class Address(NamedTuple):
+    """danube://host:port, or danube+tls://host:port."""
+
+    host: str
+    port: int
+    tls: bool
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Raises ConfigError."""
+        allowed = f"{PLAIN}://host:port or {TLS}://host:port"
+        try:
+            parts = urlsplit(url if "://" in url else f"{PLAIN}://{url}")
+            port = parts.port
+        except ValueError as error:
+            raise ConfigError("url", url, allowed) from error
+        if parts.scheme not in (PLAIN, TLS) or not parts.hostname or parts.path.strip("/") or parts.query:
+            raise ConfigError("url", url, allowed)
+        return cls(parts.hostname, port or PORT, parts.scheme == TLS)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{TLS if self.tls else PLAIN}://{host}:{self.port}"
+
+
+def addresses_of(urls: str | Iterable[str]) -> list[Address]:
+    """Several are given as a list, or in one text with commas between them."""
+    texts = urls.split(",") if isinstance(urls, str) else list(urls)
+    found = list(dict.fromkeys(Address.parse(text.strip()) for text in texts if text.strip()))
+    if not found:
+        raise ConfigError("url", urls, "at least one broker")
+    return found
+
+
+class Backoff:
+    """Waits longer each time, up to a bound, and never for the same time as everybody else."""
+
+    def __init__(self) -> None:
+        self._next = BACKOFF_FIRST_SECONDS
+
+    def reset(self) -> None:
+        self._next = BACKOFF_FIRST_SECONDS
+
+    def seconds(self) -> float:
+        seconds, self._next = self._next, min(2 * self._next, BACKOFF_MAX_SECONDS)
+        return seconds * random.uniform(0.5, 1.0)
+
+    async def sleep(self) -> None:
+        await asyncio.sleep(self.seconds())
+
+
+async def patiently(what: str, seconds: float, attempt: Callable[[], Awaitable[T]]) -> T:
+    """Calls `attempt` until it succeeds or fails for good. Raises DeadlineExceeded, which says what went wrong last."""
+    backoff = Backoff()
+    last: DanubeError | None = None
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    return await attempt()
+                except DanubeError as error:
+                    if not error.retryable:
+                        raise
+                    last = error
+                await backoff.sleep()
+    except TimeoutError:
+        raise DeadlineExceeded(what, seconds, str(last or "")) from last
+
+
+async def within(what: str, seconds: float, waiting: Awaitable[T]) -> T:
+    """The result, if it comes in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await waiting
+    except TimeoutError:
+        raise DeadlineExceeded(what, seconds) from None
+
+
+class Brokers:
+    """Links by address, at most one each; opened when needed, opened again when lost."""
+
+    def __init__(self, addresses: list[Address], *, token: str = "", tls: ssl.SSLContext | None = None) -> None:
+        self._known = dict.fromkeys(addresses)  # in order of appearance
+        self._token = token
+        self._tls = tls
+        self._links: dict[Address, Link] = {}
+        self._dialing: dict[Address, asyncio.Task[Link]] = {}
+        self._routes: dict[str, Address] = {}  # told by `Moved`: where to look first
+        self._closed = False
+
+    @property
+    def known(self) -> list[str]:
+        return [str(address) for address in self._known]
+
+    async def any(self) -> Link:
+        """Raises Unreachable if nobody answers, or what the last one refused us with."""
+        self._check_open()
+        for link in self._links.values():
+            if link.usable:
+                return link
+        refusal: DanubeError | None = None
+        why = []
+        for address in random.sample(list(self._known), len(self._known)):
+            try:
+                return await self.link(address)
+            except DanubeError as error:
+                refusal = refusal if error.retryable else error
+                why.append(str(error))
+        raise refusal or Unreachable(", ".join(self.known), "; ".join(why))
+
+    async def owner(self, topic: str) -> tuple[Link, int]:
+        """A link to the topic's broker, and of how many partitions it is the base. Raises TopicUnknown."""
+        route = self._routes.pop(topic, None)
+        if route is not None:
+            return await self.link(route), 0
+        link = await self.any()
+        frame = await link.request(pb.Command(lookup=pb.Lookup(topic=topic)), "located")
+        located = frame.command.located
+        if located.is_local or located.partitions:
+            return link, located.partitions
+        return await self.link(Address.parse(located.stream_url)), 0
+
+    async def owner_or_any(self, topic: str) -> Link:
+        """As `owner`; a topic that does not exist can be created anywhere."""
+        try:
+            return (await self.owner(topic))[0]
+        except TopicUnknown:
+            return await self.any()
+
+    def moved(self, topic: str, url: str) -> None:
+        """The topic's old broker has said where it is now."""
+        if url:
+            try:
+                self._routes[topic] = Address.parse(url)
+            except ConfigError:
+                log.warning("topic moved to an address that is none", extra={"topic": topic, "url": url})
+
+    async def link(self, address: Address) -> Link:
+        """An open link to this broker. Callers at the same time share one attempt."""
+        self._check_open()
+        link = self._links.get(address)
+        if link is not None and link.usable:
+            return link
+        dialing = self._dialing.get(address)
+        if dialing is None:
+            dialing = self._dialing[address] = asyncio.create_task(self._dial(address), name=f"dial {address}")
+            dialing.add_done_callback(lambda task: self._dialed(address, task))
+        # A caller that gives up must not take the attempt away from the others.
+        return await asyncio.shield(dialing)
+
+    async def close(self) -> None:
+        """Says goodbye to all."""
+        self._closed = True
+        for dialing in list(self._dialing.values()):
+            dialing.cancel()
+        links = list(self._links.values())
+        self._links.clear()
+        for link in links:
+            link.close()
+        if links:
+            await asyncio.wait([link.closed for link in links], timeout=1.0)
+
+    def _dialed(self, address: Address, task: asyncio.Task[Link]) -> None:
+        self._dialing.pop(address, None)
+        if not task.cancelled():
+            task.exception()  # looked at, in case that nobody waits for it any more
+
+    async def _dial(self, address: Address) -> Link:
+        url = str(address)
+        loop = asyncio.get_running_loop()
+        context = (self._tls or ssl.create_default_context()) if address.tls else None
+        link: Link | None = None
+        try:
+            async with asyncio.timeout(DIAL_SECONDS):
+                _, link = await loop.create_connection(
+                    lambda: Link(url, self._token), address.host, address.port, ssl=context
+                )
+                await asyncio.shield(link.welcome)
+        except TimeoutError:
+            error = Unreachable(url, f"no answer within {DIAL_SECONDS:g} s")
+            if link is not None:
+                link.end(error)
+            raise error from None
+        except (OSError, ssl.SSLError) as error:
+            raise Unreachable(url, error.strerror or str(error)) from error
+        except asyncio.CancelledError:
+            if link is not None:
+                link.end(Unreachable(url, "given up"))
+            raise
+        if self._closed:
+            link.close()
+            raise ClientClosed("the client")
+        self._known.setdefault(address)
+        self._links[address] = link
+        log.debug("connected", extra={"broker": url})
+        return link
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("the client")

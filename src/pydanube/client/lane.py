@@ -1,0 +1,153 @@
+"""What a producer and a consumer of one topic have in common: being open at whichever broker serves it.
+
+    look up ─► open ─► use ─► ended ─► wait a little ─► look up ...
+                                 └── for good: `failure` says why, and nothing is tried any more
+
+A partitioned topic has a lane per partition; they come and go independently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from pydanube.client.connection import Backoff, Brokers
+from pydanube.client.link import Link
+from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded, Unreachable
+
+log = logging.getLogger(__name__)
+
+OPEN_SECONDS: Final = 15.0  # for one attempt; a broker that does not answer by then is as good as away
+
+
+class Lane:
+    """Subclasses say how to open, and what to do when it is open, lost or given up."""
+
+    what: str = "lane"
+
+    def __init__(self, brokers: Brokers, topic: str) -> None:
+        self.topic = topic
+        self.link: Link | None = None
+        self.handle = 0
+        self.generation = 0  # of handles: what came for an older one is not looked at
+        self.failure: DanubeError | None = None
+        self._brokers = brokers
+        self._task: asyncio.Task[None] | None = None
+        self._lost = asyncio.Event()
+        self._first_open: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._backoff = Backoff()
+        self._last_error: DanubeError | None = None
+
+    async def open(self, seconds: float) -> None:
+        """Returns when it is open. Raises why it cannot be, or DeadlineExceeded."""
+        self._task = asyncio.create_task(self._keep_open(), name=f"{self.what} {self.topic}")
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.shield(self._first_open)
+        except TimeoutError:
+            await self.stop()
+            raise DeadlineExceeded(f"opening {self.topic}", seconds, str(self._last_error or "")) from self._last_error
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Lets go of everything, at once."""
+        if self.failure is None:
+            self.failure = ClientClosed(f"the {self.what} of {self.topic}")
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._detach()
+        if not self._first_open.done():
+            self._first_open.cancel()
+
+    # --- for links ----------------------------------------------------------------------------------
+
+    def ended(self, link: Link, error: DanubeError, moved_to: str = "") -> None:
+        if link is self.link:
+            self._brokers.moved(self.topic, moved_to)
+            self._reopen(error)
+
+    # --- for subclasses -----------------------------------------------------------------------------
+
+    async def _open_at(self, link: Link) -> None:
+        """Asks the broker; the answer is taken by `_attach`, at once."""
+        raise NotImplementedError
+
+    async def _find(self) -> Link:
+        return (await self._brokers.owner(self.topic))[0]
+
+    def _on_lost(self, error: DanubeError) -> None:
+        """The handle is gone; `link` is still the old one."""
+
+    def _on_failed(self, error: DanubeError) -> None:
+        """It will never be open again."""
+
+    def _attach(self, link: Link, handle: int) -> None:
+        self.link = link
+        self.handle = handle
+        self.generation += 1
+        self._lost.clear()
+
+    def _detach(self) -> None:
+        if self.link is not None:
+            self.link.producers.pop(self.handle, None) if self.what == "producer" else self.link.consumers.pop(
+                self.handle, None
+            )
+        self.link = None
+        self.generation += 1
+
+    def _reopen(self, error: DanubeError) -> None:
+        """The handle cannot be used any more: find the topic and open it again."""
+        if self.link is None:
+            return
+        log.info("lane lost", extra={"lane": self.what, "topic": self.topic, "why": str(error)})
+        self._last_error = error
+        self._on_lost(error)
+        self._detach()
+        self._lost.set()
+
+    def _fail(self, error: DanubeError) -> None:
+        if self.failure is None:
+            self.failure = error
+            self._on_failed(error)
+        self._detach()
+        self._lost.set()
+
+    def _progressed(self) -> None:
+        """The broker did something for us: the next trouble is a new one."""
+        self._backoff.reset()
+
+    # --- the loop -----------------------------------------------------------------------------------
+
+    async def _keep_open(self) -> None:
+        while self.failure is None:
+            try:
+                await self._try_open()
+            except DanubeError as error:
+                self._last_error = error
+                if not error.retryable:
+                    self._give_up(error)
+                    return
+            else:
+                if not self._first_open.done():
+                    self._first_open.set_result(None)
+                await self._lost.wait()
+            if self.failure is None:
+                await self._backoff.sleep()
+
+    async def _try_open(self) -> None:
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                await self._open_at(await self._find())
+        except TimeoutError:
+            raise Unreachable(self.topic, f"its broker did not answer within {OPEN_SECONDS:g} s") from None
+
+    def _give_up(self, error: DanubeError) -> None:
+        if self._first_open.done():
+            log.error("lane failed", extra={"lane": self.what, "topic": self.topic, "why": str(error)})
+        else:
+            self._first_open.set_exception(error)
+        self._fail(error)

@@ -1,0 +1,301 @@
+"""What applications hold in their hands: messages, batches of them, receipts, and answers of the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pydanube.errors import ConfigError
+from pydanube.log.batch import Batch, decode
+from pydanube.wire._pb.pydanube import stream_pb2 as pb
+
+if TYPE_CHECKING:
+    from pydanube.client.incoming import ConsumerLane
+
+Durability: TypeAlias = Literal["memory", "os", "fsync"]
+Place: TypeAlias = Literal["earliest", "latest"] | int | datetime
+SubscriptionType: TypeAlias = Literal["exclusive", "shared", "failover", "key_shared"]
+
+DURABILITIES: Final[Mapping[int, Durability]] = {pb.MEMORY: "memory", pb.OS: "os", pb.FSYNC: "fsync"}
+TYPES: Final[Mapping[str, pb.SubscriptionType]] = {
+    "exclusive": pb.EXCLUSIVE,
+    "shared": pb.SHARED,
+    "failover": pb.FAILOVER,
+    "key_shared": pb.KEY_SHARED,
+}
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def place_of(place: Place) -> pb.Place:
+    """A place in a log, as commands have it. A datetime without a time zone is local time, as everywhere in Python."""
+    match place:
+        case "earliest":
+            return pb.Place(edge=pb.EARLIEST)
+        case "latest":
+            return pb.Place(edge=pb.LATEST)
+        case datetime():
+            since = place.astimezone(UTC) - EPOCH
+            return pb.Place(time_us=(since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)
+        case int() if not isinstance(place, bool) and 0 <= place < 1 << 64:
+            return pb.Place(offset=place)
+    raise ConfigError("start", place, '"earliest", "latest", an offset, or a datetime')
+
+
+# --- messages ---------------------------------------------------------------------------------------
+
+
+class Delivery:
+    """One batch as it came, and which of its rows are meant for us; turned into values when they are asked for."""
+
+    __slots__ = ("_columns", "_rows", "attempt", "batch", "count", "generation", "lane", "ranges", "size_bytes")
+
+    def __init__(
+        self, lane: ConsumerLane, batch: Batch, ranges: Sequence[tuple[int, int]], attempt: int, size_bytes: int
+    ) -> None:
+        self.lane = lane
+        self.generation = lane.generation
+        self.batch = batch
+        self.ranges = ranges
+        self.attempt = attempt
+        self.size_bytes = size_bytes
+        self.count = sum(end - first for first, end in ranges)
+        self._rows: pa.RecordBatch | None = None
+        self._columns: dict[str, list[Any]] = {}
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        """All rows of the batch, ours or not."""
+        if self._rows is None:
+            self._rows = decode(self.batch)
+        return self._rows
+
+    def column(self, name: str) -> list[Any]:
+        values = self._columns.get(name)
+        if values is None:
+            values = self._columns[name] = self.rows.column(name).to_pylist()
+        return values
+
+    def table(self) -> pa.RecordBatch:
+        """Our rows, with their offsets as the first column."""
+        base = self.batch.header.base_offset
+        rows = with_offsets(self.rows, base)
+        if self.count == rows.num_rows:
+            return rows
+        parts = [rows.slice(first - base, end - first) for first, end in self.ranges]
+        return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+
+class Message:
+    """One message. `payload` and `offset` are there at once; the rest is looked up when it is asked for."""
+
+    __slots__ = ("_delivery", "_row", "offset", "payload")
+
+    def __init__(self, delivery: Delivery, row: int, offset: int, payload: bytes) -> None:
+        self._delivery = delivery
+        self._row = row
+        self.offset = offset
+        self.payload = payload
+
+    @property
+    def topic(self) -> str:
+        """Of a partitioned topic: the partition."""
+        return self._delivery.lane.topic
+
+    @property
+    def key(self) -> str | None:
+        key: str | None = self._delivery.column("routing_key")[self._row]
+        return key
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        return dict(self._delivery.column("attributes")[self._row])
+
+    @property
+    def producer_name(self) -> str | None:
+        name: str | None = self._delivery.column("producer_name")[self._row]
+        return name
+
+    @property
+    def publish_time(self) -> datetime:
+        """By the producer's clock."""
+        time: datetime = self._delivery.column("publish_time")[self._row]
+        return time
+
+    @property
+    def schema_id(self) -> int | None:
+        number: int | None = self._delivery.column("schema_id")[self._row]
+        return number
+
+    @property
+    def schema_version(self) -> int | None:
+        number: int | None = self._delivery.column("schema_version")[self._row]
+        return number
+
+    @property
+    def attempt(self) -> int:
+        """1 the first time, more when it comes again."""
+        return self._delivery.attempt
+
+    async def ack(self) -> None:
+        """It is done. Many acks travel together, at the end of the event loop's turn; `consumer.flush` waits for them.
+
+        An ack that is lost with its connection means that the message comes again.
+        """
+        self._delivery.lane.ack(self.offset)
+
+    async def nack(self, delay: float | None = None, *, reason: str = "") -> None:
+        """It failed: deliver it again after `delay` seconds, or as the subscription's failure policy says."""
+        self._delivery.lane.nack(((self.offset, self.offset + 1),), delay, reason)
+
+    def __repr__(self) -> str:
+        shown = self.payload if len(self.payload) <= 40 else self.payload[:37] + b"..."
+        return f"<{type(self).__name__} {self.topic} offset {self.offset}: {shown!r}>"
+
+
+class MessageBatch:
+    """Messages as Arrow, with one ack for all of them.
+
+    `pandas.DataFrame`, Polars, DuckDB and PyArrow take it as it is (Arrow's PyCapsule interface); `arrow` is the record
+    batch itself. Its columns are `offset` and those of the envelope.
+    """
+
+    __slots__ = ("_delivery", "arrow")
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+        self.arrow: pa.RecordBatch = delivery.table()
+
+    def __len__(self) -> int:
+        return self._delivery.count
+
+    @property
+    def topic(self) -> str:
+        return self._delivery.lane.topic
+
+    @property
+    def attempt(self) -> int:
+        return self._delivery.attempt
+
+    @property
+    def offsets(self) -> list[range]:
+        """Which offsets, as ranges: a shared subscription may get some rows of a batch and not others."""
+        return [range(first, end) for first, end in self._delivery.ranges]
+
+    async def ack(self) -> None:
+        """All of them are done."""
+        self._delivery.lane.ack_ranges(self._delivery.ranges)
+
+    async def nack(self, delay: float | None = None, *, reason: str = "") -> None:
+        """All of them failed."""
+        self._delivery.lane.nack(self._delivery.ranges, delay, reason)
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> object:
+        return self.arrow.__arrow_c_array__(requested_schema)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return pa.Table.from_batches([self.arrow]).__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.topic} {len(self)} messages>"
+
+
+_numbers: pa.Array = pa.array(range(1024), pa.int64())
+
+
+def offsets_from(first: int, count: int) -> pa.Array:
+    """first, first + 1, ... as an Arrow column."""
+    global _numbers
+    if count > len(_numbers):
+        _numbers = pa.array(range(2 * count), pa.int64())
+    return pc.add(_numbers.slice(0, count), pa.scalar(first, pa.int64()))
+
+
+def with_offsets(rows: pa.RecordBatch, base_offset: int) -> pa.RecordBatch:
+    columns = [offsets_from(base_offset, rows.num_rows), *rows.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([OFFSET, *rows.schema]))
+
+
+OFFSET: Final = pa.field("offset", pa.int64(), nullable=False)
+
+
+# --- answers ----------------------------------------------------------------------------------------
+
+
+class Receipt(NamedTuple):
+    """The message is stored, with this durability: "fsync", on disk; "os", written; "memory", handed on.
+
+    A non-reliable topic has no offsets: `offset` is 0. `duplicate`: it was stored at an earlier attempt.
+    """
+
+    topic: str
+    offset: int
+    epoch: int
+    durability: Durability
+    duplicate: bool = False
+
+
+class Located(NamedTuple):
+    """Where a topic is served. `partitions` 0: it is not the base of a partitioned topic."""
+
+    topic: str
+    stream_url: str
+    connect_url: str
+    partitions: int
+
+
+class TopicInfo(NamedTuple):
+    """A topic as its broker sees it. Of the base of a partitioned topic only the first three are known."""
+
+    topic: str
+    reliable: bool
+    partitions: int
+    first_offset: int
+    head: int
+    durability: Durability | None
+    schema_subject: str | None
+    message_size_max: int | None
+    subscriptions: int
+    producers: int
+    consumers: int
+
+    @classmethod
+    def of(cls, info: pb.TopicInfo) -> TopicInfo:
+        return cls(
+            info.topic,
+            info.reliable,
+            info.partitions,
+            info.first_offset,
+            info.head,
+            DURABILITIES.get(info.durability),
+            info.schema_subject or None,
+            info.message_size_max or None,
+            info.subscriptions,
+            info.producers,
+            info.consumers,
+        )
+
+
+class Lag(NamedTuple):
+    """How far a subscription is behind. `cursor` is the last acknowledged offset, None if there is none."""
+
+    cursor: int | None
+    head: int
+    messages: int
+    sentence: str
+
+    @classmethod
+    def of(cls, parts: Iterable[pb.Lag]) -> Lag:
+        """Of a partitioned topic: messages in sum; cursor and head only if there is one partition."""
+        lags = list(parts)
+        if len(lags) == 1:
+            [lag] = lags
+            cursor = lag.cursor if lag.HasField("cursor") else None
+            return cls(cursor, lag.head, lag.lag_messages, lag.sentence)
+        messages = sum(lag.lag_messages for lag in lags)
+        return cls(
+            None, sum(lag.head for lag in lags), messages, "; ".join(dict.fromkeys(lag.sentence for lag in lags))
+        )
