@@ -22,7 +22,7 @@ from typing import Any, Final
 from pydanube.api.stream_requests import Consuming, Producing, Requests
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
-from pydanube.errors import DanubeError, InvalidBatch, NotServed, ProducerUnknown, ProtocolViolation
+from pydanube.errors import DanubeError, InvalidBatch, NotServed, ProducerUnknown, ProtocolViolation, SubscriptionBusy
 from pydanube.log.batch import Batch, messages, parse
 from pydanube.ports import Buffer
 from pydanube.wire import frames
@@ -104,6 +104,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._greeted = False
         self._over = False
+        self._leaving = False
         self._requests = Requests(self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._writable = asyncio.Event()
@@ -214,6 +215,12 @@ class Connection(asyncio.Protocol):
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._throttle()
+        self._leave()
+
+    def _leave(self) -> None:
+        """After a goodbye: closes as soon as everything that was asked for is answered."""
+        if self._leaving and not self._unwritten_bytes and len(self._tasks) <= self._requests.pumps:
+            self._transport.close()
 
     def _throttle(self) -> None:
         """Stops reading while the peer has asked for more than it may have under way."""
@@ -254,7 +261,8 @@ class Connection(asyncio.Protocol):
         elif kind == "pong":
             pass
         elif kind == "goodbye":
-            self._transport.close()
+            self._leaving = True
+            self._leave()
         else:
             self._requests.take(kind, command)
 
@@ -324,35 +332,32 @@ class Connection(asyncio.Protocol):
             if future.cancelled():
                 return
             if error := future.exception():
+                producing.refused(first_sequence)
                 self.answer_error(request_id, error)
-                return
-            self.send(pb.Command(request_id=request_id, receipt=producing.receipt(future.result(), rows)))
+            else:
+                self.send(pb.Command(request_id=request_id, receipt=producing.receipt(future.result(), rows)))
+            self._leave()
 
         try:
             batch = batch or parse(body)
-            rows = batch.header.rows
+            rows, first_sequence = batch.header.rows, batch.header.first_sequence
             producing.check(batch)
         except InvalidBatch as error:
             self._unwritten_bytes -= size
             self.fail(error)  # its bytes are not what it says: nothing on this connection can be believed
             return
         except DanubeError as error:
-            self._unwritten_bytes -= size
-            self.answer_error(request_id, error)
+            decided(_failed(error))
             return
         topic = producing.topic
         if isinstance(topic, Topic):
-            self._submit(topic, batch, request_id, size, decided)
+            try:
+                future: asyncio.Future[Any] = topic.submit_batch(batch)
+            except DanubeError as error:
+                future = _failed(error)
+            future.add_done_callback(decided)
         else:
-            task = asyncio.ensure_future(_fan_out(producing, batch))
-            task.add_done_callback(decided)
-
-    def _submit(self, topic: Topic, batch: Batch, request_id: int, size: int, decided: Any) -> None:
-        try:
-            topic.submit_batch(batch).add_done_callback(decided)
-        except DanubeError as error:
-            self._unwritten_bytes -= size
-            self.answer_error(request_id, error)
+            asyncio.ensure_future(_fan_out(producing, batch)).add_done_callback(decided)
 
     # --- delivering ---------------------------------------------------------------------------------
 
@@ -367,6 +372,7 @@ class Connection(asyncio.Protocol):
                 await self._writable.wait()
                 deliver = pb.Deliver(consumer=consuming.handle, ranges=frames.flat(item.ranges), attempt=item.attempt)
                 self.send(pb.Command(deliver=deliver), *item.batch.buffers)
+                consuming.sent(item)
 
     def _consumer_ended(self, consuming: Consuming) -> None:
         self._requests.forget(consuming)
@@ -374,8 +380,15 @@ class Connection(asyncio.Protocol):
         if isinstance(ended, NotServed):
             self.send(pb.Command(moved=pb.Moved(topic=consuming.topic.name)))
         else:
-            error = ended or NotServed(consuming.topic.name, "another consumer of this name took over")
+            taken = SubscriptionBusy(consuming.topic.name, consuming.subscription.name, "a newer one of this name")
+            error = ended or taken
             self.send(pb.Command(error=to_wire(error, consumer=consuming.handle)))
+
+
+def _failed(error: DanubeError) -> asyncio.Future[Any]:
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    future.set_exception(error)
+    return future
 
 
 async def _fan_out(producing: Producing, batch: Batch) -> None:

@@ -26,6 +26,7 @@ from pydanube.errors import (
     MessageTooLarge,
     NotServed,
     OffsetOutOfRange,
+    OutOfSequence,
     ProtocolViolation,
     TopicUnknown,
 )
@@ -50,7 +51,7 @@ HANDLES_MAX: Final = 10_000
 class Producing:
     """A producer that the peer has opened."""
 
-    __slots__ = ("handle", "name", "producer_id", "session", "topic")
+    __slots__ = ("handle", "hole", "name", "producer_id", "session", "topic")
 
     def __init__(self, handle: int, topic: AnyTopic, name: str, producer_id: ProducerId, session: int) -> None:
         self.handle = handle
@@ -58,6 +59,11 @@ class Producing:
         self.name = name
         self.producer_id = producer_id
         self.session = session
+        self.hole: int | None = None  # sequence of the first batch that was refused: nothing behind it may pass
+
+    def refused(self, first_sequence: int) -> None:
+        if self.session and (self.hole is None or first_sequence < self.hole):
+            self.hole = first_sequence
 
     def check(self, batch: Batch) -> None:
         """The batch is this producer's, of this session, and no message in it is too large."""
@@ -65,6 +71,10 @@ class Producing:
         mine = (self.producer_id, self.session) if self.session else (0, 0)
         if (header.producer_id, header.session) != mine:
             raise InvalidBatch(f"it is of producer {header.producer_id}, session {header.session}; opened were {mine}")
+        if self.hole is not None:
+            if header.first_sequence > self.hole:
+                raise OutOfSequence(self.producer_id, header.first_sequence, self.hole)
+            self.hole = None
         policy = self.topic.policy
         if not policy.allows_message(header.uncompressed_length):  # then look closer
             largest = payload_size_max(batch)
@@ -76,14 +86,18 @@ class Producing:
         if receipt is None:
             return pb.Receipt(rows=rows, durability=pb.MEMORY)
         return pb.Receipt(
-            offset=receipt.offset, rows=rows, epoch=receipt.epoch, durability=DURABILITIES[receipt.durability]
+            offset=receipt.offset,
+            rows=rows,
+            epoch=receipt.epoch,
+            durability=DURABILITIES[receipt.durability],
+            duplicate=receipt.duplicate,
         )
 
 
 class Consuming:
     """A consumer that the peer has opened."""
 
-    __slots__ = ("_balance", "consumer_id", "handle", "outbox", "subscription", "topic")
+    __slots__ = ("_bytes", "_messages", "consumer_id", "handle", "outbox", "subscription", "topic")
 
     def __init__(
         self,
@@ -98,18 +112,21 @@ class Consuming:
         self.subscription = subscription
         self.consumer_id = consumer_id
         self.outbox = outbox
-        self._balance = [0, 0]  # granted in all; what was sent is the machine's to count
+        self._messages = self._bytes = 0  # granted and not used yet, as the peer sees it
 
     @property
     def is_reliable(self) -> bool:
         return isinstance(self.subscription, Subscription)
 
     def grant(self, messages: int, size_bytes: int) -> None:
-        # Counts what was ever granted: 2^40 at a time is the protocol's limit, and a balance cannot exceed the sum.
-        frames.granted(0, messages)
-        frames.granted(0, size_bytes)
+        self._messages = frames.granted(self._messages, messages)
+        self._bytes = frames.granted(self._bytes, size_bytes)
         if isinstance(self.subscription, Subscription):
             self.subscription.grant(self.consumer_id, Permits(messages, size_bytes))
+
+    def sent(self, item: DeliveredBatch) -> None:
+        self._messages -= min(self._messages, sum(end - first for first, end in item.ranges))
+        self._bytes -= min(self._bytes, item.batch.header.size_bytes)
 
     def ack(self, ranges: Ranges) -> None:
         if isinstance(self.subscription, Subscription):

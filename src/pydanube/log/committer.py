@@ -63,6 +63,7 @@ class Receipt(NamedTuple):
     offset: int
     epoch: int
     durability: str
+    duplicate: bool = False  # it was stored before: this is where
 
 
 class Pending(NamedTuple):
@@ -135,7 +136,7 @@ class Forming:
 
     log: Committed
     batches: list[Batch] = field(default_factory=list)
-    done: list[tuple[asyncio.Future[Receipt], int, int]] = field(default_factory=list)  # offset, epoch
+    done: list[tuple[asyncio.Future[Receipt], int, bool]] = field(default_factory=list)  # offset, duplicate
     undo: dict[int, Producer | None] = field(default_factory=dict)
     size: int = 0
     end_offset: int = 0
@@ -400,9 +401,9 @@ class Committer:
                     continue
                 if stored is not None:
                     if stored.base_offset >= of.head:  # still in this group: its fate is shared
-                        part.done.append((done, stored.base_offset, stored.epoch))
+                        part.done.append((done, stored.base_offset, True))
                     else:
-                        done.set_result(Receipt(stored.base_offset, stored.epoch, of.durability))
+                        done.set_result(Receipt(stored.base_offset, stored.epoch, of.durability, True))
                     continue
                 part.undo.setdefault(producer_id, sessions.get(producer_id))
                 sessions.accepted(
@@ -410,7 +411,7 @@ class Committer:
                     header.body_crc, part.end_offset, of.epoch,
                 )  # fmt: skip
             part.batches.append(stamp(batch, base_offset=part.end_offset, epoch=of.epoch, append_time=part.append_time))
-            part.done.append((done, part.end_offset, of.epoch))
+            part.done.append((done, part.end_offset, False))
             part.end_offset += header.rows
             part.size += size
         return part
@@ -697,9 +698,9 @@ class Committer:
         segment.filled = max(segment.filled, segment.copied)
         part.log.append_time = part.append_time
         part.log.committed(part.batches, segment)
-        for done, offset, epoch in part.done:
+        for done, offset, duplicate in part.done:
             if not done.done():  # the caller left; its batch stays
-                done.set_result(Receipt(offset, epoch, part.log.durability))
+                done.set_result(Receipt(offset, part.log.epoch, part.log.durability, duplicate))
 
     @staticmethod
     def _refuse(part: Forming, error: DanubeError) -> None:

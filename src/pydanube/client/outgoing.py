@@ -1,0 +1,481 @@
+"""Messages on their way to one topic: gathered, encoded, sent, and sent again until there is a receipt.
+
+    append ─► Draft ─► Draft ─► encode ─► Outgoing ─► Outgoing ─► receipt
+              (open)   (full)             └── at most 8 in flight, oldest first; kept, unchanged, until answered ──┘
+
+*Natural batching.* While fewer than EAGER batches are in flight, whatever is there goes out at the end of the loop's turn;
+otherwise it waits for an answer, or for the draft to be full. A busy producer so makes large batches and an idle one
+waits for nobody. Two in flight, not one: the broker has the next batch when it has written the one before.
+
+*Order.* The rules are docs/protocol.md §5. The broker answers in the order in which it was asked, so the first error among
+the answers is the cause, and every later one its consequence. Nothing is sent between that error and the last answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from time import time_ns
+from typing import Final
+
+from pydanube.client.connection import Brokers
+from pydanube.client.lane import Lane
+from pydanube.client.link import Link
+from pydanube.client.messages import DURABILITIES, Receipt
+from pydanube.errors import (
+    DanubeError,
+    DeadlineExceeded,
+    DiskFull,
+    InvalidBatch,
+    OutOfSequence,
+    ProtocolViolation,
+    RateLimited,
+    SessionUnknown,
+)
+from pydanube.log.batch import Batch, columns_of, encode, renumber
+from pydanube.wire import frames
+from pydanube.wire._pb.pydanube import stream_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+EAGER: Final = 2
+ENCODE_ON_LOOP_BYTES: Final = 1024 * 1024
+COMPRESS_ON_LOOP_BYTES: Final = 128 * 1024
+MESSAGE_OVERHEAD_BYTES: Final = 64  # what a message without a payload takes, about
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSettings:
+    """As `Client.producer` describes them."""
+
+    name: str
+    reliable: bool
+    create: bool
+    idempotent: bool
+    exclusive: bool
+    schema_subject: str
+    compression: str
+    linger_seconds: float
+    batch_bytes: int
+    batch_messages: int
+    timeout: float
+
+
+class Draft:
+    """Messages that are not encoded yet, by column."""
+
+    __slots__ = ("attributes", "begun_at", "keys", "payloads", "size", "times", "waiters")
+
+    def __init__(self, begun_at: float) -> None:
+        self.payloads: list[bytes] = []
+        self.times = array("q")
+        self.keys: list[str | None] | None = None
+        self.attributes: list[Mapping[str, str] | None] | None = None
+        self.waiters: list[tuple[int, asyncio.Future[Receipt]]] = []  # row, and who wants its receipt
+        self.size = 0
+        self.begun_at = begun_at
+
+    def without_waiters(self) -> Draft:
+        """Only the rows that nobody waits for."""
+        gone = {row for row, _ in self.waiters}
+        rest = Draft(self.begun_at)
+        kept = [row for row in range(len(self.payloads)) if row not in gone]
+        rest.payloads = [self.payloads[row] for row in kept]
+        rest.times.extend(self.times[row] for row in kept)
+        rest.keys = self.keys and [self.keys[row] for row in kept]
+        rest.attributes = self.attributes and [self.attributes[row] for row in kept]
+        rest.size = sum(MESSAGE_OVERHEAD_BYTES + len(payload) for payload in rest.payloads)
+        return rest
+
+
+class Outgoing:
+    """A batch that was encoded; never changed while its fate is unknown."""
+
+    __slots__ = ("batch", "begun_at", "rows", "size", "waiters")
+
+    def __init__(self, batch: Batch, draft: Draft) -> None:
+        self.batch = batch
+        self.rows = batch.header.rows
+        self.size = draft.size
+        self.waiters = draft.waiters
+        self.begun_at = draft.begun_at
+
+
+class ProducerLane(Lane):
+    """Sends to one topic, or to one partition. `released` is called with the bytes that need no room any more."""
+
+    what = "producer"
+
+    def __init__(
+        self, brokers: Brokers, topic: str, settings: ProducerSettings, released: Callable[[int], None]
+    ) -> None:
+        super().__init__(brokers, topic)
+        self.message_size_max = 0
+        self._settings = settings
+        self._released = released
+        self._loop = asyncio.get_running_loop()
+        self._draft = Draft(0.0)
+        self._full: deque[Draft] = deque()
+        self._queue: deque[Outgoing] = deque()  # the first `_sent` of them were sent on the current link
+        self._sent = 0
+        self._unanswered = 0
+        self._in_flight_max = frames.IN_FLIGHT_MAX
+        self._producer_id = 0
+        self._session = 0
+        self._next_sequence = 0
+        self._trouble: tuple[DanubeError, Outgoing] | None = None
+        self._paused = False  # until the broker may have recovered
+        self._is_encoding = False
+        self._is_scheduled = False
+        self._is_forced = False
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._appended = 0
+        self._finished = 0
+        self._flushing: list[tuple[int, asyncio.Future[None]]] = []
+        self._lost_error: DanubeError | None = None  # of a message that nobody waits for: `flush` tells it
+
+    # --- taking messages ----------------------------------------------------------------------------
+
+    def append(
+        self,
+        payload: bytes,
+        key: str | None,
+        attributes: Mapping[str, str] | None,
+        size: int,
+        waiter: asyncio.Future[Receipt] | None,
+    ) -> None:
+        """Never waits. Raises why the lane has failed."""
+        if self.failure is not None:
+            raise self.failure
+        draft = self._draft
+        row = len(draft.payloads)
+        if row == 0:
+            draft.begun_at = self._loop.time()
+            self._schedule()
+        elif draft.size + size > self._settings.batch_bytes or row >= self._settings.batch_messages:
+            self._full.append(draft)
+            draft = self._draft = Draft(self._loop.time())
+            row = 0
+            self._schedule()
+        draft.payloads.append(payload)
+        draft.times.append(time_ns() // 1000)
+        if draft.keys is not None:
+            draft.keys.append(key)
+        elif key is not None:
+            draft.keys = [*[None] * row, key]
+        if draft.attributes is not None:
+            draft.attributes.append(attributes)
+        elif attributes:
+            draft.attributes = [*[None] * row, attributes]
+        draft.size += size
+        self._appended += 1
+        if waiter is not None:
+            draft.waiters.append((row, waiter))
+            if self._deadline_timer is None:
+                self._watch_deadlines()
+
+    async def flush(self) -> None:
+        """Returns when everything appended before has been answered. Raises if some of it is lost and nobody knows."""
+        if self._finished < self._appended:
+            done: asyncio.Future[None] = self._loop.create_future()
+            self._flushing.append((self._appended, done))
+            self._is_forced = True
+            self._schedule()
+            await done
+        error, self._lost_error = self._lost_error, None
+        if error is not None:
+            raise error
+
+    async def close(self) -> None:
+        """Tells the broker that no more comes. What is not flushed is gone."""
+        if self.link is not None and self.link.usable:
+            close = pb.Command(close_producer=pb.CloseProducer(producer=self.handle))
+            await self.link.request(close, "done")
+
+    def abandon(self, error: DanubeError) -> None:
+        """Everything that has no receipt has failed."""
+        while self._queue:
+            self._drop(self._queue.popleft(), error)
+        for draft in [*self._full, self._draft]:
+            self._drop_draft(draft, error)
+        self._full.clear()
+        self._draft = Draft(0.0)
+        for timer in (self._linger_timer, self._deadline_timer):
+            if timer is not None:
+                timer.cancel()
+
+    # --- sending ------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._is_scheduled = False
+        link = self.link
+        if link is None or link.leaving or self._trouble is not None or self._paused or self._is_encoding:
+            return
+        while self._sent < len(self._queue):
+            self._send(link, self._queue[self._sent])
+        while self._sent < self._in_flight_max:
+            draft = self._next_draft()
+            if draft is None:
+                return
+            limit = ENCODE_ON_LOOP_BYTES if self._settings.compression == "none" else COMPRESS_ON_LOOP_BYTES
+            if draft.size > limit:
+                self._is_encoding = True
+                encoding = self._loop.run_in_executor(None, self._encode, draft)
+                encoding.add_done_callback(partial(self._encoded, draft))
+                return
+            try:
+                batch = self._encode(draft)
+            except InvalidBatch as error:
+                self._drop_draft(draft, error)
+                continue
+            self._enqueue(draft, batch)
+            self._send(link, self._queue[-1])
+
+    def _next_draft(self) -> Draft | None:
+        """What is to be sent now."""
+        if self._full:
+            return self._full.popleft()
+        draft = self._draft
+        if not draft.payloads:
+            self._is_forced = False
+            return None
+        if not self._is_forced:
+            if self._sent >= EAGER:
+                return None
+            linger = self._settings.linger_seconds
+            if linger and (due := draft.begun_at + linger) > self._loop.time():
+                if self._linger_timer is None:
+                    self._linger_timer = self._loop.call_at(due, self._lingered)
+                return None
+        self._draft = Draft(0.0)
+        return draft
+
+    def _lingered(self) -> None:
+        self._linger_timer = None
+        self._pump()
+
+    def _encode(self, draft: Draft) -> Batch:
+        settings = self._settings
+        rows = columns_of(
+            draft.payloads,
+            memoryview(draft.times).cast("B"),
+            keys=draft.keys,
+            producer_name=settings.name,
+            attributes=draft.attributes,
+        )
+        return encode(
+            rows,
+            topic=self.topic,
+            producer_id=self._producer_id,
+            session=self._session,
+            first_sequence=self._next_sequence,
+            codec=settings.compression,
+        )
+
+    def _encoded(self, draft: Draft, encoding: asyncio.Future[Batch]) -> None:
+        self._is_encoding = False
+        if encoding.cancelled() or self.failure is not None:
+            return
+        error = encoding.exception()
+        if error is not None:
+            self._drop_draft(draft, error if isinstance(error, DanubeError) else InvalidBatch(str(error)))
+        else:
+            self._enqueue(draft, encoding.result())
+        self._pump()
+
+    def _enqueue(self, draft: Draft, batch: Batch) -> None:
+        header = batch.header
+        if (header.session, header.first_sequence) != (self._session, self._next_sequence):
+            # The session changed while another thread was encoding; nobody has seen this batch yet.
+            batch = self._renumbered(batch)
+        if self._session:
+            self._next_sequence += header.rows
+        self._queue.append(Outgoing(batch, draft))
+
+    def _renumbered(self, batch: Batch) -> Batch:
+        return renumber(batch, producer_id=self._producer_id, session=self._session, first_sequence=self._next_sequence)
+
+    def _send(self, link: Link, outgoing: Outgoing) -> None:
+        self._sent += 1
+        self._unanswered += 1
+        command = pb.Command(produce=pb.Produce(producer=self.handle))
+        link.ask(command, partial(self._answered, self.generation, outgoing), *outgoing.batch.buffers)
+
+    # --- answers ------------------------------------------------------------------------------------
+
+    def _answered(self, generation: int, outgoing: Outgoing, answer: frames.Frame | DanubeError) -> None:
+        if generation != self.generation:
+            return  # of a handle that has ended: the batch is sent again
+        self._unanswered -= 1
+        if isinstance(answer, DanubeError):
+            self._trouble = self._trouble or (answer, outgoing)
+        elif answer.kind != "receipt" or not self._queue or self._queue[0] is not outgoing:
+            assert self.link is not None
+            self.link.end(ProtocolViolation("a batch was answered out of turn, or with no receipt"))
+            return
+        else:
+            self._queue.popleft()
+            self._sent -= 1
+            self._store(outgoing, answer.command.receipt)
+        if self._trouble is None:
+            self._pump()
+        elif not self._unanswered:
+            self._recover()
+
+    def _store(self, outgoing: Outgoing, receipt: pb.Receipt) -> None:
+        self._progressed()
+        topic, offset, epoch, duplicate = self.topic, receipt.offset, receipt.epoch, receipt.duplicate
+        durability = DURABILITIES.get(receipt.durability, "memory")
+        step = 1 if durability != "memory" else 0
+        for row, waiter in outgoing.waiters:
+            if not waiter.done():
+                waiter.set_result(Receipt(topic, offset + row * step, epoch, durability, duplicate))
+        self._finish(outgoing.rows, outgoing.size)
+
+    def _recover(self) -> None:
+        """Every batch in flight is answered, and the first that was refused says why."""
+        assert self._trouble is not None
+        (error, refused), self._trouble = self._trouble, None
+        self._sent = 0
+        if isinstance(error, SessionUnknown):
+            self._session = 0
+            self._reopen(error)
+        elif isinstance(error, OutOfSequence) and self._resequence(error):
+            self._pump()
+        elif isinstance(error, (DiskFull, RateLimited)):
+            self._paused = True
+            self._loop.call_later(self._backoff.seconds(), self._resume)
+        elif error.retryable:
+            self._reopen(error)
+        elif isinstance(error, (OutOfSequence, InvalidBatch)) or not self._forget(refused, error):
+            self._fail(error)  # the broker's idea of this session and ours have nothing in common
+
+    def _resume(self) -> None:
+        self._paused = False
+        self._pump()
+
+    def _resequence(self, error: OutOfSequence) -> bool:
+        """Whether the batches that have no receipt continue what the broker has, perhaps under other numbers."""
+        if not self._queue or error.expected > self._queue[0].batch.header.first_sequence:
+            return False
+        if error.expected < self._queue[0].batch.header.first_sequence:
+            log.warning("batches numbered anew", extra={"topic": self.topic, "expected": error.expected})
+            self._renumber_all(error.expected)
+        return True
+
+    def _forget(self, refused: Outgoing, error: DanubeError) -> bool:
+        """One batch is refused for good; those behind it were refused for its sake, and get its numbers."""
+        if refused not in self._queue or error.__class__.__name__ == "ProducerFenced":
+            return False
+        first = refused.batch.header.first_sequence
+        self._queue.remove(refused)
+        self._drop(refused, error)
+        self._renumber_all(self._queue[0].batch.header.first_sequence if False else first)
+        self._pump()
+        return True
+
+    def _renumber_all(self, first_sequence: int) -> None:
+        self._next_sequence = first_sequence
+        for outgoing in self._queue:
+            outgoing.batch = self._renumbered(outgoing.batch)
+            if self._session:
+                self._next_sequence += outgoing.rows
+
+    # --- the ends of messages -----------------------------------------------------------------------
+
+    def _drop(self, outgoing: Outgoing, error: DanubeError) -> None:
+        self._refuse(outgoing.waiters, outgoing.rows, error)
+        self._finish(outgoing.rows, outgoing.size)
+
+    def _drop_draft(self, draft: Draft, error: DanubeError) -> None:
+        if draft.payloads:
+            self._refuse(draft.waiters, len(draft.payloads), error)
+            self._finish(len(draft.payloads), draft.size)
+
+    def _refuse(self, waiters: list[tuple[int, asyncio.Future[Receipt]]], rows: int, error: DanubeError) -> None:
+        for _, waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+        if len(waiters) < rows:
+            self._lost_error = self._lost_error or error
+
+    def _finish(self, rows: int, size: int) -> None:
+        self._finished += rows
+        self._released(size)
+        while self._flushing and self._flushing[0][0] <= self._finished:
+            _, done = self._flushing.pop(0)
+            if not done.done():
+                done.set_result(None)
+
+    def _watch_deadlines(self) -> None:
+        """Messages that have waited too long fail; one that was never sent is not sent any more either."""
+        seconds = self._settings.timeout
+        error = DeadlineExceeded(f"sending to {self.topic}", seconds, str(self._last_error or ""))
+        late = self._loop.time() - seconds
+        for outgoing in self._queue:
+            if outgoing.begun_at <= late:
+                for _, waiter in outgoing.waiters:
+                    if not waiter.done():
+                        waiter.set_exception(error)
+        kept: deque[Draft] = deque()
+        for draft in self._full:
+            kept.append(self._expire(draft, error) if draft.begun_at <= late else draft)
+        self._full = deque(draft for draft in kept if draft.payloads)
+        if self._draft.payloads and self._draft.begun_at <= late:
+            self._draft = self._expire(self._draft, error)
+        waiting = any(each.waiters for each in (*self._queue, *self._full, self._draft))
+        self._deadline_timer = self._loop.call_later(seconds / 8, self._watch_deadlines) if waiting else None
+
+    def _expire(self, draft: Draft, error: DanubeError) -> Draft:
+        rest = draft.without_waiters()
+        self._refuse(draft.waiters, len(draft.waiters), error)
+        self._finish(len(draft.waiters), draft.size - rest.size)
+        return rest
+
+    # --- the lane -----------------------------------------------------------------------------------
+
+    async def _find(self) -> Link:
+        if self._settings.create:
+            return await self._brokers.owner_or_any(self.topic)
+        return await super()._find()
+
+    async def _open_at(self, link: Link) -> None:
+        settings = self._settings
+        request = pb.OpenProducer(
+            topic=self.topic,
+            producer_name=settings.name,
+            reliable=settings.reliable,
+            create=settings.create,
+            exclusive=settings.exclusive,
+            schema_subject=settings.schema_subject,
+            session=self._session,
+            without_session=not settings.idempotent,
+        )
+
+        def opened(frame: frames.Frame) -> None:
+            answer = frame.command.producer_opened
+            self._attach(link, answer.producer)
+            link.producers[answer.producer] = self
+            self.message_size_max = answer.message_size_max
+            self._in_flight_max = link.welcome.result().in_flight_max
+            if (answer.producer_id, answer.session) != (self._producer_id, self._session):
+                self._producer_id, self._session = answer.producer_id, answer.session
+                self._renumber_all(0)
+            self._schedule()
+
+        try:
+            await link.request(pb.Command(open_producer=request), "producer_opened", accept=opened)
+        except SessionUnknown:
+            self._session = 0  # whatever that session has stored, this broker does not know it
+            raise
