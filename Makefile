@@ -4,7 +4,7 @@ SHELL := /bin/sh
 
 PYTHON_IN_VENV := .venv/bin/python
 PYTEST := $(PYTHON_IN_VENV) -m pytest
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist worksteal
 FAST_TESTS = $(wildcard tests/core tests/contracts tests/rooms tests/test_tidy.py)
 
 # One random seed per make, printed by the simulator so that a failure can be repeated.
@@ -37,7 +37,7 @@ demo-log: setup ## Show the log: append, kill -9, recover, verify
 	@.venv/bin/danube log demo
 
 .PHONY: test
-test: setup-test ## Run the tests, ten slowest last (PYTEST_ARGS="-n 2" for two at a time)
+test: setup-test ## Run the tests, ten slowest last (two at a time; PYTEST_ARGS= for one)
 	@$(PYTEST) $(PYTEST_ARGS)
 
 .PHONY: test-long
@@ -75,6 +75,14 @@ sim: setup-test ## Simulate crashes for seeds SEED to SEED+COUNT-1 (random, 1000
 .PHONY: bench-log
 bench-log: setup ## Measure the log beside the raw disk, in one table
 	@$(PYTHON_IN_VENV) bench/log.py
+
+.PHONY: bench-lag
+bench-lag: setup ## Measure delivery by notification and by heartbeat, and idle subscriptions
+	@$(PYTHON_IN_VENV) bench/lag.py
+
+.PHONY: bench-grpc
+bench-grpc: setup-test ## Measure the gRPC door beside an empty server
+	@$(PYTHON_IN_VENV) bench/unary.py
 
 .PHONY: lock
 lock: ## Recompile requirements/*.lock (LOCK_ARGS=--upgrade for newer versions)

@@ -244,10 +244,8 @@ def bench_read(scratch: Path, rows: Rows, scale: float) -> None:
                 f"{raw:,.0f}",
                 f"{100 * result['read_mb_per_s'] / raw:.0f} %",
             )
-            rows.add(
-                f"resident memory, {size:.1f} GB: {result['rss_mb']:.0f} MB opened, {result['read_rss_mb']:.0f} MB read",
-                "", "", "", "", "", "",
-            )  # fmt: skip
+            opened, read = result["rss_mb"], result["read_rss_mb"]
+            rows.add(f"resident memory, {size:.1f} GB: {opened:.0f} MB opened, {read:.0f} MB read", *[""] * 6)
     rows.add(f"  4 GB needs {rss[4] - rss[1]:+.0f} MB more than 1 GB", "", "", "", "", "", "")
 
 

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -31,6 +32,7 @@ START_SECONDS = 30.0
 STOP_SECONDS = 60.0  # a sync may take long on a busy disk
 WAIT_SECONDS = 30.0
 READY = "is ready."
+LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT")
 
 
 def until(condition: Callable[[], T], what: str, *, seconds: float = WAIT_SECONDS, say: Callable[[], str] = str) -> T:
@@ -177,7 +179,18 @@ class BrokerProcess:
     @property
     def command(self) -> list[str]:
         return [
-            *(sys.executable, "-m", "pydanube", "broker", "--mode", "standalone", "--data-dir", str(self.data_dir)),
+            *(
+                sys.executable,
+                "-X",
+                "faulthandler",
+                "-m",
+                "pydanube",
+                "broker",
+                "--mode",
+                "standalone",
+                "--data-dir",
+                str(self.data_dir),
+            ),
             *("--broker-addr", f"127.0.0.1:{self.client_port}", "--admin-addr", f"127.0.0.1:{self.admin_port}"),
             *("--prom-exporter", f"127.0.0.1:{self.metrics_port}", "--stream-addr", f"127.0.0.1:{self.stream_port}"),
             *self._flags,
@@ -218,14 +231,20 @@ class BrokerProcess:
         return done.stdout
 
     def errors(self) -> list[str]:
-        """Lines that a healthy broker does not write: ours at level ERROR, and tracebacks of anybody."""
-        logs = [log.read_text(errors="replace") for log in self.directory.glob("broker-*.log")]
-        return [
-            line
-            for log in logs
-            for line in log.splitlines()
-            if " ERROR " in line or line.startswith("Traceback") or "exception was never retrieved" in line
-        ]
+        """What a healthy broker does not write: lines at level ERROR and tracebacks, each with what belongs to it."""
+        found: list[str] = []
+        for log in sorted(self.directory.glob("broker-*.log")):
+            inside = False
+            for line in log.read_text(errors="replace").splitlines():
+                begins = " ERROR " in line or line.startswith("Traceback") or "never retrieved" in line
+                if inside and (begins or not LOG_LINE.match(line)):
+                    found[-1] += f"\n{line}"
+                elif begins:
+                    found.append(line)
+                    inside = True
+                else:
+                    inside = False
+        return found
 
 
 def danube(*arguments: object, text: str = "", seconds: float = 60.0) -> subprocess.CompletedProcess[str]:

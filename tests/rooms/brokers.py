@@ -170,9 +170,7 @@ class Host:
         self._store = Mortal(self.metadata)
         self._process = Process(f"broker {self.boots}")
         self.broker: Broker = await self._process.call(
-            Broker.start_on(
-                self.config, disk=self._access, metadata=self._store, clock=self.clock, work=self.work
-            )  # fmt: skip
+            Broker.start_on(self.config, disk=self._access, metadata=self._store, clock=self.clock, work=self.work)
         )
         return self.broker
 

@@ -181,9 +181,8 @@ async def test_what_a_leaving_consumer_held_goes_to_the_others_first() -> None:
 async def test_the_order_of_a_key_survives_nacks_and_churn(seed: int) -> None:
     dice = Random(seed)
     broker, topic = await one_topic(Host(unacked_max=20))
-    await broker.topics.set_failure_policy(
-        ORDERS, SUB, FailurePolicy(max_redelivery_count=1000, base_redelivery_delay_ms=100, backoff_strategy=Backoff.FIXED)
-    )
+    patient = FailurePolicy(max_redelivery_count=1000, base_redelivery_delay_ms=100, backoff_strategy=Backoff.FIXED)
+    await broker.topics.set_failure_policy(ORDERS, SUB, patient)
     acked: list[tuple[str, int]] = []
     streams = {name: await consume(topic, kind=Kind.KEY_SHARED, consumer=name) for name in "abc"}
     answered = dict.fromkeys(streams, 0)
@@ -704,3 +703,28 @@ async def test_two_topics_do_not_hear_of_each_other() -> None:
     await publish(payments, "payment")
     await settle()
     assert (a.texts, b.texts) == (["order"], ["payment"])
+
+
+# --- registrations --------------------------------------------------------------------------------------
+
+
+@simulated
+async def test_a_consumer_that_is_silent_for_an_hour_is_forgotten_and_one_that_is_there_is_not() -> None:
+    host = Host()
+    _, topic = await one_topic(host)
+    stays = await consume(topic, kind=Kind.SHARED, consumer="stays")
+    leaves = await consume(topic, kind=Kind.SHARED, consumer="leaves")
+    leaves.leave()
+    await asyncio.sleep(3000)
+    assert len(topic.subscriptions[SUB].consumers) == 2  # a client may still come back with its old id
+    host.kill()
+    topic = await find_topic(await host.boot())
+    stays = await consume(topic, kind=Kind.SHARED, consumer="stays")
+    await asyncio.sleep(3000)
+    assert len(topic.subscriptions[SUB].consumers) == 2  # and a restart gives it its time again
+    await asyncio.sleep(1000)
+    assert [each.name for each in topic.subscriptions[SUB].consumers] == ["stays"]
+    assert not await host.metadata.list(f"/topics{ORDERS}/subscriptions/{SUB}/consumers/{leaves.consumer}")
+    await publish(topic, "a")
+    await settle()
+    assert stays.texts == ["a"]

@@ -185,6 +185,10 @@ class TopicAdmin:
         if not request.HasField("failure_policy"):
             raise Refusal(Code.INVALID_ARGUMENT, "failure_policy is missing")
         policy = failure_policy_of(request.failure_policy)
+        if policy.dead_letter_topic == name:
+            raise Refusal(
+                Code.INVALID_ARGUMENT, f"dead_letter_topic = {name} is not allowed: its poison would come back for ever"
+            )
         await self._reliable(name, "a failure policy")
         await self._topics.set_failure_policy(name, subscription, policy)
         return pb.SubscriptionResponse(success=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import re
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -102,10 +103,16 @@ def _stream(name: str, call: Behaviour, metrics: RpcMetrics, table: Table) -> Be
 
 
 async def _abort(context: Any, name: str, error: Exception, table: Table) -> NoReturn:
+    if isinstance(error, grpc.aio.InternalError):
+        raise CancelledError() from error  # a write to a client that has left
     code, sentence = status_of(error, table)
     if not isinstance(error, DanubeError | Refusal):
         log.error("call failed", extra={"call": name, "error": type(error).__name__}, exc_info=error)
-    await context.abort(GRPC_CODE[code], sentence)
+    try:
+        await context.abort(GRPC_CODE[code], sentence)
+    except grpc.aio.InternalError as left:
+        # There is nobody to tell any more. gRPC would log a traceback for it, and for a second status as well.
+        raise CancelledError() from left
     raise AssertionError("abort raises")
 
 

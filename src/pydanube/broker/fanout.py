@@ -213,9 +213,10 @@ class FanoutTopic:
 
     async def close(self, why: str) -> None:
         self._closing = NotServed(self.name, why)
-        for subscription in self.subscriptions.values():
-            subscription.end(self._closing)
-        self.subscriptions.clear()
+        async with self._changing:  # one that is being made is finished, and ended with the others
+            for subscription in self.subscriptions.values():
+                subscription.end(self._closing)
+            self.subscriptions.clear()
         if self._removing is not None:
             self._removing.cancel()
             await asyncio.gather(self._removing, return_exceptions=True)
@@ -256,8 +257,8 @@ class FanoutTopic:
         key_filters: tuple[str, ...] = (),
         start: int | None = None,
     ) -> ConsumerId:
-        self._check_open()
         async with self._changing:
+            self._check_open()
             subscription = self.subscriptions.get(name)
             if subscription is None:
                 if not self.policy.allows_subscription(len(self.subscriptions)):

@@ -25,7 +25,13 @@ from pydanube.log.batch import Envelope
 from pydanube.ports import Clock, Delete, Item, MetadataStore, Put
 
 PRODUCER_SILENT_SECONDS: Final = 30.0  # clients poll every 5 s; one that does not is gone
+CONSUMER_SILENT_SECONDS: Final = 3600.0
 OPERATIONS_MAX: Final = 100  # per transaction; the store allows 128
+
+
+def is_silent(registration: Registration, now: float) -> bool:
+    """Whether a consumer is gone for good. Clients come back with their old id after a restart, so this is long."""
+    return not registration.connected and now - registration.silent_since > CONSUMER_SILENT_SECONDS
 
 
 @dataclass(slots=True)

@@ -124,6 +124,7 @@ class Broker:
         self._tasks = [
             asyncio.create_task(timer.run(), name="timer"),
             asyncio.create_task(self.cursors.run(), name="cursors"),
+            asyncio.create_task(self.topics.reap(), name="reap"),
         ]
         await self.topics.bootstrap_namespaces(config.broker.bootstrap_namespaces, config.policies)
         await self.topics.load_all()

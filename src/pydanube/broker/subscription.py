@@ -131,6 +131,8 @@ class Subscription:
         self._machine = machine
         self._services = services
         self._consumers = {each.consumer_id: each for each in consumers}
+        for each in self._consumers.values():
+            each.silent_since = services.clock.elapsed()  # those of an earlier process have their time again
         self._work: deque[tuple[Send | ReadKeys | DeadLetter, AnyOutbox | None]] = deque()
         self._has_work = asyncio.Event()
         self._closed = False

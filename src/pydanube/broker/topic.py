@@ -17,6 +17,7 @@ from pydanube.broker.members import (
     StoredConfig,
     StoredSubscription,
     consumer_put,
+    is_silent,
     read_config,
     read_subscriptions,
     remove_below,
@@ -105,6 +106,7 @@ class Topic:
         self._reservation = reservation
         self._gatherer = Gatherer(topic_log, reservation)
         self._decoded: OrderedDict[int, list[Envelope]] = OrderedDict()
+        self._piece: list[Batch] = []  # what was read last
         self._changing = asyncio.Lock()  # subscriptions are made and removed one at a time
         self._closing: NotServed | None = None
 
@@ -116,9 +118,10 @@ class Topic:
     async def close(self, why: str) -> None:
         """Refuses new work, finishes commits, saves cursors, ends streams so that clients look the topic up again."""
         self._closing = NotServed(self.name, why)
-        for subscription in self.subscriptions.values():
-            await subscription.close(self._closing)
-        self.subscriptions.clear()
+        async with self._changing:  # one that is being made is finished, and closed with the others
+            for subscription in self.subscriptions.values():
+                await subscription.close(self._closing)
+            self.subscriptions.clear()
         await self.log.close()
         try:
             await self._reservation.shrink()
@@ -233,8 +236,12 @@ class Topic:
 
     async def _read(self, offset: int, something: bool) -> list[Batch]:
         """As the log reads. Whoever has `something` already is told of a gap here only when he asks for it."""
+        for place, batch in enumerate(self._piece):
+            if batch.header.base_offset <= offset < batch.header.end_offset:
+                return self._piece[place:]  # a small window asks for the same piece of a file again and again
         try:
-            return await self.log.read(offset, bytes_max=_READ_BYTES)
+            self._piece = await self.log.read(offset, bytes_max=_READ_BYTES)
+            return self._piece
         except OffsetOutOfRange:
             if something:
                 return []
@@ -273,8 +280,8 @@ class Topic:
 
         Its place is fixed and stored before this returns: what is published from then on is delivered.
         """
-        self._check_open()
         async with self._changing:
+            self._check_open()
             subscription = self.subscriptions.get(name)
             if subscription is None:
                 subscription = await self._create(name, kind, start)
@@ -295,6 +302,7 @@ class Topic:
     async def unsubscribe(self, name: SubscriptionName) -> None:
         """Removes the subscription and its cursor. Refused while a consumer is connected."""
         async with self._changing:
+            self._check_open()
             subscription = self.require(name)
             holder = next((each.name for each in subscription.consumers if each.connected), None)
             if holder is not None:
@@ -304,6 +312,15 @@ class Topic:
             own = Delete(keys.subscription(self.name, name))
             await remove_below(self._metadata, self.ownership, [keys.below_subscription(self.name, name)], [own])
             self._telemetry.forget_subscription(self.name, name)
+
+    async def reap(self, now: float) -> None:
+        """Forgets consumers that have not been heard of for so long that they will not come back under their old id."""
+        for name, subscription in list(self.subscriptions.items()):
+            silent = [each.consumer_id for each in subscription.consumers if is_silent(each, now)]
+            if silent:
+                await self.ownership.write([Delete(keys.consumer(self.name, name, each)) for each in silent[:100]])
+                for each in silent[:100]:
+                    subscription.forget(each)
 
     def require(self, name: SubscriptionName) -> Subscription:
         subscription = self.subscriptions.get(name)

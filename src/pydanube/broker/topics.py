@@ -57,6 +57,7 @@ AnySubscription: TypeAlias = Subscription | FanoutSubscription
 
 SYSTEM: Final = NamespaceName("system")
 PARTITIONS_MAX: Final = 10_000
+REAP_SECONDS: Final = 300.0
 
 
 class DispatchConfig(NamedTuple):
@@ -244,6 +245,18 @@ class Topics:
         for result in await gather_bounded([lambda topic=topic: topic.close(why) for topic in topics]):
             if isinstance(result, BaseException):
                 log.error("topic not closed", extra={"why": str(result)})
+
+    async def reap(self) -> None:
+        """Forgets registrations of consumers that are gone, every few minutes, until cancelled."""
+        clock = self._rooms.services.clock
+        while True:
+            await clock.sleep(REAP_SECONDS)
+            for topic in list(self._open.values()):
+                if isinstance(topic, Topic):
+                    try:
+                        await topic.reap(clock.elapsed())
+                    except DanubeError as error:
+                        log.warning("consumers not reaped", extra={"topic": topic.name, "why": str(error)})
 
     def _lock(self, name: TopicName) -> asyncio.Lock:
         return self._opening.setdefault(name, asyncio.Lock())

@@ -66,9 +66,13 @@ class Lane:
     # --- for links ----------------------------------------------------------------------------------
 
     def ended(self, link: Link, error: DanubeError, moved_to: str = "") -> None:
-        if link is self.link:
-            self._brokers.moved(self.topic, moved_to)
-            self._reopen(error)
+        if link is not self.link:
+            return
+        if link.ended is None and not error.retryable:
+            self._fail(error)  # the broker ended this handle alone, and says that trying again will not help
+            return
+        self._brokers.moved(self.topic, moved_to)
+        self._reopen(error)
 
     # --- for subclasses -----------------------------------------------------------------------------
 
@@ -92,10 +96,7 @@ class Lane:
         self._lost.clear()
 
     def _detach(self) -> None:
-        if self.link is not None:
-            self.link.producers.pop(self.handle, None) if self.what == "producer" else self.link.consumers.pop(
-                self.handle, None
-            )
+        """Nothing that comes for the old handle is looked at any more."""
         self.link = None
         self.generation += 1
 

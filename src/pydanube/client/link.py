@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias, cast
 
 from pydanube import __version__
 from pydanube.errors import DanubeError, InvalidBatch, NotServed, ProtocolViolation, Unreachable
@@ -161,8 +161,7 @@ class Link(asyncio.Protocol):
     # --- the transport's side -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not of asyncio's classes
         hello = pb.Hello(
             magic=frames.MAGIC,
             version_min=frames.VERSION_MIN,

@@ -51,17 +51,29 @@ def place_of(place: Place) -> pb.Place:
 class Delivery:
     """One batch as it came, and which of its rows are meant for us; turned into values when they are asked for."""
 
-    __slots__ = ("_columns", "_rows", "attempt", "batch", "count", "generation", "lane", "ranges", "size_bytes")
+    __slots__ = (
+        "_columns",
+        "_rows",
+        "attempt",
+        "batch",
+        "count",
+        "generation",
+        "lane",
+        "ranges",
+        "size",
+        "topic",
+    )
 
     def __init__(
-        self, lane: ConsumerLane, batch: Batch, ranges: Sequence[tuple[int, int]], attempt: int, size_bytes: int
+        self, lane: ConsumerLane, batch: Batch, ranges: Sequence[tuple[int, int]], attempt: int, size: int
     ) -> None:
         self.lane = lane
+        self.topic: str = lane.topic
         self.generation = lane.generation
         self.batch = batch
         self.ranges = ranges
         self.attempt = attempt
-        self.size_bytes = size_bytes
+        self.size = size
         self.count = sum(end - first for first, end in ranges)
         self._rows: pa.RecordBatch | None = None
         self._columns: dict[str, list[Any]] = {}
@@ -89,8 +101,8 @@ class Delivery:
         return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
 
-class Message:
-    """One message. `payload` and `offset` are there at once; the rest is looked up when it is asked for."""
+class MessageView:
+    """A message, as it can be read. `payload` and `offset` are there at once; the rest is looked up when asked for."""
 
     __slots__ = ("_delivery", "_row", "offset", "payload")
 
@@ -103,7 +115,7 @@ class Message:
     @property
     def topic(self) -> str:
         """Of a partitioned topic: the partition."""
-        return self._delivery.lane.topic
+        return self._delivery.topic
 
     @property
     def key(self) -> str | None:
@@ -140,6 +152,16 @@ class Message:
         """1 the first time, more when it comes again."""
         return self._delivery.attempt
 
+    def __repr__(self) -> str:
+        shown = self.payload if len(self.payload) <= 40 else self.payload[:37] + b"..."
+        return f"<{type(self).__name__} {self.topic} offset {self.offset}: {shown!r}>"
+
+
+class Message(MessageView):
+    """One message, to be acknowledged."""
+
+    __slots__ = ()
+
     async def ack(self) -> None:
         """It is done. Many acks travel together, at the end of the event loop's turn; `consumer.flush` waits for them.
 
@@ -151,16 +173,11 @@ class Message:
         """It failed: deliver it again after `delay` seconds, or as the subscription's failure policy says."""
         self._delivery.lane.nack(((self.offset, self.offset + 1),), delay, reason)
 
-    def __repr__(self) -> str:
-        shown = self.payload if len(self.payload) <= 40 else self.payload[:37] + b"..."
-        return f"<{type(self).__name__} {self.topic} offset {self.offset}: {shown!r}>"
 
+class BatchView:
+    """Messages as Arrow. Polars, DuckDB, pandas and PyArrow take it as it is (Arrow's PyCapsule interface).
 
-class MessageBatch:
-    """Messages as Arrow, with one ack for all of them.
-
-    `pandas.DataFrame`, Polars, DuckDB and PyArrow take it as it is (Arrow's PyCapsule interface); `arrow` is the record
-    batch itself. Its columns are `offset` and those of the envelope.
+    `arrow` is the record batch itself; its columns are `offset` and those of the envelope.
     """
 
     __slots__ = ("_delivery", "arrow")
@@ -174,7 +191,7 @@ class MessageBatch:
 
     @property
     def topic(self) -> str:
-        return self._delivery.lane.topic
+        return self._delivery.topic
 
     @property
     def attempt(self) -> int:
@@ -185,14 +202,6 @@ class MessageBatch:
         """Which offsets, as ranges: a shared subscription may get some rows of a batch and not others."""
         return [range(first, end) for first, end in self._delivery.ranges]
 
-    async def ack(self) -> None:
-        """All of them are done."""
-        self._delivery.lane.ack_ranges(self._delivery.ranges)
-
-    async def nack(self, delay: float | None = None, *, reason: str = "") -> None:
-        """All of them failed."""
-        self._delivery.lane.nack(self._delivery.ranges, delay, reason)
-
     def __arrow_c_array__(self, requested_schema: object = None) -> object:
         return self.arrow.__arrow_c_array__(requested_schema)
 
@@ -201,6 +210,20 @@ class MessageBatch:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.topic} {len(self)} messages>"
+
+
+class MessageBatch(BatchView):
+    """Messages as Arrow, to be acknowledged together."""
+
+    __slots__ = ()
+
+    async def ack(self) -> None:
+        """All of them are done."""
+        self._delivery.lane.ack_ranges(self._delivery.ranges)
+
+    async def nack(self, delay: float | None = None, *, reason: str = "") -> None:
+        """All of them failed."""
+        self._delivery.lane.nack(self._delivery.ranges, delay, reason)
 
 
 _numbers: pa.Array = pa.array(range(1024), pa.int64())

@@ -3,27 +3,27 @@
     append ─► Draft ─► Draft ─► encode ─► Outgoing ─► Outgoing ─► receipt
               (open)   (full)             └── at most 8 in flight, oldest first; kept, unchanged, until answered ──┘
 
-*Natural batching.* While fewer than EAGER batches are in flight, whatever is there goes out at the end of the loop's turn;
-otherwise it waits for an answer, or for the draft to be full. A busy producer so makes large batches and an idle one
-waits for nobody. Two in flight, not one: the broker has the next batch when it has written the one before.
+*Natural batching.* While fewer than EAGER batches are in flight, whatever is there goes out at the end of the loop's
+turn; otherwise it waits for an answer, or for the draft to be full. A busy producer so makes large batches and an idle
+one waits for nobody. Two in flight, not one: the broker has the next batch when it has written the one before.
 
-*Order.* The rules are docs/protocol.md §5. The broker answers in the order in which it was asked, so the first error among
-the answers is the cause, and every later one its consequence. Nothing is sent between that error and the last answer.
+*Order.* The rules are docs/protocol.md §5. The broker answers in the order in which it was asked, so the first error
+among the answers is the cause, and every later one its consequence. Nothing is sent between that error and the last
+answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from time import time_ns
 from typing import Final
 
 from pydanube.client.connection import Brokers
+from pydanube.client.drafts import Draft, Outgoing, ProducerSettings
 from pydanube.client.lane import Lane
 from pydanube.client.link import Link
 from pydanube.client.messages import DURABILITIES, Receipt
@@ -33,11 +33,13 @@ from pydanube.errors import (
     DiskFull,
     InvalidBatch,
     OutOfSequence,
+    ProducerFenced,
     ProtocolViolation,
     RateLimited,
     SessionUnknown,
+    Unavailable,
 )
-from pydanube.log.batch import Batch, columns_of, encode, renumber
+from pydanube.log.batch import Batch, renumber
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
@@ -46,64 +48,6 @@ log = logging.getLogger(__name__)
 EAGER: Final = 2
 ENCODE_ON_LOOP_BYTES: Final = 1024 * 1024
 COMPRESS_ON_LOOP_BYTES: Final = 128 * 1024
-MESSAGE_OVERHEAD_BYTES: Final = 64  # what a message without a payload takes, about
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerSettings:
-    """As `Client.producer` describes them."""
-
-    name: str
-    reliable: bool
-    create: bool
-    idempotent: bool
-    exclusive: bool
-    schema_subject: str
-    compression: str
-    linger_seconds: float
-    batch_bytes: int
-    batch_messages: int
-    timeout: float
-
-
-class Draft:
-    """Messages that are not encoded yet, by column."""
-
-    __slots__ = ("attributes", "begun_at", "keys", "payloads", "size", "times", "waiters")
-
-    def __init__(self, begun_at: float) -> None:
-        self.payloads: list[bytes] = []
-        self.times = array("q")
-        self.keys: list[str | None] | None = None
-        self.attributes: list[Mapping[str, str] | None] | None = None
-        self.waiters: list[tuple[int, asyncio.Future[Receipt]]] = []  # row, and who wants its receipt
-        self.size = 0
-        self.begun_at = begun_at
-
-    def without_waiters(self) -> Draft:
-        """Only the rows that nobody waits for."""
-        gone = {row for row, _ in self.waiters}
-        rest = Draft(self.begun_at)
-        kept = [row for row in range(len(self.payloads)) if row not in gone]
-        rest.payloads = [self.payloads[row] for row in kept]
-        rest.times.extend(self.times[row] for row in kept)
-        rest.keys = self.keys and [self.keys[row] for row in kept]
-        rest.attributes = self.attributes and [self.attributes[row] for row in kept]
-        rest.size = sum(MESSAGE_OVERHEAD_BYTES + len(payload) for payload in rest.payloads)
-        return rest
-
-
-class Outgoing:
-    """A batch that was encoded; never changed while its fate is unknown."""
-
-    __slots__ = ("batch", "begun_at", "rows", "size", "waiters")
-
-    def __init__(self, batch: Batch, draft: Draft) -> None:
-        self.batch = batch
-        self.rows = batch.header.rows
-        self.size = draft.size
-        self.waiters = draft.waiters
-        self.begun_at = draft.begun_at
 
 
 class ProducerLane(Lane):
@@ -129,15 +73,13 @@ class ProducerLane(Lane):
         self._session = 0
         self._next_sequence = 0
         self._trouble: tuple[DanubeError, Outgoing] | None = None
+        self._is_volatile = False  # a non-reliable topic
         self._paused = False  # until the broker may have recovered
-        self._is_encoding = False
+        self._encoding: Draft | None = None  # by another thread; nothing is sent meanwhile
         self._is_scheduled = False
         self._is_forced = False
         self._linger_timer: asyncio.TimerHandle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
-        self._appended = 0
-        self._finished = 0
-        self._flushing: list[tuple[int, asyncio.Future[None]]] = []
         self._lost_error: DanubeError | None = None  # of a message that nobody waits for: `flush` tells it
 
     # --- taking messages ----------------------------------------------------------------------------
@@ -158,11 +100,9 @@ class ProducerLane(Lane):
         if row == 0:
             draft.begun_at = self._loop.time()
             self._schedule()
-        elif draft.size + size > self._settings.batch_bytes or row >= self._settings.batch_messages:
-            self._full.append(draft)
-            draft = self._draft = Draft(self._loop.time())
+        elif draft.size + size > self._settings.batch_bytes:
+            draft = self._rotate()
             row = 0
-            self._schedule()
         draft.payloads.append(payload)
         draft.times.append(time_ns() // 1000)
         if draft.keys is not None:
@@ -174,20 +114,34 @@ class ProducerLane(Lane):
         elif attributes:
             draft.attributes = [*[None] * row, attributes]
         draft.size += size
-        self._appended += 1
         if waiter is not None:
             draft.waiters.append((row, waiter))
             if self._deadline_timer is None:
                 self._watch_deadlines()
+        if row + 1 >= self._settings.batch_messages:
+            self._rotate()
+
+    def _rotate(self) -> Draft:
+        """The draft is full: it goes out as soon as there may be one more in flight."""
+        self._full.append(self._draft)
+        self._draft = Draft(self._loop.time())
+        self._schedule()
+        return self._draft
 
     async def flush(self) -> None:
         """Returns when everything appended before has been answered. Raises if some of it is lost and nobody knows."""
-        if self._finished < self._appended:
-            done: asyncio.Future[None] = self._loop.create_future()
-            self._flushing.append((self._appended, done))
+        drafts = [*self._full, *filter(None, [self._encoding])]
+        if self._draft.payloads:
+            drafts.append(self._draft)
             self._is_forced = True
             self._schedule()
-            await done
+        waiting = []
+        items: list[Outgoing | Draft] = [*self._queue, *drafts]
+        for each in items:
+            each.done = each.done or self._loop.create_future()
+            waiting.append(each.done)
+        if waiting:
+            await asyncio.wait(waiting)
         error, self._lost_error = self._lost_error, None
         if error is not None:
             raise error
@@ -220,7 +174,7 @@ class ProducerLane(Lane):
     def _pump(self) -> None:
         self._is_scheduled = False
         link = self.link
-        if link is None or link.leaving or self._trouble is not None or self._paused or self._is_encoding:
+        if link is None or link.leaving or self._trouble is not None or self._paused or self._encoding:
             return
         while self._sent < len(self._queue):
             self._send(link, self._queue[self._sent])
@@ -230,7 +184,7 @@ class ProducerLane(Lane):
                 return
             limit = ENCODE_ON_LOOP_BYTES if self._settings.compression == "none" else COMPRESS_ON_LOOP_BYTES
             if draft.size > limit:
-                self._is_encoding = True
+                self._encoding = draft
                 encoding = self._loop.run_in_executor(None, self._encode, draft)
                 encoding.add_done_callback(partial(self._encoded, draft))
                 return
@@ -266,26 +220,12 @@ class ProducerLane(Lane):
         self._pump()
 
     def _encode(self, draft: Draft) -> Batch:
-        settings = self._settings
-        rows = columns_of(
-            draft.payloads,
-            memoryview(draft.times).cast("B"),
-            keys=draft.keys,
-            producer_name=settings.name,
-            attributes=draft.attributes,
-        )
-        return encode(
-            rows,
-            topic=self.topic,
-            producer_id=self._producer_id,
-            session=self._session,
-            first_sequence=self._next_sequence,
-            codec=settings.compression,
-        )
+        return draft.encode(self.topic, self._settings, self._producer_id, self._session, self._next_sequence)
 
     def _encoded(self, draft: Draft, encoding: asyncio.Future[Batch]) -> None:
-        self._is_encoding = False
+        self._encoding = None
         if encoding.cancelled() or self.failure is not None:
+            self._drop_draft(draft, self.failure or Unavailable("encoding was cancelled"))
             return
         error = encoding.exception()
         if error is not None:
@@ -341,7 +281,7 @@ class ProducerLane(Lane):
         for row, waiter in outgoing.waiters:
             if not waiter.done():
                 waiter.set_result(Receipt(topic, offset + row * step, epoch, durability, duplicate))
-        self._finish(outgoing.rows, outgoing.size)
+        self._finish(outgoing.done, outgoing.size)
 
     def _recover(self) -> None:
         """Every batch in flight is answered, and the first that was refused says why."""
@@ -358,8 +298,10 @@ class ProducerLane(Lane):
             self._loop.call_later(self._backoff.seconds(), self._resume)
         elif error.retryable:
             self._reopen(error)
-        elif isinstance(error, (OutOfSequence, InvalidBatch)) or not self._forget(refused, error):
+        elif isinstance(error, (OutOfSequence, InvalidBatch, ProducerFenced)):
             self._fail(error)  # the broker's idea of this session and ours have nothing in common
+        else:
+            self._forget(refused, error)
 
     def _resume(self) -> None:
         self._paused = False
@@ -374,16 +316,13 @@ class ProducerLane(Lane):
             self._renumber_all(error.expected)
         return True
 
-    def _forget(self, refused: Outgoing, error: DanubeError) -> bool:
+    def _forget(self, refused: Outgoing, error: DanubeError) -> None:
         """One batch is refused for good; those behind it were refused for its sake, and get its numbers."""
-        if refused not in self._queue or error.__class__.__name__ == "ProducerFenced":
-            return False
-        first = refused.batch.header.first_sequence
+        first_sequence = refused.batch.header.first_sequence
         self._queue.remove(refused)
         self._drop(refused, error)
-        self._renumber_all(self._queue[0].batch.header.first_sequence if False else first)
+        self._renumber_all(first_sequence)
         self._pump()
-        return True
 
     def _renumber_all(self, first_sequence: int) -> None:
         self._next_sequence = first_sequence
@@ -396,12 +335,12 @@ class ProducerLane(Lane):
 
     def _drop(self, outgoing: Outgoing, error: DanubeError) -> None:
         self._refuse(outgoing.waiters, outgoing.rows, error)
-        self._finish(outgoing.rows, outgoing.size)
+        self._finish(outgoing.done, outgoing.size)
 
     def _drop_draft(self, draft: Draft, error: DanubeError) -> None:
         if draft.payloads:
             self._refuse(draft.waiters, len(draft.payloads), error)
-            self._finish(len(draft.payloads), draft.size)
+            self._finish(draft.done, draft.size)
 
     def _refuse(self, waiters: list[tuple[int, asyncio.Future[Receipt]]], rows: int, error: DanubeError) -> None:
         for _, waiter in waiters:
@@ -410,13 +349,10 @@ class ProducerLane(Lane):
         if len(waiters) < rows:
             self._lost_error = self._lost_error or error
 
-    def _finish(self, rows: int, size: int) -> None:
-        self._finished += rows
+    def _finish(self, done: asyncio.Future[None] | None, size: int) -> None:
         self._released(size)
-        while self._flushing and self._flushing[0][0] <= self._finished:
-            _, done = self._flushing.pop(0)
-            if not done.done():
-                done.set_result(None)
+        if done is not None and not done.done():
+            done.set_result(None)
 
     def _watch_deadlines(self) -> None:
         """Messages that have waited too long fail; one that was never sent is not sent any more either."""
@@ -434,16 +370,35 @@ class ProducerLane(Lane):
         self._full = deque(draft for draft in kept if draft.payloads)
         if self._draft.payloads and self._draft.begun_at <= late:
             self._draft = self._expire(self._draft, error)
-        waiting = any(each.waiters for each in (*self._queue, *self._full, self._draft))
+        items: list[Outgoing | Draft] = [*self._queue, *self._full, self._draft]
+        waiting = any(each.waiters for each in items)
         self._deadline_timer = self._loop.call_later(seconds / 8, self._watch_deadlines) if waiting else None
 
     def _expire(self, draft: Draft, error: DanubeError) -> Draft:
         rest = draft.without_waiters()
         self._refuse(draft.waiters, len(draft.waiters), error)
-        self._finish(len(draft.waiters), draft.size - rest.size)
+        self._finish(None if rest.payloads else draft.done, draft.size - rest.size)
         return rest
 
     # --- the lane -----------------------------------------------------------------------------------
+
+    def leave(self, link: Link) -> None:
+        pass  # `_pump` sends nothing more, and the link ends with the last answer
+
+    def _on_lost(self, error: DanubeError) -> None:
+        unanswered = self._unanswered
+        self._sent = self._unanswered = 0
+        self._trouble = None
+        if not unanswered:
+            return
+        if not (error.retryable or isinstance(error, SessionUnknown)):
+            self._fail(error)  # the broker closed because of what we sent; sending it again would end in the same way
+        elif self._is_volatile:
+            for _ in range(unanswered):  # at most once: they may have arrived
+                self._drop(self._queue.popleft(), error)
+
+    def _on_failed(self, error: DanubeError) -> None:
+        self.abandon(error)
 
     async def _find(self) -> Link:
         if self._settings.create:
@@ -468,6 +423,7 @@ class ProducerLane(Lane):
             self._attach(link, answer.producer)
             link.producers[answer.producer] = self
             self.message_size_max = answer.message_size_max
+            self._is_volatile = answer.durability == pb.MEMORY
             self._in_flight_max = link.welcome.result().in_flight_max
             if (answer.producer_id, answer.session) != (self._producer_id, self._session):
                 self._producer_id, self._session = answer.producer_id, answer.session
@@ -478,4 +434,4 @@ class ProducerLane(Lane):
             await link.request(pb.Command(open_producer=request), "producer_opened", accept=opened)
         except SessionUnknown:
             self._session = 0  # whatever that session has stored, this broker does not know it
-            raise
+            await self._open_at(link)

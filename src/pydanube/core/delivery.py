@@ -22,6 +22,7 @@ from pydanube.errors import ConfigError, InvalidName
 DELAY_MAX_MS: Final = 7 * 24 * 3600 * 1000
 REDELIVERY_COUNT_MAX: Final = 10_000
 REASON_SIZE_MAX: Final = 1024  # characters of a nack's reason that are kept
+COPY_RETRY_SECONDS_MIN: Final = 1.0
 TIMED_OUT: Final = "ack timeout"
 
 
@@ -151,6 +152,11 @@ def retry_delay_seconds(policy: FailurePolicy, failures: int, asked_seconds: flo
     if policy.backoff_strategy is Backoff.EXPONENTIAL:
         delay_ms <<= min(max(failures - 1, 0), 64)  # 64 doublings exceed every allowed maximum
     return min(max(delay_ms / 1000, asked_seconds), policy.max_redelivery_delay_ms / 1000)
+
+
+def copy_delay_seconds(policy: FailurePolicy, failures: int) -> float:
+    """How long a dead letter waits after its topic refused it: never so short that the broker does nothing else."""
+    return max(retry_delay_seconds(policy, failures), COPY_RETRY_SECONDS_MIN)
 
 
 def judge(policy: FailurePolicy, tries: Tries, now: float, asked_seconds: float = 0.0) -> Verdict:

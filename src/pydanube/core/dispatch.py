@@ -19,7 +19,7 @@ from abc import abstractmethod
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from pydanube.core.delivery import UNTRIED, FailurePolicy, Poison, RetryAt, Tries, judge, retry_delay_seconds
+from pydanube.core.delivery import UNTRIED, FailurePolicy, Poison, RetryAt, Tries, copy_delay_seconds, judge
 from pydanube.core.events import Activated, Blocked, DeadLetter, Dropped, Joined, JoinRefused, Unblocked
 from pydanube.core.lag import Standing
 from pydanube.core.limits import TokenBucket
@@ -226,7 +226,7 @@ class RangeDispatch(Machine):
         for piece in self._held.overlap(first, end):
             if not piece.value.blocks:
                 self._unhold(piece.first, piece.end)
-                due = self._now + retry_delay_seconds(self.policy, piece.value.tries.failures)
+                due = self._now + copy_delay_seconds(self.policy, piece.value.tries.failures)
                 self._wait(piece.first, piece.end, Wait(due, piece.value.tries, dead_letter=True))
 
     # --- Key-Shared only ------------------------------------------------------------------------------------

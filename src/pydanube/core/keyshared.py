@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from pydanube.core.delivery import UNTRIED, FailurePolicy, Poison, RetryAt, Tries, judge, retry_delay_seconds
+from pydanube.core.delivery import UNTRIED, FailurePolicy, Poison, RetryAt, Tries, copy_delay_seconds, judge
 from pydanube.core.events import Blocked, DeadLetter, Dropped, Joined, ReadKeys, Skipped, Unblocked
 from pydanube.core.keyring import Ring, accepts
 from pydanube.core.lag import Standing
@@ -429,4 +429,4 @@ class KeySharedDispatch(Machine):
             queue = self._keys[self._key_of[offset]]
             if queue.turn is Turn.DEAD_LETTERING and queue.current == offset:
                 queue.dead_letter = True
-                self._wait(queue, self._now + retry_delay_seconds(self.policy, self._tries[offset].failures))
+                self._wait(queue, self._now + copy_delay_seconds(self.policy, self._tries[offset].failures))

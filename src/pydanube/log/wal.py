@@ -398,7 +398,7 @@ class TopicLog:
     async def offset_at(self, time_us: int) -> int:
         """The smallest offset that was published at or after `time_us`; the head if there is none."""
         head = self.head
-        if self.max_publish_time < time_us:
+        if self.max_publish_time < time_us or not self.segments:
             return head
         segments = list(self.segments)  # the log goes on while we read
         for segment, following in zip(segments, [*segments[1:], None], strict=True):

@@ -1,0 +1,88 @@
+"""A broker as a process of its own, for benchmarks: free ports, a directory that goes when it stops."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class BrokerProcess(NamedTuple):
+    pid: int
+    client: int
+    admin: int
+    stream: int
+    metrics: int
+
+    @property
+    def cpu_seconds(self) -> float:
+        """User and system time of the process so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def rss_mb(self) -> float:
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1000
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+@contextlib.contextmanager
+def broker(scratch: Path) -> Iterator[BrokerProcess]:
+    """A standalone broker that is ready to be used."""
+    client, admin, stream, metrics = free_ports(4)
+    with tempfile.TemporaryDirectory(dir=scratch) as place:
+        command = [
+            sys.executable, "-m", "pydanube", "broker", "--mode", "standalone", "--data-dir", place,
+            "--broker-addr", f"127.0.0.1:{client}", "--admin-addr", f"127.0.0.1:{admin}",
+            "--stream-addr", f"127.0.0.1:{stream}", "--prom-exporter", f"127.0.0.1:{metrics}",
+        ]  # fmt: skip
+        with (Path(place) / "out").open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
+            try:
+                wait_for_port(client)
+                wait_for_port(stream)
+                yield BrokerProcess(process.pid, client, admin, stream, metrics)
+            finally:
+                process.terminate()
+                process.wait()
+
+
+def wait_for_port(port: int, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        if time.monotonic() > deadline:
+            raise SystemExit(f"nothing listens on port {port} after {seconds:.0f} s")
+        time.sleep(0.05)
+
+
+def fdatasync_ms(scratch: Path, size: int = 4096, count: int = 300) -> tuple[float, float]:
+    """p50 and p99 of a write and fdatasync on the same disk, now."""
+    times = []
+    path = scratch / "probe"
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    block = os.urandom(size)
+    for _ in range(count):
+        began = time.perf_counter()
+        os.write(file, block)
+        os.fdatasync(file)
+        times.append((time.perf_counter() - began) * 1000)
+    os.close(file)
+    path.unlink()
+    times.sort()
+    return times[count // 2], times[int(count * 0.99)]

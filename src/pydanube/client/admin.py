@@ -1,0 +1,192 @@
+"""Calls about topics and subscriptions: one question to the right broker, asked again while time may help."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Final
+
+import pyarrow as pa
+
+from pydanube.client.connection import Brokers, patiently
+from pydanube.client.link import Link
+from pydanube.client.messages import OFFSET, Lag, Located, Place, TopicInfo, place_of, with_offsets
+from pydanube.core.names import SubscriptionName, TopicName
+from pydanube.errors import Refused, TopicExists, TopicUnknown, Unreachable
+from pydanube.log.batch import ENVELOPE, Batch, decode, load
+from pydanube.wire import frames
+from pydanube.wire._pb.pydanube import stream_pb2 as pb
+
+FETCH_BYTES: Final = 4 * 1024 * 1024
+WITH_OFFSETS: Final = pa.schema([OFFSET, *ENVELOPE])
+
+
+class Fetch:
+    """A range of a topic, read when it is iterated; every iteration reads anew.
+
+    Iterating yields Arrow record batches; `table` collects them.
+    """
+
+    def __init__(self, admin: Admin, topic: TopicName, start: int, end: int | None, timeout: float) -> None:
+        self._admin = admin
+        self._topic = topic
+        self._start = start
+        self._end = end
+        self._timeout = timeout
+
+    async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
+        at, end = self._start, self._end
+        while end is None or at < end:
+            request = pb.Fetch(topic=self._topic, start=at, end=end, bytes_max=FETCH_BYTES)
+            frame = await self._admin.call(self._topic, pb.Command(fetch=request), "fetched", self._timeout)
+            fetched = frame.command.fetched
+            end = fetched.head if end is None else min(end, fetched.head)
+            for batch in _batches(frame.body):
+                rows = _rows_between(batch, at, end)
+                if rows.num_rows:
+                    yield rows
+            if fetched.next_offset <= at:
+                return  # there is nothing, and there will not be
+            at = fetched.next_offset
+
+    async def table(self) -> pa.Table:
+        return pa.Table.from_batches([batch async for batch in self], schema=WITH_OFFSETS)
+
+
+def _batches(body: memoryview) -> Iterable[Batch]:
+    while body:
+        batch = load(body)
+        yield batch
+        body = body[batch.header.size_bytes :]
+
+
+def _rows_between(batch: Batch, first: int, end: int) -> pa.RecordBatch:
+    base = batch.header.base_offset
+    first, end = max(first, base), min(end, batch.header.end_offset)
+    return with_offsets(decode(batch), base).slice(first - base, max(0, end - first))
+
+
+class Admin:
+    """The calls of a client that open nothing."""
+
+    def __init__(self, brokers: Brokers, timeout: float) -> None:
+        self._brokers = brokers
+        self.timeout = timeout
+
+    async def call(
+        self, topic: str | None, command: pb.Command, kind: str, timeout: float | None = None
+    ) -> frames.Frame:
+        """The answer of the topic's broker, or of any."""
+        asked = command.WhichOneof("kind") or "a request"
+
+        async def attempt() -> frames.Frame:
+            link = await self._link(topic)
+            return await link.request(command, kind)
+
+        seconds = self.timeout if timeout is None else timeout
+        return await patiently(f"{asked} {topic or ''}".strip(), seconds, attempt)
+
+    async def _link(self, topic: str | None) -> Link:
+        if topic is None:
+            return await self._brokers.any()
+        return await self._brokers.owner_or_any(topic)
+
+    async def call_once(self, topic: str, command: pb.Command, timeout: float | None, done: type[Refused]) -> None:
+        """For calls that must not be done twice: if an answer was lost, `done` says that it was done."""
+        lost = False
+
+        async def attempt() -> None:
+            nonlocal lost
+            link = await self._link(topic)
+            try:
+                await link.request(command, "done")
+            except Unreachable:
+                lost = True
+                raise
+            except done:
+                if not lost:
+                    raise
+
+        seconds = self.timeout if timeout is None else timeout
+        await patiently(f"{command.WhichOneof('kind')} {topic}", seconds, attempt)
+
+    # --- topics -------------------------------------------------------------------------------------
+
+    async def lookup(self, topic: str, timeout: float | None = None) -> Located:
+        name = TopicName(topic)
+        frame = await self.call(None, pb.Command(lookup=pb.Lookup(topic=name)), "located", timeout)
+        located = frame.command.located
+        return Located(located.topic, located.stream_url, located.connect_url, located.partitions)
+
+    async def parts(self, topic: str, timeout: float | None = None) -> list[TopicName]:
+        """The topic itself, or its partitions. Raises TopicUnknown."""
+        name = TopicName(topic)
+        partitions = (await self.lookup(name, timeout)).partitions
+        return name.partition_names(partitions) if partitions else [name]
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        reliable: bool,
+        partitions: int,
+        schema_subject: str | None,
+        exist_ok: bool,
+        timeout: float | None,
+    ) -> None:
+        create = pb.CreateTopic(
+            topic=TopicName(topic), reliable=reliable, partitions=partitions, schema_subject=schema_subject or ""
+        )
+        try:
+            await self.call_once(topic, pb.Command(create_topic=create), timeout, TopicExists)
+        except TopicExists:
+            if not exist_ok:
+                raise
+
+    async def delete_topic(self, topic: str, timeout: float | None) -> None:
+        delete = pb.DeleteTopic(topic=TopicName(topic))
+        await self.call_once(topic, pb.Command(delete_topic=delete), timeout, TopicUnknown)
+
+    async def describe_topic(self, topic: str, timeout: float | None) -> TopicInfo:
+        describe = pb.DescribeTopic(topic=TopicName(topic))
+        frame = await self.call(topic, pb.Command(describe_topic=describe), "topic_info", timeout)
+        return TopicInfo.of(frame.command.topic_info)
+
+    async def list_topics(self, namespace: str | None, timeout: float | None) -> list[str]:
+        found: list[str] = []
+        while True:
+            request = pb.ListTopics(namespace=namespace or "", after=found[-1] if found else "")
+            frame = await self.call(None, pb.Command(list_topics=request), "topic_list", timeout)
+            found += frame.command.topic_list.topics
+            if not frame.command.topic_list.more or not frame.command.topic_list.topics:
+                return found
+
+    # --- subscriptions ------------------------------------------------------------------------------
+
+    async def lag(self, topic: str, subscription: str, timeout: float | None) -> Lag:
+        name = SubscriptionName(subscription)
+        lags = []
+        for part in await self.parts(topic, timeout):
+            request = pb.GetLag(topic=part, subscription=name)
+            frame = await self.call(part, pb.Command(get_lag=request), "lag", timeout)
+            lags.append(frame.command.lag)
+        return Lag.of(lags)
+
+    async def seek(self, topic: str, subscription: str, to: Place, timeout: float | None) -> list[int]:
+        name, place = SubscriptionName(subscription), place_of(to)
+        found = []
+        for part in await self.parts(topic, timeout):
+            request = pb.Seek(topic=part, subscription=name, to=place)
+            frame = await self.call(part, pb.Command(seek=request), "offset_found", timeout)
+            found.append(frame.command.offset_found.offset)
+        return found
+
+    async def unsubscribe(self, topic: str, subscription: str, timeout: float | None) -> None:
+        name = SubscriptionName(subscription)
+        for part in await self.parts(topic, timeout):
+            request = pb.Unsubscribe(topic=part, subscription=name)
+            await self.call(part, pb.Command(unsubscribe=request), "done", timeout)
+
+    async def find_offset(self, topic: str, at: Place, timeout: float | None) -> int:
+        request = pb.FindOffset(topic=TopicName(topic), at=place_of(at))
+        frame = await self.call(topic, pb.Command(find_offset=request), "offset_found", timeout)
+        return frame.command.offset_found.offset

@@ -1,0 +1,416 @@
+"""The client without async, for scripts and notebooks: the same names, each call returns when it is done.
+
+    with pydanube.blocking.connect("danube://127.0.0.1:6651") as client:
+        with client.producer("/default/orders") as orders:
+            receipt = orders.send(b"2 coffees")
+        with client.consumer("/default/orders", subscription="billing", start="earliest") as consumer:
+            for message in consumer:
+                message.ack()
+
+An event loop in a thread of its own does the work; it goes on while the application is busy. Objects may be used from
+several threads. Signatures are those of the async client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
+
+import pyarrow as pa
+
+from pydanube.client import admin, client, consumer, producer
+from pydanube.client.messages import BatchView, Delivery, Lag, Located, MessageView, Place, Receipt, TopicInfo
+from pydanube.client.producer import Payload
+from pydanube.errors import BufferFull, ClientClosed, DanubeError
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+SETTLE_SECONDS: Final = 5.0
+
+
+class LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = _new_loop()
+        self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._is_scheduled = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs it on the loop; returns or raises what it does. Interrupting the wait cancels it."""
+        if not self._thread.is_alive() or self._loop.is_closed():
+            coroutine.close()
+            raise ClientClosed("the client")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def soon(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Calls it on the loop, in order, before anything that is given to `call` later. Many cost one wake-up."""
+        self._calls.append((function, arguments))
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            try:
+                self._loop.call_soon_threadsafe(self._run_calls)
+            except RuntimeError:
+                raise ClientClosed("the client") from None
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(SETTLE_SECONDS)
+
+    def _run_calls(self) -> None:
+        self._is_scheduled = False  # first: whoever adds from now on wakes us again
+        while self._calls:
+            function, arguments = self._calls.popleft()
+            function(*arguments)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        finally:
+            asyncio.set_event_loop(None)
+            self._loop.close()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _like(
+    model: Callable[Concatenate[Any, P], object],
+) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
+    """The parameters and the docstring of the async method."""
+
+    def decorate(function: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:
+        return functools.wraps(model)(function)
+
+    return decorate
+
+
+def connect(
+    url: str | Iterable[str] = "danube://127.0.0.1:6651",
+    *,
+    token: str = "",
+    tls: ssl.SSLContext | None = None,
+    timeout: float = client.TIMEOUT_SECONDS,
+) -> Client:
+    """As `pydanube.connect`.
+
+    >>> with pydanube.blocking.connect(url) as client:
+    ...     with client.producer("/default/notes") as notes:
+    ...         print(notes.send(b"buy milk").offset)
+    ...     with client.consumer("/default/notes", subscription="me", start="earliest") as consumer:
+    ...         message = consumer.receive()
+    ...         print(message.payload)
+    ...         message.ack()
+    0
+    b'buy milk'
+    """
+    return Client(url, token=token, tls=tls, timeout=timeout)
+
+
+class Client:
+    """See `pydanube.Client`."""
+
+    def __init__(
+        self, url: str | Iterable[str], *, token: str = "", tls: ssl.SSLContext | None = None, timeout: float
+    ) -> None:
+        self._client = client.Client(url, token=token, tls=tls, timeout=timeout)
+        self._thread: LoopThread | None = None
+
+    def open(self) -> Self:
+        """As entering the `with` block."""
+        self._thread = LoopThread("danube client")
+        try:
+            self._thread.call(self._client.open())
+        except BaseException:
+            self._thread.stop()
+            raise
+        return self
+
+    def close(self) -> None:
+        if self._thread is not None:
+            try:
+                self._call(self._client.close())
+            finally:
+                self._thread.stop()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def brokers(self) -> list[str]:
+        return self._client.brokers
+
+    @_like(client.Client.producer)
+    def producer(self, *args: Any, **kwargs: Any) -> Producer:
+        return Producer(self._running(), self._client.producer(*args, **kwargs))
+
+    @_like(client.Client.consumer)
+    def consumer(self, *args: Any, **kwargs: Any) -> Consumer:
+        return Consumer(self._running(), self._client.consumer(*args, **kwargs))
+
+    @_like(client.Client.fetch)
+    def fetch(self, *args: Any, **kwargs: Any) -> Fetch:
+        return Fetch(self._running(), self._client.fetch(*args, **kwargs))
+
+    @_like(client.Client.create_topic)
+    def create_topic(self, *args: Any, **kwargs: Any) -> None:
+        self._call(self._client.create_topic(*args, **kwargs))
+
+    @_like(client.Client.delete_topic)
+    def delete_topic(self, *args: Any, **kwargs: Any) -> None:
+        self._call(self._client.delete_topic(*args, **kwargs))
+
+    @_like(client.Client.describe_topic)
+    def describe_topic(self, *args: Any, **kwargs: Any) -> TopicInfo:
+        return self._call(self._client.describe_topic(*args, **kwargs))
+
+    @_like(client.Client.list_topics)
+    def list_topics(self, *args: Any, **kwargs: Any) -> list[str]:
+        return self._call(self._client.list_topics(*args, **kwargs))
+
+    @_like(client.Client.lookup)
+    def lookup(self, *args: Any, **kwargs: Any) -> Located:
+        return self._call(self._client.lookup(*args, **kwargs))
+
+    @_like(client.Client.find_offset)
+    def find_offset(self, *args: Any, **kwargs: Any) -> int:
+        return self._call(self._client.find_offset(*args, **kwargs))
+
+    @_like(client.Client.lag)
+    def lag(self, *args: Any, **kwargs: Any) -> Lag:
+        return self._call(self._client.lag(*args, **kwargs))
+
+    @_like(client.Client.seek)
+    def seek(self, *args: Any, **kwargs: Any) -> list[int]:
+        return self._call(self._client.seek(*args, **kwargs))
+
+    @_like(client.Client.unsubscribe)
+    def unsubscribe(self, *args: Any, **kwargs: Any) -> None:
+        self._call(self._client.unsubscribe(*args, **kwargs))
+
+    def _running(self) -> LoopThread:
+        if self._thread is None:
+            raise ClientClosed("the client")
+        return self._thread
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._thread is None:
+            coroutine.close()
+            raise ClientClosed("the client")
+        return self._thread.call(coroutine)
+
+
+class Producer:
+    """See `pydanube.Producer`."""
+
+    def __init__(self, thread: LoopThread, inner: producer.Producer) -> None:
+        self._thread = thread
+        self._producer = inner
+        self.topic = inner.topic
+        self.name = inner.name
+        self._handed_bytes = 0  # to the loop's thread, which has not taken them yet
+        self._error: DanubeError | None = None
+
+    def open(self) -> Self:
+        self._thread.call(self._producer.open())
+        return self
+
+    def close(self, *, timeout: float | None = None) -> None:
+        self._thread.call(self._producer.close(timeout=timeout))
+        self._raise()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.call(self._producer.__aexit__(kind, error, trace))
+        if error is None:
+            self._raise()
+
+    @_like(producer.Producer.send)
+    def send(self, *args: Any, **kwargs: Any) -> Receipt:
+        return self._thread.call(self._producer.send(*args, **kwargs))
+
+    def send_nowait(
+        self, payload: Payload, *, key: str | None = None, attributes: Mapping[str, str] | None = None
+    ) -> None:
+        """As the async one. What is wrong with the message itself is told by `flush`."""
+        if self._producer.buffered_bytes + self._handed_bytes >= self._producer.buffer_bytes:
+            raise BufferFull(self.topic, self._producer.buffer_bytes)
+        self._handed_bytes += len(payload)
+        self._thread.soon(self._take, payload, key, attributes)
+
+    def flush(self, *, timeout: float | None = None) -> None:
+        self._thread.call(self._producer.flush(timeout=timeout))
+        self._raise()
+
+    def room(self, *, timeout: float | None = None) -> None:
+        self._thread.call(self._producer.room(timeout=timeout))
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._producer.buffered_bytes
+
+    def _take(self, payload: Payload, key: str | None, attributes: Mapping[str, str] | None) -> None:
+        self._handed_bytes -= len(payload)
+        try:
+            self._producer.send_nowait(payload, key=key, attributes=attributes)
+        except DanubeError as error:
+            self._error = self._error or error
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+class Message(MessageView):
+    """See `pydanube.Message`."""
+
+    __slots__ = ("_thread",)
+
+    def __init__(self, thread: LoopThread, delivery: Delivery, row: int, offset: int, payload: bytes) -> None:
+        super().__init__(delivery, row, offset, payload)
+        self._thread = thread
+
+    def ack(self) -> None:
+        """It is done. Acks travel together; `Consumer.flush` waits for them."""
+        self._thread.soon(self._delivery.lane.ack, self.offset)
+
+    def nack(self, delay: float | None = None, *, reason: str = "") -> None:
+        """It failed: deliver it again after `delay` seconds, or as the subscription's failure policy says."""
+        self._thread.soon(self._delivery.lane.nack, ((self.offset, self.offset + 1),), delay, reason)
+
+
+class MessageBatch(BatchView):
+    """See `pydanube.MessageBatch`."""
+
+    __slots__ = ("_thread",)
+
+    def __init__(self, thread: LoopThread, delivery: Delivery) -> None:
+        super().__init__(delivery)
+        self._thread = thread
+
+    def ack(self) -> None:
+        self._thread.soon(self._delivery.lane.ack_ranges, self._delivery.ranges)
+
+    def nack(self, delay: float | None = None, *, reason: str = "") -> None:
+        self._thread.soon(self._delivery.lane.nack, self._delivery.ranges, delay, reason)
+
+
+class Consumer:
+    """See `pydanube.Consumer`."""
+
+    def __init__(self, thread: LoopThread, inner: consumer.Consumer) -> None:
+        self._thread = thread
+        self._consumer = inner
+        self.topic = inner.topic
+        self.subscription = inner.subscription
+        self.name = inner.name
+        self._current: deque[Message] = deque()
+
+    def open(self) -> Self:
+        self._thread.call(self._consumer.open())
+        return self
+
+    def close(self, *, timeout: float | None = None) -> None:
+        self._thread.call(self._consumer.close(timeout=timeout))
+        self._current.clear()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Message]:
+        while True:
+            while self._current:
+                yield self._current.popleft()
+            delivery = self._thread.call(self._consumer.next_delivery())
+            if delivery is None:
+                return
+            self._unpack(delivery)
+
+    def receive(self, *, timeout: float | None = None) -> Message:
+        """The next message. Raises DeadlineExceeded if none came within `timeout` seconds."""
+        if not self._current:
+            delivery = self._thread.call(self._consumer.receive_delivery(timeout=timeout))
+            self._unpack(delivery)
+        return self._current.popleft()
+
+    def batches(self) -> Iterator[MessageBatch]:
+        """Arrow record batches, as they were stored."""
+        while (delivery := self._thread.call(self._consumer.next_delivery())) is not None:
+            yield MessageBatch(self._thread, delivery)
+
+    def flush(self, *, timeout: float | None = None) -> None:
+        self._thread.call(self._consumer.flush(timeout=timeout))
+
+    def seek(self, to: Place, *, timeout: float | None = None) -> None:
+        self._thread.call(self._consumer.seek(to, timeout=timeout))
+        self._current.clear()
+
+    def _unpack(self, delivery: Delivery) -> None:
+        base, payloads = delivery.batch.header.base_offset, delivery.column("payload")
+        for first, end in delivery.ranges:
+            for offset in range(first, end):
+                row = offset - base
+                self._current.append(Message(self._thread, delivery, row, offset, payloads[row]))
+
+
+class Fetch:
+    """See `pydanube.Client.fetch`."""
+
+    def __init__(self, thread: LoopThread, inner: admin.Fetch) -> None:
+        self._thread = thread
+        self._fetch = inner
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        batches = self._fetch.__aiter__()
+        while (batch := self._thread.call(_next(batches))) is not None:
+            yield batch
+
+    def table(self) -> pa.Table:
+        return self._thread.call(self._fetch.table())
+
+
+async def _next(batches: Any) -> pa.RecordBatch | None:
+    return await anext(batches, None)

@@ -1,0 +1,291 @@
+"""The client: one object per application and cluster."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable
+from secrets import token_hex
+from types import TracebackType
+from typing import Final, Literal, Self, TypeAlias
+
+from pydanube.client.admin import Admin, Fetch
+from pydanube.client.connection import Brokers, addresses_of, patiently
+from pydanube.client.consumer import Consumer
+from pydanube.client.drafts import ProducerSettings
+from pydanube.client.incoming import ConsumerSettings
+from pydanube.client.messages import TYPES, Lag, Located, Place, SubscriptionType, TopicInfo, place_of
+from pydanube.client.producer import Producer
+from pydanube.core.names import SubscriptionName, TopicName
+from pydanube.errors import ConfigError, TopicUnknown
+
+Compression: TypeAlias = Literal["none", "lz4", "zstd"]
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+TIMEOUT_SECONDS: Final = 30.0
+BUFFER_BYTES: Final = 32 * MIB
+BATCH_BYTES: Final = 1 * MIB
+BATCH_BYTES_MAX: Final = 32 * MIB
+BATCH_MESSAGES: Final = 1_000
+WINDOW_MESSAGES: Final = 10_000
+WINDOW_BYTES: Final = 16 * MIB
+NAME_SIZE_MAX_BYTES: Final = 200
+
+
+def connect(
+    url: str | Iterable[str] = "danube://127.0.0.1:6651",
+    *,
+    token: str = "",
+    tls: ssl.SSLContext | None = None,
+    timeout: float = TIMEOUT_SECONDS,
+) -> Client:
+    """A client for the brokers at `url`: one URL, a list of them, or several with commas between them.
+
+    Use it as an async context manager; entering it waits until one broker answers. `danube+tls://` encrypts, with the
+    system's certificates or with `tls`. `timeout` is the deadline, in seconds, of every call that gets none of its own.
+
+    >>> async with pydanube.connect(url) as client:
+    ...     async with client.producer("/default/orders") as orders:
+    ...         receipt = await orders.send(b"2 coffees")
+    ...     print(receipt.topic, receipt.offset)
+    /default/orders 0
+    """
+    return Client(url, token=token, tls=tls, timeout=timeout)
+
+
+class Client:
+    """Producers, consumers and questions; all share one connection per broker. See `connect`."""
+
+    def __init__(
+        self,
+        url: str | Iterable[str],
+        *,
+        token: str = "",
+        tls: ssl.SSLContext | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
+        if timeout <= 0:
+            raise ConfigError("timeout", timeout, "seconds, more than 0")
+        self._brokers = Brokers(addresses_of(url), token=token, tls=tls)
+        self._admin = Admin(self._brokers, timeout)
+        self.timeout = timeout
+
+    async def open(self) -> Self:
+        """As entering the `async with` block: returns when a broker has answered."""
+        await patiently(f"connecting to {', '.join(self._brokers.known)}", self.timeout, self._brokers.any)
+        return self
+
+    async def close(self) -> None:
+        """Closes all connections. Close producers and consumers first: what they have not sent is lost."""
+        await self._brokers.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def brokers(self) -> list[str]:
+        """The URLs of all brokers known so far."""
+        return self._brokers.known
+
+    # --- messages -----------------------------------------------------------------------------------
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        name: str | None = None,
+        reliable: bool = True,
+        create: bool = True,
+        partitions: int = 0,
+        idempotent: bool = True,
+        exclusive: bool = False,
+        schema_subject: str | None = None,
+        compression: Compression = "none",
+        linger: float = 0.0,
+        batch_bytes: int = BATCH_BYTES,
+        batch_messages: int = BATCH_MESSAGES,
+        buffer_bytes: int = BUFFER_BYTES,
+        timeout: float | None = None,
+    ) -> Producer:
+        """A producer for an `async with` block.
+
+        A missing topic is created (`create`): reliable, or not, and with `partitions` if that is not 0. `name` is
+        unique among running producers of the topic: a second one of the same name takes the first one's place.
+        `idempotent` producers store every message once, whatever happens to their connection.
+
+        A batch is sent when the broker is ready for one, `linger` seconds after its first message at the earliest, and
+        before it has more than `batch_messages` or `batch_bytes`. `buffer_bytes` bound what has no receipt yet.
+        """
+        name = TopicName(topic).name + "-" + token_hex(4) if name is None else name
+        _check_name("name", name)
+        if not 1 <= batch_bytes <= BATCH_BYTES_MAX:
+            raise ConfigError("batch_bytes", batch_bytes, f"from 1 to {BATCH_BYTES_MAX}")
+        for key, number in (("batch_messages", batch_messages), ("buffer_bytes", buffer_bytes)):
+            if number < 1:
+                raise ConfigError(key, number, "at least 1")
+        if compression not in ("none", "lz4", "zstd"):
+            raise ConfigError("compression", compression, "none, lz4 or zstd")
+        settings = ProducerSettings(
+            name=name,
+            reliable=reliable,
+            create=create,
+            idempotent=idempotent,
+            exclusive=exclusive,
+            schema_subject=schema_subject or "",
+            compression=compression,
+            linger_seconds=linger,
+            batch_bytes=batch_bytes,
+            batch_messages=batch_messages,
+            timeout=self.timeout if timeout is None else timeout,
+        )
+
+        async def parts() -> list[str]:
+            try:
+                return [*await self._admin.parts(topic, settings.timeout)]
+            except TopicUnknown:
+                if not create:
+                    raise
+                if not partitions:
+                    return [topic]  # the broker makes it
+            await self.create_topic(
+                topic, reliable=reliable, partitions=partitions, schema_subject=schema_subject, exist_ok=True
+            )
+            return [*await self._admin.parts(topic, settings.timeout)]
+
+        return Producer(self._brokers, topic, settings, partitions=parts, buffer_bytes=buffer_bytes)
+
+    def consumer(
+        self,
+        topic: str,
+        *,
+        subscription: str,
+        name: str | None = None,
+        type: SubscriptionType = "exclusive",
+        start: Place = "latest",
+        key_filters: Iterable[str] = (),
+        window_messages: int = WINDOW_MESSAGES,
+        window_bytes: int = WINDOW_BYTES,
+        timeout: float | None = None,
+    ) -> Consumer:
+        """A consumer for an `async with` block. The topic must exist.
+
+        A new subscription is of `type` and begins at `start`: "earliest", "latest", an offset, or a datetime. An
+        existing one keeps its type and goes on where it was. `name` is unique among the subscription's consumers: the
+        same name again takes the older one's place. `key_filters` are globs, for "key_shared".
+
+        `window_messages` and `window_bytes` bound what was delivered and not handed to the application yet.
+        """
+        name = f"{subscription}-{token_hex(4)}" if name is None else name
+        _check_name("name", name)
+        if type not in TYPES:
+            raise ConfigError("type", type, f"one of {', '.join(TYPES)}")
+        for key, number in (("window_messages", window_messages), ("window_bytes", window_bytes)):
+            if not 1 <= number <= 1 << 40:
+                raise ConfigError(key, number, "from 1 to 2**40")
+        settings = ConsumerSettings(
+            subscription=SubscriptionName(subscription),
+            name=name,
+            type=TYPES[type],
+            start=place_of(start),
+            key_filters=tuple(key_filters),
+            window_messages=window_messages,
+            window_bytes=window_bytes,
+        )
+        seconds = self.timeout if timeout is None else timeout
+        TopicName(topic)
+
+        async def parts() -> list[str]:
+            return [*await self._admin.parts(topic, seconds)]
+
+        return Consumer(self._brokers, topic, settings, partitions=parts, timeout=seconds)
+
+    def fetch(self, topic: str, start: int = 0, end: int | None = None, *, timeout: float | None = None) -> Fetch:
+        """Reads offsets [start, end) of a topic, or of a partition, without a subscription. `end` None: up to its head.
+
+        >>> async for batch in client.fetch("/default/numbers", 1, 3):
+        ...     print(batch.column("payload").to_pylist())
+        [b'2', b'3']
+        >>> table = await client.fetch("/default/numbers").table()
+        >>> table.num_rows
+        3
+        """
+        if start < 0 or (end is not None and end < start):
+            raise ConfigError("start", start, "0 <= start <= end")
+        return Fetch(self._admin, TopicName(topic), start, end, self.timeout if timeout is None else timeout)
+
+    # --- topics -------------------------------------------------------------------------------------
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        reliable: bool = True,
+        partitions: int = 0,
+        schema_subject: str | None = None,
+        exist_ok: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Raises TopicExists, unless `exist_ok`.
+
+        >>> await client.create_topic("/default/clicks", partitions=3)
+        >>> (await client.describe_topic("/default/clicks")).partitions
+        3
+        >>> await client.delete_topic("/default/clicks")
+        """
+        await self._admin.create_topic(
+            topic,
+            reliable=reliable,
+            partitions=partitions,
+            schema_subject=schema_subject,
+            exist_ok=exist_ok,
+            timeout=timeout,
+        )
+
+    async def delete_topic(self, topic: str, *, timeout: float | None = None) -> None:
+        """With all its messages and subscriptions; of a partitioned topic, all partitions."""
+        await self._admin.delete_topic(topic, timeout)
+
+    async def describe_topic(self, topic: str, *, timeout: float | None = None) -> TopicInfo:
+        return await self._admin.describe_topic(topic, timeout)
+
+    async def list_topics(self, namespace: str | None = None, *, timeout: float | None = None) -> list[str]:
+        """All topics, or those of one namespace, by name."""
+        return await self._admin.list_topics(namespace, timeout)
+
+    async def lookup(self, topic: str, *, timeout: float | None = None) -> Located:
+        """Which broker serves the topic, and of how many partitions it is the base."""
+        return await self._admin.lookup(topic, timeout)
+
+    async def find_offset(self, topic: str, at: Place, *, timeout: float | None = None) -> int:
+        """The offset that "earliest", "latest" or a time means now."""
+        return await self._admin.find_offset(topic, at, timeout)
+
+    # --- subscriptions ------------------------------------------------------------------------------
+
+    async def lag(self, topic: str, subscription: str, *, timeout: float | None = None) -> Lag:
+        """How far the subscription is behind, and in words why.
+
+        >>> async with client.consumer("/default/numbers", subscription="behind", start="earliest"):
+        ...     pass
+        >>> (await client.lag("/default/numbers", "behind")).messages
+        3
+        """
+        return await self._admin.lag(topic, subscription, timeout)
+
+    async def seek(self, topic: str, subscription: str, to: Place, *, timeout: float | None = None) -> list[int]:
+        """Moves a subscription; returns its new place in every partition. Consumers of it use `Consumer.seek`."""
+        return await self._admin.seek(topic, subscription, to, timeout)
+
+    async def unsubscribe(self, topic: str, subscription: str, *, timeout: float | None = None) -> None:
+        """Removes the subscription and its cursor. Raises SubscriptionBusy while a consumer is connected."""
+        await self._admin.unsubscribe(topic, subscription, timeout)
+
+
+def _check_name(key: str, name: str) -> None:
+    if not name or len(name.encode()) > NAME_SIZE_MAX_BYTES:
+        raise ConfigError(key, name, f"1 to {NAME_SIZE_MAX_BYTES} bytes of UTF-8")

@@ -1,0 +1,247 @@
+"""A consumer of a subscription: one topic, or all partitions of one.
+
+async for message in consumer     message by message
+consumer.receive()                the next one, with a deadline
+consumer.batches()                as Arrow, batch by batch
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Final, Self
+
+from pydanube.client.connection import Brokers, within
+from pydanube.client.incoming import ConsumerLane, ConsumerSettings
+from pydanube.client.messages import Delivery, Message, MessageBatch, Place
+from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded
+
+# A consumer that never has to wait would never let anything else run.
+TURN_MESSAGES: Final = 2_000
+
+
+class Consumer:
+    """Made by `Client.consumer`; subscribed inside its `async with` block.
+
+    >>> async with client.consumer("/default/greetings", subscription="docs", start="earliest") as consumer:
+    ...     async for message in consumer:
+    ...         print(message.payload.decode(), message.key, message.attributes)
+    ...         await message.ack()
+    ...         if message.payload == b"goodbye":
+    ...             break
+    hello me {'lang': 'en'}
+    goodbye None {}
+
+    Delivery is at least once: what is not acknowledged when the consumer closes, or its connection breaks, comes again.
+    One consumer may be used by several tasks; each message goes to one of them.
+    """
+
+    def __init__(
+        self,
+        brokers: Brokers,
+        topic: str,
+        settings: ConsumerSettings,
+        *,
+        partitions: Callable[[], Awaitable[list[str]]],
+        timeout: float,
+    ) -> None:
+        self.topic = topic
+        self.subscription = settings.subscription
+        self.name = settings.name
+        self._brokers = brokers
+        self._settings = settings
+        self._partitions = partitions
+        self._timeout = timeout
+        self._lanes: list[ConsumerLane] = []
+        self._inbox: deque[Delivery] = deque()
+        self._current: deque[Message] = deque()  # of the delivery that is being handed over
+        self._delivery: Delivery | None = None
+        self._since_turn = 0
+        self._is_open = False
+        self._arrived = asyncio.Event()
+        self._advancing = asyncio.Lock()
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    async def open(self) -> Self:
+        """As entering the `async with` block."""
+        topics = await self._partitions()
+        settings = self._settings
+        if len(topics) > 1:
+            share = len(topics)
+            settings = ConsumerSettings(
+                subscription=settings.subscription,
+                name=settings.name,
+                type=settings.type,
+                start=settings.start,
+                key_filters=settings.key_filters,
+                window_messages=max(1, settings.window_messages // share),
+                window_bytes=max(1, settings.window_bytes // share),
+            )
+        lanes = [
+            ConsumerLane(self._brokers, topic, settings, self._inbox, self._arrived.set, self._dropped)
+            for topic in topics
+        ]
+        opening = [asyncio.ensure_future(lane.open(self._timeout)) for lane in lanes]
+        try:
+            await asyncio.gather(*opening)
+        except BaseException:
+            for each in opening:
+                each.cancel()
+            await asyncio.gather(*opening, *(lane.stop() for lane in lanes), return_exceptions=True)
+            raise
+        self._lanes = lanes
+        self._is_open = True
+        return self
+
+    async def close(self, *, timeout: float | None = None) -> None:
+        """Sends what was acknowledged, gives back the rest. An `async for` that waits ends."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._arrived.set()
+        closing = [asyncio.ensure_future(lane.close()) for lane in self._lanes]
+        try:
+            if closing:
+                await asyncio.wait(closing, timeout=min(5.0, self._timeout if timeout is None else timeout))
+        finally:
+            for each in closing:
+                each.cancel()
+            await asyncio.gather(*closing, return_exceptions=True)
+            for lane in self._lanes:
+                await lane.stop()
+            self._inbox.clear()
+            self._current.clear()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- receiving ----------------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self._messages()
+
+    async def _messages(self) -> AsyncIterator[Message]:
+        current = self._current
+        while await self._advance():
+            while current:
+                yield current.popleft()
+
+    async def receive(self, *, timeout: float | None = None) -> Message:
+        """The next message. Raises DeadlineExceeded if none came within `timeout` seconds."""
+        while not self._current:
+            seconds = self._timeout if timeout is None else timeout
+            try:
+                async with asyncio.timeout(seconds):
+                    is_open = await self._advance()
+            except TimeoutError:
+                raise DeadlineExceeded(f"receiving from {self.topic}", seconds) from None
+            if not is_open:
+                raise ClientClosed(f"the consumer of {self.topic}")
+        return self._current.popleft()
+
+    async def batches(self) -> AsyncIterator[MessageBatch]:
+        """Arrow record batches, as they were stored: the fastest way to receive.
+
+        >>> async with client.consumer("/default/numbers", subscription="sums", start="earliest") as consumer:
+        ...     async for batch in consumer.batches():
+        ...         print(batch.arrow.column("offset").to_pylist(), batch.arrow.column("payload").to_pylist())
+        ...         await batch.ack()
+        ...         break
+        [0, 1, 2] [b'1', b'2', b'3']
+        """
+        while (delivery := await self.next_delivery()) is not None:
+            yield MessageBatch(delivery)
+
+    async def next_delivery(self) -> Delivery | None:
+        """The next batch as it came, which counts as handed over; None: there will be no more. For facades."""
+        async with self._advancing:
+            self._hand_over()
+            if not await self._wait():
+                return None
+            delivery = self._inbox.popleft()
+            delivery.lane.consumed(delivery)
+            return delivery
+
+    async def receive_delivery(self, *, timeout: float | None = None) -> Delivery:
+        """As `next_delivery`, with a deadline."""
+        seconds = self._timeout if timeout is None else timeout
+        delivery = await within(f"receiving from {self.topic}", seconds, self.next_delivery())
+        if delivery is None:
+            raise ClientClosed(f"the consumer of {self.topic}")
+        return delivery
+
+    async def flush(self, *, timeout: float | None = None) -> None:
+        """Returns when the broker has applied every ack and nack so far."""
+        seconds = self._timeout if timeout is None else timeout
+        flushing = asyncio.gather(*(lane.flush() for lane in self._lanes))
+        await within(f"flushing acks of {self.topic}", seconds, flushing)
+
+    async def seek(self, to: Place, *, timeout: float | None = None) -> None:
+        """Moves the subscription, for all of its consumers: to an offset, a time, "earliest" or "latest".
+
+        Messages that were handed over before are not taken back, and acknowledging them does no harm.
+        """
+        seconds = self._timeout if timeout is None else timeout
+        seeking = asyncio.gather(*(lane.seek(to) for lane in self._lanes))
+        await within(f"seeking {self.topic}", seconds, seeking)
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    async def _advance(self) -> bool:
+        """Returns when `_current` has messages; False: there will be no more."""
+        async with self._advancing:
+            if self._current:
+                return True  # another task was faster
+            self._hand_over()
+            if not await self._wait():
+                return False
+            delivery = self._delivery = self._inbox.popleft()
+            self._since_turn += delivery.count
+            base = delivery.batch.header.base_offset
+            payloads = delivery.column("payload")
+            for first, end in delivery.ranges:
+                self._current.extend(
+                    [Message(delivery, offset - base, offset, payloads[offset - base]) for offset in range(first, end)]
+                )
+            return True
+
+    def _hand_over(self) -> None:
+        """The delivery before has been handed over entirely: there is room for another."""
+        if self._delivery is not None and not self._current:
+            self._delivery.lane.consumed(self._delivery)
+            self._delivery = None
+
+    async def _wait(self) -> bool:
+        """Returns when the inbox has something; False: the consumer is closed. Raises what ended one of its lanes."""
+        if self._since_turn >= TURN_MESSAGES:
+            self._since_turn = 0
+            await asyncio.sleep(0)
+        while not self._inbox:
+            if not self._is_open:
+                return False
+            for lane in self._lanes:
+                if lane.failure is not None:
+                    raise lane.failure
+            self._arrived.clear()
+            await self._arrived.wait()
+            self._since_turn = 0
+        return self._is_open
+
+    def _dropped(self, lane: ConsumerLane) -> None:
+        """The lane's connection is gone: what it delivered and nobody has yet comes again."""
+        if self._delivery is not None and self._delivery.lane is lane:
+            self._current.clear()
+            self._hand_over()
+
+    @property
+    def failure(self) -> DanubeError | None:
+        """Why no more messages come, if it is so."""
+        return next((lane.failure for lane in self._lanes if lane.failure is not None), None)

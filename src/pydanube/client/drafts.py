@@ -1,0 +1,92 @@
+"""Messages before they are sent: drafts that still grow, and batches that never change again."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pydanube.client.messages import Receipt
+from pydanube.log.batch import Batch, columns_of, encode
+
+MESSAGE_OVERHEAD_BYTES: Final = 64  # what a message without a payload takes, about
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSettings:
+    """As `Client.producer` describes them."""
+
+    name: str
+    reliable: bool
+    create: bool
+    idempotent: bool
+    exclusive: bool
+    schema_subject: str
+    compression: str
+    linger_seconds: float
+    batch_bytes: int
+    batch_messages: int
+    timeout: float
+
+
+class Draft:
+    """Messages that are not encoded yet, by column."""
+
+    __slots__ = ("attributes", "begun_at", "done", "keys", "payloads", "size", "times", "waiters")
+
+    def __init__(self, begun_at: float) -> None:
+        self.payloads: list[bytes] = []
+        self.times = array("q")
+        self.keys: list[str | None] | None = None
+        self.attributes: list[Mapping[str, str] | None] | None = None
+        self.waiters: list[tuple[int, asyncio.Future[Receipt]]] = []  # row, and who wants its receipt
+        self.size = 0
+        self.begun_at = begun_at
+        self.done: asyncio.Future[None] | None = None  # for `flush`: every message of it has its answer
+
+    def encode(self, topic: str, settings: ProducerSettings, producer_id: int, session: int, sequence: int) -> Batch:
+        """Raises InvalidBatch."""
+        rows = columns_of(
+            self.payloads,
+            memoryview(self.times).cast("B"),
+            keys=self.keys,
+            producer_name=settings.name,
+            attributes=self.attributes,
+        )
+        return encode(
+            rows,
+            topic=topic,
+            producer_id=producer_id,
+            session=session,
+            first_sequence=sequence,
+            codec=settings.compression,
+        )
+
+    def without_waiters(self) -> Draft:
+        """Only the rows that nobody waits for."""
+        gone = {row for row, _ in self.waiters}
+        rest = Draft(self.begun_at)
+        rest.done = self.done
+        kept = [row for row in range(len(self.payloads)) if row not in gone]
+        rest.payloads = [self.payloads[row] for row in kept]
+        rest.times.extend(self.times[row] for row in kept)
+        rest.keys = self.keys and [self.keys[row] for row in kept]
+        rest.attributes = self.attributes and [self.attributes[row] for row in kept]
+        rest.size = sum(MESSAGE_OVERHEAD_BYTES + len(payload) for payload in rest.payloads)
+        return rest
+
+
+class Outgoing:
+    """A batch that was encoded; never changed while its fate is unknown."""
+
+    __slots__ = ("batch", "begun_at", "done", "rows", "size", "waiters")
+
+    def __init__(self, batch: Batch, draft: Draft) -> None:
+        self.batch = batch
+        self.rows = batch.header.rows
+        self.size = draft.size
+        self.waiters = draft.waiters
+        self.begun_at = draft.begun_at
+        self.done = draft.done

@@ -1,0 +1,268 @@
+"""A producer: one topic, or all partitions of one.
+
+send         waits for room, then for the receipt
+send_nowait  waits for nothing; `flush` tells what became of it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from types import TracebackType
+from typing import Final, Self, TypeAlias
+
+from pydanube.client.connection import Brokers, within
+from pydanube.client.drafts import MESSAGE_OVERHEAD_BYTES, ProducerSettings
+from pydanube.client.messages import Receipt
+from pydanube.client.outgoing import ProducerLane
+from pydanube.core.names import partition_of_key
+from pydanube.errors import BufferFull, ClientClosed, DanubeError, DeadlineExceeded, MessageTooLarge
+
+Payload: TypeAlias = bytes | bytearray | memoryview
+
+# One message fits into a batch, with its key and attributes.
+PAYLOAD_SIZE_MAX_BYTES: Final = 60 * 1024 * 1024
+KEYS_CACHED: Final = 65_536  # hashing a key in Python costs a microsecond for ten bytes
+
+_partition_of = lru_cache(maxsize=KEYS_CACHED)(partition_of_key)
+
+
+class Producer:
+    """Made by `Client.producer`; open inside its `async with` block.
+
+    >>> async with client.producer("/default/readings") as readings:
+    ...     receipt = await readings.send(b"21.5", key="kitchen", attributes={"unit": "C"})
+    >>> receipt.offset, receipt.durability
+    (0, 'fsync')
+
+    Messages to one topic, or to one partition, are stored in the order in which they were sent. After a lost connection
+    those without a receipt are sent again; an idempotent producer's are stored once all the same.
+    """
+
+    def __init__(
+        self,
+        brokers: Brokers,
+        topic: str,
+        settings: ProducerSettings,
+        *,
+        partitions: Callable[[], Awaitable[list[str]]],
+        buffer_bytes: int,
+    ) -> None:
+        self.topic = topic
+        self.name = settings.name
+        self._brokers = brokers
+        self._settings = settings
+        self._partitions = partitions
+        self.buffer_bytes = buffer_bytes
+        self._buffered_bytes = 0
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._lanes: list[ProducerLane] = []
+        self._only: ProducerLane | None = None  # of a topic without partitions
+        self._turn = 0
+        self._is_open = False
+        self._loop: asyncio.AbstractEventLoop
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    async def open(self) -> Self:
+        """As entering the `async with` block."""
+        self._loop = asyncio.get_running_loop()
+        topics = await self._partitions()
+        lanes = [ProducerLane(self._brokers, topic, self._settings, self._released) for topic in topics]
+        opening = [asyncio.ensure_future(lane.open(self._settings.timeout)) for lane in lanes]
+        try:
+            await asyncio.gather(*opening)
+        except BaseException:
+            for each in opening:
+                each.cancel()
+            await asyncio.gather(*opening, *(lane.stop() for lane in lanes), return_exceptions=True)
+            raise
+        self._lanes = lanes
+        self._only = lanes[0] if len(lanes) == 1 else None
+        self._is_open = True
+        return self
+
+    async def close(self, *, timeout: float | None = None) -> None:
+        """Flushes, then lets go. Raises what `flush` raises, after letting go all the same."""
+        if not self._is_open:
+            return
+        try:
+            await self.flush(timeout=timeout)
+        finally:
+            await self._let_go()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Whoever leaves with an error still wants what he has sent to arrive, but not to hear of it instead.
+        if error is None:
+            await self.close()
+        elif self._is_open:
+            try:
+                if isinstance(error, Exception):
+                    await self.flush()
+            except DanubeError:
+                pass
+            finally:
+                await self._let_go()
+
+    async def _let_go(self) -> None:
+        self._is_open = False
+        closed = ClientClosed(f"the producer of {self.topic}")
+        for lane in self._lanes:
+            lane.abandon(closed)
+        closing = [lane.close() for lane in self._lanes if lane.failure is None]
+        if closing:
+            await asyncio.wait([asyncio.ensure_future(self._quietly(each)) for each in closing], timeout=1.0)
+        for lane in self._lanes:
+            await lane.stop()
+        while self._room:
+            waiter = self._room.popleft()
+            if not waiter.done():
+                waiter.set_exception(closed)
+
+    async def _quietly(self, closing: Awaitable[None]) -> None:
+        with suppress(DanubeError):  # the broker is gone: it closes by itself
+            await closing
+
+    # --- sending ------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        payload: Payload,
+        *,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Returns when the message has the durability that its topic promises.
+
+        Many sends at the same time share batches: await them together (`asyncio.gather`, a TaskGroup), or use
+        `send_nowait`. A message without a receipt after `timeout` seconds raises DeadlineExceeded; if it was sent
+        before, it may be stored all the same. Cancelling does not take it back either.
+        """
+        if type(payload) is not bytes:
+            payload = _as_bytes(payload)
+        size = len(payload) + MESSAGE_OVERHEAD_BYTES
+        if key is not None or attributes is not None:
+            size += _checked(key, attributes)
+        if self._buffered_bytes >= self.buffer_bytes or self._room:
+            await self._wait_for_room(timeout)
+        lane = self._only or self._lane_for(key)
+        if 0 < lane.message_size_max < len(payload) or size > PAYLOAD_SIZE_MAX_BYTES:
+            raise MessageTooLarge(len(payload), lane.message_size_max or PAYLOAD_SIZE_MAX_BYTES)
+        waiter: asyncio.Future[Receipt] = self._loop.create_future()
+        lane.append(payload, key, attributes and dict(attributes), size, waiter)
+        self._buffered_bytes += size
+        if timeout is None:
+            return await waiter
+        return await within(f"sending to {self.topic}", timeout, waiter)
+
+    def send_nowait(
+        self, payload: Payload, *, key: str | None = None, attributes: Mapping[str, str] | None = None
+    ) -> None:
+        """Takes the message and returns. `flush` waits until all such messages are stored, and raises if one is not.
+
+        Raises BufferFull, with nothing taken, if `buffer_bytes` wait for their receipts already.
+
+        >>> async with client.producer("/default/readings") as readings:
+        ...     for number in range(1000):
+        ...         readings.send_nowait(b"%d" % number)
+        ...     await readings.flush()
+        """
+        if type(payload) is not bytes:
+            payload = _as_bytes(payload)
+        size = len(payload) + MESSAGE_OVERHEAD_BYTES
+        if key is not None or attributes is not None:
+            size += _checked(key, attributes)
+        if self._buffered_bytes >= self.buffer_bytes:
+            raise BufferFull(self.topic, self.buffer_bytes)
+        lane = self._only or self._lane_for(key)
+        if 0 < lane.message_size_max < len(payload) or size > PAYLOAD_SIZE_MAX_BYTES:
+            raise MessageTooLarge(len(payload), lane.message_size_max or PAYLOAD_SIZE_MAX_BYTES)
+        lane.append(payload, key, attributes and dict(attributes), size, None)
+        self._buffered_bytes += size
+
+    async def room(self, *, timeout: float | None = None) -> None:
+        """Returns when `send_nowait` would not raise BufferFull."""
+        if self._buffered_bytes >= self.buffer_bytes:
+            await self._wait_for_room(timeout)
+
+    async def flush(self, *, timeout: float | None = None) -> None:
+        """Returns when everything sent before has its receipt. Raises the first error of a `send_nowait`.
+
+        Raises DeadlineExceeded after `timeout` seconds; what is left is still on its way then.
+        """
+        self._check_open()
+        seconds = self._settings.timeout if timeout is None else timeout
+        flushing = asyncio.gather(*(lane.flush() for lane in self._lanes), return_exceptions=True)
+        for result in await within(f"flushing {self.topic}", seconds, flushing):
+            if isinstance(result, BaseException):
+                raise result
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Without a receipt, as counted against `buffer_bytes`: payloads, keys, attributes, and 64 per message."""
+        return self._buffered_bytes
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _lane_for(self, key: str | None) -> ProducerLane:
+        """As every Danube client chooses: by the key's hash, or in turn."""
+        self._check_open()
+        if key is not None:
+            return self._lanes[_partition_of(key, len(self._lanes))]
+        self._turn = (self._turn + 1) % len(self._lanes)
+        return self._lanes[self._turn - 1]
+
+    def _released(self, size: int) -> None:
+        self._buffered_bytes -= size
+        room, free = self._room, self.buffer_bytes - self._buffered_bytes
+        while room and free > 0:
+            waiter = room.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                free -= MESSAGE_OVERHEAD_BYTES  # it takes at least so much; who comes too early waits again
+
+    async def _wait_for_room(self, timeout: float | None) -> None:
+        """In the order of arrival."""
+        self._check_open()
+        seconds = self._settings.timeout if timeout is None else timeout
+        deadline = self._loop.time() + seconds
+        is_first = True
+        while self._buffered_bytes >= self.buffer_bytes or (is_first and self._room):
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._room.append(waiter) if is_first else self._room.appendleft(waiter)
+            is_first = False
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await waiter
+            except TimeoutError:
+                raise DeadlineExceeded(f"waiting for room to send to {self.topic}", seconds) from None
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ClientClosed(f"the producer of {self.topic}")
+
+
+def _as_bytes(payload: object) -> bytes:
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise TypeError(f"a payload is bytes, not {type(payload).__name__}")
+    return bytes(payload)
+
+
+def _checked(key: str | None, attributes: Mapping[str, str] | None) -> int:
+    """How many bytes they take. One that does not fit would spoil the batch for all the others."""
+    size = 0
+    if key is not None:
+        size += len(key) if key.isascii() else len(key.encode())
+    if attributes:
+        for text in (*attributes.keys(), *attributes.values()):
+            size += len(text.encode()) + 8
+    return size

@@ -1,0 +1,106 @@
+"""A broker for tests, in their process: the broker of `danube broker`, with free ports and a directory of its own.
+
+    async with pydanube.testing.broker() as broker:
+        async with pydanube.connect(broker.url) as client: ...
+
+    with pydanube.testing.broker() as broker:
+        with pydanube.blocking.connect(broker.url) as client: ...
+
+It keeps what it is given on disk, and forgets it with the directory, unless `data_dir` says where to keep it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pydanube.api.server import Doors
+from pydanube.broker.service import Broker
+from pydanube.client.blocking import LoopThread
+from pydanube.config import BrokerConfig, Config
+
+ANY_PORT = "127.0.0.1:0"
+
+
+class TestBroker:
+    """Made by `broker`. The URLs are there inside the `with` or `async with` block."""
+
+    __test__ = False  # its name is not that of a test
+
+    def __init__(self, data_dir: Path | str | None = None) -> None:
+        self.url = ""  # for pydanube.connect
+        self.grpc_url = ""  # for the official clients
+        self.admin_url = ""  # for danube admin --endpoint
+        self.data_dir = None if data_dir is None else Path(data_dir)
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._broker: Broker | None = None
+        self._doors: Doors | None = None
+        self._thread: LoopThread | None = None
+
+    async def start(self) -> Self:
+        """As entering the `async with` block."""
+        if self.data_dir is None:
+            self._directory = tempfile.TemporaryDirectory(prefix="danube-")
+            self.data_dir = Path(self._directory.name)
+        addresses = BrokerConfig(client_addr=ANY_PORT, admin_addr=ANY_PORT, metrics_addr=ANY_PORT, stream_addr=ANY_PORT)
+        self._broker = await Broker.start(Config(data_dir=self.data_dir, broker=addresses))
+        try:
+            self._doors = await Doors.open(self._broker)
+        except BaseException:
+            await self._broker.stop()
+            raise
+        self.url = f"danube://{self._doors.stream_addr}"
+        self.grpc_url = f"http://{self._doors.client_addr}"
+        self.admin_url = f"http://{self._doors.admin_addr}"
+        return self
+
+    async def stop(self) -> None:
+        """As leaving the `async with` block. The data directory stays, if it was given."""
+        if self._doors is not None:
+            await self._doors.close(grace_seconds=0.5)
+        if self._broker is not None:
+            await self._broker.stop()
+        self._doors = self._broker = None
+        if self._directory is not None:
+            self._directory.cleanup()
+            self._directory = self.data_dir = None
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def __enter__(self) -> Self:
+        """On an event loop in a thread of its own, for tests without one."""
+        self._thread = LoopThread("danube test broker")
+        try:
+            return self._thread.call(self.start())
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._thread is not None
+        try:
+            self._thread.call(self.stop())
+        finally:
+            self._thread.stop()
+
+
+def broker(data_dir: Path | str | None = None) -> TestBroker:
+    """A broker for the length of a `with` or `async with` block.
+
+    >>> async with pydanube.testing.broker() as broker:
+    ...     async with pydanube.connect(broker.url) as client:
+    ...         await client.create_topic("/default/orders")
+    ...         print(await client.list_topics())
+    ['/default/orders']
+    """
+    return TestBroker(data_dir)

@@ -1,0 +1,212 @@
+"""Finding brokers, deadlines, keepalive, and calls that are asked again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import pydanube
+from pydanube.client.connection import BACKOFF_MAX_SECONDS, Address, Backoff, addresses_of
+from pydanube.errors import ClientClosed, ConfigError, DeadlineExceeded, NotServed, ProtocolViolation, TopicExists
+from pydanube.log.batch import Envelope, encode, rows_of, stamp
+from pydanube.wire._pb.pydanube import stream_pb2 as pb
+from tests.e2e.processes import free_ports
+from tests.rooms.scripted import TOPIC, ScriptedBroker
+from tests.support import run
+
+pytestmark = pytest.mark.timeout(30)
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("danube://10.0.0.1:7000", Address("10.0.0.1", 7000, False)),
+        ("danube+tls://broker.example", Address("broker.example", 6651, True)),
+        ("localhost:1234", Address("localhost", 1234, False)),
+        ("danube://[::1]:7000", Address("::1", 7000, False)),
+    ],
+)
+def test_a_url_is_an_address_and_back(url: str, address: Address) -> None:
+    assert Address.parse(url) == address
+    assert Address.parse(str(address)) == address
+
+
+@pytest.mark.parametrize("url", ["", "http://a:1", "danube://", "danube://a:99999", "danube://a/b", "danube://a:1?x=1"])
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        addresses_of(url)
+
+
+def test_several_brokers_are_a_list_or_a_text_with_commas() -> None:
+    assert addresses_of("a:1, b:2,a:1") == addresses_of(["a:1", "b:2"])
+
+
+def test_waiting_grows_to_a_bound_and_is_never_the_same() -> None:
+    backoff = Backoff()
+    waits = [backoff.seconds() for _ in range(50)]
+    assert waits[0] <= 0.05 and all(BACKOFF_MAX_SECONDS / 2 <= wait <= BACKOFF_MAX_SECONDS for wait in waits[10:])
+    assert len(set(waits)) == 50
+
+
+def test_one_broker_that_answers_is_enough() -> None:
+    async def inside() -> None:
+        nobody = [f"danube://127.0.0.1:{port}" for port in free_ports(3)]
+        async with ScriptedBroker() as broker, pydanube.connect([*nobody, broker.url], timeout=5) as client:
+            assert (await client.lookup(TOPIC)).stream_url == broker.url
+
+    run(inside())
+
+
+def test_nobody_who_answers_is_told_with_every_address() -> None:
+    async def inside() -> None:
+        [port] = free_ports(1)
+        with pytest.raises(DeadlineExceeded, match=str(port)) as caught:
+            async with pydanube.connect(f"127.0.0.1:{port}", timeout=0.3):
+                pass
+        assert caught.value.retryable
+
+    run(inside())
+
+
+def test_another_broker_takes_over_when_one_is_lost() -> None:
+    async def inside() -> None:
+        async with (
+            ScriptedBroker() as first,
+            ScriptedBroker() as second,
+            pydanube.connect([first.url, second.url], timeout=5) as client,
+            client.producer(TOPIC, idempotent=False) as producer,
+        ):
+            await producer.send(b"a")
+            used, other = (first, second) if first.stored else (second, first)
+            await used.close()
+            await producer.send(b"b")
+            assert other.payloads() == [b"b"]
+
+    run(inside())
+
+
+def test_a_topic_elsewhere_is_opened_elsewhere() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as asked, ScriptedBroker() as owner, pydanube.connect(asked.url) as client:
+            asked.answers["lookup"] = lambda peer, frame: peer.answer(
+                frame, located=pb.Located(topic=TOPIC, stream_url=owner.url)
+            )
+            async with client.producer(TOPIC) as producer:
+                await producer.send(b"a")
+            assert owner.payloads() == [b"a"] and asked.payloads() == []
+            assert client.brokers == [asked.url, owner.url]
+
+    run(inside())
+
+
+def test_a_call_is_asked_again_while_time_may_help_and_no_longer_than_its_deadline() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker, pydanube.connect(broker.url) as client:
+            refusals = [NotServed(TOPIC, "moving")] * 2
+
+            def describe(peer: Any, frame: Any) -> None:
+                if refusals:
+                    peer.refuse(frame, refusals.pop())
+                else:
+                    peer.answer(frame, topic_info=pb.TopicInfo(topic=TOPIC, reliable=True, head=7))
+
+            broker.answers["describe_topic"] = describe
+            assert (await client.describe_topic(TOPIC)).head == 7
+            refusals.extend([NotServed(TOPIC, "still moving")] * 100)
+            with pytest.raises(DeadlineExceeded, match="still moving"):
+                await client.describe_topic(TOPIC, timeout=0.3)
+            with pytest.raises(DeadlineExceeded):
+                await client.delete_topic(TOPIC, timeout=0.05)  # nobody answers that
+
+    run(inside())
+
+
+def test_creating_a_topic_whose_answer_was_lost_is_done() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker, pydanube.connect(broker.url) as client:
+            created: list[str] = []
+
+            def create(peer: Any, frame: Any) -> None:
+                if created:
+                    peer.refuse(frame, TopicExists(TOPIC, "it is there"))
+                else:
+                    created.append(TOPIC)
+                    peer.transport.abort()
+
+            broker.answers["create_topic"] = create
+            await client.create_topic(TOPIC)
+            with pytest.raises(TopicExists):
+                await client.create_topic(TOPIC)
+            await client.create_topic(TOPIC, exist_ok=True)
+
+    run(inside())
+
+
+def test_a_silent_broker_is_noticed_and_left() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker:
+            broker.keepalive_seconds = 1
+            async with pydanube.connect(broker.url, timeout=10) as client, client.producer(TOPIC) as producer:
+                await broker.until("ping")  # we are idle, and say so
+                broker.answers["ping"] = lambda peer, frame: None
+                await broker.until("open_producer", 2)
+                broker.answers["ping"] = lambda peer, frame: peer.answer(frame, pong=pb.Pong())
+                assert (await producer.send(b"a")).offset == 0
+
+    run(inside())
+
+
+def test_a_peer_of_another_protocol_is_a_violation_and_not_asked_for_ever() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker:
+            broker.answers["hello"] = lambda peer, frame: peer.transport.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            with pytest.raises(ProtocolViolation):
+                await pydanube.connect(broker.url, timeout=5).open()
+            assert broker.connections == 1
+
+    run(inside())
+
+
+def test_a_closed_client_refuses() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker:
+            async with pydanube.connect(broker.url) as client:
+                pass
+            with pytest.raises(ClientClosed):
+                await client.lookup(TOPIC)
+
+    run(inside())
+
+
+def test_fetching_steps_over_gaps_and_cuts_both_ends() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker, pydanube.connect(broker.url) as client:
+
+            def batch(first: int, number: int) -> bytes:
+                rows = rows_of([Envelope(b"%d" % (first + row)) for row in range(number)])
+                return stamp(encode(rows, topic=TOPIC), base_offset=first, epoch=1, append_time=1).to_bytes()
+
+            log = {0: batch(0, 4) + batch(4, 4), 8: b"", 20: batch(20, 4)}
+            after = {0: 8, 8: 20, 20: 24}
+
+            def fetch(peer: Any, frame: Any) -> None:
+                start = next(at for at in (20, 8, 0) if at <= frame.command.fetch.start)
+                fetched = pb.Fetched(next_offset=after[start], head=24)
+                peer.send(pb.Command(request_id=frame.command.request_id, fetched=fetched), log[start])
+
+            broker.answers["fetch"] = fetch
+            table = await client.fetch(TOPIC, 2, 22).table()
+            assert table.column("offset").to_pylist() == [2, 3, 4, 5, 6, 7, 20, 21]
+            assert table.column("payload").to_pylist()[-1] == b"21"
+
+    run(inside())
+
+
+def test_importing_the_package_loads_neither_arrow_nor_grpc() -> None:
+    code = "import sys, pydanube; print(sorted({'pyarrow', 'grpc', 'asyncio', 'google.protobuf'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert {name for name in pydanube.__all__ if getattr(pydanube, name, None) is None} == set()

@@ -1,0 +1,334 @@
+"""The consumer against a broker that counts its permits, breaks connections and takes topics away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from functools import wraps
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import pydanube
+from pydanube.client.consumer import Consumer
+from pydanube.errors import ClientClosed, ConfigError, DeadlineExceeded, SubscriptionBusy
+from pydanube.wire._pb.pydanube import stream_pb2 as pb
+from pydanube.wire.errors_on_wire import to_wire
+from tests.rooms.scripted import TOPIC, ScriptedBroker
+from tests.support import run
+
+pytestmark = pytest.mark.timeout(30)
+
+Test = Callable[[ScriptedBroker, Consumer], Awaitable[None]]
+
+
+def scripted(**options: Any) -> Callable[[Test], Callable[[], None]]:
+    """Runs a test with a scripted broker and an open consumer of TOPIC."""
+
+    def decorate(test: Test) -> Callable[[], None]:
+        async def inside() -> None:
+            async with (
+                ScriptedBroker() as broker,
+                pydanube.connect(broker.url, timeout=5) as client,
+                client.consumer(TOPIC, subscription="s", name="c", **options) as consumer,
+            ):
+                await test(broker, consumer)
+
+        @wraps(test)
+        def outside() -> None:
+            run(inside())
+
+        del outside.__wrapped__  # type: ignore[attr-defined]  # pytest would take its parameters for fixtures
+        return outside
+
+    return decorate
+
+
+async def receive(consumer: Consumer, number: int) -> list[pydanube.Message]:
+    return [await consumer.receive(timeout=5) for _ in range(number)]
+
+
+def acked(broker: ScriptedBroker) -> list[list[int]]:
+    return [list(frame.command.ack.ranges) for frame in broker.heard if frame.kind == "ack"]
+
+
+# --- receiving ----------------------------------------------------------------------------------------
+
+
+@scripted()
+async def test_messages_have_everything_they_were_sent_with(broker: ScriptedBroker, consumer: Consumer) -> None:
+    broker.deliver(5, [b"a", b"b"], attempt=2)
+    first, second = await receive(consumer, 2)
+    assert (first.payload, first.offset, first.topic, first.key, first.attempt) == (b"a", 5, TOPIC, "k", 2)
+    assert (second.payload, second.offset, second.attributes) == (b"b", 6, {"a": "b"})
+    assert first.publish_time == datetime(1970, 1, 1, tzinfo=UTC) and first.producer_name is None
+
+
+@scripted()
+async def test_only_the_rows_in_the_ranges_are_handed_over(broker: ScriptedBroker, consumer: Consumer) -> None:
+    broker.deliver(10, [b"%d" % number for number in range(6)], [11, 13, 15, 16])
+    assert [message.offset for message in await receive(consumer, 3)] == [11, 12, 15]
+
+
+@scripted()
+async def test_a_loop_that_was_left_goes_on_where_it_was(broker: ScriptedBroker, consumer: Consumer) -> None:
+    broker.deliver(0, [b"a", b"b", b"c"])
+    async for message in consumer:
+        assert message.payload == b"a"
+        break
+    assert [message.payload for message in await receive(consumer, 2)] == [b"b", b"c"]
+
+
+@scripted()
+async def test_tasks_that_receive_together_share_the_messages(broker: ScriptedBroker, consumer: Consumer) -> None:
+    tasks = [asyncio.ensure_future(receive(consumer, 5)) for _ in range(4)]
+    for first in range(0, 20, 4):
+        broker.deliver(first, [b"x"] * 4)
+    received = [message.offset for messages in await asyncio.gather(*tasks) for message in messages]
+    assert sorted(received) == list(range(20))
+
+
+@scripted()
+async def test_receiving_has_a_deadline_and_loses_nothing(broker: ScriptedBroker, consumer: Consumer) -> None:
+    with pytest.raises(DeadlineExceeded):
+        await consumer.receive(timeout=0.05)
+    broker.deliver(0, [b"a"])
+    assert (await consumer.receive()).payload == b"a"
+
+
+@scripted()
+async def test_batches_are_arrow_with_offsets_and_one_ack(broker: ScriptedBroker, consumer: Consumer) -> None:
+    broker.deliver(10, [b"a", b"b", b"c", b"d"], [10, 12, 13, 14])
+    async for batch in consumer.batches():
+        assert isinstance(batch.arrow, pa.RecordBatch)
+        assert batch.arrow.column("offset").to_pylist() == [10, 11, 13]
+        assert batch.arrow.column("payload").to_pylist() == [b"a", b"b", b"d"]
+        assert len(batch) == 3 and batch.offsets == [range(10, 12), range(13, 14)]
+        assert pa.table(batch).num_rows == 3 and pa.record_batch(batch).num_rows == 3  # as Polars and DuckDB take it
+        await batch.ack()
+        break
+    await consumer.flush()
+    assert acked(broker) == [[10, 12, 13, 14]]
+
+
+@scripted()
+async def test_closing_ends_a_loop_that_waits(broker: ScriptedBroker, consumer: Consumer) -> None:
+    async def loop() -> int:
+        return len([message async for message in consumer])
+
+    waiting = asyncio.ensure_future(loop())
+    await asyncio.sleep(0.02)
+    await consumer.close()
+    assert await waiting == 0
+    with pytest.raises(ClientClosed):
+        await consumer.receive()
+
+
+# --- acks ---------------------------------------------------------------------------------------------
+
+
+@scripted()
+async def test_acks_of_one_turn_travel_as_ranges_in_one_command(broker: ScriptedBroker, consumer: Consumer) -> None:
+    broker.deliver(0, [b"x"] * 10)
+    received = await receive(consumer, 10)
+    for number in (0, 1, 2, 7, 6, 9, 4):
+        await received[number].ack()
+    [ack] = await broker.until("ack")
+    assert list(ack.command.ack.ranges) == [0, 3, 4, 5, 6, 8, 9, 10]
+
+
+@scripted()
+async def test_more_ranges_than_a_command_may_have_need_several(broker: ScriptedBroker, consumer: Consumer) -> None:
+    broker.deliver(0, [b"x"] * 3000)
+    for message in await receive(consumer, 3000):
+        if message.offset % 2:
+            await message.ack()
+    await consumer.flush()
+    assert [len(ranges) for ranges in acked(broker)] == [2048, 952]
+
+
+@scripted()
+async def test_a_nack_has_its_delay_and_its_reason(broker: ScriptedBroker, consumer: Consumer) -> None:
+    broker.deliver(0, [b"a", b"b", b"c"])
+    first, second, third = await receive(consumer, 3)
+    await first.nack(1.5, reason="not today")
+    await second.nack()
+    await third.nack(0)
+    nacks = [frame.command.nack for frame in await broker.until("nack", 3)]
+    assert [(list(nack.ranges), nack.delay_ms) for nack in nacks] == [([0, 1], 1500), ([1, 2], 0), ([2, 3], 1)]
+    assert nacks[0].reason == "not today"
+
+
+# --- permits ------------------------------------------------------------------------------------------
+
+
+@scripted(window_messages=100, window_bytes=1_000_000)
+async def test_permits_are_granted_again_as_messages_are_handed_over(
+    broker: ScriptedBroker, consumer: Consumer
+) -> None:
+    [subscribe] = await broker.until("subscribe")
+    assert (subscribe.command.subscribe.messages, subscribe.command.subscribe.bytes) == (100, 1_000_000)
+    for first in range(0, 100, 10):
+        broker.deliver(first, [b"x"] * 10)
+    await asyncio.sleep(0.05)
+    assert "flow" not in broker.kinds()  # nobody has taken them: no room for more
+    await receive(consumer, 60)
+    flows = [frame.command.flow for frame in await broker.until("flow", 1)]
+    await asyncio.sleep(0.05)
+    flows = [frame.command.flow for frame in broker.heard if frame.kind == "flow"]
+    assert sum(flow.messages for flow in flows) == 30
+    assert all(flow.bytes > 0 for flow in flows)
+
+
+@scripted(window_messages=100, window_bytes=1_000)
+async def test_large_messages_are_granted_again_by_their_bytes(broker: ScriptedBroker, consumer: Consumer) -> None:
+    broker.deliver(0, [b"x" * 5000])
+    broker.deliver(1, [b"x" * 5000])
+    await receive(consumer, 2)
+    [flow] = await broker.until("flow")
+    assert flow.command.flow.messages == 1 and flow.command.flow.bytes > 5000
+
+
+# --- lost connections ---------------------------------------------------------------------------------
+
+
+@scripted(start="earliest")
+async def test_a_lost_connection_is_subscribed_again_and_what_nobody_had_is_dropped(
+    broker: ScriptedBroker, consumer: Consumer
+) -> None:
+    broker.deliver(0, [b"a", b"b", b"c"])
+    await consumer.receive()
+    broker.drop()
+    again = await broker.until("subscribe", 2)
+    assert again[1].command.subscribe.consumer_name == again[0].command.subscribe.consumer_name == "c"
+    await asyncio.sleep(0.02)
+    broker.deliver(1, [b"b", b"c"], attempt=2)
+    received = await receive(consumer, 2)
+    assert [(message.offset, message.attempt) for message in received] == [(1, 2), (2, 2)]
+
+
+@scripted()
+async def test_acks_that_found_no_connection_go_out_before_anything_is_delivered(
+    broker: ScriptedBroker, consumer: Consumer
+) -> None:
+    broker.deliver(0, [b"a", b"b"])
+    received = await receive(consumer, 2)
+    await broker.close()
+    await asyncio.sleep(0.05)
+    for message in received:
+        await message.ack()
+    await asyncio.sleep(0.05)
+    await broker.listen()
+    await broker.until("flow")
+    kinds = [kind for kind in broker.kinds() if kind in ("subscribe", "ack", "flow")]
+    assert kinds == ["subscribe", "subscribe", "ack", "flow"]
+    assert acked(broker) == [[0, 2]]
+    again = (await broker.until("subscribe", 2))[1].command.subscribe
+    assert (again.messages, again.bytes) == (0, 0)
+
+
+@scripted()
+async def test_a_moved_topic_is_subscribed_where_it_is_now(broker: ScriptedBroker, consumer: Consumer) -> None:
+    async with ScriptedBroker() as other:
+        broker.push(moved=pb.Moved(topic=TOPIC, stream_url=other.url))
+        await other.until("subscribe")
+        await asyncio.sleep(0.02)
+        other.deliver(3, [b"there"])
+        assert (await consumer.receive()).payload == b"there"
+
+
+@scripted()
+async def test_a_consumer_whose_place_was_taken_says_so_and_does_not_come_back(
+    broker: ScriptedBroker, consumer: Consumer
+) -> None:
+    error = to_wire(SubscriptionBusy(TOPIC, "s", "c"), consumer=1)
+    broker.push(error=error)
+    with pytest.raises(SubscriptionBusy):
+        await consumer.receive()
+    await asyncio.sleep(0.2)
+    assert broker.kinds().count("subscribe") == 1
+
+
+@scripted()
+async def test_nonsense_from_the_broker_ends_the_connection_and_a_new_one_goes_on(
+    broker: ScriptedBroker, consumer: Consumer
+) -> None:
+    broker.peers[-1].transport.write(b"\xff" * 100)
+    await broker.until("subscribe", 2)
+    await asyncio.sleep(0.02)
+    broker.deliver(0, [b"a"])
+    assert (await consumer.receive()).payload == b"a"
+
+
+# --- places -------------------------------------------------------------------------------------------
+
+
+@scripted()
+async def test_seeking_drops_what_was_delivered_before(broker: ScriptedBroker, consumer: Consumer) -> None:
+    def seek(peer: Any, frame: Any) -> None:
+        broker.deliver(7, [b"stale"])
+        peer.answer(frame, offset_found=pb.OffsetFound(offset=2))
+        broker.deliver(2, [b"fresh"])
+
+    broker.answers["seek"] = seek
+    broker.deliver(5, [b"a", b"b"])
+    assert (await consumer.receive()).payload == b"a"
+    await consumer.seek(2)
+    assert (await consumer.receive()).payload == b"fresh"
+
+
+@pytest.mark.parametrize(
+    ("start", "place"),
+    [
+        ("earliest", pb.Place(edge=pb.EARLIEST)),
+        ("latest", pb.Place(edge=pb.LATEST)),
+        (42, pb.Place(offset=42)),
+        (datetime(1970, 1, 2, 0, 0, 0, 5, tzinfo=UTC), pb.Place(time_us=86_400_000_005)),
+    ],
+)
+def test_a_subscription_starts_where_it_is_told(start: Any, place: pb.Place) -> None:
+    async def inside() -> None:
+        async with (
+            ScriptedBroker() as broker,
+            pydanube.connect(broker.url) as client,
+            client.consumer(TOPIC, subscription="s", start=start),
+        ):
+            [subscribe] = await broker.until("subscribe")
+            assert subscribe.command.subscribe.start == place
+
+    run(inside())
+
+
+@pytest.mark.parametrize("start", ["first", -1, True, 1.5, None])
+def test_a_place_that_is_none_is_refused(start: Any) -> None:
+    async def inside() -> None:
+        client = pydanube.connect("danube://127.0.0.1:1")
+        with pytest.raises(ConfigError):
+            client.consumer(TOPIC, subscription="s", start=start)
+
+    run(inside())
+
+
+def test_partitions_share_the_window_and_one_loop() -> None:
+    async def inside() -> None:
+        async with (
+            ScriptedBroker(partitions=3) as broker,
+            pydanube.connect(broker.url) as client,
+            client.consumer(TOPIC, subscription="s", window_messages=300) as consumer,
+        ):
+            subscribed = await broker.until("subscribe", 3)
+            assert [frame.command.subscribe.messages for frame in subscribed] == [100] * 3
+            offsets = count()
+            for handle in (1, 2, 3):
+                broker.deliver(next(offsets), [b"x"], consumer=handle)
+            received = await receive(consumer, 3)
+            for message in received:
+                await message.ack()
+            acks = await broker.until("ack", 3)
+            assert {message.topic for message in received} == {f"{TOPIC}-part-{n}" for n in range(3)}
+            assert {frame.command.ack.consumer for frame in acks} == {1, 2, 3}
+
+    run(inside())

@@ -1,0 +1,436 @@
+"""The producer against a broker that holds answers, refuses, and breaks connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any
+
+import pytest
+
+import pydanube
+from pydanube.client.producer import Producer
+from pydanube.core.names import partition_of_key
+from pydanube.errors import (
+    BufferFull,
+    ClientClosed,
+    DeadlineExceeded,
+    DiskFull,
+    InvalidBatch,
+    MessageTooLarge,
+    NotServed,
+    ProducerFenced,
+    SessionUnknown,
+    Unreachable,
+)
+from pydanube.log.batch import messages
+from pydanube.wire._pb.pydanube import stream_pb2 as pb
+from tests.rooms.scripted import PRODUCER_ID, TOPIC, ScriptedBroker
+from tests.support import run, settle
+
+pytestmark = pytest.mark.timeout(30)
+
+Test = Callable[[ScriptedBroker, Producer], Awaitable[None]]
+
+
+def scripted(*, reliable: bool = True, **options: Any) -> Callable[[Test], Callable[[], None]]:
+    """Runs a test with a scripted broker and an open producer of TOPIC."""
+
+    def decorate(test: Test) -> Callable[[], None]:
+        async def inside() -> None:
+            async with ScriptedBroker(reliable=reliable) as broker, pydanube.connect(broker.url, timeout=5) as client:
+                producer = await client.producer(TOPIC, name="p", reliable=reliable, **options).open()
+                try:
+                    await test(broker, producer)
+                finally:
+                    await producer._let_go()
+
+        @wraps(test)
+        def outside() -> None:
+            run(inside())
+
+        del outside.__wrapped__  # type: ignore[attr-defined]  # pytest would take its parameters for fixtures
+        return outside
+
+    return decorate
+
+
+def sends(producer: Producer, *payloads: bytes) -> list[asyncio.Task[pydanube.Receipt]]:
+    return [asyncio.ensure_future(producer.send(payload)) for payload in payloads]
+
+
+# --- batching -----------------------------------------------------------------------------------------
+
+
+@scripted()
+async def test_a_receipt_has_offset_epoch_and_durability(broker: ScriptedBroker, producer: Producer) -> None:
+    await producer.send(b"a")
+    assert await producer.send(b"b") == pydanube.Receipt(TOPIC, 1, 1, "fsync", False)
+
+
+@scripted()
+async def test_what_is_sent_in_one_turn_of_the_loop_is_one_batch(broker: ScriptedBroker, producer: Producer) -> None:
+    receipts = await asyncio.gather(*sends(producer, b"a", b"b", b"c"))
+    assert [receipt.offset for receipt in receipts] == [0, 1, 2]
+    assert [batch.header.rows for batch in broker.produced()] == [3]
+
+
+@scripted()
+async def test_what_accumulates_while_batches_are_in_flight_is_the_next_batch(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    broker.hold()
+    tasks = []
+    for count in range(1, 8):
+        tasks += sends(producer, b"%d" % count)
+        await broker.until("produce", min(count, 2))
+    await asyncio.sleep(0.05)
+    assert [batch.header.rows for batch in broker.produced()] == [1, 1]
+    broker.release()
+    await asyncio.gather(*tasks)
+    assert [batch.header.rows for batch in broker.produced()] == [1, 1, 5]
+    assert broker.payloads() == [b"%d" % count for count in range(1, 8)]
+
+
+@scripted(batch_messages=2)
+async def test_full_batches_go_out_eight_at_a_time_and_no_more(broker: ScriptedBroker, producer: Producer) -> None:
+    broker.hold()
+    tasks = sends(producer, *(b"%d" % number for number in range(40)))
+    await broker.until("produce", 8)
+    await asyncio.sleep(0.05)
+    assert len(broker.produced()) == 8
+    broker.release()
+    await asyncio.gather(*tasks)
+    assert broker.payloads() == [b"%d" % number for number in range(40)]
+    assert {batch.header.rows for batch in broker.produced()} == {2}
+
+
+@scripted(batch_bytes=1000)
+async def test_a_batch_ends_before_it_is_larger_than_its_bound(broker: ScriptedBroker, producer: Producer) -> None:
+    await asyncio.gather(*sends(producer, *[b"x" * 300] * 5))
+    assert [batch.header.rows for batch in broker.produced()] == [2, 2, 1]
+
+
+@scripted(linger=0.2)
+async def test_lingering_waits_for_more_and_flushing_does_not(broker: ScriptedBroker, producer: Producer) -> None:
+    producer.send_nowait(b"a")
+    await asyncio.sleep(0.05)
+    producer.send_nowait(b"b")
+    assert broker.produced() == []
+    await producer.flush()
+    assert broker.payloads() == [b"a", b"b"] and len(broker.produced()) == 1
+    receipt = await producer.send(b"c")  # nobody flushes: it goes when its time is over
+    assert receipt.offset == 2
+
+
+@scripted(compression="zstd")
+async def test_keys_attributes_and_names_survive_compression(broker: ScriptedBroker, producer: Producer) -> None:
+    payload = b"x" * 20_000
+    tasks = [asyncio.ensure_future(producer.send(payload, key="k", attributes={"a": "b"}))]
+    tasks += sends(producer, payload)
+    await asyncio.gather(*tasks)
+    [batch] = broker.produced()
+    assert batch.header.codec == 2
+    keyed, plain = messages(batch)
+    assert (keyed.routing_key, keyed.attributes, keyed.producer_name) == ("k", {"a": "b"}, "p")
+    assert (plain.routing_key, plain.attributes, plain.producer_name) == (None, {}, "p")
+
+
+@scripted(batch_bytes=16 * 1024 * 1024, compression="lz4")
+async def test_large_batches_are_encoded_elsewhere_and_stay_in_order(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    for number in range(30):
+        producer.send_nowait(b"%02d" % number + bytes(100_000))
+        await asyncio.sleep(0)
+    await producer.flush()
+    assert [payload[:2] for payload in broker.payloads()] == [b"%02d" % number for number in range(30)]
+
+
+# --- back-pressure and bounds -------------------------------------------------------------------------
+
+
+@scripted(buffer_bytes=1000)
+async def test_a_full_buffer_makes_send_wait_and_send_nowait_refuse(broker: ScriptedBroker, producer: Producer) -> None:
+    broker.hold()
+    for _ in range(10):
+        try:
+            producer.send_nowait(b"x" * 200)
+        except BufferFull:
+            break
+    with pytest.raises(BufferFull):
+        producer.send_nowait(b"y")
+    [waiting] = sends(producer, b"y")
+    await asyncio.sleep(0.05)
+    assert not waiting.done() and producer.buffered_bytes < 1400
+    broker.release()
+    await waiting
+    await producer.flush()
+    assert producer.buffered_bytes == 0
+    assert broker.payloads()[-1] == b"y"
+
+
+@scripted(buffer_bytes=100)
+async def test_those_who_wait_for_room_go_in_the_order_of_arrival(broker: ScriptedBroker, producer: Producer) -> None:
+    await asyncio.gather(*sends(producer, *(b"%02d" % number for number in range(50))))
+    assert broker.payloads() == [b"%02d" % number for number in range(50)]
+
+
+@scripted(buffer_bytes=100)
+async def test_waiting_for_room_has_a_deadline(broker: ScriptedBroker, producer: Producer) -> None:
+    broker.hold()
+    producer.send_nowait(b"x" * 100)
+    with pytest.raises(DeadlineExceeded, match="room"):
+        await producer.send(b"y", timeout=0.05)
+
+
+@scripted()
+async def test_a_message_that_is_no_bytes_or_too_large_is_refused_alone(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    with pytest.raises(TypeError):
+        await producer.send("text")  # type: ignore[arg-type]
+    with pytest.raises(MessageTooLarge):
+        await producer.send(bytes(61 * 1024 * 1024))
+    with pytest.raises(UnicodeEncodeError):
+        await producer.send(b"x", key="\ud800")
+    assert (await producer.send(bytearray(b"fine"))).offset == 0
+
+
+# --- deadlines ----------------------------------------------------------------------------------------
+
+
+@scripted(timeout=0.2)
+async def test_a_message_without_a_receipt_in_time_raises(broker: ScriptedBroker, producer: Producer) -> None:
+    broker.hold()
+    with pytest.raises(DeadlineExceeded) as caught:
+        await producer.send(b"x")
+    assert caught.value.retryable
+    broker.release()
+    assert (await producer.send(b"y")).offset == 1  # it was sent, so it is stored all the same
+
+
+@scripted(timeout=0.2)
+async def test_a_message_that_was_never_sent_is_not_sent_after_its_deadline(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    await broker.close()
+    await asyncio.sleep(0.05)  # the client has noticed: what it takes now is not sent
+    producer.send_nowait(b"kept")
+    with pytest.raises(DeadlineExceeded):
+        await producer.send(b"late")
+    await broker.listen()
+    await producer.flush(timeout=5)
+    assert broker.payloads() == [b"kept"]
+
+
+@scripted()
+async def test_one_call_may_have_a_deadline_of_its_own(broker: ScriptedBroker, producer: Producer) -> None:
+    broker.hold()
+    with pytest.raises(DeadlineExceeded, match=r"0\.05 s"):
+        await producer.send(b"x", timeout=0.05)
+    with pytest.raises(DeadlineExceeded, match="flushing"):
+        await producer.flush(timeout=0.05)
+
+
+# --- lost connections ---------------------------------------------------------------------------------
+
+
+@scripted(batch_messages=1)
+async def test_batches_without_a_receipt_are_sent_again_unchanged_and_in_order(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    broker.hold()
+    tasks = sends(producer, *(b"%d" % number for number in range(12)))
+    first = await broker.until("produce", 8)
+    broker.is_holding = False
+    broker.drop()
+    receipts = await asyncio.gather(*tasks)
+    again = [frame for frame in broker.heard if frame.kind == "produce"][8:16]
+    assert [bytes(frame.body) for frame in again] == [bytes(frame.body) for frame in first]
+    assert [receipt.offset for receipt in receipts] == list(range(12))
+    assert broker.payloads() == [b"%d" % number for number in range(12)]
+    opens = [frame.command.open_producer.session for frame in broker.heard if frame.kind == "open_producer"]
+    assert opens[0] == 0 and opens[1] != 0
+
+
+@scripted(batch_messages=1)
+async def test_a_lost_receipt_does_not_store_a_message_twice(broker: ScriptedBroker, producer: Producer) -> None:
+    broker.loses_receipts = True
+    tasks = sends(producer, b"a", b"b", b"c")
+    await broker.until("produce", 3)
+    await settle()
+    broker.loses_receipts = False
+    broker.drop()
+    receipts = await asyncio.gather(*tasks)
+    assert [(receipt.offset, receipt.duplicate) for receipt in receipts] == [(0, True), (1, True), (2, True)]
+    assert broker.payloads() == [b"a", b"b", b"c"]
+
+
+@scripted()
+async def test_a_broker_that_is_away_for_a_while_costs_nothing_but_time(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    await broker.close()
+    tasks = sends(producer, b"a", b"b")
+    await asyncio.sleep(0.3)
+    await broker.listen()
+    assert [receipt.offset for receipt in await asyncio.gather(*tasks)] == [0, 1]
+
+
+@scripted()
+async def test_a_moved_topic_is_opened_again_where_it_is_now(broker: ScriptedBroker, producer: Producer) -> None:
+    async with ScriptedBroker() as other:
+        other.sessions = broker.sessions
+        await producer.send(b"a")
+        broker.hold()
+        [task] = sends(producer, b"b")
+        await broker.until("produce", 2)
+        broker.push(moved=pb.Moved(topic=TOPIC, stream_url=other.url))
+        await task
+        assert other.payloads() == [b"b"]
+        [opened] = await other.until("open_producer")
+        assert opened.command.open_producer.session == broker.sessions.get(PRODUCER_ID).session  # type: ignore[union-attr]
+
+
+@scripted()
+async def test_goodbye_sends_nothing_more_there_and_goes_on_elsewhere(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    broker.push(goodbye=pb.Goodbye(reason="restart"))
+    await asyncio.sleep(0.02)
+    assert (await producer.send(b"a")).offset == 0
+    assert broker.connections == 2
+
+
+@scripted(reliable=False)
+async def test_a_non_reliable_message_in_flight_is_not_sent_twice(broker: ScriptedBroker, producer: Producer) -> None:
+    assert (await producer.send(b"first")) == pydanube.Receipt(TOPIC, 0, 1, "memory", False)
+    broker.hold()
+    [lost] = sends(producer, b"lost")
+    await broker.until("produce", 2)
+    broker.is_holding = False
+    broker.drop()
+    with pytest.raises(Unreachable):
+        await lost
+    await producer.send(b"later")
+    assert broker.payloads() == [b"first", b"later"]
+
+
+# --- refusals -----------------------------------------------------------------------------------------
+
+
+@scripted(batch_messages=1)
+async def test_a_retryable_refusal_is_sent_again_with_all_that_followed(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    broker.refusals.extend([None, DiskFull("data")])
+    receipts = await asyncio.gather(*sends(producer, *(b"%d" % number for number in range(6))))
+    assert [receipt.offset for receipt in receipts] == list(range(6))
+    assert broker.payloads() == [b"%d" % number for number in range(6)]
+    assert broker.kinds().count("open_producer") == 1
+
+
+@scripted(batch_messages=1)
+async def test_a_topic_that_is_not_served_is_looked_up_again(broker: ScriptedBroker, producer: Producer) -> None:
+    broker.refusals.append(NotServed(TOPIC, "moving"))
+    await asyncio.gather(*sends(producer, b"a", b"b", b"c"))
+    assert broker.payloads() == [b"a", b"b", b"c"]
+    assert broker.kinds().count("open_producer") == 2
+
+
+@scripted(batch_messages=1)
+async def test_a_batch_refused_for_good_fails_alone_and_the_others_close_the_gap(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    broker.refusals.extend([None, MessageTooLarge(9, 8)])
+    results = await asyncio.gather(*sends(producer, b"a", b"b", b"c", b"d"), return_exceptions=True)
+    assert isinstance(results[1], MessageTooLarge)
+    assert broker.payloads() == [b"a", b"c", b"d"]
+    assert [batch.header.first_sequence for batch in broker.stored[TOPIC]] == [0, 1, 2]
+    assert (await producer.send(b"e")).offset == 3
+
+
+@scripted()
+async def test_flush_tells_what_became_of_a_message_that_nobody_waited_for(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    broker.refusals.append(MessageTooLarge(9, 8))
+    producer.send_nowait(b"a")
+    with pytest.raises(MessageTooLarge):
+        await producer.flush()
+    await producer.flush()  # once
+
+
+@scripted()
+async def test_a_fenced_producer_stops_and_says_so(broker: ScriptedBroker, producer: Producer) -> None:
+    broker.sessions.opened(PRODUCER_ID, broker.sessions.next_session(PRODUCER_ID, 2))
+    with pytest.raises(ProducerFenced):
+        await producer.send(b"a")
+    with pytest.raises(ProducerFenced):
+        await producer.send(b"b")
+    assert broker.kinds().count("open_producer") == 1
+
+
+@scripted(batch_messages=1)
+async def test_an_unknown_session_is_replaced_and_everything_numbered_from_zero(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    await producer.send(b"a")
+    broker.refusals.append(SessionUnknown(PRODUCER_ID, 1))
+    await asyncio.gather(*sends(producer, b"b", b"c"))
+    assert broker.payloads() == [b"a", b"b", b"c"]
+    assert [batch.header.first_sequence for batch in broker.stored[TOPIC]] == [0, 0, 1]
+    assert len({batch.header.session for batch in broker.stored[TOPIC]}) == 2
+
+
+@scripted()
+async def test_a_broker_that_closes_because_of_our_batch_is_not_sent_it_for_ever(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    def close(peer: Any, frame: Any) -> None:
+        peer.refuse(frame, InvalidBatch("nonsense"))
+
+    broker.answers["produce"] = close
+    with pytest.raises(InvalidBatch):
+        await producer.send(b"a")
+    assert broker.kinds().count("produce") == 1
+
+
+# --- ends and partitions ------------------------------------------------------------------------------
+
+
+def test_closing_flushes_and_what_comes_later_is_refused() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker, pydanube.connect(broker.url) as client:
+            async with client.producer(TOPIC) as producer:
+                producer.send_nowait(b"a")
+            assert broker.payloads() == [b"a"]
+            assert "close_producer" in broker.kinds()
+            with pytest.raises(ClientClosed):
+                await producer.send(b"b")
+
+    run(inside())
+
+
+def test_keys_choose_partitions_as_every_client_does_and_others_take_turns() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker(partitions=3) as broker, pydanube.connect(broker.url) as client:
+            async with client.producer(TOPIC, idempotent=False) as producer:
+                receipt = await producer.send(b"keyed", key="user-7")
+                turns = [(await producer.send(b"x")).topic for _ in range(6)]
+            assert receipt.topic == f"{TOPIC}-part-{partition_of_key('user-7', 3)}"
+            assert turns == [f"{TOPIC}-part-{number % 3}" for number in range(6)]
+
+    run(inside())
+
+
+def test_frames_in_pieces_of_one_byte_are_understood() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker:
+            broker.piece_bytes = 1
+            async with pydanube.connect(broker.url) as client, client.producer(TOPIC) as producer:
+                assert (await producer.send(b"a")).offset == 0
+
+    run(inside())

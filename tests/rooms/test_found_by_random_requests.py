@@ -1,0 +1,84 @@
+"""What `make fuzz-rpc` found, each as a test of its own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from pydanube.broker.topics import Topics
+from pydanube.core.delivery import FailurePolicy, Poison
+from pydanube.core.names import SubscriptionName, TopicName
+from pydanube.core.policies import Delivery
+from pydanube.core.policies import SubscriptionKind as Kind
+from pydanube.errors import DanubeError
+from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
+from tests.rooms.brokers import ORDERS, SUB, Host, consume, make_topic, publish, settle, simulated
+from tests.rooms.doors import TOPIC, Calls, refused, served
+
+DEAD = TopicName("/default/dead")
+
+
+@pytest.mark.timeout(20)  # it hung for ever, and the whole broker with it
+@pytest.mark.parametrize("kind", [Kind.SHARED, Kind.KEY_SHARED])
+@simulated
+async def test_a_dead_letter_topic_that_refuses_at_once_does_not_stop_the_broker(kind: Kind) -> None:
+    broker = await Host().boot()
+    topic = await make_topic(broker)
+    await broker.topics.create(DEAD, delivery=Delivery.NON_RELIABLE)  # keeps nothing, so it takes no dead letters
+    policy = FailurePolicy(
+        max_redelivery_count=0,
+        base_redelivery_delay_ms=0,
+        max_redelivery_delay_ms=0,
+        poison_policy=Poison.DEAD_LETTER,
+        dead_letter_topic=DEAD,
+    )
+    await broker.topics.set_failure_policy(ORDERS, SUB, policy)
+    await consume(topic, SUB, kind)
+    await publish(topic, "poison")
+    await settle()
+    topic.require(SUB).nack(0)
+    await asyncio.sleep(10)
+    assert topic.require(SUB).get_lag_info().lag_messages == 1, "it is not lost either"
+
+
+@simulated
+async def test_a_topic_can_be_deleted_while_subscriptions_of_it_are_made() -> None:
+    broker = await Host().boot()
+    topic = await make_topic(broker)
+
+    async def subscribe(number: int) -> None:
+        await topic.subscribe(SubscriptionName(f"sub{number}"), Kind.SHARED, "consumer")
+
+    subscribing = [asyncio.create_task(subscribe(number)) for number in range(20)]
+    await asyncio.sleep(0)
+    await broker.topics.delete(ORDERS)
+    outcomes = await asyncio.gather(*subscribing, return_exceptions=True)
+    assert all(outcome is None or isinstance(outcome, DanubeError) for outcome in outcomes)
+    assert not topic.subscriptions and await is_gone(broker.topics)
+    await make_topic(broker)
+
+
+async def is_gone(topics: Topics) -> bool:
+    return not await topics.exists(ORDERS) and topics.get(ORDERS) is None
+
+
+@simulated
+async def test_a_time_before_all_time_is_the_head_of_an_empty_topic() -> None:
+    topic = await make_topic(await Host().boot())
+    assert await topic.offset_at(-(2**63)) == topic.head == 0
+
+
+@served()
+async def test_a_topic_is_not_its_own_dead_letter_topic(calls: Calls) -> None:
+    await calls.create_producer(TOPIC)
+    request = admin_pb.SetSubscriptionFailurePolicyRequest(
+        topic=TOPIC,
+        subscription="sub",
+        failure_policy=admin_pb.SubscriptionFailurePolicy(
+            max_redelivery_delay_ms=1, poison_policy=admin_pb.DeadLetter, dead_letter_topic=TOPIC
+        ),
+    )
+    code, sentence = await refused(calls.topics.SetSubscriptionFailurePolicy(request))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT and "for ever" in sentence
