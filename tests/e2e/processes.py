@@ -247,7 +247,7 @@ class BrokerProcess:
         return found
 
 
-def danube(*arguments: object, text: str = "", seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+def danube(*arguments: object, text: str = "", seconds: float = 100.0) -> subprocess.CompletedProcess[str]:
     """The command, to its end."""
     command = [sys.executable, "-m", "pydanube", *map(str, arguments)]
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=seconds)

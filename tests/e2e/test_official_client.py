@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.processes import BrokerProcess, Program, broker_in, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 NUMBERS = count()
 

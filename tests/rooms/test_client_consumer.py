@@ -127,6 +127,19 @@ async def test_closing_ends_a_loop_that_waits(broker: ScriptedBroker, consumer: 
         await consumer.receive()
 
 
+def test_closed_producers_and_consumers_leave_nothing_on_the_connection() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker, pydanube.connect(broker.url) as client:
+            for _ in range(3):
+                async with client.producer(TOPIC), client.consumer(TOPIC, subscription="s"):
+                    pass
+            link = await client._brokers.any()
+            assert (link.producers, link.consumers) == ({}, {})
+            assert broker.kinds().count("close_producer") == broker.kinds().count("close_consumer") == 3
+
+    run(inside())
+
+
 # --- acks ---------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,8 @@ from pydanube.errors import ConfigError, DirectoryInUse
 log = logging.getLogger(__name__)
 
 EXIT_INTERRUPTED: Final = 130
+# One wish to stop may come twice at once: to the process group, and passed on by a parent (make, timeout).
+REPEAT_SECONDS: Final = 0.3
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -51,8 +53,20 @@ async def serve(config: Config, announce: Callable[[Listening], None]) -> None:
         raise ConfigError("--mode", config.mode, "clusters do not exist yet; use --mode standalone")
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+    told_at = 0.0
+
+    def stop(number: signal.Signals) -> None:
+        nonlocal told_at
+        if not stopping.is_set():
+            told_at = loop.time()
+            log.info("broker stopping", extra={"signal": number.name})
+            stopping.set()
+        elif loop.time() - told_at > REPEAT_SECONDS:
+            log.warning("broker abandoned", extra={"signal": number.name})
+            os._exit(EXIT_INTERRUPTED)
+
     for number in SIGNALS:
-        loop.add_signal_handler(number, _stop, number, stopping)
+        loop.add_signal_handler(number, stop, number)
     try:
         await _serve(config, announce, stopping)
     finally:
@@ -86,11 +100,3 @@ async def _serve(config: Config, announce: Callable[[Listening], None], stopping
             await doors.close()
     finally:
         await broker.stop()
-
-
-def _stop(number: int, stopping: asyncio.Event) -> None:
-    if stopping.is_set():
-        log.warning("broker abandoned", extra={"signal": signal.Signals(number).name})
-        os._exit(EXIT_INTERRUPTED)
-    log.info("broker stopping", extra={"signal": signal.Signals(number).name})
-    stopping.set()

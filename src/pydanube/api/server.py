@@ -49,6 +49,7 @@ OPTIONS: Final = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 GRACE_SECONDS: Final = 5.0
+REFUSING_SECONDS: Final = 0.2
 
 
 class Doors:
@@ -75,13 +76,17 @@ class Doors:
         return doors
 
     async def close(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Refuses new calls, lets those under way finish. Streams end as their topics close, so they close here."""
+        """Refuses new work, lets what is under way finish. Streams end as their topics close, so they close here.
+
+        Topics first: for a moment every call is answered UNAVAILABLE, which clients try again. A gRPC server that stops
+        cancels calls it has not looked at yet, and CANCELLED is final to a producer.
+        """
         self._why_not_ready = "the broker is shutting down"
+        await self._broker.topics.close_all("the broker is shutting down")
+        if grace_seconds:
+            await self._broker.clock.sleep(REFUSING_SECONDS)
         await asyncio.gather(
-            self._client.stop(grace_seconds),
-            self._admin.stop(grace_seconds),
-            self._stream.close(grace_seconds),
-            self._broker.topics.close_all("the broker is shutting down"),
+            self._client.stop(grace_seconds), self._admin.stop(grace_seconds), self._stream.close(grace_seconds)
         )
         await self._metrics.close()
 

@@ -17,7 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pydanube.api.stream_requests import Consuming, Producing, Requests
 from pydanube.broker.service import Broker
@@ -119,9 +119,9 @@ class Connection(asyncio.Protocol):
     # --- the transport's side -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=1 * MIB)
+        # uvloop's transports have all of its methods and are none of its subclasses.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=1 * MIB)
         if self._door.closing or len(self._door.connections) >= self._limits.connections:
             transport.abort()
             return

@@ -110,10 +110,13 @@ class ConsumerLane(Lane):
 
     async def close(self) -> None:
         """Gives back what is not acknowledged, to be delivered to others."""
-        if self.link is not None and self.link.usable:
-            await self.flush()
-            close = pb.Command(close_consumer=pb.CloseConsumer(consumer=self.handle))
-            await self.link.request(close, "done")
+        link = self.link
+        if link is None or not link.usable:
+            return
+        await self.flush()
+        if link is self.link:
+            link.consumers.pop(self.handle, None)
+            await link.request(pb.Command(close_consumer=pb.CloseConsumer(consumer=self.handle)), "done")
 
     async def seek(self, to: Place) -> int:
         """Delivers from another place on; what was delivered before and not handed over is dropped."""
@@ -193,6 +196,11 @@ class ConsumerLane(Lane):
     def _on_failed(self, error: DanubeError) -> None:
         self._drop_inbox()
         self._arrived()  # whoever waits for a message is told instead
+
+    def _forget_handle(self, link: Link) -> None:
+        if link.consumers.pop(self.handle, None) is not None and link.usable:
+            # The connection goes on without it, so the broker is told; nobody waits for the answer.
+            link.ask(pb.Command(close_consumer=pb.CloseConsumer(consumer=self.handle)), lambda _: None)
 
     async def _open_at(self, link: Link) -> None:
         settings = self._settings

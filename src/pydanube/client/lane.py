@@ -89,6 +89,10 @@ class Lane:
     def _on_failed(self, error: DanubeError) -> None:
         """It will never be open again."""
 
+    def _forget_handle(self, link: Link) -> None:
+        """The link has nothing to tell us any more."""
+        raise NotImplementedError
+
     def _attach(self, link: Link, handle: int) -> None:
         self.link = link
         self.handle = handle
@@ -97,6 +101,8 @@ class Lane:
 
     def _detach(self) -> None:
         """Nothing that comes for the old handle is looked at any more."""
+        if self.link is not None:
+            self._forget_handle(self.link)
         self.link = None
         self.generation += 1
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Protocol, TypeAlias, cast
 
-from pydanube import __version__
 from pydanube.errors import DanubeError, InvalidBatch, NotServed, ProtocolViolation, Unreachable
 from pydanube.ports import Buffer
 from pydanube.wire import frames
@@ -28,6 +29,15 @@ Answer: TypeAlias = Callable[[frames.Frame | DanubeError], None]
 GREETING_ID: Final = 1
 PING_ID: Final = 2
 FIRST_ID: Final = 3
+
+
+@lru_cache
+def _client_name() -> str:
+    """For the broker's log."""
+    try:
+        return f"pydanube {version('pydanube')}"
+    except PackageNotFoundError:  # run from its sources
+        return "pydanube"
 
 
 class Attached(Protocol):
@@ -166,7 +176,7 @@ class Link(asyncio.Protocol):
             magic=frames.MAGIC,
             version_min=frames.VERSION_MIN,
             version_max=frames.VERSION_MAX,
-            client=f"pydanube {__version__}",
+            client=_client_name(),
             token=self._token,
         )
         self.say(pb.Command(request_id=GREETING_ID, hello=hello))

@@ -150,6 +150,7 @@ class ProducerLane(Lane):
         """Tells the broker that no more comes. What is not flushed is gone."""
         if self.link is not None and self.link.usable:
             close = pb.Command(close_producer=pb.CloseProducer(producer=self.handle))
+            self.link.producers.pop(self.handle, None)
             await self.link.request(close, "done")
 
     def abandon(self, error: DanubeError) -> None:
@@ -399,6 +400,11 @@ class ProducerLane(Lane):
 
     def _on_failed(self, error: DanubeError) -> None:
         self.abandon(error)
+
+    def _forget_handle(self, link: Link) -> None:
+        if link.producers.pop(self.handle, None) is not None and link.usable:
+            # The connection goes on without it, so the broker is told; nobody waits for the answer.
+            link.ask(pb.Command(close_producer=pb.CloseProducer(producer=self.handle)), lambda _: None)
 
     async def _find(self) -> Link:
         if self._settings.create:

@@ -245,6 +245,9 @@ class Producer:
                     await waiter
             except TimeoutError:
                 raise DeadlineExceeded(f"waiting for room to send to {self.topic}", seconds) from None
+            finally:
+                if waiter.cancelled():
+                    self._released(0)  # whoever is next may have been waiting for this one
 
     def _check_open(self) -> None:
         if not self._is_open:

@@ -35,6 +35,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -213,7 +214,7 @@ def columns_of(
                 pa.Array.from_buffers(ENVELOPE.field(0).type, count, [None, times]),
                 pa.array(payloads, pa.binary()),
                 pa.nulls(count, pa.string()) if keys is None else pa.array(keys, pa.string()),
-                pa.nulls(count, pa.string()) if producer_name is None else pa.repeat(producer_name, count),
+                pa.nulls(count, pa.string()) if producer_name is None else pa.repeat(_text(producer_name), count),
                 pairs,
                 pa.nulls(count, pa.int64()),
                 pa.nulls(count, pa.int32()),
@@ -223,6 +224,12 @@ def columns_of(
         )
     except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InvalidBatch(f"a message does not fit the envelope: {error}") from error
+
+
+@lru_cache(maxsize=1024)
+def _text(value: str) -> pa.Scalar:
+    # Kept: pyarrow looks for pandas each time it makes a scalar, which takes ten times as long if there is none.
+    return pa.scalar(value, pa.string())
 
 
 def encode(

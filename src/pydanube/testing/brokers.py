@@ -18,7 +18,7 @@ from typing import Self
 
 from pydanube.api.server import Doors
 from pydanube.broker.service import Broker
-from pydanube.client.blocking import LoopThread
+from pydanube.client.thread import LoopThread
 from pydanube.config import BrokerConfig, Config
 
 ANY_PORT = "127.0.0.1:0"
