@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=1 * MIB)
         if self._door.closing or len(self._door.connections) >= self._limits.connections:
-            transport.abort()
+            self._transport.abort()
             return
         self._door.connections.add(self)
 
