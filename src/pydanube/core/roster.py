@@ -34,7 +34,7 @@ class DispatchLimits:
 
     unacked_max: int = UNACKED_MAX_DEFAULT
     consumer_unacked_max: int = 100_000  # held by one consumer, whatever it grants
-    send_max: int = 1_000  # handed to one consumer in one step, if it grants permits
+    send_max: int = 100_000  # handed to one consumer in one step, if it grants permits; its bytes bound it before
 
     def __post_init__(self) -> None:
         if not 1 <= self.unacked_max <= UNACKED_MAX_ALLOWED:
