@@ -1,8 +1,8 @@
 """The native protocol beside NATS JetStream and Redis Streams: `make bench`.
 
 Broker, clients and peers are processes of their own on this machine, one after the other, with the same message size
-and the same number in flight. Three rounds in turn, medians, all raw numbers at the end. `bounds.json` has what we want to
-reach; a bound that is missed is shown as missed and the exit code is 1.
+and the same number in flight. Three rounds in turn, medians, all raw numbers at the end. `bounds.json` has what we
+want to reach; a bound that is missed is shown as missed and the exit code is 1.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -27,6 +28,9 @@ _Results: TypeAlias = list[WriteResult]  # inside FileDisk, `list` is the port's
 
 DIRECTORY_MODE = 0o750
 SYNCS_MAX = 8  # side by side; more gained nothing
+# A larger write makes the kernel look for larger pieces of free memory, which at times takes longer than the disk:
+# 8 MiB in one call took 2 ms or 20 ms, in calls of 1 MiB always 2 ms.
+WRITE_BYTES_MAX = 1024 * 1024
 IOV_MAX = os.sysconf("SC_IOV_MAX")  # how many buffers one pwritev takes
 
 
@@ -257,23 +261,39 @@ class FileDisk:
 
 
 def _write_all(fd: int, buffers: Sequence[Buffer], position: int) -> None:
-    written = os.pwritev(fd, buffers[:IOV_MAX], position) if buffers else 0
-    length = sum(b.nbytes if isinstance(b, memoryview) else len(b) for b in buffers)
-    if written == length:
-        return
-    # Rare: more buffers than one call takes, more bytes than one call takes, or a disk about to be full.
-    left = [memoryview(buffer).cast("B") for buffer in buffers]
+    """All of it, in calls of at most WRITE_BYTES_MAX and IOV_MAX buffers. Raises OSError."""
+    sizes = [buffer.nbytes if isinstance(buffer, memoryview) else len(buffer) for buffer in buffers]
+    if sum(sizes) <= WRITE_BYTES_MAX and len(buffers) <= IOV_MAX:
+        written = os.pwritev(fd, buffers, position) if buffers else 0
+        if written == sum(sizes):
+            return
+    else:
+        written = 0
+    # Large, or more buffers than one call takes, or a disk about to be full.
+    left = deque(memoryview(buffer).cast("B") for buffer in buffers)
     total = written
     while True:
         while left and written >= left[0].nbytes:
-            written -= left.pop(0).nbytes
+            written -= left.popleft().nbytes
         if not left:
             return
         left[0] = left[0][written:]
-        written = os.pwritev(fd, left[:IOV_MAX], position + total)
+        written = os.pwritev(fd, _piece(left), position + total)
         if written == 0:
             raise OSError(errno.EIO, "nothing was written")
         total += written
+
+
+def _piece(left: deque[memoryview]) -> list[memoryview]:
+    """What one call writes."""
+    piece: list[memoryview] = []
+    room = WRITE_BYTES_MAX
+    for view in left:
+        piece.append(view[:room])
+        room -= piece[-1].nbytes
+        if room == 0 or len(piece) == IOV_MAX:
+            break
+    return piece
 
 
 def _sync_data(descriptor: Descriptor, path: str) -> DiskFailed | None:
