@@ -84,6 +84,16 @@ bench-lag: setup ## Measure delivery by notification and by heartbeat, and idle 
 bench-grpc: setup-test ## Measure the gRPC door beside an empty server
 	@$(PYTHON_IN_VENV) bench/unary.py
 
+# The peers' packages are none of ours, so they have a place of their own.
+build/peers/.made: requirements/bench.lock
+	@python3 -m venv build/peers
+	@build/peers/bin/python -m pip install --disable-pip-version-check --require-hashes -r requirements/bench.lock
+	@touch $@
+
+.PHONY: bench
+bench: setup build/peers/.made ## Measure the native protocol beside NATS and (where redis-server is) Redis
+	@$(PYTHON_IN_VENV) bench/native.py
+
 .PHONY: lock
 lock: ## Recompile requirements/*.lock (LOCK_ARGS=--upgrade for newer versions)
 	@scripts/lock $(LOCK_ARGS)

@@ -84,7 +84,9 @@ async def ours(what: str, port: int, count: int, topic: str) -> dict[str, float]
                 await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
             return {}
         if what == "fan":
-            await asyncio.gather(*(drain(client, topic, f"fan{n}", count) for n in range(int(os.environ["FAN"]))))
+            await asyncio.gather(
+                *(drain(client, topic, f"fan-{os.getpid()}-{n}", count) for n in range(int(os.environ["FAN"])))
+            )
             return {}
     raise SystemExit(f"unknown: {what}")
 

@@ -88,9 +88,7 @@ NOT_IN_CORE = frozenset(
     | {"random", "secrets", "uuid"}
 )
 ADAPTERS = frozenset({"stores", "api", "client", "cli"})
-MODULES_BEHIND_PORTS = frozenset(
-    {"uvloop", "grpc", "time", "random", "secrets", "uuid", "threading", "concurrent"}
-)
+MODULES_BEHIND_PORTS = frozenset({"uvloop", "grpc", "time", "random", "secrets", "uuid", "threading", "concurrent"})
 FUNCTIONS_BEHIND_PORTS = frozenset({"to_thread", "run_in_executor", "urandom", "getrandom"})
 CLOCK_READERS = frozenset({"now", "utcnow", "today"})  # of datetime and date; Clock has a now() too
 
@@ -215,8 +213,7 @@ def our_imports(source: Path, file: str, tree: ast.Module) -> Iterator[tuple[int
                 base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [base])])
             # `from pydanube.log import batch` names a module, `from pydanube.errors import Refused` does not.
             names = [
-                f"{base}.{alias.name}" if is_module(source, f"{base}.{alias.name}") else base
-                for alias in node.names
+                f"{base}.{alias.name}" if is_module(source, f"{base}.{alias.name}") else base for alias in node.names
             ]
         else:
             continue
@@ -478,9 +475,7 @@ def test_the_pure_standard_library_is_welcome_in_core(tmp_path: Path) -> None:
         ("testing/sim.py", "import random\ngenerator = random.Random()"),
     ],
 )
-def test_threads_time_or_randomness_outside_the_adapters_are_found(
-    tmp_path: Path, file: str, text: str
-) -> None:
+def test_threads_time_or_randomness_outside_the_adapters_are_found(tmp_path: Path, file: str, text: str) -> None:
     [complaint] = names_behind_ports(plant(tmp_path, file, text))
     assert complaint.startswith(file)
 

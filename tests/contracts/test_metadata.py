@@ -359,9 +359,7 @@ async def test_a_watch_misses_and_repeats_nothing_and_keeps_the_order(metadata: 
 async def test_the_events_of_one_transaction_come_together(metadata: MetadataStore) -> None:
     await put(metadata, "/gone")
     watch = metadata.watch("/", await now(metadata))
-    revision = await metadata.transact(
-        [], [Put("/a", b"1"), Delete("/gone"), Delete("/never"), Put("/b", b"2")]
-    )
+    revision = await metadata.transact([], [Put("/a", b"1"), Delete("/gone"), Delete("/never"), Put("/b", b"2")])
     assert revision is not None
     events = sorted(await anext(watch), key=lambda event: event.key)
     assert events == [
