@@ -10,11 +10,8 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 GENERATED = Path("pydanube/wire/_pb")
@@ -82,7 +79,6 @@ def test_generating_again_changes_nothing(tmp_path: Path) -> None:
         assert fresh[name] == committed[name], f"{name} is out of date: run `make proto`"
 
 
-@pytest.mark.skipif(find_spec("danube") is None, reason="danube-client is not installed: run `make setup-test`")
 def test_whatever_the_official_client_says_means_the_same_to_us() -> None:
     ours, theirs = described(OURS), described(THEIRS)
     assert len(theirs) > 40
@@ -130,7 +126,6 @@ print(*sorted(module for module in sys.modules if module.startswith("pydanube.wi
     assert python(code).split() == ["pydanube.wire._pb.pydanube", "pydanube.wire._pb.pydanube.stream_pb2"]
 
 
-@pytest.mark.skipif(find_spec("danube") is None, reason="danube-client is not installed: run `make setup-test`")
 def test_the_native_protocol_and_the_official_client_live_in_one_process() -> None:
     code = "import pydanube.wire.frames, danube.proto.DanubeApi_pb2 as theirs; print(theirs.DESCRIPTOR.package)"
     assert python(code).strip() == "danube"
