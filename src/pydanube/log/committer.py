@@ -226,7 +226,12 @@ class Committer:
             if self.stopped is not None:
                 raise self.stopped
             if of.active is not None:
-                await self._sync_segment(of, of.active)
+                try:
+                    await self._sync_segment(of, of.active)
+                except DiskFailed as error:
+                    # A later sync of the same file may succeed without its lost pages: the journal must stay.
+                    self._stop(error)
+                    raise
 
     @property
     def ready(self) -> Mapping[Committed, None]:

@@ -443,6 +443,10 @@ class History:
         """Closes cleanly, unless the process dies on the way."""
         self.say(f"close {boot.number}")
         assert boot.wal is not None
+        for model in self.models:
+            # A sync that fails may drop pages that were never promised to be safe, however the process ends.
+            if model.durability == "os" and self._disk.faults.sync_fails:
+                model.may_lose = True
         if crash_after is not None:
             power = self.dice.random() < 0.6
             asyncio.get_running_loop().call_later(crash_after, self._end, boot, power)
