@@ -125,6 +125,8 @@ def _print_report(report: Report, console: Console) -> None:
             console.print(f"note: {topic.topic}: {note}", style="yellow", highlight=False, soft_wrap=True)
         for problem in topic.problems:
             console.print(f"damage: {topic.topic}: {problem}", style="red", highlight=False, soft_wrap=True)
+    for note in report.notes:
+        console.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
     for problem in report.problems:
         console.print(f"damage: {problem}", style="red", highlight=False, soft_wrap=True)
     messages = sum(topic.messages for topic in report.topics)

@@ -14,7 +14,7 @@ from typing import Final
 from pydanube.errors import InvalidBatch
 from pydanube.log.batch import Batch, topic_hash
 from pydanube.log.catalog import SegmentFile
-from pydanube.log.layout import LOCK
+from pydanube.log.layout import JOURNALS, LOCK, TORN_SUFFIX
 from pydanube.log.overlay import OverlayDisk
 from pydanube.log.recovery import Recovered, Tail, recover_topic, redo_journals
 from pydanube.log.segment import (
@@ -50,6 +50,7 @@ class TopicReport:
 @dataclass(slots=True)
 class Report:
     topics: list[TopicReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # worth knowing, nothing is lost unless the disk has rotted
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -70,6 +71,11 @@ async def verify(
         view = OverlayDisk(disk)
         await check_format(view)
         report.problems += (await redo_journals(view)).values()
+        report.notes += [
+            f"{JOURNALS}/{entry.name}: {entry.size_bytes} bytes of an unfinished journal record; not acknowledged"
+            for entry in await view.list(JOURNALS)
+            if entry.name.endswith(TORN_SUFFIX)
+        ]
         for topic in await topics_on(view):
             recovered = await recover_topic(view, clock, work, topic, journal_damaged=bool(report.problems))
             report.topics.append(await _verify_topic(view, recovered, progress))

@@ -359,7 +359,7 @@ class History:
                     problems += topic.problems
             if problems:
                 raise Broken(f"verify found {problems}")
-        return report.ok and not any(topic.notes for topic in report.topics)
+        return not report.notes and report.ok and not any(topic.notes for topic in report.topics)
 
     def _committer_ended(self, task: asyncio.Task[None]) -> None:
         """It ends when it is cancelled, or when it has stopped; an error would leave every producer waiting."""
