@@ -422,9 +422,10 @@ class _EpochRecovery:
         elif checkpoint.end_offset > checkpoint.first_offset:
             await self._bound_last()
             first = last.end_offset if last else checkpoint.first_offset
-            result.damage.append(
-                Damage(self._directory, 0, first, checkpoint.end_offset, "its newest segment is missing")
-            )
+            if first < checkpoint.end_offset:  # else it was empty: nothing is missed
+                result.damage.append(
+                    Damage(self._directory, 0, first, checkpoint.end_offset, "its newest segment is missing")
+                )
 
     async def _judge_ending(self) -> None:
         result = self._result
