@@ -728,3 +728,25 @@ async def test_a_consumer_that_is_silent_for_an_hour_is_forgotten_and_one_that_i
     await publish(topic, "a")
     await settle()
     assert stays.texts == ["a"]
+
+
+# --- counters ---------------------------------------------------------------------------------------------
+
+
+@simulated
+async def test_what_is_delivered_refused_repeated_and_given_up_is_counted() -> None:
+    """Defect A22: counters that are exported and stay at zero."""
+    broker, topic = await one_topic(Host())
+    await broker.topics.set_failure_policy(ORDERS, SUB, policy(Poison.DROP, count=1))
+    stream = await consume(topic, acks=False)
+    await publish(topic, "abc")
+    await settle()
+    for _ in range(2):  # the first delivery and its one repetition
+        stream.subscription.nack(0)
+        await settle()
+    metrics = stream.subscription.metrics
+    assert (metrics.delivered.value, metrics.delivered_bytes.value) == (2, 6)
+    assert (metrics.nacks.value, metrics.redeliveries.value) == (2, 1)
+    assert metrics.exhausted == {Poison.DROP.value: 1}
+    wal = broker.telemetry.wal
+    assert wal.appends.value == 1 and wal.groups.value == 1 and wal.append_bytes.value > 0
