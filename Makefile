@@ -23,6 +23,10 @@ setup: ## Install the product into .venv; quick when nothing changed
 setup-test: ## Install what tests and checks need as well
 	@scripts/setup test
 
+.PHONY: setup-spark
+setup-spark: ## Install Spark and what the data pipeline needs as well
+	@scripts/setup spark
+
 .PHONY: run
 run: setup ## Start a broker on this machine, with its data in ./danube-data
 	@echo 'Try, in other terminals:'
@@ -37,15 +41,15 @@ demo-log: setup ## Show the log: append, kill -9, recover, verify
 	@.venv/bin/danube log demo
 
 .PHONY: test
-test: setup-test ## Run the tests, ten slowest last (two at a time; PYTEST_ARGS= for one)
+test: setup-spark ## Run the tests, ten slowest last (two at a time; PYTEST_ARGS= for one)
 	@$(PYTEST) $(PYTEST_ARGS)
 
 .PHONY: test-long
-test-long: setup-test ## Run every test, the long ones too
+test-long: setup-spark ## Run every test, the long ones too
 	@$(PYTEST) -m "" --timeout=3600 $(PYTEST_ARGS)
 
 .PHONY: check
-check: setup-test ## Check format, lint and types, run the fast tests
+check: setup-spark ## Check format, lint and types, run the fast tests
 	$(PYTHON_IN_VENV) -m ruff format --check .
 	$(PYTHON_IN_VENV) -m ruff check .
 	$(PYTHON_IN_VENV) -m mypy
@@ -93,6 +97,14 @@ build/peers/.made: requirements/bench.lock
 .PHONY: bench
 bench: setup build/peers/.made ## Measure the native protocol beside NATS and (where redis-server is) Redis
 	@$(PYTHON_IN_VENV) bench/native.py
+
+.PHONY: bench-spark
+bench-spark: setup-spark ## Measure the data pipeline beside what Spark could do at best
+	@$(PYTHON_IN_VENV) bench/spark.py
+
+.PHONY: example-orders
+example-orders: setup-spark ## Produce orders, move the topic, make tables of them with Spark, ask DuckDB
+	@$(PYTHON_IN_VENV) examples/orders_pipeline.py
 
 .PHONY: lock
 lock: ## Recompile requirements/*.lock (LOCK_ARGS=--upgrade for newer versions)

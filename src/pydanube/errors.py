@@ -23,6 +23,8 @@
     │   ├── ProducerExists       an exclusive producer holds the topic
     │   ├── LimitReached         a policy allows no more of these
     │   ├── MessageTooLarge      over the policy's limit
+    │   ├── BrokerUnknown        no such broker in the cluster
+    │   ├── MoveRefused          the topic or broker cannot be unloaded as the cluster stands
     │   └── ClientClosed         the client, producer or consumer was closed before
     ├── Unavailable          time may help; the same call can be tried again (`retryable`)
     │   ├── DiskFull             no room; reads go on and publishes resume when there is room
@@ -30,6 +32,7 @@
     │   ├── LeaseLost            a lease ran out in the metadata store
     │   ├── Conflict             somebody changed a key or object between read and write
     │   ├── Unreachable          a peer or a store did not answer
+    │   │   └── StoreRefused         a store answered, but does not let us: credentials, bucket, another cluster's
     │   ├── NotServed            the topic is not served here just now
     │   ├── OwnershipLost        another owner took the topic
     │   ├── ProducerUnknown      this broker does not know the producer; look up and create it again
@@ -41,8 +44,12 @@
         ├── DiskFailed           the disk refused a write or a sync
         ├── LogStopped           the disk failed twice: this process stops acknowledging
         ├── LogDamaged           stored bytes are not what was written: file, position, offsets
+        ├── InvalidObject        bytes that are not the object of history they should be
+        ├── ObjectDamaged        an object of the cloud tier is missing or is not what was written
         ├── TailUnproven         nobody can say where this log ends; give a start offset
         ├── DirectoryInUse       a live process holds the data directory
+        ├── NodeIdInUse          a live broker has the same id: this directory is a copy
+        ├── MoveFailed           a topic could not be moved away and is served where it was
         └── FormatTooNew         the data directory was written by a newer version
 
 The three families answer one question, who acts: the caller, time, or the operator. Fields travel with every
@@ -348,6 +355,29 @@ class MessageTooLarge(Refused):
         return f"a message of {self.size_bytes} bytes is over the limit of {self.limit_bytes}"
 
 
+class BrokerUnknown(Refused):
+    """The cluster never had a broker of this id."""
+
+    def __init__(self, broker: str) -> None:
+        super().__init__(broker)
+        self.broker = broker
+
+    def __str__(self) -> str:
+        return f"there is no broker {self.broker} in this cluster: `brokers list` shows those that are"
+
+
+class MoveRefused(Refused):
+    """`what` (a topic, or a broker with its topics) cannot be moved away as the cluster stands. `why` is a sentence."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(what, why)
+        self.what = what
+        self.why = why
+
+    def __str__(self) -> str:
+        return self.why
+
+
 class ClientClosed(Refused):
     """`what` was closed, by the application itself."""
 
@@ -418,13 +448,21 @@ class Unreachable(Unavailable):
         return f"{self.peer} cannot be reached: {self.why}"
 
 
-class NotServed(Unavailable):
-    """The topic cannot be used here just now: `why`."""
+class StoreRefused(Unreachable):
+    """`peer`, an object store, answered and refused: `why`. Trying again helps once somebody has changed something.
 
-    def __init__(self, topic: str, why: str) -> None:
-        super().__init__(topic, why)
+    At the start this becomes a ConfigError. Later, when a password was changed, say, it is as good as no answer.
+    """
+
+
+class NotServed(Unavailable):
+    """The topic cannot be used here just now: `why`. `moved_to` is the native URL of the broker that has it, if known."""
+
+    def __init__(self, topic: str, why: str, moved_to: str = "") -> None:
+        super().__init__(topic, why, moved_to)
         self.topic = topic
         self.why = why
+        self.moved_to = moved_to
 
     def __str__(self) -> str:
         return f"topic {self.topic} is not served here: {self.why}"
@@ -550,6 +588,36 @@ class LogDamaged(DataDamaged):
         )
 
 
+class InvalidObject(DataDamaged):
+    """`part` of an object's bytes is not what it must be: `why`."""
+
+    def __init__(self, part: str, why: str) -> None:
+        super().__init__(part, why)
+        self.part = part
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.part}: {self.why}"
+
+
+class ObjectDamaged(DataDamaged):
+    """Offsets [first, end) of the topic cannot be read from the object store: `why`. It is asked again now and then."""
+
+    def __init__(self, topic: str, key: str, first: int, end: int, why: str) -> None:
+        super().__init__(topic, key, first, end, why)
+        self.topic = topic
+        self.key = key
+        self.first = first
+        self.end = end
+        self.why = why
+
+    def __str__(self) -> str:
+        return (
+            f"object {self.key} with offsets {self.first} up to {self.end} of {self.topic} cannot be read ({self.why}): "
+            "bring it back from a backup; reading then goes on by itself"
+        )
+
+
 class TailUnproven(DataDamaged):
     """The log's end cannot be known, so an offset might be given twice. `head` is the last good guess."""
 
@@ -577,6 +645,33 @@ class DirectoryInUse(DataDamaged):
     def __str__(self) -> str:
         holder = "another process" if self.pid is None else f"process {self.pid}"
         return f"{self.path} is in use by {holder}: stop it first, or choose another data directory"
+
+
+class NodeIdInUse(DataDamaged):
+    """Another process, at `where`, is registered under this broker's id and alive."""
+
+    def __init__(self, broker: str, where: str) -> None:
+        super().__init__(broker, where)
+        self.broker = broker
+        self.where = where
+
+    def __str__(self) -> str:
+        return (
+            f"broker {self.broker} is running already, at {self.where}: this data directory is a copy of its; "
+            "stop that broker first, or start this one with an empty data directory"
+        )
+
+
+class MoveFailed(DataDamaged):
+    """The topic could not be moved away: `why`. It is served where it was."""
+
+    def __init__(self, topic: str, why: str) -> None:
+        super().__init__(topic, why)
+        self.topic = topic
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} was not moved and is served where it was: {self.why}"
 
 
 class FormatTooNew(DataDamaged):

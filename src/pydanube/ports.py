@@ -115,6 +115,14 @@ class Disk(Protocol):
         """Gives a file another name, replacing what had it. Not synced."""
         ...
 
+    async def rename_new(self, source: str, target: str) -> None:
+        """Gives a file a name that nobody has, or raises FileExistsError. Not synced.
+
+        Of several processes that want one name at the same moment, one gets it. A process that dies here may leave
+        the file under both names.
+        """
+        ...
+
     async def remove(self, path: str) -> None:
         """Removes a file, or an empty directory. Not synced. Removing what is not there is no error."""
         ...
@@ -149,7 +157,9 @@ class ObjectInfo(NamedTuple):
 class ObjectStore(Protocol):
     """Whole objects by key. An object is there completely or not at all, and survives once `put` returned.
 
-    A key that is not there raises FileNotFoundError. A store that does not answer raises Unreachable.
+    A key is parts joined by slashes, without one at either end; a part is letters, digits, `_`, `-`, `.` and `=`, and
+    neither `.` nor `..`. Any other key raises InvalidName (`core/object_keys.py`). A key that is not there raises
+    FileNotFoundError. A store that does not answer, or does not let us, raises Unreachable.
     """
 
     async def put(self, key: str, data: Sequence[Buffer], *, create: bool = False) -> ObjectInfo:

@@ -18,6 +18,8 @@ from random import Random
 from typing import TypeAlias, TypeVar
 
 from pydanube.ports import Clock, Connection, Disk, MetadataStore, Network, ObjectStore, Work
+from pydanube.stores.etcd import EtcdMetadataStore
+from pydanube.stores.file_objects import FileObjectStore
 from pydanube.stores.files import FileDisk
 from pydanube.stores.memory import (
     LoopClock,
@@ -29,10 +31,13 @@ from pydanube.stores.memory import (
     MemoryObjectStore,
     MemoryWork,
 )
+from pydanube.stores.object_urls import open_object_store
 from pydanube.stores.sqlite import SqliteMetadataStore
 from pydanube.stores.system import SystemClock, SystemWork, TcpConnection, TcpNetwork
 from pydanube.testing.faulty_disk import FaultyDisk
-from tests.support import settle
+from tests.e2e.etcd import EtcdServer, clear
+from tests.e2e.objectstores import S3Server
+from tests.support import run, settle
 
 T = TypeVar("T")
 Maker: TypeAlias = Callable[[Path], AbstractContextManager[T]]
@@ -124,8 +129,39 @@ def memory_objects(directory: Path) -> Iterator[ObjectStore]:
     yield MemoryObjectStore()
 
 
+@contextmanager
+def objects_on_memory_disk(directory: Path) -> Iterator[ObjectStore]:
+    yield run(FileObjectStore.open(MemoryDisk(), "the disk in memory"))
+
+
+@contextmanager
+def objects_on_faulty_disk(directory: Path) -> Iterator[ObjectStore]:
+    yield run(FileObjectStore.open(FaultyDisk(Random(42)).process(), "the faulty disk"))
+
+
+@contextmanager
+def objects_on_files(directory: Path) -> Iterator[ObjectStore]:
+    disk = FileDisk(directory, descriptors_max=0)
+    yield run(FileObjectStore.open(disk, f"file://{directory}"))
+    disk.close()
+
+
 OBJECT_STORES: Mapping[str, Maker[ObjectStore]] = {
     "memory": memory_objects,
+    "memory disk": objects_on_memory_disk,
+    "faulty disk": objects_on_faulty_disk,
+    "files": objects_on_files,
+}
+
+
+@contextmanager
+def objects_in_s3(server: S3Server) -> Iterator[ObjectStore]:
+    yield run(open_object_store(server.url(), server.options))
+
+
+# Those that need the server of the fixture `s3_server`.
+SERVED_OBJECT_STORES: Mapping[str, Callable[[S3Server], AbstractContextManager[ObjectStore]]] = {
+    "s3": objects_in_s3,
 }
 
 # --- MetadataStore ----------------------------------------------------------------------------------
@@ -133,11 +169,12 @@ OBJECT_STORES: Mapping[str, Maker[ObjectStore]] = {
 
 @dataclass(frozen=True, slots=True)
 class MetadataCase:
-    """`ttl_seconds` is a lease that the tests can afford to wait for with `pass_time`."""
+    """`ttl_seconds` is a lease that the tests can afford to wait for with `pass_time`. The test's loop runs `close`."""
 
     store: MetadataStore
     ttl_seconds: float
     pass_time: Callable[[float], Awaitable[None]]
+    close: Callable[[], Awaitable[None]] = settle
 
 
 @contextmanager
@@ -164,6 +201,23 @@ def sqlite_metadata(directory: Path) -> Iterator[MetadataCase]:
     store = SqliteMetadataStore(directory / "metadata.db", clock)
     yield MetadataCase(store, 10.0, pass_time)
     store.close()
+
+
+@contextmanager
+def etcd_metadata(server: EtcdServer, root: str) -> Iterator[MetadataCase]:
+    """No line of the table: it needs a server, which all tests share."""
+    ttl_seconds = 2.0  # the shortest that etcd gives
+
+    async def pass_time(seconds: float) -> None:
+        # etcd looks twice a second for leases that have run out, and then they have to be ended.
+        await asyncio.sleep(seconds + 1.0 if seconds > ttl_seconds else seconds)
+
+    async def close() -> None:
+        await store.close()
+        await clear([server.client])
+
+    store = EtcdMetadataStore([server.client], root=root)
+    yield MetadataCase(store, ttl_seconds, pass_time, close)
 
 
 METADATA_STORES: Mapping[str, Maker[MetadataCase]] = {

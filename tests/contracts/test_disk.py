@@ -294,6 +294,46 @@ async def test_rename_needs_its_file_and_the_directory(disk: Disk) -> None:
     assert await content(disk, "a") == b"kept"
 
 
+async def test_rename_new_moves_a_file_and_its_bytes(disk: Disk) -> None:
+    await make(disk, "here/a", b"bytes")
+    await disk.make_directory("there")
+    await disk.rename_new("here/a", "there/b")
+    assert await content(disk, "there/b") == b"bytes"
+    assert await disk.list("here") == []
+
+
+async def test_rename_new_refuses_a_name_that_is_taken_and_changes_nothing(disk: Disk) -> None:
+    await make(disk, "a", b"first")
+    await make(disk, "b", b"second")
+    await disk.make_directory("c")
+    for taken in ("b", "c"):
+        with pytest.raises(FileExistsError):
+            await disk.rename_new("a", taken)
+    assert await content(disk, "a") == b"first"
+    assert await content(disk, "b") == b"second"
+
+
+async def test_rename_new_needs_its_file_and_the_directory(disk: Disk) -> None:
+    await make(disk, "a", b"kept")
+    with pytest.raises(FileNotFoundError):
+        await disk.rename_new("missing", "b")
+    with pytest.raises(FileNotFoundError):
+        await disk.rename_new("a", "nowhere/b")
+    assert await content(disk, "a") == b"kept"
+
+
+async def test_of_many_who_want_one_new_name_exactly_one_gets_it(disk_case: DiskCase) -> None:
+    disks = [disk_case.disk, disk_case.another] * 5
+    for number in range(10):
+        await make(disk_case.disk, f"{number}", b"%d" % number)
+    wishes = [disk.rename_new(f"{number}", "name") for number, disk in enumerate(disks)]
+    results = await asyncio.gather(*wishes, return_exceptions=True)
+    (winner,) = (number for number, result in enumerate(results) if result is None)
+    assert sum(isinstance(result, FileExistsError) for result in results) == 9
+    assert await content(disk_case.disk, "name") == b"%d" % winner
+    assert len(await disk_case.disk.list("")) == 10
+
+
 async def test_remove_takes_files_and_empty_directories(disk: Disk) -> None:
     await make(disk, "x/a", b"bytes")
     await disk.remove("x/a")

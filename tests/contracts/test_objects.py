@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pydanube.errors import Conflict
+from pydanube.errors import Conflict, InvalidName
 from pydanube.ports import ObjectInfo, ObjectStore
 
 
@@ -147,11 +147,81 @@ async def test_list_goes_on_after_a_key_whether_or_not_it_exists(objects: Object
 
 
 async def test_a_list_longer_than_any_page_is_complete(objects: ObjectStore) -> None:
-    names = [f"many/{i:05}" for i in range(2500)]
-    for name in reversed(names):
-        await objects.put(name, [b""])
+    names = [f"many/{i:05}" for i in range(1100)]
+    for start in range(1000, -1, -100):
+        await asyncio.gather(*(objects.put(name, [b""]) for name in names[start : start + 100]))
     assert await keys(objects, "many/") == names
-    assert await keys(objects, "many/", after="many/01199") == names[1200:]
+    assert await keys(objects, "many/", after="many/00049") == names[50:]
+
+
+@pytest.mark.parametrize(
+    "key", ["plain", "v1.2/x.y", "year=2026/a-b_c.parquet", "straße/日本語/ÿ", "a/.b", ".a/..b", "p" * 240]
+)
+async def test_a_key_is_listed_as_it_was_put(objects: ObjectStore, key: str) -> None:
+    await objects.put(key, [b"x"])
+    assert await objects.get(key) == b"x"
+    assert await keys(objects, "") == [key]
+    assert await keys(objects, key[:1], after=key[:-1]) == [key]
+    await objects.delete(key)
+    assert await keys(objects, "") == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("", "/", "/a", "a/", "a//b", ".", "..", "../a", "a/../b", "a/..", "a/./b"),
+        *("a\\b", "a\0b", "a b", "a\n", "a%2fb", "a?b", "a#b", "C:a", "~a", "a" * 241, "a/" * 400 + "a"),
+    ],
+)
+async def test_a_key_that_could_leave_its_place_or_that_a_store_might_misread_is_refused(
+    objects: ObjectStore, key: str
+) -> None:
+    with pytest.raises(InvalidName):
+        await objects.put(key, [b"x"])
+    with pytest.raises(InvalidName):
+        await objects.put(key, [b"x"], create=True)
+    with pytest.raises(InvalidName):
+        await objects.get(key)
+    with pytest.raises(InvalidName):
+        await objects.get_range(key, 0, 1)
+    with pytest.raises(InvalidName):
+        await objects.head(key)
+    with pytest.raises(InvalidName):
+        await objects.delete(key)
+
+
+@pytest.mark.parametrize("prefix", ["/", "..", "../", "a/../", "a//", "\0", "a b", "%", "é" * 900])
+async def test_a_prefix_that_no_key_has_lists_nothing(objects: ObjectStore, prefix: str) -> None:
+    await objects.put("a/b", [b"x"])
+    assert await keys(objects, prefix) == []
+
+
+async def test_a_large_object_comes_back_whole_and_in_ranges(objects: ObjectStore) -> None:
+    """Larger than any limit at which an adapter may begin to do it in parts."""
+    block = bytes(range(256)) * 4096
+    data = [block, memoryview(block)[1:], bytearray(block), b"", b"end"] * 7
+    whole = b"".join(data)
+    assert len(whole) > 20 * 1024 * 1024
+    info = await objects.put("large", data)
+    assert info.size_bytes == len(whole)
+    assert await objects.head("large") == info
+    assert [found async for found in objects.list("")] == [info]
+    assert await objects.get("large") == whole
+    assert await objects.get_range("large", 8_000_001, 9_000_001) == whole[8_000_001:17_000_002]
+    assert await objects.get_range("large", len(whole) - 3, 100) == b"end"
+    with pytest.raises(Conflict):
+        await objects.put("large", [b"another"], create=True)
+
+
+async def test_a_large_object_is_created_once(objects: ObjectStore) -> None:
+    data = [bytes([number]) * 6 * 1024 * 1024 for number in range(4)]
+    results = await asyncio.gather(
+        *(objects.put("large", data[n:] + data[:n], create=True) for n in range(4)), return_exceptions=True
+    )
+    winners = [n for n, result in enumerate(results) if isinstance(result, ObjectInfo)]
+    assert len(winners) == 1 and sum(isinstance(result, Conflict) for result in results) == 3
+    n = winners[0]
+    assert await objects.get("large") == b"".join(data[n:] + data[:n])
 
 
 async def test_objects_may_be_deleted_while_they_are_listed(objects: ObjectStore) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydanube.core.policies import MIB, UNLIMITED, TopicPolicy, effective
+from pydanube.core.policies import MIB, UNLIMITED, TopicPolicy, configured, effective
 from pydanube.errors import ConfigError
 
 
@@ -29,15 +29,32 @@ def test_a_limit_is_reached_when_so_many_are_present() -> None:
 
 def test_the_topics_policy_wins_over_the_namespaces() -> None:
     mine, theirs = TopicPolicy(max_producers_per_topic=1), TopicPolicy(max_producers_per_topic=9)
-    assert effective(mine, theirs) is mine
-    assert effective(None, theirs) is theirs
+    assert effective(mine.to_json(), theirs.to_json()) == mine
+    assert effective(None, theirs.to_json()) == theirs
     assert effective(None, None) is UNLIMITED
+
+
+def test_a_topic_that_only_sets_its_retention_has_the_limits_of_its_namespace() -> None:
+    theirs = TopicPolicy(max_producers_per_topic=9, retention_minutes=60, retention_mb=5)
+    mine = {"retention_minutes": 0, "retention_mb": 7}
+    assert effective(mine, theirs.to_json()) == TopicPolicy(max_producers_per_topic=9, retention_mb=7)
+
+
+def test_the_configuration_sets_limits_but_not_a_retention_that_an_operator_has_chosen() -> None:
+    written = TopicPolicy(max_producers_per_topic=3, retention_minutes=60)
+    assert configured(written, None) == written.to_json()
+    untouched = TopicPolicy(max_producers_per_topic=1, retention_minutes=5).to_json()
+    assert configured(written, untouched) == written.to_json()
+    by_hand = {**TopicPolicy(max_producers_per_topic=1).to_json(), "retention_mb": 9, "retention_set": True}
+    after = configured(written, by_hand)
+    assert TopicPolicy.from_json(after) == TopicPolicy(max_producers_per_topic=3, retention_mb=9)
+    assert configured(written, after) == after
 
 
 def test_policies_survive_storage_and_ignore_newer_fields() -> None:
     policy = TopicPolicy(max_publish_rate=5)
     assert TopicPolicy.from_json(policy.to_json() | {"newer": 1}) == policy
-    assert len(policy.to_json()) == 7
+    assert len(policy.to_json()) == 9
 
 
 @pytest.mark.parametrize("value", [-1, 2**32, "many", 1.5, True, None])

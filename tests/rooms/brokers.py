@@ -29,16 +29,17 @@ from pydanube.broker.outbox import Delivered, Outbox
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
-from pydanube.config import Config, DispatchConfig
+from pydanube.config import Config, DispatchConfig, StorageConfig
 from pydanube.core.lag import Heartbeat
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import UNLIMITED, Delivery, TopicPolicy
 from pydanube.core.policies import SubscriptionKind as Kind
+from pydanube.core.tiers import TierConfig
 from pydanube.errors import Unreachable
 from pydanube.log.batch import Envelope
 from pydanube.log.wal import WalConfig
 from pydanube.ports import Compare, Delete, Item, Put, Revision
-from pydanube.stores.memory import MemoryDisk, MemoryMetadataStore
+from pydanube.stores.memory import MemoryDisk, MemoryMetadataStore, MemoryObjectStore
 from pydanube.testing.log_history import small_constants
 from pydanube.testing.loop import Process, SimClock, SimLoop, SimWork
 
@@ -133,6 +134,15 @@ class Mortal:
         self._under = under
         self.dead = False
 
+    def list(self, prefix: str, **named: Any) -> Any:
+        listing = self._under.list(prefix, **named)
+        return self._dies(listing) if hasattr(listing, "__await__") else listing
+
+    async def _dies(self, answer: Any) -> Any:
+        if self.dead:
+            await asyncio.get_running_loop().create_future()
+        return await answer
+
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._under, name)
 
@@ -153,13 +163,18 @@ class Host:
         heartbeat: Heartbeat | None = None,
         unacked_max: int = 10,
         policies: TopicPolicy = UNLIMITED,
+        tier: TierConfig | None = None,
+        objects: MemoryObjectStore | None = None,
+        segment_bytes: int = 64 * KIB * KIB,
     ) -> None:
         self.clock = SimClock()
+        self.objects = objects or (MemoryObjectStore() if tier else None)
         self.metadata = Metadata(self.clock)
         self.disk = MemoryDisk()
         self.config = Config(
             dispatch=DispatchConfig(max_unacked_messages=unacked_max, heartbeat=heartbeat or Heartbeat()),
             policies=policies,
+            storage=StorageConfig(tier=tier or TierConfig(), segment_bytes=segment_bytes),
         )
         self.boots = 0
         self.work = SimWork(Random(1))
@@ -168,15 +183,24 @@ class Host:
         self.boots += 1
         self._access = self.disk.another_process(self.boots)
         self._store = Mortal(self.metadata)
+        self._objects = Mortal(self.objects) if self.objects else None
         self._process = Process(f"broker {self.boots}")
-        self.broker: Broker = await self._process.call(
-            Broker.start_on(self.config, disk=self._access, metadata=self._store, clock=self.clock, work=self.work)
+        starting = Broker.start_on(
+            self.config,
+            disk=self._access,
+            metadata=self._store,
+            clock=self.clock,
+            work=self.work,
+            objects=self._objects,
         )
+        self.broker: Broker = await self._process.call(starting)
         return self.broker
 
     def kill(self) -> None:
         """kill -9."""
         self._store.dead = True
+        if self._objects is not None:
+            self._objects.dead = True
         self._process.kill()
         self._access.end_process()
 

@@ -110,8 +110,8 @@ def test_the_references_own_file_is_understood(file: Path) -> None:
     assert config.storage.url == "s3://bucket/prefix"
     assert config.storage.options == {"endpoint": "http://localhost:9000", "secret_key": "hush"}
     assert config.storage.segment_bytes == 512 * 1024 * 1024
-    assert config.storage.local_retention_seconds == 2880 * 60
-    assert config.storage.local_retention_bytes == 20480 * 1024 * 1024
+    assert config.storage.tier.local.seconds == 2880 * 60
+    assert config.storage.tier.local.size_bytes == 20480 * 1024 * 1024
     assert config.dispatch.max_unacked_messages == 50 and config.dispatch.heartbeat == Heartbeat(250)
     assert config.policies == TopicPolicy(max_producers_per_topic=3)
 
@@ -299,11 +299,11 @@ def test_security_that_is_switched_off_is_fine(file: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "key", "says"),
     [
-        (Flags(), "--mode", "standalone, or cluster with a --config-file"),
+        (Flags(), "--mode", "standalone, or cluster"),
         (Flags(mode="edge"), "--mode", "edge mode does not exist"),
         (Flags(mode="standalone", edge_token="hush"), "--edge-token", "edge mode does not exist"),
         (Flags(mode="solo"), "--mode", "standalone or cluster"),
-        (Flags(mode="cluster"), "--config-file", "a cluster needs one"),
+        (Flags(mode="cluster"), "--storage-url", "a cluster needs one object store"),
         (Flags(mode="standalone", broker_addr="6650"), "--broker-addr", "host:port"),
         (Flags(mode="standalone", stream_addr="a:99999"), "--stream-addr", "host:port"),
         (Flags(mode="standalone", admin_addr="::1:50051"), "--admin-addr", "[::1]:6650"),
@@ -317,8 +317,19 @@ def test_a_flag_that_is_not_allowed_is_refused_by_name(flags: Flags, key: str, s
     assert caught.value.key == key and says in str(caught.value)
 
 
-def test_a_cluster_needs_a_name(file: Path) -> None:
-    assert refusal(file, "", mode="cluster").key == "cluster_name"
+def test_a_cluster_needs_a_store_and_somebody_who_keeps_its_metadata(file: Path) -> None:
+    assert refusal(file, "", mode="cluster").key == "--storage-url"
+    assert refusal(file, "storage: {url: 's3://b/p'}", mode="cluster").key == "--seed-nodes"
+    both = refusal(
+        file, "storage: {url: 's3://b/p'}\nmeta_store: {etcd: ['a:1'], seed_nodes: ['b:2']}", mode="cluster"
+    )
+    assert both.key == "--etcd"
+
+
+def test_a_cluster_needs_no_file() -> None:
+    flags = Flags(mode="cluster", storage_url="file:///shared", seed_nodes="a:7650,b:7650", raft_addr="a:7650")
+    config = load(flags)
+    assert config.cluster.seed_nodes == ("a:7650", "b:7650") and config.storage.url == "file:///shared"
 
 
 @pytest.mark.parametrize("text", ["broker: [", "\t- x", "just a text", "- a\n- b", "5"])

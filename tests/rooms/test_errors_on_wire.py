@@ -12,8 +12,8 @@ from pydanube.wire.errors_on_wire import CODES, FIELDS, from_wire, to_wire
 from pydanube.wire.frames import FrameDecoder, encode
 
 ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, DanubeError)]
-# What a client says about itself never travels; everything else needs a code.
-LOCAL = {"ClientClosed", "DeadlineExceeded", "BufferFull"}
+# What a client says about itself never travels, nor what a broker says of its object store; all else needs a code.
+LOCAL = {"ClientClosed", "DeadlineExceeded", "BufferFull", "StoreRefused"}
 KINDS = [kind for kind in ALL if kind.__name__ not in LOCAL]
 
 VALUES = {

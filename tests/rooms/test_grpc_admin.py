@@ -94,10 +94,11 @@ async def test_a_namespace_is_created_used_and_deleted(calls: Calls) -> None:
 
 
 @served(policies=TopicPolicy(max_producers_per_topic=3))
-async def test_the_policies_of_a_namespace_are_its_seven_limits(calls: Calls) -> None:
+async def test_the_policies_of_a_namespace_are_its_seven_limits_and_its_retention(calls: Calls) -> None:
     response = await calls.namespaces.GetNamespacePolicies(pb.NamespaceRequest(name="default"))
     policies = json.loads(response.policies)
-    assert len(policies) == 7 and policies["max_producers_per_topic"] == 3
+    assert sum(name.startswith("max_") for name in policies) == 7 and policies["max_producers_per_topic"] == 3
+    assert (policies["retention_minutes"], policies["retention_mb"]) == (0, 0)
     missing = calls.namespaces.GetNamespacePolicies(pb.NamespaceRequest(name="none"))
     assert (await refused(missing)).code is StatusCode.NOT_FOUND
 

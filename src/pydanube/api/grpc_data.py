@@ -270,14 +270,6 @@ class HealthCheck:
         raise Refusal(Code.INVALID_ARGUMENT, f"client {client} is not known: 0 is Producer, 1 is Consumer")
 
 
-class StorageService:
-    async def ListSegmentDescriptors(
-        self, request: pb.ListSegmentDescriptorsRequest
-    ) -> pb.ListSegmentDescriptorsResponse:
-        """Nothing is in the cloud tier yet; an unknown topic has no segments either."""
-        return pb.ListSegmentDescriptorsResponse()
-
-
 class SchemaRegistry:
     unimplemented = "this broker has no schema registry yet"
 

@@ -1,12 +1,15 @@
-"""`pydanube.admin.v1`: what the reference has no call for. Explain, lag, seek, peek, heartbeat, moves."""
+"""`pydanube.admin.v1`: what the reference has no call for. Explain, lag, seek, peek, heartbeat, moves.
+
+What concerns history (storage, retention) is in `grpc_storage.py`.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
 from pydanube.api.grpc_admin import reliable_topic
+from pydanube.api.grpc_storage import StorageCalls, tiers_message
 from pydanube.api.rpc import Refusal
-from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.core.lag import Heartbeat
@@ -22,20 +25,17 @@ PEEK_BYTES_MAX: Final = 3 * 1024 * 1024  # of payloads; a client receives 4 MiB 
 READ_BYTES: Final = 256 * 1024
 
 
-class Admin:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._topics = broker.topics
-
+class Admin(StorageCalls):
     async def ExplainSubscription(self, request: pb.ExplainSubscriptionRequest) -> pb.ExplainSubscriptionResponse:
-        _, subscription = await self._find(request.topic, request.subscription)
+        topic, subscription = await self._find(request.topic, request.subscription)
         response = explanation(
             subscription.standing(),
             subscription.get_lag_info(),
             subscription.heartbeat,
             self._broker.clock.elapsed(),
         )
-        response.sentence = subscription.explain()
+        response.sentence = f"{subscription.explain()}{_tier_of(topic, subscription.standing().next_unacked)}"
+        response.tiers.CopyFrom(tiers_message(self._storage.tiers(topic)))
         return response
 
     async def GetSubscriptionLag(self, request: pb.GetSubscriptionLagRequest) -> pb.GetSubscriptionLagResponse:
@@ -89,12 +89,19 @@ class Admin:
         return topic, topic.require(SubscriptionName(subscription_name))
 
 
+def _tier_of(topic: Topic, offset: int) -> str:
+    """Nothing if the log has it, as it does for whoever keeps up."""
+    if offset >= topic.log.first_offset or topic.storage is None or topic.storage.tier.objects.find(offset) is None:
+        return ""
+    return f" Offset {offset} is read from the object store: the log begins at {topic.log.first_offset}."
+
+
 async def peek(topic: Topic, first: int, count: int, payload_max_bytes: int) -> list[pb.PeekedMessage]:
     """At most `count` messages from `first` on, fewer if they would not fit one answer."""
     found: list[pb.PeekedMessage] = []
     offset, end, size_bytes = first, min(first + count, topic.head), 0
     while offset < end:
-        batches = await topic.log.read(offset, bytes_max=READ_BYTES)
+        batches = await topic.batches(offset, end, READ_BYTES)
         if not batches:
             break
         for batch in batches:

@@ -20,7 +20,7 @@ from typing import Final
 import grpc
 from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
 
-from pydanube.api import grpc_admin, grpc_data, grpc_ours
+from pydanube.api import grpc_admin, grpc_data, grpc_ours, grpc_storage
 from pydanube.api.metrics import MetricsDoor
 from pydanube.api.rpc import handler_of
 from pydanube.api.stream import StreamDoor
@@ -144,7 +144,7 @@ class Doors:
                 consumers,
                 handler_of(api["Discovery"], grpc_data.Discovery(broker), telemetry),
                 handler_of(api["HealthCheck"], grpc_data.HealthCheck(broker), telemetry),
-                handler_of(api["StorageService"], grpc_data.StorageService(), telemetry),
+                handler_of(api["StorageService"], grpc_storage.StorageService(broker), telemetry),
                 schemas,
             )
         )

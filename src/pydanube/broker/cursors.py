@@ -58,6 +58,7 @@ class Cursors:
         self._something = asyncio.Event()
         self._leaving: dict[Positioned, None] = {}  # a consumer has left
         self._somebody_left = asyncio.Event()
+        self._writing = asyncio.Lock()
         self.transactions = 0
 
     def changed(self, subscription: Positioned) -> None:
@@ -105,9 +106,21 @@ class Cursors:
         """Saves these now. A failure is logged: it costs repetitions after a crash, nothing else."""
         await self._save([each for each in subscriptions if each in self._dirty])
 
+    async def save_one(self, subscription: Positioned) -> None:
+        """Saves this one now, if anything changed. Raises what goes wrong."""
+        async with self._writing:  # an older write that is under way must not come behind this one
+            position = subscription.saved()
+            if self._saved_changes.get(subscription, 0) == position.changes:
+                return
+            await subscription.ownership.write(operations_of(subscription, position))
+            self.transactions += 1
+            self._dirty.pop(subscription, None)
+            self._saved_changes[subscription] = position.changes
+
     async def _save(self, due: Sequence[Positioned]) -> None:
         for start in range(0, len(due), PER_TRANSACTION):
-            await self._save_together(due[start : start + PER_TRANSACTION])
+            async with self._writing:
+                await self._save_together(due[start : start + PER_TRANSACTION])
 
     async def _save_together(self, group: Sequence[Positioned]) -> None:
         """One transaction for all. If one topic was lost, the others are written on their own."""

@@ -211,8 +211,8 @@ class FanoutTopic:
             self._restore(stored)
         self._schedule_idle_check(self._services.clock.elapsed())
 
-    async def close(self, why: str) -> None:
-        self._closing = NotServed(self.name, why)
+    async def close(self, why: str, *, moved_to: str = "", owned: bool = True) -> None:
+        self._closing = NotServed(self.name, why, moved_to)
         async with self._changing:  # one that is being made is finished, and ended with the others
             for subscription in self.subscriptions.values():
                 subscription.end(self._closing)

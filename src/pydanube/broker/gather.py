@@ -28,6 +28,11 @@ class Gatherer:
         self._busy = False  # a batch is on its way, or about to be
         self._rows_max = ROWS_MAX
 
+    @property
+    def busy(self) -> bool:
+        """Whether messages wait for their receipt."""
+        return self._busy
+
     def send(self, message: Envelope) -> asyncio.Future[int]:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[int] = loop.create_future()

@@ -14,18 +14,24 @@ from typing import Final, NamedTuple
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.ownership import (
+    Orphan,
     Owner,
     Seal,
     Start,
+    is_sealed,
     next_reservation,
     offset_if_unproven,
+    orphan_left,
     reserve_from_bytes,
     reserve_to_bytes,
     start_of_epoch,
+    void_end,
+    void_to_bytes,
 )
+from pydanube.core.tiers import Descriptor, History
 from pydanube.errors import Conflict, OwnershipLost, Unavailable
 from pydanube.log.wal import TopicLog
-from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
+from pydanube.ports import Clock, Compare, Delete, Item, MetadataStore, Put
 
 log = logging.getLogger(__name__)
 
@@ -33,39 +39,89 @@ RETRY_SECONDS: Final = 0.2
 
 
 class Claimable(NamedTuple):
-    """What the store says about a topic before it is claimed."""
+    """What the store says about a topic before it is claimed, all of one moment."""
 
     owner: Owner | None
     revision: int
+    seal: Seal | None
     reserved_end: int | None
+    reserve_revision: int
     start: Start
     offset_if_unproven: int | None
+    orphans: Sequence[Orphan]
+    voids: Sequence[tuple[int, int]]
+    leaves: Orphan | None  # what a claim leaves behind on the disk of a lost owner
 
     @property
     def epoch(self) -> int:
         return self.owner.epoch + 1 if self.owner else 1
 
+    @property
+    def created(self) -> int:
+        """The epoch in which the topic was made: this one, if there was none of the name."""
+        return self.owner.created if self.owner and not self.owner.deleted else self.epoch
+
+    @property
+    def sealed(self) -> Seal | None:
+        """The seal, if it is of the last epoch."""
+        return self.seal if self.owner is not None and is_sealed(self.owner, self.seal) else None
+
 
 async def look(metadata: MetadataStore, topic: TopicName, broker_id: BrokerId) -> Claimable:
-    """Reads owner, seal and reservation."""
-    item = await metadata.get(keys.owner(topic))
+    """Owner, seal, reservation, and which offsets have their place: objects, orphans, voids."""
+    items = {item.key: item for item in await metadata.list(keys.below_storage(topic))}
+    item, sealed, reserve = (items.get(key(topic)) for key in (keys.owner, keys.seal, keys.reserve))
     owner = Owner.from_bytes(item.value) if item else None
-    sealed = await metadata.get(keys.seal(topic))
-    reserve = await metadata.get(keys.reserve(topic))
+    seal = Seal.from_bytes(sealed.value) if sealed else None
     reserved_end = reserve_from_bytes(reserve.value) if reserve else None
-    start = start_of_epoch(owner, Seal.from_bytes(sealed.value) if sealed else None, reserved_end, broker_id=broker_id)
-    return Claimable(owner, item.revision if item else 0, reserved_end, start, offset_if_unproven(owner, reserved_end))
+    history = items.get(keys.history(topic))
+    described_end = 0
+    orphans: list[Orphan] = []
+    voids: list[tuple[int, int]] = []
+    for key, each in items.items():
+        start = keys.start_of(key)
+        if start is None:
+            continue
+        if key.startswith(keys.storage_objects(topic)):
+            described_end = max(described_end, Descriptor.from_bytes(each.value).end)
+        elif key.startswith(keys.orphans(topic)):
+            orphans.append(Orphan.from_bytes(start, each.value))
+        else:
+            voids.append((start, void_end(each.value)))
+    covered_end = max(
+        described_end,
+        History.from_bytes(history.value).first_offset if history else 0,
+        *(each.end for each in orphans),
+        *(end for _, end in voids),
+        0,
+    )
+    return Claimable(
+        owner,
+        item.revision if item else 0,
+        seal,
+        reserved_end,
+        reserve.revision if reserve else 0,
+        start_of_epoch(owner, seal, reserved_end, broker_id=broker_id, described_end=covered_end),
+        offset_if_unproven(owner, reserved_end),
+        orphans,
+        voids,
+        orphan_left(owner, seal, reserved_end, covered_end, broker_id=broker_id),
+    )
 
 
 class Ownership:
     """This broker's claim to one topic."""
 
-    __slots__ = ("_metadata", "epoch", "revision", "topic")
+    __slots__ = ("_metadata", "broker_id", "created", "epoch", "revision", "session", "start", "topic")
 
-    def __init__(self, metadata: MetadataStore, topic: TopicName, epoch: int, revision: int) -> None:
+    def __init__(self, metadata: MetadataStore, topic: TopicName, owner: Owner, revision: int) -> None:
         self._metadata = metadata
         self.topic = topic
-        self.epoch = epoch
+        self.epoch = owner.epoch
+        self.session = owner.session
+        self.broker_id = BrokerId(owner.broker_id)
+        self.start = owner.start_offset
+        self.created = owner.created
         self.revision = revision
 
     @classmethod
@@ -78,21 +134,96 @@ class Ownership:
         broker_id: BrokerId,
         session: int,
         start: int,
+        compares: Sequence[Compare] = (),
+        unproven_from: int | None = None,
     ) -> Ownership:
-        """Takes the topic if nobody else did since `seen`; raises Conflict otherwise."""
-        owner = Owner(epoch=seen.epoch, session=session, broker_id=broker_id, start_offset=start)
-        revision = await metadata.transact(
-            [Compare(keys.owner(topic), seen.revision)],
-            [
-                Put(keys.owner(topic), owner.to_bytes()),
-                Put(keys.assignment(broker_id, topic), b"null"),
-                Delete(keys.unassigned(topic)),
-            ],
-        )
+        """Takes the topic if nobody else did since `seen`, and `compares` hold; raises Conflict otherwise.
+
+        `unproven_from`: this broker's own log ends somewhere from there on, nobody knows where: the rest is void.
+        """
+        owner = Owner(epoch=seen.epoch, session=session, broker_id=broker_id, start_offset=start, created=seen.created)
+        operations: list[Put | Delete] = [
+            Put(keys.owner(topic), owner.to_bytes()),
+            Put(keys.assignment(broker_id, topic), b"null"),
+            Delete(keys.unassigned(topic)),
+        ]
+        if seen.owner is not None and seen.owner.broker_id != broker_id:
+            operations.append(Delete(keys.assignment(BrokerId(seen.owner.broker_id), topic)))
+        if seen.leaves is not None:
+            operations.append(Put(keys.orphan(topic, seen.leaves.start), seen.leaves.to_bytes()))
+        if unproven_from is not None and unproven_from < start:
+            why = "the end of the log was lost"
+            operations.append(Put(keys.void(topic, unproven_from), void_to_bytes(start, why)))
+        revision = await metadata.transact([Compare(keys.owner(topic), seen.revision), *compares], operations)
         if revision is None:
             raise Conflict(keys.owner(topic))
         log.info("topic claimed", extra={"topic": topic, "epoch": owner.epoch, "start_offset": start})
-        return cls(metadata, topic, owner.epoch, revision)
+        if seen.leaves is not None:
+            left = seen.leaves
+            log.warning(
+                "offsets wait on the disk of a lost broker",
+                extra={"topic": topic, "first": left.start, "end": left.end, "broker_id": left.broker_id},
+            )
+        return cls(metadata, topic, owner, revision)
+
+    async def release(self, seal: Seal, marker: bytes | None) -> None:
+        """Seals and lets go, as one transaction: afterwards nobody owns the topic, and the next owner knows all.
+
+        An answer that was lost is looked up, so that this either returns, or raises and the topic is still ours
+        (OwnershipLost: somebody else's).
+        """
+        released = Owner(
+            epoch=self.epoch,
+            session=self.session,
+            broker_id=self.broker_id,
+            start_offset=self.start,
+            released=True,
+            created=self.created,
+        )
+        operations: list[Put | Delete] = [
+            Put(keys.seal(self.topic), seal.to_bytes()),
+            Put(keys.owner(self.topic), released.to_bytes()),
+            Delete(keys.reserve(self.topic)),
+            Delete(keys.assignment(self.broker_id, self.topic)),
+        ]
+        if marker is not None:
+            operations.append(Put(keys.unassigned(self.topic), marker))
+        if await self._metadata.transact([self.compare], operations) is None and not await self._was_released():
+            raise OwnershipLost(self.topic)
+
+    async def _was_released(self) -> bool:
+        """Whether an earlier try, whose answer was lost, released the topic. Somebody may have claimed it since."""
+        item = await self._metadata.get(keys.owner(self.topic))
+        sealed = await self._metadata.get(keys.seal(self.topic))
+        if item is None or sealed is None:
+            return False
+        owner, seal = Owner.from_bytes(item.value), Seal.from_bytes(sealed.value)
+        return seal.epoch == self.epoch and (owner.epoch > self.epoch or owner.released)
+
+    async def reassert(self) -> bool:
+        """Writes the owner key anew, as it is, so that no write of ours whose answer was lost can happen any more.
+
+        False if the topic was released meanwhile. Raises OwnershipLost if somebody else has it.
+        """
+        owner = Owner(
+            epoch=self.epoch,
+            session=self.session,
+            broker_id=self.broker_id,
+            start_offset=self.start,
+            created=self.created,
+        )
+        put = Put(keys.owner(self.topic), owner.to_bytes())
+        revision = await self._metadata.transact([self.compare], [put])
+        if revision is not None:
+            self.revision = revision
+            return True
+        item = await self._metadata.get(keys.owner(self.topic))
+        if item is not None and item.value == owner.to_bytes():  # an earlier try of this
+            self.revision = item.revision
+            return True
+        if await self._was_released():
+            return False
+        raise OwnershipLost(self.topic)
 
     @property
     def compare(self) -> Compare:
@@ -104,6 +235,16 @@ class Ownership:
         if await self._metadata.transact([self.compare], operations) is None:
             raise OwnershipLost(self.topic)
 
+    async def write_if(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> int | None:
+        """All of them if `compares` hold too; the revision, or None. OwnershipLost if the topic is not ours."""
+        revision = await self._metadata.transact([self.compare, *compares], operations)
+        if revision is None:
+            await self.write([])
+        return revision
+
+    async def get(self, key: str) -> Item | None:
+        return await self._metadata.get(key)
+
 
 class Reservation:
     """Keeps the log's reservation ahead of its head. No offset at or beyond it is ever given out.
@@ -112,8 +253,12 @@ class Reservation:
     confirmed more. A store that does not answer is asked again: publishes wait, nothing is lost.
     """
 
-    def __init__(self, ownership: Ownership, topic_log: TopicLog, clock: Clock, reserved_end: int | None) -> None:
+    def __init__(
+        self, ownership: Ownership, topic_log: TopicLog, clock: Clock, reserved_end: int | None, revision: int = 0
+    ) -> None:
         self._ownership = ownership
+        self._revision: int | None = revision  # of the stored value; None: not known, an answer was lost
+        self._storing = asyncio.Lock()
         self._log = topic_log
         self._clock = clock
         self._extending: asyncio.Task[None] | None = None
@@ -134,8 +279,7 @@ class Reservation:
         try:
             while (end := self._wanted()) is not None:
                 try:
-                    put = Put(keys.reserve(self._ownership.topic), reserve_to_bytes(end))
-                    await self._ownership.write([put])
+                    await self._store(end)
                 except OwnershipLost:
                     return  # whoever owns the topic now closes it here
                 except Unavailable as error:
@@ -146,6 +290,22 @@ class Reservation:
         finally:
             self._extending = None
 
+    async def _store(self, end: int) -> None:
+        """Replaces the stored value, and no other than the one we know: a write of ours whose answer was lost may come
+        late, and must not put an older end behind a newer one.
+        """
+        key = keys.reserve(self._ownership.topic)
+        async with self._storing:
+            while True:
+                if self._revision is None:
+                    item = await self._ownership.get(key)
+                    self._revision = item.revision if item else 0
+                revision, self._revision = self._revision, None
+                put = Put(key, reserve_to_bytes(end))
+                self._revision = await self._ownership.write_if([Compare(key, revision)], [put])
+                if self._revision is not None:
+                    return
+
     def _wanted(self) -> int | None:
         at, head = self._since
         now = self._clock.elapsed()
@@ -154,11 +314,15 @@ class Reservation:
         self._needed_end = max(self._needed_end, self._log.head)
         return next_reservation(self._log.head, self._log.reserved_end or 0, self._needed_end, rate)
 
-    async def shrink(self) -> None:
-        """The topic is closing: the reservation ends at the head, so nothing is left in doubt."""
+    async def stop(self) -> None:
+        """No more is reserved."""
         if self._extending is not None:
             self._extending.cancel()
             await asyncio.gather(self._extending, return_exceptions=True)
+
+    async def shrink(self) -> None:
+        """The topic is closing, or idle: the reservation ends at the head, so nothing is left in doubt."""
+        await self.stop()
         if (self._log.reserved_end or 0) > self._log.head:
             self._log.reserve(self._log.head)
-            await self._ownership.write([Put(keys.reserve(self._ownership.topic), reserve_to_bytes(self._log.head))])
+            await self._store(self._log.head)

@@ -8,24 +8,32 @@ Here alone adapters are chosen. A broker without doors is complete: tests and th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
 from pydanube.broker.cursors import Cursors
+from pydanube.broker.hosting import Hosting
+from pydanube.broker.rescue import Rescuer
+from pydanube.broker.stores import Stores
 from pydanube.broker.subscription import Services
+from pydanube.broker.tiering import Tiering
 from pydanube.broker.timer import Timer
 from pydanube.broker.topic import Defaults
-from pydanube.broker.topics import Rooms, Topics
+from pydanube.broker.topics import Cloud, Rooms, Topics
+from pydanube.cluster.cluster import Cluster
+from pydanube.cluster.membership import Identity
 from pydanube.config import Config
 from pydanube.core.names import BrokerId, TopicName, parse_broker_id
+from pydanube.errors import DanubeError
 from pydanube.log.batch import Envelope
+from pydanube.log.cloud import CloudReader
 from pydanube.log.layout import read_file, replace_file
 from pydanube.log.wal import Wal, WalConfig
-from pydanube.ports import Clock, Disk, MetadataStore, Work
+from pydanube.ports import Clock, Disk, MetadataStore, ObjectStore, Work
 from pydanube.stores.files import FileDisk
-from pydanube.stores.sqlite import SqliteMetadataStore
 from pydanube.stores.system import SystemClock, SystemWork
 from pydanube.telemetry import Telemetry
 
@@ -34,14 +42,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NODE_ID: Final = "node_id"
-METADATA: Final = "metadata.sqlite"
 
 
 class Broker:
     """Serves topics until it is stopped."""
 
     def __init__(
-        self, config: Config, disk: Disk, clock: Clock, work: Work, close_stores: Callable[[], None] = lambda: None
+        self,
+        config: Config,
+        disk: Disk,
+        clock: Clock,
+        work: Work,
+        close_stores: Callable[[], Awaitable[None]] | None = None,
+        home: str = "",
     ) -> None:
         self.config = config
         self.telemetry = Telemetry()
@@ -49,11 +62,15 @@ class Broker:
         self._disk = disk
         self._work = work
         self._close_stores = close_stores
+        self._home = home  # what tells this data directory from a copy of it elsewhere
         self._tasks: list[asyncio.Task[None]] = []
         self.broker_url = config.broker.broker_url or f"http://{config.broker.client_addr}"
         self.connect_url = config.broker.connect_url or self.broker_url
         self.stream_url = f"danube://{config.broker.stream_addr}"
         # Set by `_start`, before anybody else has the broker.
+        self.cloud: Cloud | None = None
+        self.cluster: Cluster | None = None
+        self.hosting: Hosting | None = None
         self.broker_id: BrokerId
         self.topics: Topics
         self.wal: Wal
@@ -66,31 +83,45 @@ class Broker:
     @classmethod
     async def start(cls, config: Config) -> Broker:
         """A broker on a real directory. Raises DirectoryInUse, FormatTooNew, DiskFull, ConfigError."""
-        data_dir = Path(config.data_dir)
-        disk, clock, work = FileDisk(data_dir), SystemClock(), SystemWork()
-        stores: list[SqliteMetadataStore] = []
-
-        def close_stores() -> None:
-            for store in stores:
-                store.close()
-            disk.close()
-
-        def open_metadata() -> MetadataStore:
-            stores.append(SqliteMetadataStore(data_dir / METADATA, clock))
-            return stores[0]
-
-        broker = cls(config, disk, clock, work, close_stores)
-        await broker._start(open_metadata)
+        disk, clock, work = FileDisk(Path(config.data_dir)), SystemClock(), SystemWork()
+        stores = Stores(config, disk, clock, work)
+        broker = cls(config, disk, clock, work, stores.close, stores.home())
+        try:
+            await broker._start(stores.open_metadata, stores.open_objects)
+        except BaseException:
+            await broker._abandon()
+            raise
         return broker
 
     @classmethod
-    async def start_on(cls, config: Config, *, disk: Disk, metadata: MetadataStore, clock: Clock, work: Work) -> Broker:
+    async def start_on(
+        cls,
+        config: Config,
+        *,
+        disk: Disk,
+        metadata: MetadataStore,
+        clock: Clock,
+        work: Work,
+        objects: ObjectStore | None = None,
+        home: str = "",
+    ) -> Broker:
         """The same broker on ports that the caller owns: for simulation and for tests."""
-        broker = cls(config, disk, clock, work)
-        await broker._start(lambda: metadata)
+        broker = cls(config, disk, clock, work, home=home)
+
+        async def given_metadata() -> MetadataStore:
+            return metadata
+
+        async def given_objects(_: MetadataStore) -> ObjectStore | None:
+            return objects
+
+        await broker._start(given_metadata, given_objects)
         return broker
 
-    async def _start(self, open_metadata: Callable[[], MetadataStore]) -> None:
+    async def _start(
+        self,
+        open_metadata: Callable[[], Awaitable[MetadataStore]],
+        open_objects: Callable[[MetadataStore], Awaitable[ObjectStore | None]],
+    ) -> None:
         config = self.config
         storage = config.storage
         await self._disk.make_directory("")
@@ -102,11 +133,14 @@ class Broker:
             WalConfig(segment_bytes=storage.segment_bytes, segment_seconds=storage.segment_seconds),
             observe=self._observe_group,
         )
-        metadata = open_metadata()
         self.broker_id = await self._node_id()
+        metadata = await open_metadata()
+        objects = await open_objects(metadata)
         timer = Timer(self.clock)
         self.cursors = Cursors(metadata, self.clock)
-        services = Services(self.clock, timer, self.cursors, self._dead_letter, lambda: self.broker_url)
+        services = Services(
+            self.clock, timer, self.cursors, self._dead_letter, lambda: self.broker_url, self._may_serve
+        )
         defaults = Defaults(config.dispatch.heartbeat, config.dispatch.max_unacked_messages)
         self.topics = Topics(
             Rooms(
@@ -119,26 +153,112 @@ class Broker:
                 services,
                 self.telemetry,
                 defaults,
+                self._cloud(objects),
             )
         )
         self._tasks = [
             asyncio.create_task(timer.run(), name="timer"),
             asyncio.create_task(self.cursors.run(), name="cursors"),
             asyncio.create_task(self.topics.reap(), name="reap"),
+            asyncio.create_task(self.topics.rest(), name="rest"),
         ]
+        if self.cloud is not None:
+            self._tasks.append(asyncio.create_task(self.cloud.tiering.run(), name="tiering"))
+        if config.mode == "cluster":
+            await self._join(metadata)
         await self.topics.bootstrap_namespaces(config.broker.bootstrap_namespaces, config.policies)
-        await self.topics.load_all()
+        await self.topics.load_all(None if self.cluster is None else await self.cluster.own_topics())
+        if self.cluster is not None and self.cloud is not None:
+            rescuer = Rescuer(
+                self.broker_id,
+                self.topics,
+                self.wal,
+                self._disk,
+                metadata,
+                self.cloud.store,
+                self.clock,
+                self._work,
+            )
+            self._tasks.append(asyncio.create_task(rescuer.run(), name="rescue"))
+            log.info("startup reconciliation complete", extra={"count": len(self.topics.loaded)})
+            self.cluster.start()
         log.info("broker started", extra={"broker_id": self.broker_id, "topics": len(self.topics.loaded)})
+
+    async def _join(self, metadata: MetadataStore) -> None:
+        """Registers in the cluster. From here on topics are claimed only as a member."""
+        config, addresses = self.config.cluster, self.config.broker
+        hosting = Hosting(self.topics, self.clock, self.telemetry, self.broker_id)
+        identity = Identity(
+            broker=self.broker_id,
+            home=self._home,
+            broker_url=self.broker_url,
+            connect_url=self.connect_url,
+            admin_addr=f"http://{addresses.admin_addr}",
+            prom_exporter=addresses.metrics_addr,
+            stream_url=self.stream_url,
+        )
+        hosting.cluster = self.cluster = Cluster(
+            identity,
+            hosting,
+            store=metadata,
+            clock=self.clock,
+            work=self._work,
+            config=self.config.load_manager,
+            ttl_seconds=config.ttl_seconds,
+            join=config.join,
+        )
+        self.hosting = hosting
+        self.topics.elsewhere = hosting
+        self.wal.answer_only_while(self._may_serve)
+        await self.cluster.register()
+
+    def _may_serve(self) -> bool:
+        return self.cluster is None or self.cluster.may_serve()
+
+    def _cloud(self, objects: ObjectStore | None) -> Cloud | None:
+        if objects is None:
+            return None
+        config = self.config.storage.tier
+        metrics = self.telemetry.cloud
+        reader = CloudReader(objects, self.clock, self._work, metrics)
+        self.cloud = Cloud(objects, config, reader, Tiering(self.clock, config, metrics))
+        return self.cloud
 
     async def stop(self) -> None:
         """Refuses new work, finishes commits, saves cursors, lets go of everything."""
+        if self.cluster is not None:
+            await self.hand_over()
         await self.topics.close_all("the broker is shutting down")
+        if self.cluster is not None:
+            await self.cluster.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.cloud is not None:
+            await self.cloud.reader.close()
         await self.wal.close()
-        self._close_stores()
+        if self._close_stores is not None:
+            await self._close_stores()
         log.info("broker stopped", extra={"broker_id": self.broker_id})
+
+    async def hand_over(self) -> None:
+        """Seals every topic that can be, in the time there is, so that others continue without a gap."""
+        if self.hosting is not None:
+            left = await self.hosting.seal_all(self.config.cluster.shutdown_seconds)
+            if left:
+                log.warning("topics not handed over", extra={"topics": left})
+
+    async def _abandon(self) -> None:
+        """The start failed half-way: what is open is closed, quietly."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.cluster is not None:
+            await self.cluster.stop()
+        with contextlib.suppress(DanubeError, AttributeError):
+            await self.wal.close()
+        if self._close_stores is not None:
+            await self._close_stores()
 
     def _observe_group(self, batches: int, size_bytes: int, seconds: float) -> None:
         wal = self.telemetry.wal

@@ -42,6 +42,7 @@ from pydanube.core.events import (
     Expired,
     Forgotten,
     Granted,
+    HistoryAvailable,
     Joined,
     JoinRefused,
     Keyed,
@@ -59,6 +60,7 @@ from pydanube.core.events import (
     Trimmed,
     Voided,
     WakeAt,
+    Withheld,
 )
 from pydanube.core.lag import Heartbeat, LagInfo, Standing, beat, explain
 from pydanube.core.machine import Machine
@@ -77,6 +79,7 @@ log = logging.getLogger(__name__)
 
 ATTACH_SECONDS: Final = 10.0  # a consumer that subscribed and never opens its stream gives its messages back
 POLLING: Final = Heartbeat()
+FENCED_SECONDS: Final = 0.1  # how often a broker that may not serve looks whether it may again
 
 Read = TypeVar("Read")
 
@@ -90,6 +93,10 @@ class Source(Protocol):
     def log(self) -> TopicLog: ...
     @property
     def ownership(self) -> Ownership: ...
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def retained_from(self) -> int: ...
 
     async def rows(self, first: int, end: int) -> list[tuple[int, Envelope]]: ...
 
@@ -106,6 +113,7 @@ class Services(NamedTuple):
     cursors: Cursors
     dead_letter: Callable[[TopicName, Envelope], Awaitable[None]]
     broker_url: Callable[[], str]  # as bound, which is known only when the doors are open
+    may_serve: Callable[[], bool] = lambda: True  # False while the broker's lease may have run out
 
 
 class Subscription:
@@ -138,6 +146,9 @@ class Subscription:
         self._closed = False
         self._beat_at = 0.0
         self._read_error: DanubeError | None = None
+        self._frozen: DanubeError | None = None
+        self._thawed = asyncio.Event()
+        self._thawed.set()
         self._notifier: asyncio.Task[None] | None = None
         self._shipper: asyncio.Task[None] | None = None
 
@@ -149,8 +160,8 @@ class Subscription:
         self._schedule_beat()
         self._step(Available(self._source.log.head))
 
-    async def close(self, error: DanubeError) -> None:
-        """Streams end with `error`; the cursor is saved."""
+    async def close(self, error: DanubeError, *, save: bool = True) -> None:
+        """Streams end with `error`; the cursor is saved, unless somebody else has the topic already."""
         self._closed = True
         for each in self._consumers.values():
             self._disconnect(each, error)
@@ -158,12 +169,39 @@ class Subscription:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        await self._services.cursors.flush([self])
+        if save:
+            await self._services.cursors.flush([self])
         self._services.cursors.forget(self)
+
+    def freeze(self, error: DanubeError) -> None:
+        """The topic is about to leave: nothing is sent and no ack is taken, so that the cursor is final."""
+        self._frozen = error
+        self._thawed.clear()
+
+    def thaw(self) -> None:
+        """It stays after all."""
+        self._frozen = None
+        self._thawed.set()
+        self._step(Available(self._source.log.head))
+
+    def withhold(self, ranges: Ranges) -> None:
+        """Offsets that nobody can read now."""
+        self._step(Withheld(ranges))
+
+    def reveal(self, rescued: Ranges, voided: Ranges) -> None:
+        """Offsets that could not be read: these can now, those never will."""
+        if voided:
+            self._step(Voided(voided))
+        self._step(HistoryAvailable(rescued))
+        self._step(Ticked())
 
     @property
     def ownership(self) -> Ownership:
         return self._source.ownership
+
+    async def save(self) -> None:
+        """Stores the cursor now. Raises if the store does not take it."""
+        await self._services.cursors.save_one(self)
 
     def saved(self) -> SavedPosition:
         return self._machine.saved()
@@ -284,14 +322,21 @@ class Subscription:
     # --- what clients and administrators say --------------------------------------------------------
 
     def ack_ranges(self, ranges: Ranges) -> None:
+        self._check_thawed()
         self._step(Acked(ranges))
         self._services.cursors.changed(self)
 
     def nack_ranges(self, ranges: Ranges, delay_seconds: float = 0.0, reason: str = "") -> None:
+        self._check_thawed()
         self.metrics.nacks.inc(sum(each.size for each in ranges))
         self._step(Nacked(ranges, delay_seconds, reason))
 
+    def _check_thawed(self) -> None:
+        if self._frozen is not None:
+            raise self._frozen
+
     def ack(self, offset: int) -> None:
+        self._check_thawed()
         self._step(Acked((OffsetRange(offset, offset + 1),)))
         self._services.cursors.changed(self)  # also when the cursor stays: what is acknowledged above it is saved too
 
@@ -329,7 +374,7 @@ class Subscription:
 
     def explain(self) -> str:
         """Why the subscription is, or is not, receiving."""
-        sentence = explain(self.standing(), self._services.clock.elapsed())
+        sentence = explain(self.standing(), self._services.clock.elapsed(), expired=self.metrics.skipped.value)
         return sentence if self._read_error is None else f"{sentence} The log cannot be read: {self._read_error}."
 
     # --- what wakes it ------------------------------------------------------------------------------
@@ -354,6 +399,8 @@ class Subscription:
         if self._closed or now < self._beat_at or self.heartbeat.interval_ms is None:
             return  # the interval was changed, and another beat is on its way, or none
         head = self._source.log.head
+        if self._machine.progress.next_unacked < self._source.retained_from:
+            self._step(Trimmed(self._source.retained_from))  # also while nobody is connected to ask for it
         if self._machine.progress.next_unacked < head:
             standing = self._machine.standing(head)
             if beat(standing, POLLING, now).poll:
@@ -399,6 +446,7 @@ class Subscription:
                     self._count_poison(dropped.size)
                     self._say(logging.WARNING, "messages dropped by policy", offsets=dropped, tries=tries)
                 case Expired(expired):
+                    self.metrics.skipped.inc(sum(each.size for each in expired))
                     self._say(logging.WARNING, "retention passed the subscription", offsets=expired)
                 case Activated(consumer):
                     self._say(logging.INFO, "consumer activated", consumer=consumer)
@@ -424,6 +472,11 @@ class Subscription:
             await self._has_work.wait()
             self._has_work.clear()
             while self._work:
+                await self._thawed.wait()
+                while not self._services.may_serve():
+                    await self._services.clock.sleep(FENCED_SECONDS)
+                if not self._work:
+                    break  # a seek took everything back meanwhile
                 effect, outbox = self._work.popleft()
                 match effect:
                     case Send():
@@ -502,7 +555,7 @@ class Subscription:
         try:
             found = await reading
         except OffsetOutOfRange as error:
-            kept_from = self._source.log.first_offset
+            kept_from = self._source.first_offset
             if error.offset < kept_from:
                 self._step(Trimmed(kept_from))
             else:  # a gap between epochs: what lies before it is still to be acknowledged

@@ -7,9 +7,11 @@ committed, each at its own place. Everything about the topic that outlives the p
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from pydanube.broker.gather import Gatherer
 from pydanube.broker.members import (
@@ -26,26 +28,32 @@ from pydanube.broker.members import (
 from pydanube.broker.outbox import Registration
 from pydanube.broker.ownership import Ownership, Reservation
 from pydanube.broker.subscription import Services, Subscription
+from pydanube.broker.tiering import Tiering
 from pydanube.core import keys
 from pydanube.core.delivery import FailurePolicy
 from pydanube.core.dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
+from pydanube.core.events import Ranges
 from pydanube.core.keyshared import KeySharedDispatch
 from pydanube.core.lag import Heartbeat
 from pydanube.core.limits import TokenBucket
 from pydanube.core.machine import Machine
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, consumer_id
+from pydanube.core.ownership import Orphan
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
 from pydanube.core.roster import DispatchLimits
 from pydanube.core.window import Progress
 from pydanube.errors import (
     DanubeError,
     LimitReached,
+    LogDamaged,
     NotServed,
     OffsetOutOfRange,
     SubscriptionBusy,
     SubscriptionUnknown,
 )
 from pydanube.log.batch import Batch, Envelope, decode, messages
+from pydanube.log.cloud import CloudReader
+from pydanube.log.tier import TopicTier
 from pydanube.log.wal import Receipt, TopicLog
 from pydanube.ports import Delete, MetadataStore, Put
 from pydanube.telemetry import Telemetry
@@ -73,6 +81,14 @@ class Defaults:
         self.unacked_max = unacked_max
 
 
+class Storage(NamedTuple):
+    """The cloud tier, as one topic has it."""
+
+    tier: TopicTier
+    reader: CloudReader
+    tiering: Tiering
+
+
 class Topic:
     """A reliable topic. `open` brings its subscriptions back; `close` lets go of everything."""
 
@@ -90,9 +106,15 @@ class Topic:
         policy: TopicPolicy,
         defaults: Defaults,
         schema_subject: str | None,
+        storage: Storage | None = None,
+        orphans: Sequence[Orphan] = (),
     ) -> None:
         self.name = name
         self.log = topic_log
+        self.storage = storage
+        self.orphans = list(orphans)
+        if storage is not None:
+            storage.tier.orphaned(self.orphans)
         self.ownership = ownership
         self.policy = policy
         self.schema_subject = schema_subject
@@ -105,7 +127,7 @@ class Topic:
         self._defaults = defaults
         self._reservation = reservation
         self._gatherer = Gatherer(topic_log, reservation)
-        self._decoded: OrderedDict[int, list[Envelope]] = OrderedDict()
+        self._decoded: OrderedDict[tuple[int, int], list[Envelope]] = OrderedDict()
         self._piece: list[Batch] = []  # what was read last
         self._changing = asyncio.Lock()  # subscriptions are made and removed one at a time
         self._closing: NotServed | None = None
@@ -115,19 +137,69 @@ class Topic:
         for stored in await read_subscriptions(self._metadata, self.name):
             await self._restore(stored)
 
-    async def close(self, why: str) -> None:
-        """Refuses new work, finishes commits, saves cursors, ends streams so that clients look the topic up again."""
-        self._closing = NotServed(self.name, why)
+    async def close(self, why: str, *, moved_to: str = "", owned: bool = True) -> None:
+        """Refuses new work, finishes commits, saves cursors, ends streams so that clients look the topic up again.
+
+        Not `owned`: it was sealed, or somebody else has it. Then nothing is written to the metadata store.
+        """
+        self._closing = NotServed(self.name, why, moved_to)
         async with self._changing:  # one that is being made is finished, and closed with the others
             for subscription in self.subscriptions.values():
-                await subscription.close(self._closing)
+                await subscription.close(self._closing, save=owned)
             self.subscriptions.clear()
+        if self.storage is not None:
+            await self.storage.tiering.remove(self.name)
         await self.log.close()
-        try:
-            await self._reservation.shrink()
-        except DanubeError as error:
-            log.warning("reservation not shrunk", extra={"topic": self.name, "why": str(error)})
+        if owned:
+            try:
+                await self._reservation.shrink()
+            except DanubeError as error:
+                log.warning("reservation not shrunk", extra={"topic": self.name, "why": str(error)})
+        else:
+            await self._reservation.stop()
         self._telemetry.forget_topic(self.name)
+
+    # --- leaving ------------------------------------------------------------------------------------
+
+    def freeze(self, why: str) -> None:
+        """Refuses publishes and acks and sends nothing more; what is being committed is finished."""
+        self._closing = NotServed(self.name, why)
+        for subscription in self.subscriptions.values():
+            subscription.freeze(self._closing)
+
+    def thaw(self) -> None:
+        """Undoes `freeze`."""
+        self._closing = None
+        for subscription in self.subscriptions.values():
+            subscription.thaw()
+
+    @property
+    def has_doubt(self) -> bool:
+        """Whether a crash now would leave offsets of which nobody else can tell what they hold."""
+        return (self.log.reserved_end or 0) > self.log.head
+
+    async def rest(self) -> None:
+        """Nothing was published for a while: if everything is in the object store, nothing stays reserved."""
+        if self._closing is None and (self.storage is None or self.storage.tier.waiting(self.log) is None):
+            await self._reservation.shrink()
+
+    def adopted(self, orphans: Sequence[Orphan], *, rescued: Ranges, voided: Ranges) -> None:
+        """Offsets of a lost owner have their place now: these can be read, those were never used."""
+        assert self.storage is not None
+        self.orphans = list(orphans)
+        self.storage.tier.orphaned(self.orphans)
+        for subscription in self.subscriptions.values():
+            subscription.reveal(rescued, voided)
+
+    async def quiet(self) -> None:
+        """Returns when nothing is being committed any more. Only after `freeze`: otherwise more may come."""
+        async with self._changing:  # a subscription that is being made is made
+            pass
+        await self.log.quiet()
+        while self._gatherer.busy:  # its next batch is submitted when the last one is decided
+            await self._services.clock.sleep(0.0)
+            await self.log.quiet()
+        await self._reservation.stop()
 
     @property
     def head(self) -> int:
@@ -135,7 +207,19 @@ class Topic:
 
     @property
     def first_offset(self) -> int:
-        return self.log.first_offset
+        """The first offset that can still be read, from whichever tier."""
+        kept = self.log.first_offset
+        if self.storage is None:
+            return kept
+        tier = self.storage.tier
+        described = tier.first_offset
+        first = min(kept, *(each.start for each in self.orphans), kept if described is None else described)
+        return max(first, tier.history.first_offset)
+
+    @property
+    def retained_from(self) -> int:
+        """Retention has removed everything below."""
+        return self.storage.tier.history.first_offset if self.storage is not None else 0
 
     # --- publishing ---------------------------------------------------------------------------------
 
@@ -191,6 +275,8 @@ class Topic:
     def _check_open(self) -> None:
         if self._closing is not None:
             raise self._closing
+        if not self._services.may_serve():
+            raise NotServed(self.name, "this broker's lease was not renewed in time, so another may have it")
 
     # --- reading ------------------------------------------------------------------------------------
 
@@ -213,7 +299,7 @@ class Topic:
 
     async def batches(self, first: int, end: int, bytes_max: int) -> list[Batch]:
         """Stored batches from the one that holds `first` on, none beginning at or after `end`."""
-        found = await self.log.read(first, bytes_max=bytes_max)
+        found = await self._stored(first, bytes_max)
         return [batch for batch in found if batch.header.base_offset < end]
 
     async def row_keys(self, first: int, end: int) -> list[tuple[int, str]]:
@@ -240,28 +326,70 @@ class Topic:
             if batch.header.base_offset <= offset < batch.header.end_offset:
                 return self._piece[place:]  # a small window asks for the same piece of a file again and again
         try:
-            self._piece = await self.log.read(offset, bytes_max=_READ_BYTES)
+            self._piece = await self._stored(offset, _READ_BYTES)
             return self._piece
         except OffsetOutOfRange:
             if something:
                 return []
             raise
 
+    async def _stored(self, offset: int, bytes_max: int) -> list[Batch]:
+        """Batches from the one that holds `offset` on, from the log if it has it and from the cloud tier else."""
+        if offset < self.retained_from:  # what lies below may still be on the disk
+            raise OffsetOutOfRange(self.name, offset, self.first_offset, self.head)
+        try:
+            return await self.log.read(offset, bytes_max=bytes_max)
+        except (OffsetOutOfRange, LogDamaged) as error:
+            if self.storage is None:
+                raise
+            found = await self.storage.reader.read(self.storage.tier, offset, bytes_max)
+            if found is not None:
+                return found
+            if isinstance(error, LogDamaged):
+                raise
+            described = await self.storage.tier.next_after(offset)
+            following = error.first if described is None else min(error.first, described)
+            raise OffsetOutOfRange(self.name, offset, following, self.head) from None
+
+    async def gaps(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Orphans and voids, as [first, end): offsets that no object and no log here holds."""
+        found = []
+        for prefix in (keys.orphans(self.name), keys.voids(self.name)):
+            items = [(keys.start_of(item.key), item.value) for item in await self._metadata.list(prefix)]
+            found.append([(start, int(json.loads(value)["end"])) for start, value in items if start is not None])
+        return found[0], found[1]
+
     async def peek(self, offset: int, count: int) -> list[tuple[int, Envelope]]:
         return await self.rows(offset, min(offset + count, self.head))
 
     async def offset_at(self, time_us: int) -> int:
-        return await self.log.offset_at(time_us)
+        """The smallest kept offset that was published at or after `time_us`; the head if there is none."""
+        if self.storage is None:
+            return await self.log.offset_at(time_us)
+        tier, reader = self.storage.tier, self.storage.reader
+        while True:
+            held, kept_from = self.log.held(), self.log.first_offset
+            try:
+                in_log = await self.log.offset_at(time_us, tier.history.first_offset)
+                in_cloud = await reader.offset_at(tier, time_us, held)
+            except (OffsetOutOfRange, LogDamaged):  # freed meanwhile, or damaged: the cloud tier may have it all
+                in_cloud = await reader.offset_at(tier, time_us)
+                if in_cloud is not None:
+                    return in_cloud
+                in_log = await self.log.offset_at(time_us, tier.objects.end)
+            if self.log.first_offset == kept_from:  # else what was passed over in the cloud may have left the log
+                return in_log if in_cloud is None else min(in_log, in_cloud)
 
     def _decode(self, batch: Batch) -> list[Envelope]:
-        base = batch.header.base_offset
-        decoded = self._decoded.get(base)
+        # A batch of the log and one that the cloud tier made may begin at the same offset and be of different length.
+        key = (batch.header.base_offset, batch.header.rows)
+        decoded = self._decoded.get(key)
         if decoded is None:
-            decoded = self._decoded[base] = messages(batch)
+            decoded = self._decoded[key] = messages(batch)
             while len(self._decoded) > DECODED_MAX:
                 self._decoded.popitem(last=False)
         else:
-            self._decoded.move_to_end(base)
+            self._decoded.move_to_end(key)
         return decoded
 
     # --- subscriptions ------------------------------------------------------------------------------
@@ -349,7 +477,8 @@ class Topic:
     async def _restore(self, stored: StoredSubscription) -> Subscription:
         config = await read_config(self._metadata, self.name, stored.name)
         cursor = -1 if stored.cursor is None else stored.cursor
-        progress, whole = Progress.restore(cursor, stored.holes, head=self.head)
+        missing = [(each.start, each.end) for each in self.orphans]
+        progress, whole = Progress.restore(cursor, stored.holes, head=self.head, missing=missing)
         if not whole:
             log.warning("ack holes unreadable", extra={"topic": self.name, "subscription": stored.name})
         subscription = Subscription(

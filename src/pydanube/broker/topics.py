@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
+from base64 import b64decode
 from collections.abc import Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from pydanube.broker.fanout import FanoutSubscription, FanoutTopic
 from pydanube.broker.members import (
@@ -22,16 +24,20 @@ from pydanube.broker.members import (
     read_config,
     remove_below,
 )
+from pydanube.broker.moving import Phases, release_fanout, seal
 from pydanube.broker.ownership import Claimable, Ownership, Reservation, look
 from pydanube.broker.subscription import Services, Subscription
-from pydanube.broker.topic import Defaults, Topic
+from pydanube.broker.tiering import Carried, Tiering
+from pydanube.broker.topic import Defaults, Storage, Topic
 from pydanube.core import keys
 from pydanube.core.delivery import FailurePolicy
 from pydanube.core.lag import Heartbeat
 from pydanube.core.names import BrokerId, ConsumerId, NamespaceName, ProducerId, SubscriptionName, TopicName
 from pydanube.core.ownership import Owner
-from pydanube.core.policies import UNLIMITED, Delivery, TopicPolicy, effective
+from pydanube.core.policies import UNLIMITED, Delivery, TopicPolicy, configured, effective
 from pydanube.core.roster import DispatchLimits
+from pydanube.core.sessions import Sessions
+from pydanube.core.tiers import Retention, TierConfig
 from pydanube.errors import (
     Conflict,
     DanubeError,
@@ -45,9 +51,11 @@ from pydanube.errors import (
     TopicUnknown,
 )
 from pydanube.log.batch import Envelope
+from pydanube.log.cloud import CloudReader
 from pydanube.log.layout import topic_directory
-from pydanube.log.wal import TopicLog, Wal
-from pydanube.ports import Compare, Delete, Disk, MetadataStore, Put, Work
+from pydanube.log.tier import TopicTier, delete_objects
+from pydanube.log.wal import HandedOver, TopicLog, Wal
+from pydanube.ports import Compare, Delete, Disk, MetadataStore, ObjectStore, Put, Work
 from pydanube.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -57,7 +65,9 @@ AnySubscription: TypeAlias = Subscription | FanoutSubscription
 
 SYSTEM: Final = NamespaceName("system")
 PARTITIONS_MAX: Final = 10_000
+HOSTED_SECONDS: Final = 5.0  # how long whoever makes a topic waits until a broker has it
 REAP_SECONDS: Final = 300.0
+REST_SECONDS: Final = 10.0
 
 
 class DispatchConfig(NamedTuple):
@@ -65,6 +75,28 @@ class DispatchConfig(NamedTuple):
 
     unacked_max: int | None
     heartbeat: Heartbeat | None
+
+
+class Elsewhere(Protocol):
+    """The cluster, as far as topics are concerned. A broker that is alone has none."""
+
+    @property
+    def session(self) -> int:
+        """Of this broker; another one after it was declared dead."""
+        ...
+
+    @property
+    def registered(self) -> Compare:
+        """Part of every claim: holds as long as this broker is a member."""
+        ...
+
+    def where(self, topic: TopicName) -> tuple[str, str]:
+        """Why the topic is not served here, in words, and the native URL of the broker that has it, if one has."""
+        ...
+
+    async def hosted(self, topic: TopicName, timeout_seconds: float) -> BrokerId:
+        """Who serves the topic, as soon as somebody does. Raises DeadlineExceeded."""
+        ...
 
 
 class Rooms(NamedTuple):
@@ -79,6 +111,16 @@ class Rooms(NamedTuple):
     services: Services
     telemetry: Telemetry
     defaults: Defaults
+    cloud: Cloud | None = None
+
+
+class Cloud(NamedTuple):
+    """The cloud tier of this broker."""
+
+    store: ObjectStore
+    config: TierConfig
+    reader: CloudReader
+    tiering: Tiering
 
 
 class Topics:
@@ -90,7 +132,13 @@ class Topics:
         self._open: dict[TopicName, AnyTopic] = {}
         self._opening: dict[TopicName, asyncio.Lock] = {}
         self._closing: str = ""
+        self.elsewhere: Elsewhere | None = None  # set once, before anything is opened
+        self.leaving: set[TopicName] = set()  # being moved away
         self.unopened: dict[TopicName, str] = {}  # topics that could not be opened at the start, and why
+
+    @property
+    def rooms(self) -> Rooms:
+        return self._rooms
 
     # --- finding ------------------------------------------------------------------------------------
 
@@ -109,6 +157,8 @@ class Topics:
             return topic
         if await self._metadata.get(keys.topic(name)) is None:
             raise TopicUnknown(name)
+        if self.elsewhere is not None:
+            raise NotServed(name, *self.elsewhere.where(name))
         return await self._load(name)
 
     async def exists(self, name: TopicName) -> bool:
@@ -147,7 +197,21 @@ class Topics:
     # --- making and removing ------------------------------------------------------------------------
 
     async def create(self, name: TopicName, *, delivery: Delivery, schema_subject: str | None = None) -> AnyTopic:
-        """Makes the topic and serves it. Raises TopicExists or NamespaceUnknown."""
+        """Makes the topic; returns it when it is served here. Raises TopicExists, NamespaceUnknown.
+
+        In a cluster it may be given to another broker: NotServed then says to whom.
+        """
+        await self.make(name, delivery=delivery, schema_subject=schema_subject)
+        if self.elsewhere is None:
+            return await self._load(name)
+        if await self.elsewhere.hosted(name, HOSTED_SECONDS) == self._rooms.broker_id:
+            topic = self._open.get(name)
+            if topic is not None:
+                return topic
+        raise NotServed(name, *self.elsewhere.where(name))
+
+    async def make(self, name: TopicName, *, delivery: Delivery, schema_subject: str | None = None) -> None:
+        """Writes down that the topic exists. In a cluster the leader then finds it a broker."""
         if self._closing:
             raise NotServed(name, self._closing)
         await self._check_free(name)
@@ -161,11 +225,12 @@ class Topics:
         ]
         if schema_subject is not None:
             operations.append(Put(keys.schema(name), json.dumps(schema_subject).encode()))
+        if self.elsewhere is not None:
+            operations.append(Put(keys.unassigned(name), b"null"))
         compares = [Compare(keys.topic(name), 0), Compare(policy.key, policy.revision)]
         if await self._metadata.transact(compares, operations) is None:
             raise TopicExists(name, "somebody else has just created it")
         log.info("topic created", extra={"topic": name, "delivery": delivery.value})
-        return await self._load(name)
 
     async def create_partitioned(
         self, base: TopicName, partitions: int, *, delivery: Delivery, schema_subject: str | None = None
@@ -176,7 +241,10 @@ class Topics:
         if await self._partitions_of(base):
             raise TopicExists(base, "it has partitions already")
         for name in base.partition_names(partitions):
-            await self.create(name, delivery=delivery, schema_subject=schema_subject)
+            if self.elsewhere is None:
+                await self.create(name, delivery=delivery, schema_subject=schema_subject)
+            else:
+                await self.make(name, delivery=delivery, schema_subject=schema_subject)
 
     async def _check_free(self, name: TopicName) -> None:
         if await self.exists(name):
@@ -203,9 +271,10 @@ class Topics:
             self._open.pop(name, None)
             await topic.close("the topic is being deleted")
             ownership = topic.ownership
+            await ownership.reassert()  # a descriptor that was given up and comes late must not outlive its topic
             tombstone = Owner(
                 epoch=ownership.epoch,
-                session=self._rooms.session,
+                session=self._session,
                 broker_id=self._rooms.broker_id,
                 start_offset=0,
                 released=True,
@@ -223,13 +292,19 @@ class Topics:
                 ],
             )
             await self._remove_files(name)
+            await self._remove_objects(name, ownership.epoch)
         log.info("topic deleted", extra={"topic": name})
 
     # --- opening and closing ------------------------------------------------------------------------
 
-    async def load_all(self) -> None:
-        """Opens everything that exists. A topic that cannot be opened is reported and the others are served."""
-        names = await self.names()
+    @property
+    def _session(self) -> int:
+        return self._rooms.session if self.elsewhere is None else self.elsewhere.session
+
+    async def load_all(self, names: Sequence[TopicName] | None = None) -> None:
+        """Opens these, or everything that exists. One that cannot be opened is reported and the others are served."""
+        if names is None:
+            names = await self.names()
         results = await gather_bounded([lambda name=name: self._load(name) for name in names])
         for name, result in zip(names, results, strict=True):
             if isinstance(result, DanubeError):
@@ -246,6 +321,62 @@ class Topics:
             if isinstance(result, BaseException):
                 log.error("topic not closed", extra={"why": str(result)})
 
+    async def claim(self, name: TopicName, owner_revision: int) -> None:
+        """Opens a topic that the cluster gave to this broker. Raises Conflict if its owner is not what it was."""
+        async with self._lock(name):
+            if name in self._open:
+                raise Conflict(keys.owner(name))
+            if self._closing:
+                raise NotServed(name, self._closing)
+            self._open[name] = await self._open_topic(name, owner_revision)
+            self.unopened.pop(name, None)
+
+    async def let_go(self, name: TopicName, marker: bytes, moved_to: str) -> Phases:
+        """Moves a topic away: sealed, released, closed, its files removed. Raises MoveFailed if it stays."""
+        clock = self._rooms.services.clock
+        phases = Phases(clock)
+        async with self._lock(name):
+            topic = self._open.get(name)
+            if topic is None:
+                raise NotServed(name, "it is not open here")
+            self.leaving.add(name)
+            try:
+                if isinstance(topic, FanoutTopic):
+                    phases.enter("seal")
+                    await release_fanout(topic, clock, marker)
+                    phases.enter("close")
+                else:
+                    await seal(topic, clock, marker, phases)
+                self._open.pop(name, None)
+                await topic.close("it moved to another broker", moved_to=moved_to, owned=False)
+                await self._forget_files(name, topic)
+                phases.enter("done")
+            finally:
+                self.leaving.discard(name)
+        milliseconds = {phase: round(ms, 1) for phase, ms in phases.milliseconds.items()}
+        log.info("topic let go", extra={"topic": name, "pause_ms": round(phases.pause_ms, 1), "phases": milliseconds})
+        return phases
+
+    async def forget_files(self, name: TopicName) -> None:
+        """What this disk has of a topic that is not ours and of which everything is in the object store."""
+        async with self._lock(name):
+            if name not in self._open:
+                await self._remove_files(name)
+
+    async def _forget_files(self, name: TopicName, topic: AnyTopic) -> None:
+        """Everything is in the object store now, unless this disk has what nobody could adopt yet."""
+        if isinstance(topic, Topic) and not any(each.broker_id == self._rooms.broker_id for each in topic.orphans):
+            await self._remove_files(name)
+
+    async def lose_all(self, why: str) -> None:
+        """Others have, or will have, our topics: closes them and writes nothing. Their files stay."""
+        topics = list(self._open.values())
+        self._open.clear()
+        closing = [lambda topic=topic: topic.close(why, owned=False) for topic in topics]
+        for result in await gather_bounded(closing):
+            if isinstance(result, BaseException):
+                log.error("topic not closed", extra={"why": str(result)})
+
     async def reap(self) -> None:
         """Forgets registrations of consumers that are gone, every few minutes, until cancelled."""
         clock = self._rooms.services.clock
@@ -257,6 +388,22 @@ class Topics:
                         await topic.reap(clock.elapsed())
                     except DanubeError as error:
                         log.warning("consumers not reaped", extra={"topic": topic.name, "why": str(error)})
+
+    async def rest(self) -> None:
+        """Topics where nothing happens give their reservation back, so that a crash leaves nothing in doubt."""
+        clock = self._rooms.services.clock
+        heads: dict[TopicName, int] = {}
+        while True:
+            await clock.sleep(REST_SECONDS)
+            before, heads = heads, {}
+            for topic in list(self._open.values()):
+                if isinstance(topic, Topic) and topic.has_doubt:
+                    heads[topic.name] = topic.head
+                    if before.get(topic.name) == topic.head and topic.name not in self.leaving:
+                        try:
+                            await topic.rest()
+                        except DanubeError as error:
+                            log.warning("reservation not shrunk", extra={"topic": topic.name, "why": str(error)})
 
     def _lock(self, name: TopicName) -> asyncio.Lock:
         return self._opening.setdefault(name, asyncio.Lock())
@@ -272,15 +419,16 @@ class Topics:
                 self.unopened.pop(name, None)
             return topic
 
-    async def _open_topic(self, name: TopicName) -> AnyTopic:
+    async def _open_topic(self, name: TopicName, owner_revision: int | None = None) -> AnyTopic:
         delivery = await self._delivery(name)
         policy = await self._policy(name)
         subject = await self._metadata.get(keys.schema(name))
         schema_subject = json.loads(subject.value) if subject else None
         rooms = self._rooms
         seen = await look(self._metadata, name, rooms.broker_id)
-        if seen.owner is not None and seen.owner.deleted:
-            await self._remove_files(name)  # the deletion may have ended between its tombstone and its files
+        if owner_revision is not None and seen.revision != owner_revision:
+            raise Conflict(keys.owner(name))
+        await self._remove_older(name, seen)
         topic: AnyTopic
         if delivery is Delivery.NON_RELIABLE:
             ownership = await self._claim(name, seen, 0)
@@ -290,11 +438,17 @@ class Topics:
         else:
             topic_log = await self._open_log(name, seen)
             try:
-                ownership = await self._claim(name, seen, topic_log.head)
-            except Conflict:
+                unproven_from = topic_log.recovered.head if topic_log.sessions.adopts_unknown else None
+                if seen.owner is None or seen.owner.broker_id != rooms.broker_id or seen.sealed:
+                    unproven_from = None
+                ownership = await self._claim(name, seen, topic_log.head, unproven_from)
+            except DanubeError:
                 await topic_log.close()
                 raise
-            reservation = Reservation(ownership, topic_log, rooms.services.clock, seen.reserved_end)
+            reservation = Reservation(
+                ownership, topic_log, rooms.services.clock, seen.reserved_end, seen.reserve_revision
+            )
+            storage = await self._storage(name, ownership)
             topic = Topic(
                 name,
                 topic_log,
@@ -306,9 +460,35 @@ class Topics:
                 policy,
                 rooms.defaults,
                 schema_subject,
+                storage,
+                [*seen.orphans, *([seen.leaves] if seen.leaves else [])],
             )
+            if storage is not None:
+                read_retention = functools.partial(self.retention, name)
+                storage.tiering.add(Carried(storage.tier, topic_log, policy.retention, read_retention))
         await topic.open()
         return topic
+
+    async def _storage(self, name: TopicName, ownership: Ownership) -> Storage | None:
+        cloud = self._rooms.cloud
+        if cloud is None:
+            return None
+        clock, work = self._rooms.services.clock, self._rooms.work
+        tier = TopicTier(
+            name, ownership.epoch, cloud.store, clock, work, ownership.write_if, self._metadata, cloud.config
+        )
+        await tier.load()
+        return Storage(tier, cloud.reader, cloud.tiering)
+
+    async def _remove_older(self, name: TopicName, seen: Claimable) -> None:
+        """What an earlier topic of this name left here. Its deletion may have found us away, or ended half-way."""
+        if seen.owner is not None and seen.owner.deleted:
+            await self._remove_files(name)
+            return
+        directory = topic_directory(name)
+        for entry in await self._rooms.disk.list(directory):
+            if entry.is_directory and entry.name.isdecimal() and int(entry.name) < seen.created:
+                await _remove_tree(self._rooms.disk, f"{directory}/{entry.name}")
 
     async def _remove_files(self, name: TopicName) -> None:
         disk, directory = self._rooms.disk, topic_directory(name)
@@ -316,11 +496,29 @@ class Topics:
         with contextlib.suppress(FileNotFoundError):
             await disk.sync_directory(directory.rpartition("/")[0])
 
+    async def _remove_objects(self, name: TopicName, epoch: int) -> None:
+        """What stays because the store is away is garbage that nobody describes: `storage verify` names it."""
+        if self._rooms.cloud is None:
+            return
+        try:
+            await delete_objects(self._rooms.cloud.store, name, epoch)
+        except DanubeError as error:
+            log.warning("objects of a deleted topic are left", extra={"topic": name, "why": str(error)})
+
     async def _open_log(self, name: TopicName, seen: Claimable) -> TopicLog:
-        start = seen.start
+        start, sealed = seen.start, seen.sealed
+        handed_over: HandedOver | None = None
+        if sealed is not None:
+            handed_over = HandedOver(Sessions.from_bytes(b64decode(sealed.sessions)), sealed.append_time)
+        elif seen.owner is not None and not seen.owner.deleted and seen.owner.broker_id != self._rooms.broker_id:
+            handed_over = HandedOver(Sessions(adopts_unknown=True))
         try:
             return await self._rooms.wal.topic(
-                name, epoch=seen.epoch, start_offset=start.offset, known_end=start.known_end
+                name,
+                epoch=seen.epoch,
+                start_offset=start.offset,
+                known_end=start.known_end,
+                handed_over=handed_over,
             )
         except TailUnproven as error:
             beyond = seen.offset_if_unproven
@@ -330,10 +528,17 @@ class Topics:
             log.error("log continues behind a gap", extra={"topic": name, "why": str(error), "start_offset": beyond})
             return await self._rooms.wal.topic(name, epoch=seen.epoch, start_offset=beyond, adopts_unknown=True)
 
-    async def _claim(self, name: TopicName, seen: Claimable, start: int) -> Ownership:
+    async def _claim(self, name: TopicName, seen: Claimable, start: int, unproven_from: int | None = None) -> Ownership:
         rooms = self._rooms
         return await Ownership.claim(
-            self._metadata, name, seen, broker_id=rooms.broker_id, session=rooms.session, start=start
+            self._metadata,
+            name,
+            seen,
+            broker_id=rooms.broker_id,
+            session=self._session,
+            start=start,
+            compares=[] if self.elsewhere is None else [self.elsewhere.registered],
+            unproven_from=unproven_from,
         )
 
     async def _delivery(self, name: TopicName) -> Delivery:
@@ -345,10 +550,11 @@ class Topics:
     async def _policy(self, name: TopicName) -> TopicPolicy:
         own = await self._metadata.get(keys.topic_policy(name))
         shared = await self._metadata.get(keys.namespace_policy(name.namespace))
-        return effective(
-            TopicPolicy.from_json(json.loads(own.value)) if own else None,
-            TopicPolicy.from_json(json.loads(shared.value)) if shared else None,
-        )
+        return effective(json.loads(own.value) if own else None, json.loads(shared.value) if shared else None)
+
+    async def retention(self, name: TopicName) -> Retention:
+        """What is stored now, whoever changed it."""
+        return (await self._policy(name)).retention
 
     # --- namespaces ---------------------------------------------------------------------------------
 
@@ -365,9 +571,9 @@ class Topics:
     async def bootstrap_namespaces(self, names: Sequence[NamespaceName], policy: TopicPolicy) -> None:
         """Those that must be there; existing ones get the configured policy."""
         for name in {*names, SYSTEM}:
-            value = json.dumps(policy.to_json()).encode()
             key = keys.namespace_policy(name)
             known = await self._metadata.get(key)
+            value = json.dumps(configured(policy, json.loads(known.value) if known else None)).encode()
             if known is None or known.value != value:
                 await self._metadata.transact([], [Put(key, value)])
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,13 +19,13 @@ from pydanube import __version__
 
 if TYPE_CHECKING:
     from pydanube.api.process import Listening
-    from pydanube.config import Config
 
 log = logging.getLogger(__name__)
 
 LISTEN = "Where it listens"
 CLIENTS = "What clients are told"
 CLUSTER = "Cluster (not used by a standalone broker)"
+STORAGE = "History"
 EDGE = "Edge (does not exist yet: refused)"
 LOGS = "Log lines (stderr)"
 
@@ -63,7 +62,7 @@ class Lines(StrEnum):
 def broker(
     mode: Annotated[
         str | None,
-        typer.Option(help="standalone: one broker, nothing else needed. cluster: needs --config-file."),
+        typer.Option(help="standalone: one broker, nothing else needed. cluster: several, see below."),
     ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where everything is kept; made if it is missing.", show_default="./danube-data")
@@ -121,6 +120,50 @@ def broker(
         str | None, typer.Option(metavar="A,B,C", help="The first members.", rich_help_panel=CLUSTER)
     ] = None,
     join: Annotated[bool, typer.Option("--join", help="Join a cluster that runs.", rich_help_panel=CLUSTER)] = False,
+    etcd: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT,…",
+            help="An etcd that is there already, instead of --seed-nodes.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None,
+    registration_ttl: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="A broker that is silent for so long loses its topics. The same on every broker.",
+            show_default="32",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None,
+    shutdown_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="How long SIGTERM may take to hand topics over.",
+            show_default="30",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None,
+    storage_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where history is kept: file:///dir, s3://bucket/prefix, gs://… or az://….",
+            show_default="a directory beside the log",
+            rich_help_panel=STORAGE,
+        ),
+    ] = None,
+    upload_interval: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="How often new messages go to the object store.",
+            show_default="30",
+            rich_help_panel=STORAGE,
+        ),
+    ] = None,
     edge_config: Annotated[Path | None, typer.Option(help="Edge mode's settings.", rich_help_panel=EDGE)] = None,
     edge_token: Annotated[str | None, typer.Option(help="Edge mode's token.", rich_help_panel=EDGE)] = None,
     log_level: Annotated[Level, typer.Option(case_sensitive=False, rich_help_panel=LOGS)] = Level.info,
@@ -146,23 +189,20 @@ def broker(
         raft_addr=raft_addr,
         seed_nodes=seed_nodes,
         join=join,
+        etcd=etcd,
+        registration_ttl=registration_ttl,
+        shutdown_timeout=shutdown_timeout,
+        storage_url=storage_url,
+        upload_interval=upload_interval,
         edge_config=edge_config,
         edge_token=edge_token,
     )
     configure_logging(level=log_level.value, as_json=log_format is Lines.json)
     config = load(flags)
-    for warning in (*config.warnings, *_not_yet(config)):
+    for warning in config.warnings:
         log.warning("configuration", extra={"warning": warning})
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(serve(config, _print_banner))
-
-
-def _not_yet(config: Config) -> Iterator[str]:
-    """Settings that are good and have nobody to use them in this version."""
-    if config.storage.url is not None:
-        yield "storage has no effect yet: messages stay in the data directory, there is no cloud tier"
-    if config.storage.local_retention_seconds is not None or config.storage.local_retention_bytes is not None:
-        yield "storage.local_retention has no effect yet: messages are kept until their topic is deleted"
 
 
 def _print_banner(at: Listening) -> None:
@@ -172,9 +212,10 @@ def _print_banner(at: Listening) -> None:
         "admin": f"http://{at.admin_addr}",
         "metrics": f"http://{at.metrics_addr}/metrics",
         "data": str(at.data_dir.absolute()),
+        "history": at.storage,
         "topics": f"{at.topics} open" + (f", {at.unopened} NOT open: see the log" if at.unopened else ""),
     }
-    print(f"PyDanube {__version__}, standalone broker {at.broker_id}, is ready.\n")
+    print(f"PyDanube {__version__}, {at.mode} broker {at.broker_id}, is ready.\n")
     for name, text in lines.items():
         print(f"  {name:<9}{text}")
     print("\nCtrl-C stops it.", flush=True)

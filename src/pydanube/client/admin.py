@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pydanube.client.connection import Brokers, patiently
 from pydanube.client.link import Link
-from pydanube.client.messages import OFFSET, Lag, Located, Place, TopicInfo, place_of, with_offsets
+from pydanube.client.messages import OFFSET, Lag, Located, Place, StorageInfo, TopicInfo, place_of, with_offsets
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.errors import Refused, TopicExists, TopicUnknown, Unreachable
 from pydanube.log.batch import ENVELOPE, Batch, decode, load
@@ -34,16 +34,21 @@ class Fetch:
         self._timeout = timeout
 
     async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
+        async for at, end, batches in self.stored():
+            for batch in batches:
+                rows = _rows_between(batch, at, end)
+                if rows.num_rows:
+                    yield rows
+
+    async def stored(self) -> AsyncIterator[tuple[int, int, list[Batch]]]:
+        """Batches as the log has them, with the range [first, end) that is meant: they may reach beyond it."""
         at, end = self._start, self._end
         while end is None or at < end:
             request = pb.Fetch(topic=self._topic, start=at, end=end, bytes_max=FETCH_BYTES)
             frame = await self._admin.call(self._topic, pb.Command(fetch=request), "fetched", self._timeout)
             fetched = frame.command.fetched
             end = fetched.head if end is None else min(end, fetched.head)
-            for batch in _batches(frame.body):
-                rows = _rows_between(batch, at, end)
-                if rows.num_rows:
-                    yield rows
+            yield at, end, list(_batches(frame.body))
             if fetched.next_offset <= at:
                 return  # there is nothing, and there will not be
             at = fetched.next_offset
@@ -150,6 +155,11 @@ class Admin:
         describe = pb.DescribeTopic(topic=TopicName(topic))
         frame = await self.call(topic, pb.Command(describe_topic=describe), "topic_info", timeout)
         return TopicInfo.of(frame.command.topic_info)
+
+    async def describe_storage(self, topic: str, timeout: float | None) -> StorageInfo:
+        describe = pb.DescribeStorage(topic=TopicName(topic))
+        frame = await self.call(topic, pb.Command(describe_storage=describe), "storage_info", timeout)
+        return StorageInfo.of(frame.command.storage_info)
 
     async def list_topics(self, namespace: str | None, timeout: float | None) -> list[str]:
         found: list[str] = []

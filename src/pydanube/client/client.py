@@ -13,8 +13,9 @@ from pydanube.client.connection import Brokers, addresses_of, patiently
 from pydanube.client.consumer import Consumer
 from pydanube.client.drafts import ProducerSettings
 from pydanube.client.incoming import ConsumerSettings
-from pydanube.client.messages import TYPES, Lag, Located, Place, SubscriptionType, TopicInfo, place_of
+from pydanube.client.messages import TYPES, Lag, Located, Place, StorageInfo, SubscriptionType, TopicInfo, place_of
 from pydanube.client.producer import Producer
+from pydanube.client.publisher import Publisher
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.errors import ConfigError, TopicUnknown
 
@@ -218,6 +219,11 @@ class Client:
             raise ConfigError("start", start, "0 <= start <= end")
         return Fetch(self._admin, TopicName(topic), start, end, self.timeout if timeout is None else timeout)
 
+    def publisher(self, topic: str, name: str) -> Publisher:
+        """Stores batches that are encoded already, for those who can tell afterwards which of them arrived."""
+        _check_name("name", name)
+        return Publisher(self._brokers, TopicName(topic), name, self.timeout)
+
     # --- topics -------------------------------------------------------------------------------------
 
     async def create_topic(
@@ -252,6 +258,10 @@ class Client:
 
     async def describe_topic(self, topic: str, *, timeout: float | None = None) -> TopicInfo:
         return await self._admin.describe_topic(topic, timeout)
+
+    async def describe_storage(self, topic: str, *, timeout: float | None = None) -> StorageInfo:
+        """Which objects hold a topic's history, and which offsets nobody has. Of a partition, not of its base."""
+        return await self._admin.describe_storage(topic, timeout)
 
     async def list_topics(self, namespace: str | None = None, *, timeout: float | None = None) -> list[str]:
         """All topics, or those of one namespace, by name."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pydanube.client.messages import Receipt
-from pydanube.log.batch import Batch, columns_of, encode
+from pydanube.log.batch import Batch, encode_columns
 
 MESSAGE_OVERHEAD_BYTES: Final = 64  # what a message without a payload takes, about
 
@@ -48,15 +48,12 @@ class Draft:
 
     def encode(self, topic: str, settings: ProducerSettings, producer_id: int, session: int, sequence: int) -> Batch:
         """Raises InvalidBatch."""
-        rows = columns_of(
+        return encode_columns(
             self.payloads,
             memoryview(self.times).cast("B"),
             keys=self.keys,
             producer_name=settings.name,
             attributes=self.attributes,
-        )
-        return encode(
-            rows,
             topic=topic,
             producer_id=producer_id,
             session=session,

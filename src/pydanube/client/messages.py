@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from pydanube.core.tiers import Descriptor
 from pydanube.errors import ConfigError
 from pydanube.log.batch import Batch, decode
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -295,6 +296,36 @@ class TopicInfo(NamedTuple):
             info.subscriptions,
             info.producers,
             info.consumers,
+        )
+
+
+class StorageInfo(NamedTuple):
+    """Where a topic's messages are. Ranges are half-open; what is in none of them is in the broker's log only."""
+
+    topic: str
+    first_offset: int
+    head: int
+    url: str | None  # of the object store; None: the broker has none
+    history_version: int
+    objects: Sequence[Descriptor]
+    manifest: str | None  # the object that names older ones
+    manifest_crc: int  # of its bytes; 0: not known
+    orphans: Sequence[tuple[int, int]]
+    voids: Sequence[tuple[int, int]]
+
+    @classmethod
+    def of(cls, info: pb.StorageInfo) -> StorageInfo:
+        return cls(
+            info.topic,
+            info.first_offset,
+            info.head,
+            info.storage_url or None,
+            info.history_version,
+            [Descriptor.from_bytes(each) for each in info.descriptors],
+            info.manifest or None,
+            info.manifest_crc,
+            list(zip(info.orphans[::2], info.orphans[1::2], strict=True)),
+            list(zip(info.voids[::2], info.voids[1::2], strict=True)),
         )
 
 

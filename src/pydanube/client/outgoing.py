@@ -5,7 +5,8 @@
 
 *Natural batching.* While fewer than EAGER batches are in flight, whatever is there goes out at the end of the loop's
 turn; otherwise it waits for an answer, or for the draft to be full. A busy producer so makes large batches and an idle
-one waits for nobody. Two in flight, not one: the broker has the next batch when it has written the one before.
+one waits for nobody. Two in flight, not one: the broker has the next batch when it has written the one before. Whoever
+sends one message at a time does not even wait for the end of the turn.
 
 *Order.* The rules are docs/protocol.md §5. The broker answers in the order in which it was asked, so the first error
 among the answers is the cause, and every later one its consequence. Nothing is sent between that error and the last
@@ -77,6 +78,7 @@ class ProducerLane(Lane):
         self._paused = False  # until the broker may have recovered
         self._encoding: Draft | None = None  # by another thread; nothing is sent meanwhile
         self._is_scheduled = False
+        self._is_serial = False  # the last batch had one message, and nothing came while it was on its way
         self._is_forced = False
         self._linger_timer: asyncio.TimerHandle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
@@ -97,9 +99,12 @@ class ProducerLane(Lane):
             raise self.failure
         draft = self._draft
         row = len(draft.payloads)
+        at_once = False
         if row == 0:
             draft.begun_at = self._loop.time()
-            self._schedule()
+            at_once = self._is_serial and not self._queue and not self._is_scheduled
+            if not at_once:
+                self._schedule()
         elif draft.size + size > self._settings.batch_bytes:
             draft = self._rotate()
             row = 0
@@ -120,6 +125,8 @@ class ProducerLane(Lane):
                 self._watch_deadlines()
         if row + 1 >= self._settings.batch_messages:
             self._rotate()
+        if at_once:
+            self._pump()
 
     def _rotate(self) -> Draft:
         """The draft is full: it goes out as soon as there may be one more in flight."""
@@ -242,6 +249,7 @@ class ProducerLane(Lane):
             batch = self._renumbered(batch)
         if self._session:
             self._next_sequence += header.rows
+        self._is_serial = header.rows == 1 and not self._queue
         self._queue.append(Outgoing(batch, draft))
 
     def _renumbered(self, batch: Batch) -> Batch:

@@ -18,9 +18,11 @@ from typing import Any, Final, Literal, TypeAlias, cast
 from pydanube.config import keys
 from pydanube.config.keys import HIDDEN, Values
 from pydanube.core.lag import Heartbeat
+from pydanube.core.lifecycle import TTL_SECONDS
 from pydanube.core.names import NamespaceName
 from pydanube.core.policies import MIB, UNLIMITED, TopicPolicy
 from pydanube.core.roster import UNACKED_MAX_DEFAULT
+from pydanube.core.tiers import Retention, TierConfig
 from pydanube.errors import ConfigError
 
 Mode: TypeAlias = Literal["cluster", "standalone"]
@@ -29,6 +31,7 @@ HEARTBEAT: Final = Heartbeat()
 DATA_DIR: Final = Path("danube-data")
 ANY_HOST: Final = ("0.0.0.0", "[::]")
 DURABLE: Final = "storage.durable."
+TIER: Final = TierConfig()
 SCHEMES: Final = {"s3": "s3", "gcs": "gs", "azblob": "az"}
 
 
@@ -51,6 +54,11 @@ class Flags:
     raft_addr: str | None = None
     seed_nodes: str | None = None
     join: bool = False
+    etcd: str | None = None
+    registration_ttl: float | None = None
+    shutdown_timeout: float | None = None
+    storage_url: str | None = None
+    upload_interval: float | None = None
     edge_config: Path | None = None
     edge_token: str | None = field(default=None, repr=False)
 
@@ -82,23 +90,26 @@ class DispatchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig:
-    """`url` is where the cloud tier keeps objects; None: messages stay on the broker's disk."""
+    """`url` is where the cloud tier keeps objects. None: a directory beside the log, which a cluster cannot have."""
 
     url: str | None = None
     options: Mapping[str, object] = field(default_factory=dict, repr=False)  # credentials among them
     segment_bytes: int = 64 * MIB
     segment_seconds: int = 24 * 3600
-    local_retention_seconds: int | None = None
-    local_retention_bytes: int | None = None
-    local_retention_check_seconds: int = 5 * 60
+    tier: TierConfig = TIER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
+    """Metadata is in the etcd that `etcd` names, or in members that brokers run beside themselves (`seed_nodes`)."""
+
     cluster_name: str = "standalone"
     raft_addr: str = "127.0.0.1:7650"  # where members of the metadata store talk to each other
     seed_nodes: tuple[str, ...] = ()
     join: bool = False
+    etcd: tuple[str, ...] = ()
+    ttl_seconds: float = TTL_SECONDS
+    shutdown_seconds: float = 30.0  # for sealing topics at the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +145,10 @@ def load(flags: Flags) -> Config:
     """Raises ConfigError, which names the key or flag, its value and what is allowed."""
     mode = _mode(flags)
     values, warnings = keys.read(flags.config_file)
-    if mode == "cluster" and "cluster_name" not in values:
-        raise ConfigError("cluster_name", None, "a cluster needs a name, the same on every broker")
     broker = _broker(flags, values)
+    storage, cluster = _storage(flags, values), _cluster(flags, values)
+    if mode == "cluster":
+        _check_cluster(storage, cluster)
     return Config(
         mode=mode,
         data_dir=flags.data_dir or values.take("storage.local_wal_root", DATA_DIR),
@@ -146,8 +158,8 @@ def load(flags: Flags) -> Config:
             heartbeat=values.take("dispatch.heartbeat_interval", HEARTBEAT),
         ),
         policies=_policies(mode, values),
-        storage=_storage(values),
-        cluster=_cluster(flags, values),
+        storage=storage,
+        cluster=cluster,
         load_manager=_load_manager(values),
         warnings=(*warnings, *_warnings(mode, flags, values, broker)),
     )
@@ -163,11 +175,9 @@ def _mode(flags: Flags) -> Mode:
         if given is not None:
             raise ConfigError(flag, HIDDEN, "edge mode does not exist; leave the flag out")
     if flags.mode is None and flags.config_file is None:
-        raise ConfigError("--mode", None, "standalone, or cluster with a --config-file")
+        raise ConfigError("--mode", None, "standalone, or cluster")
     if flags.mode not in (None, "cluster", "standalone"):
         raise ConfigError("--mode", flags.mode, "standalone or cluster")
-    if flags.mode == "cluster" and flags.config_file is None:
-        raise ConfigError("--config-file", None, "a cluster needs one; --mode standalone does not")
     return "standalone" if flags.mode == "standalone" else "cluster"
 
 
@@ -213,10 +223,50 @@ def _policies(mode: Mode, values: Values) -> TopicPolicy:
     return TopicPolicy.from_json(given)
 
 
-def _storage(values: Values) -> StorageConfig:
+def _check_cluster(storage: StorageConfig, cluster: ClusterConfig) -> None:
+    if storage.url is None:
+        raise ConfigError(
+            "--storage-url",
+            None,
+            "a cluster needs one object store that all its brokers reach, for example s3://bucket/prefix: "
+            "history in a directory of one broker would be lost to the others when a topic moves",
+        )
+    if not cluster.etcd and not cluster.seed_nodes:
+        raise ConfigError(
+            "--seed-nodes",
+            None,
+            "name the brokers that keep the metadata, by their --raft-addr, or an etcd with --etcd host:port",
+        )
+    if cluster.etcd and cluster.seed_nodes:
+        raise ConfigError("--etcd", ",".join(cluster.etcd), "either --etcd or --seed-nodes, not both")
+
+
+def _tier(flags: Flags, values: Values) -> TierConfig:
+    defaults = TIER
+    return TierConfig(
+        upload_seconds=(
+            flags.upload_interval
+            if flags.upload_interval is not None
+            else values.take("storage.upload.interval_seconds", defaults.upload_seconds)
+        ),
+        object_bytes=values.take("storage.upload.max_mb", defaults.object_bytes),
+        local=Retention(
+            seconds=values.take("storage.local_retention.time_minutes", defaults.local.seconds),
+            size_bytes=values.take("storage.local_retention.size_mb", defaults.local.size_bytes),
+        ),
+        retention_check_seconds=values.take(
+            "storage.local_retention.check_interval_minutes", defaults.retention_check_seconds
+        ),
+    )
+
+
+def _storage(flags: Flags, values: Values) -> StorageConfig:
     defaults = StorageConfig()
+    url = _storage_url(values)
+    if flags.storage_url is not None:
+        url = keys.storage_url("--storage-url", flags.storage_url)
     return StorageConfig(
-        url=_storage_url(values),
+        url=url,
         options={
             key.removeprefix(DURABLE): value
             for key, value in values.items()
@@ -224,11 +274,7 @@ def _storage(values: Values) -> StorageConfig:
         },
         segment_bytes=values.take("storage.wal.rotation.max_bytes", defaults.segment_bytes),
         segment_seconds=values.take("storage.wal.rotation.max_hours", defaults.segment_seconds),
-        local_retention_seconds=values.take("storage.local_retention.time_minutes", None),
-        local_retention_bytes=values.take("storage.local_retention.size_mb", None),
-        local_retention_check_seconds=values.take(
-            "storage.local_retention.check_interval_minutes", defaults.local_retention_check_seconds
-        ),
+        tier=_tier(flags, values),
     )
 
 
@@ -262,12 +308,30 @@ def _cluster(flags: Flags, values: Values) -> ClusterConfig:
     if flags.seed_nodes is not None:
         key = "--seed-nodes"
         nodes = tuple(node.strip() for node in flags.seed_nodes.split(",") if node.strip())
+    etcd: tuple[str, ...] = values.take("meta_store.etcd", ())
+    if flags.etcd is not None:
+        etcd = tuple(node.strip() for node in flags.etcd.split(",") if node.strip())
+    defaults = ClusterConfig()
     return ClusterConfig(
-        cluster_name=values.take("cluster_name", ClusterConfig().cluster_name),
+        cluster_name=values.take("cluster_name", defaults.cluster_name),
+        etcd=tuple(keys.address("--etcd", node.partition("://")[2] or node) for node in etcd),
+        ttl_seconds=_seconds("--registration-ttl", flags.registration_ttl, 1.0, values, "meta_store.ttl_seconds")
+        or defaults.ttl_seconds,
+        shutdown_seconds=_seconds("--shutdown-timeout", flags.shutdown_timeout, 0.0, values, "broker.shutdown_seconds")
+        or defaults.shutdown_seconds,
         raft_addr=_listen("--raft-addr", flags.raft_addr, "raft", 7650, values),
         seed_nodes=tuple(keys.address(key, node.partition("://")[2] or node) for node in nodes),
         join=flags.join,
     )
+
+
+def _seconds(flag: str, given: float | None, lowest: float, values: Values, key: str) -> float | None:
+    if given is None:
+        found: int | None = values.take(key, None)
+        return None if found is None else float(found)
+    if given < lowest:
+        raise ConfigError(flag, given, f"{lowest:g} seconds or more")
+    return given
 
 
 def _load_manager(values: Values) -> LoadManagerConfig:

@@ -1,12 +1,14 @@
 """Every key in the metadata store, on one page. Values are JSON unless noted.
 
     /cluster/name/<cluster>                                      null
+    /cluster/id                                                  text: which store belongs to which cluster
     /cluster/leader                                              broker id, leased
     /cluster/register/<broker>                                   addresses, leased: this broker is alive
     /cluster/brokers/<broker>/state                              {mode, reason}
     /cluster/brokers/<broker>/<ns>/<topic>                       null: this broker serves the topic
     /cluster/unassigned/<ns>/<topic>                             null | {reason, from_broker, to}
-    /cluster/lost/<broker>                                       the session that the leader declared dead
+    /cluster/lost/<broker>                                       {session} that the leader declared dead
+    /cluster/rescues/<ns>/<topic>/<epoch, 20 digits>              {broker, objects, end, damaged}: a lost epoch, brought
     /cluster/load/<broker>                                       load report
     /cluster/rebalancing_history/<timestamp>                     one move
 
@@ -15,6 +17,7 @@
 
     /topics/<ns>/<topic>                                         null: the topic exists
     /topics/<ns>/<topic>/delivery                                "Reliable" | "NonReliable"
+    /topics/<ns>/<topic>/on_crash                                "wait": only the broker that has its log may serve it
     /topics/<ns>/<topic>/policy | schema | schema_subject | schema_config
     /topics/<ns>/<topic>/producers/<producer>                    producer registration
     /topics/<ns>/<topic>/subscriptions/<sub>                     {subscription_name, subscription_type, ...}
@@ -64,8 +67,10 @@ Prefix = NewType("Prefix", str)  # to list or to watch
 OFFSET_DIGITS: Final = 20  # so that keys sort as offsets do
 
 LEADER: Final = Key("/cluster/leader")
+CLUSTER_ID: Final = Key("/cluster/id")
 NEXT_SCHEMA_ID: Final = Key("/schemas/_global/next_schema_id")
 
+CLUSTER: Final = Prefix("/cluster/")  # everything that brokers agree on; no cursor and no descriptor is below it
 REGISTRATIONS: Final = Prefix("/cluster/register/")
 BROKERS: Final = Prefix("/cluster/brokers/")
 UNASSIGNED: Final = Prefix("/cluster/unassigned/")
@@ -131,6 +136,14 @@ def lost(broker: BrokerId) -> Key:
     return Key(f"{LOST}{broker}")
 
 
+def broker_of_lost(key: str) -> BrokerId | None:
+    return _broker(_tail(key, LOST, 1))
+
+
+def rescue(topic: TopicName, epoch: int) -> Key:
+    return Key(f"/cluster/rescues{topic}/{epoch:0{OFFSET_DIGITS}}")
+
+
 def load(broker: BrokerId) -> Key:
     return Key(f"{LOADS}{broker}")
 
@@ -141,6 +154,11 @@ def broker_of_load(key: str) -> BrokerId | None:
 
 def rebalancing(timestamp_ms: int) -> Key:
     return Key(f"{REBALANCING_HISTORY}{timestamp_ms:0{OFFSET_DIGITS}}")
+
+
+def time_of_rebalancing(key: str) -> int | None:
+    tail = _tail(key, REBALANCING_HISTORY, 1)
+    return int(tail[0]) if tail and len(tail[0]) == OFFSET_DIGITS and tail[0].isdecimal() else None
 
 
 # --- namespaces ---------------------------------------------------------------------------------------
@@ -192,6 +210,10 @@ def topic_of(key: str) -> TopicName | None:
 
 def delivery(name: TopicName) -> Key:
     return Key(f"/topics{name}/delivery")
+
+
+def on_crash(name: TopicName) -> Key:
+    return Key(f"/topics{name}/on_crash")
 
 
 def topic_policy(name: TopicName) -> Key:

@@ -116,9 +116,13 @@ def beat(standing: Standing, heartbeat: Heartbeat, now: float, *, new_history: b
     return Beat(heartbeat.polls and undispatched and standing.has_room and not (stopped or limited), lag)
 
 
-def explain(standing: Standing, now: float) -> str:
-    """Why the subscription is, or is not, receiving: one sentence, the first cause that applies."""
-    return _cause(standing, now) + "."
+def explain(standing: Standing, now: float, *, expired: int = 0) -> str:
+    """Why the subscription is, or is not, receiving: one sentence, the first cause that applies.
+
+    `expired`: so many messages were removed by retention before they were acknowledged.
+    """
+    skipped = f"; retention removed {_messages(expired)} before they were acknowledged" if expired else ""
+    return _cause(standing, now) + skipped + "."
 
 
 def _cause(s: Standing, now: float) -> str:

@@ -33,6 +33,7 @@ class Owner:
     start_offset: int
     released: bool = False
     deleted: bool = False
+    created: int = 0  # the epoch in which the topic of this name was made; what is older was another's
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -44,7 +45,10 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """How an owner left the topic. `last_committed_offset` is -1 if it has no message."""
+    """How an owner left the topic. `last_committed_offset` is -1 if it has no message.
+
+    `sessions` is the state of idempotent producers (core/sessions.py) in base64, `append_time` of the last batch.
+    """
 
     sealed: bool = True
     last_committed_offset: int
@@ -52,6 +56,8 @@ class Seal:
     broker_id: int
     timestamp: int
     epoch: int
+    append_time: int = 0
+    sessions: str = ""
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -59,6 +65,53 @@ class Seal:
     @classmethod
     def from_bytes(cls, value: bytes) -> Self:
         return cls(**_known(cls, value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orphan:
+    """Offsets [start, end) that a lost owner may have given out: only its disk knows. `start` is in the key."""
+
+    start: int
+    end: int
+    broker_id: int
+    epoch: int
+
+    def to_bytes(self) -> bytes:
+        return json.dumps({"end": self.end, "broker": self.broker_id, "epoch": self.epoch}).encode()
+
+    @classmethod
+    def from_bytes(cls, start: int, value: bytes) -> Self:
+        fields: Mapping[str, Any] = json.loads(value)
+        return cls(start=start, end=int(fields["end"]), broker_id=int(fields["broker"]), epoch=int(fields["epoch"]))
+
+
+def void_to_bytes(end: int, why: str) -> bytes:
+    return json.dumps({"end": end, "why": why}).encode()
+
+
+def void_end(value: bytes) -> int:
+    return int(json.loads(value)["end"])
+
+
+def orphan_left(
+    owner: Owner | None, seal: Seal | None, reserved_end: int | None, covered_end: int, *, broker_id: int
+) -> Orphan | None:
+    """What the claim of `broker_id` leaves behind on the disk of the owner before it; None if nothing is in doubt.
+
+    `covered_end` is where objects, orphans and voids end together: below it every offset has its place already. What
+    the owner sealed is in the store, and what this very broker had is on its own disk.
+    """
+    if owner is None or owner.deleted or owner.broker_id == broker_id or is_sealed(owner, seal):
+        return None
+    end = max(reserved_end or 0, owner.start_offset)
+    if covered_end >= end:
+        return None
+    return Orphan(start=covered_end, end=end, broker_id=owner.broker_id, epoch=owner.epoch)
+
+
+def is_sealed(owner: Owner, seal: Seal | None) -> bool:
+    """Whether the seal is of the epoch that the owner key shows released. An older one says nothing."""
+    return owner.released and seal is not None and seal.epoch == owner.epoch
 
 
 def _known(kind: type[Owner] | type[Seal], value: bytes) -> dict[str, Any]:
@@ -95,7 +148,7 @@ def start_of_epoch(
     if owner is None or owner.deleted:
         # A topic that was deleted begins anew: its old epochs are gone from every disk that matters.
         return Start(0 if owner is None else None, 0)
-    if owner.released and seal is not None and seal.epoch == owner.epoch:
+    if seal is not None and is_sealed(owner, seal):
         return Start(max(seal.next_offset, described_end), seal.next_offset)
     if owner.broker_id == broker_id:
         return Start(None, max(owner.start_offset, described_end))

@@ -1,7 +1,8 @@
-"""What is fixed or limited for a topic: its kind, and seven numbers, 0 for "no limit".
+"""What is fixed or limited for a topic: its kind, and some numbers, 0 for "no limit".
 
-A topic's own policy wins over its namespace's as a whole, as in the reference. `0 = unlimited` is the stored
-form; code asks `allows_*` and never compares with zero itself.
+A topic's own policy wins over its namespace's in every field that it has. One that the reference has written has all
+limits, so it wins as a whole; one that only sets retention leaves the limits to the namespace. `0 = unlimited` is the
+stored form; code asks `allows_*` and never compares with zero itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Final, Self
 
+from pydanube.core.tiers import Retention
 from pydanube.errors import ConfigError
 
 
@@ -45,6 +47,8 @@ class TopicPolicy:
     max_publish_rate: int = 0  # messages per second
     max_subscription_dispatch_rate: int = 0  # messages per second
     max_message_size: int = 10 * MIB  # bytes
+    retention_minutes: int = 0  # history that is older goes; 0: never
+    retention_mb: int = 0  # history beyond this size goes, oldest first; 0: never
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -60,6 +64,15 @@ class TopicPolicy:
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
+
+    def limits(self) -> dict[str, int]:
+        """The reference's seven, without what is ours."""
+        return {name: value for name, value in asdict(self).items() if name.startswith("max_")}
+
+    @property
+    def retention(self) -> Retention:
+        """When history may be forgotten, in the terms of the cloud tier."""
+        return Retention(seconds=self.retention_minutes * 60.0 or None, size_bytes=self.retention_mb * MIB or None)
 
     def allows_producer(self, present: int) -> bool:
         return _below(present, self.max_producers_per_topic)
@@ -81,9 +94,27 @@ class TopicPolicy:
 UNLIMITED: Final = TopicPolicy(max_message_size=0)  # standalone, and namespaces made by an administrator
 
 
-def effective(topic: TopicPolicy | None, namespace: TopicPolicy | None) -> TopicPolicy:
-    """The policy that applies: the topic's, else the namespace's, else no limits."""
-    return topic or namespace or UNLIMITED
+def effective(topic: Mapping[str, object] | None, namespace: Mapping[str, object] | None) -> TopicPolicy:
+    """The policy that applies, from what is stored: the topic's fields, else the namespace's, else no limits."""
+    if topic is None and namespace is None:
+        return UNLIMITED
+    return TopicPolicy.from_json({**(namespace or {}), **(topic or {})})
+
+
+RETENTION: Final = ("retention_minutes", "retention_mb")
+RETENTION_SET: Final = "retention_set"  # beside a namespace's policy: an operator chose its retention
+
+
+def configured(policy: TopicPolicy, stored: Mapping[str, object] | None) -> dict[str, object]:
+    """What to store for a namespace that the configuration names.
+
+    The configuration's limits; but a retention that an operator has set stays, or a restart would bring back an older
+    one and history that was to be kept would go.
+    """
+    if stored is None or not stored.get(RETENTION_SET):
+        return dict(policy.to_json())
+    chosen = {name: stored[name] for name in (*RETENTION, RETENTION_SET) if name in stored}
+    return {**policy.to_json(), **chosen}
 
 
 def _below(present: int, limit: int) -> bool:

@@ -133,6 +133,23 @@ class Sessions:
 
     # --- snapshots, kept in segment headers ----------------------------------------------------------
 
+    def to_bytes_below(self, size_max_bytes: int) -> bytes:
+        """As `to_bytes`, without the producers that opened their session longest ago if all are too many.
+
+        A producer that is left out begins anew where it stands, if whoever reads this adopts what it does not know.
+        """
+        whole = self.to_bytes()
+        if len(whole) <= size_max_bytes:
+            return whole
+        newest: dict[int, Producer] = {}
+        size = 0
+        for producer_id, producer in sorted(self._producers.items(), key=lambda item: -item[1].session):
+            size += _PRODUCER.size + len(producer.recent) * _STORED.size
+            if size > size_max_bytes:
+                break
+            newest[producer_id] = producer
+        return Sessions(newest).to_bytes()
+
     def to_bytes(self) -> bytes:
         parts = []
         for producer_id, producer in sorted(self._producers.items()):

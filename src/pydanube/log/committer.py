@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from pydanube.core.sessions import Producer, Sessions, Stored
-from pydanube.errors import DanubeError, DiskFailed, DiskFull, LogClosed, LogStopped, Refused, SessionUnknown
+from pydanube.errors import DanubeError, DiskFailed, DiskFull, LogClosed, LogStopped, NotServed, Refused, SessionUnknown
 from pydanube.log.batch import Batch, stamp
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.journal import (
@@ -185,6 +185,7 @@ class Committer:
         self._full_until = 0.0
         self._full: DiskFull | None = None
         self.stopped: LogStopped | None = None
+        self.may_answer: Callable[[], bool] = lambda: True  # asked between sync and acknowledgement
         self.pending_bytes = 0
         self.groups = 0
         self.journaled_groups = 0
@@ -241,6 +242,11 @@ class Committer:
     async def next_group(self) -> None:
         """Returns after the group that is being written, or the next one, is decided."""
         await self._decided.wait()
+
+    async def barrier(self) -> None:
+        """Returns when the group that is being written now, if any, is decided."""
+        async with self._exclusive:
+            pass
 
     async def retire_all(self) -> None:
         """Every journal is emptied into the segments and removed."""
@@ -314,7 +320,8 @@ class Committer:
                     self._refuse(part, LogStopped(str(error)))
             raise
         batches, size = sum(len(part.batches) for part in parts), sum(part.size for part in parts)
-        self._observe(batches, size, self._clock.elapsed() - began)
+        # Soon: whoever waits for a receipt was called before, and is not kept waiting for our numbers.
+        asyncio.get_running_loop().call_soon(self._observe, batches, size, self._clock.elapsed() - began)
 
     async def _prepare_segments(self, logs: Sequence[Committed]) -> None:
         """Every log with something to write has a segment with room. One that cannot get one is refused."""
@@ -407,8 +414,10 @@ class Committer:
                 if stored is not None:
                     if stored.base_offset >= of.head:  # still in this group: its fate is shared
                         part.done.append((done, stored.base_offset, True))
-                    else:
+                    elif self.may_answer():
                         done.set_result(Receipt(stored.base_offset, stored.epoch, of.durability, True))
+                    else:
+                        done.set_exception(_fenced(of))
                     continue
                 part.undo.setdefault(producer_id, sessions.get(producer_id))
                 sessions.accepted(
@@ -530,6 +539,8 @@ class Committer:
 
     async def _write_journaled(self, parts: Sequence[Forming]) -> bool:
         """All parts as one record, if that is cheaper than a sync each. False if nothing was done."""
+        if len(parts) == 1:
+            return False  # one sync either way
         entries = []
         total = RECORD_HEADER_SIZE + len(END_OF_RECORDS)
         for part in parts:
@@ -689,8 +700,7 @@ class Committer:
 
     # --- deciding -----------------------------------------------------------------------------------
 
-    @staticmethod
-    def _decide(part: Forming, *, synced: bool) -> None:
+    def _decide(self, part: Forming, *, synced: bool) -> None:
         """The part is safe: it becomes visible, then its producers are told."""
         segment, group = part.log.active, part.group
         assert segment is not None and group is not None
@@ -703,6 +713,10 @@ class Committer:
         segment.filled = max(segment.filled, segment.copied)
         part.log.append_time = part.append_time
         part.log.committed(part.batches, segment)
+        if not self.may_answer():
+            # It is stored, and may turn up later as rescued. Nobody may rely on it, and nobody is told that he can.
+            self._refuse(part, _fenced(part.log))
+            return
         for done, offset, duplicate in part.done:
             if not done.done():  # the caller left; its batch stays
                 done.set_result(Receipt(offset, part.log.epoch, part.log.durability, duplicate))
@@ -757,6 +771,10 @@ class Committer:
         log.warning("disk has room again")
         self._full = None
         return True
+
+
+def _fenced(of: Committed) -> NotServed:
+    return NotServed(of.topic, "this broker's lease was not renewed in time, so another may have it")
 
 
 async def make_ballast(disk: Disk, size_bytes: int) -> None:

@@ -86,6 +86,11 @@ class OverlayDisk:
         self._files[target] = await self._overlaid(source)
         self._files[source] = None
 
+    async def rename_new(self, source: str, target: str) -> None:
+        if await self._exists(target):
+            raise FileExistsError(errno.EEXIST, "the name is taken", target)
+        await self.rename(source, target)
+
     async def remove(self, path: str) -> None:
         self._directories.discard(path)
         self._files[path] = None

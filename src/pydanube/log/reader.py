@@ -174,8 +174,9 @@ class LogReader:
         return LogDamaged(self._log.topic, segment.path, self._position, first, end_offset, why)
 
 
-def first_row_since(batch: Batch, time_us: int) -> int:
-    """The offset of the first row published at or after `time_us`; the batch has one."""
-    late = pc.greater_equal(decode(batch).column(0).view(pa.int64()), time_us)
+def first_row_since(batch: Batch, time_us: int, first: int = 0) -> int | None:
+    """The offset of the first row, from `first` on, that was published at or after `time_us`; None without one."""
+    skipped = max(0, first - batch.header.base_offset)
+    late = pc.greater_equal(decode(batch).column(0).slice(skipped).view(pa.int64()), time_us)
     row: int = pc.index(late, True).as_py()
-    return batch.header.base_offset + row
+    return None if row < 0 else batch.header.base_offset + skipped + row

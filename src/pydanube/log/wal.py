@@ -21,9 +21,9 @@ import contextlib
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from pydanube.core.sessions import Sessions
 from pydanube.errors import (
@@ -94,6 +94,13 @@ class WalConfig:
                 raise ConfigError(f"wal.{name}", getattr(self, name), "0 or more")
 
 
+class HandedOver(NamedTuple):
+    """What an owner tells the next: where producers stand, and when it appended last."""
+
+    sessions: Sessions
+    append_time: int = 0
+
+
 class Wal:
     """A data directory that this process holds."""
 
@@ -146,6 +153,10 @@ class Wal:
     def committer(self) -> Committer:
         return self._committer
 
+    def answer_only_while(self, may_answer: Callable[[], bool]) -> None:
+        """Asked between sync and acknowledgement: a broker whose lease may have run out acknowledges nothing."""
+        self._committer.may_answer = may_answer
+
     async def topic(
         self,
         topic: str,
@@ -155,12 +166,14 @@ class Wal:
         known_end: int = 0,
         durability: str = "fsync",
         adopts_unknown: bool = False,
+        handed_over: HandedOver | None = None,
     ) -> TopicLog:
         """Opens the topic's log for this epoch, which must be greater than any it had.
 
         `start_offset` is where the first batch goes, if somebody else knows; the recovered head else.
         `known_end` is an offset below which everything is known to have existed (a cursor, an uploaded object): a
-        head recovered below it is not believed. `adopts_unknown`: see core.sessions.
+        head recovered below it is not believed. `adopts_unknown`: see core.sessions. `handed_over`: the owner before
+        was another broker, so what this disk knows of producers is out of date.
         """
         if durability not in DURABILITIES:
             raise ConfigError("durability", durability, f"one of {', '.join(DURABILITIES)}")
@@ -181,6 +194,9 @@ class Wal:
             log.error("log damaged", extra={"topic": topic, "damage": str(damage)})
         head = _next_offset(recovered, start_offset, known_end)
         opened = TopicLog(self, recovered, epoch, head, durability)
+        if handed_over is not None:
+            opened.sessions = handed_over.sessions
+            opened.append_time = max(opened.append_time, handed_over.append_time)
         opened.sessions.adopts_unknown |= adopts_unknown
         self._logs[topic] = opened
         if len(self._logs) == MANY_TOPICS:
@@ -196,6 +212,10 @@ class Wal:
                 with contextlib.suppress(FileNotFoundError):
                     await self._disk.sync_directory(directory)
                     self._names_synced.add(directory)
+
+    async def lost_log(self, topic: str) -> ClosedLog:
+        """What this disk has of a topic that is not open here: to be read, never to be added to."""
+        return ClosedLog(await recover_topic(self._disk, self._clock, self._work, topic), self._disk)
 
     async def close(self) -> None:
         """Commits what is queued, finishes every log, empties the journals and lets the directory go.
@@ -260,6 +280,32 @@ async def topics_on(disk: Disk) -> list[str]:
     ]
 
 
+class ClosedLog:
+    """A topic's epochs that were finished or cut off long ago, for reading."""
+
+    def __init__(self, recovered: Recovered, disk: Disk) -> None:
+        self.topic = recovered.topic
+        self.topic_hash = topic_hash(recovered.topic)
+        self.head = recovered.head
+        self.disk = disk
+        self.recovered = recovered
+        self.segments = recovered.segments
+        self.tail = TailCache(0).new_tail()
+
+    def reader(self, offset: int) -> LogReader:
+        return LogReader(self, offset)
+
+    def segment_for(self, offset: int) -> SegmentFile:
+        segment = segment_holding(self.segments, offset)
+        if segment is None:
+            following = min(
+                (each.first_offset for each in self.segments if each.first_offset > offset < each.end_offset),
+                default=self.head,
+            )
+            raise OffsetOutOfRange(self.topic, offset, following, self.head)
+        return segment
+
+
 class TopicLog:
     """One topic's log in one epoch: append at the head, read from anywhere.
 
@@ -279,6 +325,7 @@ class TopicLog:
         self.append_time = newest.append_time
         self.max_publish_time = newest.max_publish_time
         self.reserved_end: int | None = None
+        self.committed_bytes = 0  # by this process, as stored: grows only
         self.sessions: Sessions = newest.sessions
         self.pending: deque[Pending] = deque()
         self.active: SegmentFile | None = None
@@ -323,6 +370,17 @@ class TopicLog:
                 del self._opening[producer_id]
         return session
 
+    async def quiet(self) -> None:
+        """Returns when nothing that was submitted is undecided. Raises LogStopped if nothing will be any more."""
+        while True:
+            while self.pending:
+                if self._committer.stopped is not None:
+                    raise self._committer.stopped
+                await self._committer.next_group()
+            await self._committer.barrier()
+            if not self.pending:
+                return
+
     def reserve(self, end: int) -> None:
         """Offsets below `end` may be given out; batches beyond it wait."""
         self.reserved_end = end
@@ -341,6 +399,7 @@ class TopicLog:
                 self.head = header.base_offset + header.rows
                 if header.max_publish_time > self.max_publish_time:
                     self.max_publish_time = header.max_publish_time
+                self.committed_bytes += header.size_bytes
                 self._cache.add(self.tail, batch, segment)
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
@@ -395,8 +454,8 @@ class TopicLog:
             self._waiters.append(waiter)
             await waiter
 
-    async def offset_at(self, time_us: int) -> int:
-        """The smallest offset that was published at or after `time_us`; the head if there is none."""
+    async def offset_at(self, time_us: int, first: int = 0) -> int:
+        """The smallest offset from `first` on that was published at or after `time_us`; the head if there is none."""
         head = self.head
         if self.max_publish_time < time_us or not self.segments:
             return head
@@ -404,12 +463,14 @@ class TopicLog:
         for segment, following in zip(segments, [*segments[1:], None], strict=True):
             # The running maximum at a segment's end stands in the header of the next.
             latest = following.header.max_publish_time if following else self.max_publish_time
-            if latest >= time_us and segment.end_offset > segment.first_offset:
-                reader = LogReader(self, segment.first_offset)
+            if latest >= time_us and segment.end_offset > max(segment.first_offset, first):
+                reader = LogReader(self, max(segment.first_offset, first))
                 while reader.offset < segment.end_offset:
                     for batch in await reader.read(READ_BYTES):
                         if batch.header.max_publish_time >= time_us:
-                            return first_row_since(batch, time_us)
+                            found = first_row_since(batch, time_us, first)
+                            if found is not None:
+                                return found
         return head
 
     def segment_for(self, offset: int) -> SegmentFile:

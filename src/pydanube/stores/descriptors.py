@@ -38,10 +38,13 @@ class Descriptor:
 
 
 class Descriptors:
-    """A table of at most `descriptors_max` descriptors, and more only while more are in use or unsynced."""
+    """A table of at most `descriptors_max` descriptors, and more only while more are in use or unsynced.
+
+    A table of none looks every name up anew, because other processes may give it to another file at any time.
+    """
 
     def __init__(self, root: str, descriptors_max: int) -> None:
-        assert descriptors_max > 0
+        assert descriptors_max >= 0
         self._root = root
         self._descriptors_max = descriptors_max
         self._lock = threading.Lock()
@@ -54,6 +57,8 @@ class Descriptors:
 
     def acquire(self, path: str) -> Descriptor:
         """Returns the descriptor of an existing file, for use until `release`. Raises OSError."""
+        if not self._descriptors_max:
+            return Descriptor(self._open(path), path, users=1, dropped=True)
         while True:
             with self._lock:
                 descriptor = self._by_path.get(path)
@@ -62,7 +67,7 @@ class Descriptors:
                     self._idle.pop(descriptor, None)
                     return descriptor
                 names_changed = self._names_changed
-            fd = os.open(f"{self._root}/{assert_inside(path)}", os.O_RDWR | os.O_CLOEXEC)
+            fd = self._open(path)
             with self._lock:
                 # If a name was moved or removed meanwhile, this may be the file that had the name before.
                 if names_changed == self._names_changed and path not in self._by_path:
@@ -117,6 +122,9 @@ class Descriptors:
         with self._lock:
             for path in list(self._by_path):
                 self._drop(path)
+
+    def _open(self, path: str) -> int:
+        return os.open(f"{self._root}/{assert_inside(path)}", os.O_RDWR | os.O_CLOEXEC)
 
     # --- with the lock held ---
 

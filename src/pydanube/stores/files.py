@@ -37,6 +37,9 @@ IOV_MAX = os.sysconf("SC_IOV_MAX")  # how many buffers one pwritev takes
 class FileDisk:
     """Files under `root`, which `make_directory("")` makes if it is missing.
 
+    With `descriptors_max` 0 nothing stays open between calls: for directories in which other processes rename and
+    remove. There, only a write with `sync` is sure to hear of its failure.
+
     A cancelled call ends when its thread has ended with it, so no call overlaps the next call of its task.
     """
 
@@ -92,6 +95,9 @@ class FileDisk:
 
     async def rename(self, source: str, target: str) -> None:
         await self._call("rename", source, partial(self._rename, target=target))
+
+    async def rename_new(self, source: str, target: str) -> None:
+        await self._call("rename", target, partial(self._rename_new, source))
 
     async def remove(self, path: str) -> None:
         assert path, "the root stays"
@@ -218,7 +224,11 @@ class FileDisk:
                 missing.append(full)
                 full = os.path.dirname(full)
             for full in reversed(missing):
-                os.mkdir(full, DIRECTORY_MODE)
+                try:
+                    os.mkdir(full, DIRECTORY_MODE)
+                except FileExistsError:
+                    if not os.path.isdir(full):  # else another process made it just now, and may not have synced it
+                        raise
                 try:
                     _sync_directory(os.path.dirname(full))
                 except OSError as error:
@@ -229,6 +239,13 @@ class FileDisk:
     def _rename(self, source: str, target: str) -> None:
         assert not os.path.isdir(self._full(source)), "only files are renamed"
         os.replace(self._full(source), self._full(target))
+        self._descriptors.move(source, target)
+
+    def _rename_new(self, source: str, target: str) -> None:
+        assert not os.path.isdir(self._full(source)), "only files are renamed"
+        # A second name, because link refuses one that is taken: the kernel decides who was first.
+        os.link(self._full(source), self._full(target), follow_symlinks=False)
+        os.unlink(self._full(source))
         self._descriptors.move(source, target)
 
     def _remove(self, path: str) -> None:

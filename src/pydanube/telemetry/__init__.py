@@ -19,22 +19,26 @@ from prometheus_client.metrics_core import Metric
 
 from pydanube.core.lag import Standing
 from pydanube.telemetry.counts import (
+    CloudMetrics,
     Count,
     Histogram,
     Level,
+    MoveMetrics,
     RpcMetrics,
     SubscriptionMetrics,
     TopicMetrics,
     WalMetrics,
 )
 from pydanube.telemetry.lines import JsonLines, TextLines, configure_logging
-from pydanube.telemetry.scrape import Snapshot, SubscriptionNow, TopicNow
+from pydanube.telemetry.scrape import CloudNow, Snapshot, SubscriptionNow, TopicNow
 
 __all__ = [
+    "CloudMetrics",
     "Count",
     "Histogram",
     "JsonLines",
     "Level",
+    "MoveMetrics",
     "RpcMetrics",
     "Snapshot",
     "SubscriptionMetrics",
@@ -53,6 +57,8 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.wal = WalMetrics()
+        self.cloud = CloudMetrics()
+        self.moves = MoveMetrics()
         self._topics: dict[str, TopicMetrics] = {}
         self._subscriptions: dict[tuple[str, str], SubscriptionMetrics] = {}
         self._rpcs: dict[tuple[str, str], RpcMetrics] = {}
@@ -110,6 +116,8 @@ class Telemetry:
             rpcs=[(*key, metrics.ok.value, metrics.errors.value) for key, metrics in self._rpcs.items()],
             wal=(wal.appends.value, wal.append_bytes.value, wal.groups.value),
             group_latency=wal.group_latency.copy(),
+            cloud=CloudNow.of(self.cloud),
+            moves=(dict(self.moves.results), self.moves.pause.copy(), self.moves.fenced.value),
             process=self._process,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -88,6 +88,7 @@ class SubscriptionMetrics:
     nacks: Count = field(default_factory=Count)
     redeliveries: Count = field(default_factory=Count)
     dropped: Count = field(default_factory=Count)  # non-reliable: the consumer's queue was full
+    skipped: Count = field(default_factory=Count)  # removed by retention before they were acknowledged
     consumers: Level = field(default_factory=Level)  # non-reliable; of a reliable one its standing says it
     exhausted: Counter[str] = field(default_factory=Counter)  # failed too often, by poison policy
 
@@ -106,3 +107,39 @@ class WalMetrics:
     append_bytes: Count = field(default_factory=Count)
     groups: Count = field(default_factory=Count)
     group_latency: Histogram = field(default_factory=Histogram)
+
+
+@dataclass(slots=True, eq=False)
+class CloudMetrics:
+    """The cloud tier of all topics.
+
+    `waiting` is asked at each scrape: topics with something to upload, how many offsets, and since how many seconds.
+    """
+
+    objects: Count = field(default_factory=Count)  # uploaded
+    bytes: Count = field(default_factory=Count)  # of them
+    upload_latency: Histogram = field(default_factory=Histogram)  # read, encode, put, read back, describe
+    upload_errors: Count = field(default_factory=Count)
+    merges: Count = field(default_factory=Count)
+    objects_read: Count = field(default_factory=Count)  # whose footer was fetched
+    bytes_read: Count = field(default_factory=Count)
+    errors: Count = field(default_factory=Count)  # objects that could not be read: missing or damaged
+    waiting: Callable[[], tuple[int, int, float]] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class MoveMetrics:
+    """Topics that this broker let go."""
+
+    results: Counter[str] = field(default_factory=Counter)  # ok, error
+    pause: Histogram = field(default_factory=Histogram)  # from the first refused publish to the release
+    fenced: Count = field(default_factory=Count)  # how often this broker was declared lost
+    last_ms: dict[str, float] = field(default_factory=dict)  # of each phase, in the last move
+
+    def count(self, result: str) -> None:
+        self.results[result] += 1
+
+    def finished(self, milliseconds: Mapping[str, float]) -> None:
+        self.results["ok"] += 1
+        self.last_ms = dict(milliseconds)
+        self.pause.observe(sum(ms for name, ms in milliseconds.items() if name not in ("upload", "close")) / 1000)

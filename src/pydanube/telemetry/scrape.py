@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import Metric
 
-from pydanube.telemetry.counts import Buckets, SubscriptionMetrics, TopicMetrics
+from pydanube.telemetry.counts import Buckets, CloudMetrics, SubscriptionMetrics, TopicMetrics
 
 # Attribute, metric without `_total`, help.
 COUNTS: Final = (
@@ -25,6 +25,25 @@ COUNTS: Final = (
     ("nacks", "danube_subscription_nack", "Messages that a consumer refused"),
     ("redeliveries", "danube_subscription_redelivery", "Messages sent again"),
     ("dropped", "danube_subscription_dropped", "Messages of a non-reliable topic for which a consumer had no room"),
+    (
+        "skipped",
+        "danube_subscription_skipped_by_retention",
+        "Messages that retention removed before they were acknowledged",
+    ),
+)
+
+CLOUD_COUNTS: Final = (
+    ("objects", "danube_cloud_upload_objects", "Objects uploaded"),
+    ("bytes", "danube_cloud_upload_bytes", "Bytes of uploaded objects"),
+    ("upload_errors", "danube_cloud_upload_errors", "Uploads that failed and are tried again"),
+    ("merges", "danube_cloud_merges", "Small objects made one"),
+    ("objects_read", "danube_durable_history_segments_read", "Objects opened for reading"),
+    ("bytes_read", "danube_durable_history_read_bytes", "Bytes read from objects"),
+    (
+        "errors",
+        "danube_durable_history_reader_errors",
+        "Objects that are missing or damaged, each time one was asked for",
+    ),
 )
 
 Labels: TypeAlias = tuple[str, ...]
@@ -86,6 +105,19 @@ class SubscriptionNow(NamedTuple):
         )
 
 
+class CloudNow(NamedTuple):
+    """The cloud tier at one moment; `waiting` is None without one."""
+
+    counts: tuple[int, ...]  # as CLOUD_COUNTS lists them
+    upload_latency: Buckets
+    waiting: tuple[int, int, float] | None  # topics, offsets, seconds of the oldest
+
+    @classmethod
+    def of(cls, metrics: CloudMetrics) -> CloudNow:
+        counts = tuple([getattr(metrics, name).value for name, *_ in CLOUD_COUNTS])
+        return cls(counts, metrics.upload_latency.copy(), metrics.waiting() if metrics.waiting else None)
+
+
 class Snapshot(NamedTuple):
     """Nobody changes it, so `collect` and `text` may run in any thread."""
 
@@ -94,6 +126,8 @@ class Snapshot(NamedTuple):
     rpcs: list[tuple[str, str, int, int]]
     wal: tuple[int, int, int]
     group_latency: Buckets
+    cloud: CloudNow
+    moves: tuple[dict[str, int], Buckets, int]
     process: ProcessCollector  # reads the system's numbers when asked
 
     def collect(self) -> Iterator[Metric]:
@@ -179,6 +213,13 @@ class Snapshot(NamedTuple):
         done = [((service, method, "ok"), ok) for service, method, ok, _ in self.rpcs]
         failed = [((service, method, "error"), errors) for service, method, _, errors in self.rpcs]
         yield _counter("danube_broker_rpc", "Calls answered", ("service", "method", "result"), [*done, *failed])
+        yield from self._of_the_cloud()
+        results, pause, fenced = self.moves
+        moved = [((result,), results.get(result, 0)) for result in ("ok", "error")]
+        yield _counter("danube_topic_unload", "Topics that were to be moved away from here", ("result",), moved)
+        yield _counter("danube_broker_fenced", "Times this broker was declared lost", (), [((), fenced)])
+        text = "Milliseconds from the first refused publish of a move to the release of the topic"
+        yield Family("danube_topic_unload_pause_ms", "histogram", text, (), list(_buckets((), pause)))
         appends, append_bytes, groups = self.wal
         if not groups:
             return  # nothing was written yet, or nobody counts: no number is better than a wrong one
@@ -187,6 +228,20 @@ class Snapshot(NamedTuple):
         yield _counter("danube_wal_flush", "Commit groups: one sync for many batches", (), [((), groups)])
         text = "Milliseconds that a commit group took"
         yield Family("danube_wal_flush_latency_ms", "histogram", text, (), list(_buckets((), self.group_latency)))
+
+    def _of_the_cloud(self) -> Iterator[Family]:
+        if self.cloud.waiting is None:
+            return
+        for (_, metric, text), number in zip(CLOUD_COUNTS, self.cloud.counts, strict=True):
+            yield _counter(metric, text, (), [((), number)])
+        topics, offsets, seconds = self.cloud.waiting
+        yield _gauge("danube_cloud_upload_topics_waiting", "Topics with messages not uploaded yet", (), [((), topics)])
+        yield _gauge("danube_cloud_upload_lag_messages", "Messages not uploaded yet", (), [((), offsets)])
+        text = "Seconds since the oldest topic that waits began to wait for its upload"
+        yield _gauge("danube_cloud_upload_lag_seconds", text, (), [((), seconds)])
+        latency = list(_buckets((), self.cloud.upload_latency))
+        text = "Milliseconds that an upload took, until it had its descriptor"
+        yield Family("danube_cloud_upload_latency_ms", "histogram", text, (), latency)
 
 
 def _counter(name: str, text: str, labels: Labels, rows: Rows) -> Family:

@@ -19,7 +19,7 @@ from typing import Self
 from pydanube.api.server import Doors
 from pydanube.broker.service import Broker
 from pydanube.client.thread import LoopThread
-from pydanube.config import BrokerConfig, Config
+from pydanube.config import BrokerConfig, Config, StorageConfig
 
 ANY_PORT = "127.0.0.1:0"
 
@@ -29,11 +29,12 @@ class TestBroker:
 
     __test__ = False  # its name is not that of a test
 
-    def __init__(self, data_dir: Path | str | None = None) -> None:
+    def __init__(self, data_dir: Path | str | None = None, *, storage: StorageConfig | None = None) -> None:
         self.url = ""  # for pydanube.connect
         self.grpc_url = ""  # for the official clients
         self.admin_url = ""  # for danube admin --endpoint
         self.data_dir = None if data_dir is None else Path(data_dir)
+        self._storage = storage or StorageConfig()
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._broker: Broker | None = None
         self._doors: Doors | None = None
@@ -45,7 +46,7 @@ class TestBroker:
             self._directory = tempfile.TemporaryDirectory(prefix="danube-")
             self.data_dir = Path(self._directory.name)
         addresses = BrokerConfig(client_addr=ANY_PORT, admin_addr=ANY_PORT, metrics_addr=ANY_PORT, stream_addr=ANY_PORT)
-        self._broker = await Broker.start(Config(data_dir=self.data_dir, broker=addresses))
+        self._broker = await Broker.start(Config(data_dir=self.data_dir, broker=addresses, storage=self._storage))
         try:
             self._doors = await Doors.open(self._broker)
         except BaseException:

@@ -496,8 +496,18 @@ class ProcessDisk:
             await self._pause()
             disk._sync_directory(parent(ancestor), until)
 
+    async def rename_new(self, source: str, target: str) -> None:
+        await self._pause()
+        self._disk._find(source)
+        if _last(assert_inside(target)) in self._disk._directory(parent(target)):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        self._rename(source, target)
+
     async def rename(self, source: str, target: str) -> None:
         await self._pause()
+        self._rename(source, target)
+
+    def _rename(self, source: str, target: str) -> None:
         disk = self._disk
         file = disk._find(source)
         assert assert_inside(target) not in disk._current, "only files are renamed"

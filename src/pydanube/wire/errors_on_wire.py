@@ -47,6 +47,8 @@ CODES: Final[Mapping[type[DanubeError], pb.Code]] = {
     errors.ProducerExists: pb.PRODUCER_EXISTS,
     errors.LimitReached: pb.LIMIT_REACHED,
     errors.MessageTooLarge: pb.MESSAGE_TOO_LARGE,
+    errors.BrokerUnknown: pb.BROKER_UNKNOWN,
+    errors.MoveRefused: pb.MOVE_REFUSED,
     # time acts
     Unavailable: pb.UNAVAILABLE,
     errors.DiskFull: pb.DISK_FULL,
@@ -67,6 +69,8 @@ CODES: Final[Mapping[type[DanubeError], pb.Code]] = {
     errors.TailUnproven: pb.TAIL_UNPROVEN,
     errors.DirectoryInUse: pb.DIRECTORY_IN_USE,
     errors.FormatTooNew: pb.FORMAT_TOO_NEW,
+    errors.NodeIdInUse: pb.NODE_ID_IN_USE,
+    errors.MoveFailed: pb.MOVE_FAILED,
 }
 KINDS: Final[Mapping[int, type[DanubeError]]] = {int(code): kind for kind, code in CODES.items()}
 FAMILIES: Final[Mapping[int, type[DanubeError]]] = {1: Refused, 2: Unavailable, 3: DataDamaged}

@@ -24,12 +24,14 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeAlias
 
 from pydanube.errors import (
+    BrokerUnknown,
     DanubeError,
     DataDamaged,
     DeliveryMismatch,
     InvalidName,
     LimitReached,
     LogDamaged,
+    MoveRefused,
     NamespaceExists,
     NamespaceNotEmpty,
     NamespaceUnknown,
@@ -101,6 +103,8 @@ STATUS: Final[Table] = {
     OutOfSequence: Code.FAILED_PRECONDITION,
     ProducerFenced: Code.FAILED_PRECONDITION,
     SessionUnknown: Code.NOT_FOUND,
+    BrokerUnknown: Code.NOT_FOUND,
+    MoveRefused: Code.FAILED_PRECONDITION,
     # time acts
     Unavailable: Code.UNAVAILABLE,
     RateLimited: Code.RESOURCE_EXHAUSTED,

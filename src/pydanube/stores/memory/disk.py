@@ -119,6 +119,12 @@ class MemoryDisk:
         del self._contents.files[source]
         self._contents.files[target] = file
 
+    async def rename_new(self, source: str, target: str) -> None:
+        self._file(source)
+        if assert_inside(target) in self._contents.files or target in self._contents.directories:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        await self.rename(source, target)
+
     async def remove(self, path: str) -> None:
         assert assert_inside(path), "the root stays"
         if path in self._contents.directories:

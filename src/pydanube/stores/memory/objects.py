@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from hashlib import blake2b
 
+from pydanube.core.object_keys import check_key
 from pydanube.errors import Conflict
 from pydanube.ports import Buffer, ObjectInfo
 
@@ -16,7 +17,7 @@ class MemoryObjectStore:
         self._objects: dict[str, tuple[ObjectInfo, bytes]] = {}
 
     async def put(self, key: str, data: Sequence[Buffer], *, create: bool = False) -> ObjectInfo:
-        assert key, "an object has a name"
+        check_key(key)
         if create and key in self._objects:
             raise Conflict(key)
         stored = b"".join(data)
@@ -40,11 +41,11 @@ class MemoryObjectStore:
         return _Listing(iter([self._objects[key][0] for key in keys]))
 
     async def delete(self, key: str) -> None:
-        self._objects.pop(key, None)
+        self._objects.pop(check_key(key), None)
 
     def _find(self, key: str) -> tuple[ObjectInfo, bytes]:
         try:
-            return self._objects[key]
+            return self._objects[check_key(key)]
         except KeyError:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key) from None
 

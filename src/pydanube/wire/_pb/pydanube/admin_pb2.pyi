@@ -41,7 +41,7 @@ class ExplainSubscriptionRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ...) -> None: ...
 
 class ExplainSubscriptionResponse(_message.Message):
-    __slots__ = ("sentence", "lag", "consumers", "unacked", "unacked_max", "undispatched", "waiting", "retry_in_ms", "blocked_offset", "blocked_key", "blocked_keys", "dead_lettering", "rate_limited_for_ms", "first_offset", "missing", "heartbeat")
+    __slots__ = ("sentence", "lag", "consumers", "unacked", "unacked_max", "undispatched", "waiting", "retry_in_ms", "blocked_offset", "blocked_key", "blocked_keys", "dead_lettering", "rate_limited_for_ms", "first_offset", "missing", "heartbeat", "tiers")
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
     LAG_FIELD_NUMBER: _ClassVar[int]
     CONSUMERS_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class ExplainSubscriptionResponse(_message.Message):
     FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     sentence: str
     lag: Lag
     consumers: int
@@ -74,7 +75,8 @@ class ExplainSubscriptionResponse(_message.Message):
     first_offset: int
     missing: int
     heartbeat: str
-    def __init__(self, sentence: _Optional[str] = ..., lag: _Optional[_Union[Lag, _Mapping]] = ..., consumers: _Optional[int] = ..., unacked: _Optional[int] = ..., unacked_max: _Optional[int] = ..., undispatched: _Optional[int] = ..., waiting: _Optional[int] = ..., retry_in_ms: _Optional[int] = ..., blocked_offset: _Optional[int] = ..., blocked_key: _Optional[str] = ..., blocked_keys: _Optional[int] = ..., dead_lettering: _Optional[int] = ..., rate_limited_for_ms: _Optional[int] = ..., first_offset: _Optional[int] = ..., missing: _Optional[int] = ..., heartbeat: _Optional[str] = ...) -> None: ...
+    tiers: Tiers
+    def __init__(self, sentence: _Optional[str] = ..., lag: _Optional[_Union[Lag, _Mapping]] = ..., consumers: _Optional[int] = ..., unacked: _Optional[int] = ..., unacked_max: _Optional[int] = ..., undispatched: _Optional[int] = ..., waiting: _Optional[int] = ..., retry_in_ms: _Optional[int] = ..., blocked_offset: _Optional[int] = ..., blocked_key: _Optional[str] = ..., blocked_keys: _Optional[int] = ..., dead_lettering: _Optional[int] = ..., rate_limited_for_ms: _Optional[int] = ..., first_offset: _Optional[int] = ..., missing: _Optional[int] = ..., heartbeat: _Optional[str] = ..., tiers: _Optional[_Union[Tiers, _Mapping]] = ...) -> None: ...
 
 class SeekSubscriptionRequest(_message.Message):
     __slots__ = ("topic", "subscription", "earliest", "latest", "offset", "time_us")
@@ -208,3 +210,249 @@ class Phase(_message.Message):
     name: str
     duration_ms: int
     def __init__(self, name: _Optional[str] = ..., duration_ms: _Optional[int] = ...) -> None: ...
+
+class Range(_message.Message):
+    __slots__ = ("first", "end")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    end: int
+    def __init__(self, first: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class Tiers(_message.Message):
+    __slots__ = ("first_offset", "head", "has_cloud", "cloud", "log")
+    FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    HAS_CLOUD_FIELD_NUMBER: _ClassVar[int]
+    CLOUD_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    first_offset: int
+    head: int
+    has_cloud: bool
+    cloud: _containers.RepeatedCompositeFieldContainer[Range]
+    log: _containers.RepeatedCompositeFieldContainer[Range]
+    def __init__(self, first_offset: _Optional[int] = ..., head: _Optional[int] = ..., has_cloud: _Optional[bool] = ..., cloud: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., log: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
+
+class StorageListRequest(_message.Message):
+    __slots__ = ("topic", "summary")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    summary: bool
+    def __init__(self, topic: _Optional[str] = ..., summary: _Optional[bool] = ...) -> None: ...
+
+class StorageListResponse(_message.Message):
+    __slots__ = ("topic", "tiers", "objects_count", "size_bytes", "objects", "only_in_log", "orphans", "voids", "epoch", "manifest_key", "upload_failing")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    ONLY_IN_LOG_FIELD_NUMBER: _ClassVar[int]
+    ORPHANS_FIELD_NUMBER: _ClassVar[int]
+    VOIDS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_KEY_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_FAILING_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    tiers: Tiers
+    objects_count: int
+    size_bytes: int
+    objects: _containers.RepeatedCompositeFieldContainer[StoredObject]
+    only_in_log: _containers.RepeatedCompositeFieldContainer[Range]
+    orphans: _containers.RepeatedCompositeFieldContainer[OrphanRange]
+    voids: _containers.RepeatedCompositeFieldContainer[Range]
+    epoch: int
+    manifest_key: str
+    upload_failing: str
+    def __init__(self, topic: _Optional[str] = ..., tiers: _Optional[_Union[Tiers, _Mapping]] = ..., objects_count: _Optional[int] = ..., size_bytes: _Optional[int] = ..., objects: _Optional[_Iterable[_Union[StoredObject, _Mapping]]] = ..., only_in_log: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., orphans: _Optional[_Iterable[_Union[OrphanRange, _Mapping]]] = ..., voids: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., epoch: _Optional[int] = ..., manifest_key: _Optional[str] = ..., upload_failing: _Optional[str] = ...) -> None: ...
+
+class StoredObject(_message.Message):
+    __slots__ = ("first", "end", "key", "url", "size_bytes", "etag", "format", "min_publish_time_us", "max_publish_time_us", "max_append_time_us", "epoch", "created_at", "in_manifest")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    MIN_PUBLISH_TIME_US_FIELD_NUMBER: _ClassVar[int]
+    MAX_PUBLISH_TIME_US_FIELD_NUMBER: _ClassVar[int]
+    MAX_APPEND_TIME_US_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    IN_MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    end: int
+    key: str
+    url: str
+    size_bytes: int
+    etag: str
+    format: str
+    min_publish_time_us: int
+    max_publish_time_us: int
+    max_append_time_us: int
+    epoch: int
+    created_at: int
+    in_manifest: bool
+    def __init__(self, first: _Optional[int] = ..., end: _Optional[int] = ..., key: _Optional[str] = ..., url: _Optional[str] = ..., size_bytes: _Optional[int] = ..., etag: _Optional[str] = ..., format: _Optional[str] = ..., min_publish_time_us: _Optional[int] = ..., max_publish_time_us: _Optional[int] = ..., max_append_time_us: _Optional[int] = ..., epoch: _Optional[int] = ..., created_at: _Optional[int] = ..., in_manifest: _Optional[bool] = ...) -> None: ...
+
+class OrphanRange(_message.Message):
+    __slots__ = ("first", "end", "broker_id", "epoch")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    BROKER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    end: int
+    broker_id: int
+    epoch: int
+    def __init__(self, first: _Optional[int] = ..., end: _Optional[int] = ..., broker_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class StorageVerifyRequest(_message.Message):
+    __slots__ = ("topic", "repair")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    repair: bool
+    def __init__(self, topic: _Optional[str] = ..., repair: _Optional[bool] = ...) -> None: ...
+
+class StorageVerifyResponse(_message.Message):
+    __slots__ = ("progress", "report")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    progress: VerifyProgress
+    report: VerifyReport
+    def __init__(self, progress: _Optional[_Union[VerifyProgress, _Mapping]] = ..., report: _Optional[_Union[VerifyReport, _Mapping]] = ...) -> None: ...
+
+class VerifyProgress(_message.Message):
+    __slots__ = ("objects_done", "objects", "bytes_done", "bytes")
+    OBJECTS_DONE_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    objects_done: int
+    objects: int
+    bytes_done: int
+    bytes: int
+    def __init__(self, objects_done: _Optional[int] = ..., objects: _Optional[int] = ..., bytes_done: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class VerifyReport(_message.Message):
+    __slots__ = ("topic", "epoch", "first_offset", "head", "objects", "size_bytes", "messages", "places", "findings", "undescribed", "removed", "not_served")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    UNDESCRIBED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    NOT_SERVED_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    epoch: int
+    first_offset: int
+    head: int
+    objects: int
+    size_bytes: int
+    messages: int
+    places: _containers.RepeatedCompositeFieldContainer[Place]
+    findings: _containers.RepeatedCompositeFieldContainer[Finding]
+    undescribed: _containers.RepeatedCompositeFieldContainer[Undescribed]
+    removed: _containers.RepeatedScalarFieldContainer[str]
+    not_served: str
+    def __init__(self, topic: _Optional[str] = ..., epoch: _Optional[int] = ..., first_offset: _Optional[int] = ..., head: _Optional[int] = ..., objects: _Optional[int] = ..., size_bytes: _Optional[int] = ..., messages: _Optional[int] = ..., places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., undescribed: _Optional[_Iterable[_Union[Undescribed, _Mapping]]] = ..., removed: _Optional[_Iterable[str]] = ..., not_served: _Optional[str] = ...) -> None: ...
+
+class Place(_message.Message):
+    __slots__ = ("first", "end", "where", "why")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    end: int
+    where: str
+    why: str
+    def __init__(self, first: _Optional[int] = ..., end: _Optional[int] = ..., where: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
+class Finding(_message.Message):
+    __slots__ = ("is_problem", "kind", "text", "key", "first", "end")
+    IS_PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    is_problem: bool
+    kind: str
+    text: str
+    key: str
+    first: int
+    end: int
+    def __init__(self, is_problem: _Optional[bool] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., key: _Optional[str] = ..., first: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class Undescribed(_message.Message):
+    __slots__ = ("key", "size_bytes", "epoch", "fate", "why")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FATE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    size_bytes: int
+    epoch: int
+    fate: str
+    why: str
+    def __init__(self, key: _Optional[str] = ..., size_bytes: _Optional[int] = ..., epoch: _Optional[int] = ..., fate: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
+class GetRetentionRequest(_message.Message):
+    __slots__ = ("topic", "namespace")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    namespace: str
+    def __init__(self, topic: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
+
+class SetRetentionRequest(_message.Message):
+    __slots__ = ("topic", "namespace", "minutes", "mb", "reset")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    MINUTES_FIELD_NUMBER: _ClassVar[int]
+    MB_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    namespace: str
+    minutes: int
+    mb: int
+    reset: bool
+    def __init__(self, topic: _Optional[str] = ..., namespace: _Optional[str] = ..., minutes: _Optional[int] = ..., mb: _Optional[int] = ..., reset: _Optional[bool] = ...) -> None: ...
+
+class RetentionResponse(_message.Message):
+    __slots__ = ("minutes", "mb", "set_by", "due_objects", "due_first_offset")
+    MINUTES_FIELD_NUMBER: _ClassVar[int]
+    MB_FIELD_NUMBER: _ClassVar[int]
+    SET_BY_FIELD_NUMBER: _ClassVar[int]
+    DUE_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    minutes: int
+    mb: int
+    set_by: str
+    due_objects: int
+    due_first_offset: int
+    def __init__(self, minutes: _Optional[int] = ..., mb: _Optional[int] = ..., set_by: _Optional[str] = ..., due_objects: _Optional[int] = ..., due_first_offset: _Optional[int] = ...) -> None: ...
+
+class ApplyRetentionRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class ApplyRetentionResponse(_message.Message):
+    __slots__ = ("first_offset", "removed_objects")
+    FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    first_offset: int
+    removed_objects: int
+    def __init__(self, first_offset: _Optional[int] = ..., removed_objects: _Optional[int] = ...) -> None: ...

@@ -64,6 +64,31 @@ class AdminStub:
                 request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.MovePhasesRequest.SerializeToString,
                 response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.MovePhasesResponse.FromString,
                 _registered_method=True)
+        self.StorageList = channel.unary_unary(
+                '/pydanube.admin.v1.Admin/StorageList',
+                request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.StorageListRequest.SerializeToString,
+                response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.StorageListResponse.FromString,
+                _registered_method=True)
+        self.StorageVerify = channel.unary_stream(
+                '/pydanube.admin.v1.Admin/StorageVerify',
+                request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.StorageVerifyRequest.SerializeToString,
+                response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.StorageVerifyResponse.FromString,
+                _registered_method=True)
+        self.GetRetention = channel.unary_unary(
+                '/pydanube.admin.v1.Admin/GetRetention',
+                request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.GetRetentionRequest.SerializeToString,
+                response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.RetentionResponse.FromString,
+                _registered_method=True)
+        self.SetRetention = channel.unary_unary(
+                '/pydanube.admin.v1.Admin/SetRetention',
+                request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.SetRetentionRequest.SerializeToString,
+                response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.RetentionResponse.FromString,
+                _registered_method=True)
+        self.ApplyRetention = channel.unary_unary(
+                '/pydanube.admin.v1.Admin/ApplyRetention',
+                request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ApplyRetentionRequest.SerializeToString,
+                response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ApplyRetentionResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -111,6 +136,40 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StorageList(self, request, context):
+        """Where a topic's messages are: objects, log, orphans, voids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StorageVerify(self, request, context):
+        """Compares descriptors with objects, every byte of them. Progress as it reads, the report at the end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRetention(self, request, context):
+        """How long history is kept: of a topic, or of a namespace's topics that do not say otherwise.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRetention(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ApplyRetention(self, request, context):
+        """Forgets now what retention would forget at its next look.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +202,31 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.MovePhases,
                     request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.MovePhasesRequest.FromString,
                     response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.MovePhasesResponse.SerializeToString,
+            ),
+            'StorageList': grpc.unary_unary_rpc_method_handler(
+                    servicer.StorageList,
+                    request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.StorageListRequest.FromString,
+                    response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.StorageListResponse.SerializeToString,
+            ),
+            'StorageVerify': grpc.unary_stream_rpc_method_handler(
+                    servicer.StorageVerify,
+                    request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.StorageVerifyRequest.FromString,
+                    response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.StorageVerifyResponse.SerializeToString,
+            ),
+            'GetRetention': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRetention,
+                    request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.GetRetentionRequest.FromString,
+                    response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.RetentionResponse.SerializeToString,
+            ),
+            'SetRetention': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRetention,
+                    request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.SetRetentionRequest.FromString,
+                    response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.RetentionResponse.SerializeToString,
+            ),
+            'ApplyRetention': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApplyRetention,
+                    request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ApplyRetentionRequest.FromString,
+                    response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ApplyRetentionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +391,141 @@ class Admin:
             '/pydanube.admin.v1.Admin/MovePhases',
             pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.MovePhasesRequest.SerializeToString,
             pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.MovePhasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StorageList(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pydanube.admin.v1.Admin/StorageList',
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.StorageListRequest.SerializeToString,
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.StorageListResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StorageVerify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pydanube.admin.v1.Admin/StorageVerify',
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.StorageVerifyRequest.SerializeToString,
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.StorageVerifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRetention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pydanube.admin.v1.Admin/GetRetention',
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.GetRetentionRequest.SerializeToString,
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.RetentionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRetention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pydanube.admin.v1.Admin/SetRetention',
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.SetRetentionRequest.SerializeToString,
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.RetentionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApplyRetention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pydanube.admin.v1.Admin/ApplyRetention',
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ApplyRetentionRequest.SerializeToString,
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ApplyRetentionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,6 +33,8 @@ class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PRODUCER_EXISTS: _ClassVar[Code]
     LIMIT_REACHED: _ClassVar[Code]
     MESSAGE_TOO_LARGE: _ClassVar[Code]
+    BROKER_UNKNOWN: _ClassVar[Code]
+    MOVE_REFUSED: _ClassVar[Code]
     UNAVAILABLE: _ClassVar[Code]
     DISK_FULL: _ClassVar[Code]
     LOG_CLOSED: _ClassVar[Code]
@@ -51,6 +53,8 @@ class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TAIL_UNPROVEN: _ClassVar[Code]
     DIRECTORY_IN_USE: _ClassVar[Code]
     FORMAT_TOO_NEW: _ClassVar[Code]
+    NODE_ID_IN_USE: _ClassVar[Code]
+    MOVE_FAILED: _ClassVar[Code]
 
 class Durability(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -94,6 +98,8 @@ SUBSCRIPTION_BUSY: Code
 PRODUCER_EXISTS: Code
 LIMIT_REACHED: Code
 MESSAGE_TOO_LARGE: Code
+BROKER_UNKNOWN: Code
+MOVE_REFUSED: Code
 UNAVAILABLE: Code
 DISK_FULL: Code
 LOG_CLOSED: Code
@@ -112,6 +118,8 @@ LOG_DAMAGED: Code
 TAIL_UNPROVEN: Code
 DIRECTORY_IN_USE: Code
 FORMAT_TOO_NEW: Code
+NODE_ID_IN_USE: Code
+MOVE_FAILED: Code
 DURABILITY_UNSPECIFIED: Durability
 MEMORY: Durability
 OS: Durability
@@ -124,7 +132,7 @@ FAILOVER: SubscriptionType
 KEY_SHARED: SubscriptionType
 
 class Command(_message.Message):
-    __slots__ = ("request_id", "hello", "welcome", "ping", "pong", "goodbye", "error", "done", "lookup", "located", "moved", "open_producer", "producer_opened", "produce", "receipt", "close_producer", "subscribe", "subscribed", "flow", "deliver", "ack", "nack", "close_consumer", "unsubscribe", "seek", "fetch", "fetched", "find_offset", "offset_found", "create_topic", "delete_topic", "describe_topic", "topic_info", "list_topics", "topic_list", "get_lag", "lag")
+    __slots__ = ("request_id", "hello", "welcome", "ping", "pong", "goodbye", "error", "done", "lookup", "located", "moved", "open_producer", "producer_opened", "produce", "receipt", "close_producer", "subscribe", "subscribed", "flow", "deliver", "ack", "nack", "close_consumer", "unsubscribe", "seek", "fetch", "fetched", "find_offset", "offset_found", "create_topic", "delete_topic", "describe_topic", "topic_info", "list_topics", "topic_list", "get_lag", "lag", "describe_storage", "storage_info")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +170,8 @@ class Command(_message.Message):
     TOPIC_LIST_FIELD_NUMBER: _ClassVar[int]
     GET_LAG_FIELD_NUMBER: _ClassVar[int]
     LAG_FIELD_NUMBER: _ClassVar[int]
+    DESCRIBE_STORAGE_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_INFO_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     hello: Hello
     welcome: Welcome
@@ -199,7 +209,9 @@ class Command(_message.Message):
     topic_list: TopicList
     get_lag: GetLag
     lag: Lag
-    def __init__(self, request_id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., located: _Optional[_Union[Located, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., open_producer: _Optional[_Union[OpenProducer, _Mapping]] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., produce: _Optional[_Union[Produce, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., close_producer: _Optional[_Union[CloseProducer, _Mapping]] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., flow: _Optional[_Union[Flow, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., close_consumer: _Optional[_Union[CloseConsumer, _Mapping]] = ..., unsubscribe: _Optional[_Union[Unsubscribe, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., find_offset: _Optional[_Union[FindOffset, _Mapping]] = ..., offset_found: _Optional[_Union[OffsetFound, _Mapping]] = ..., create_topic: _Optional[_Union[CreateTopic, _Mapping]] = ..., delete_topic: _Optional[_Union[DeleteTopic, _Mapping]] = ..., describe_topic: _Optional[_Union[DescribeTopic, _Mapping]] = ..., topic_info: _Optional[_Union[TopicInfo, _Mapping]] = ..., list_topics: _Optional[_Union[ListTopics, _Mapping]] = ..., topic_list: _Optional[_Union[TopicList, _Mapping]] = ..., get_lag: _Optional[_Union[GetLag, _Mapping]] = ..., lag: _Optional[_Union[Lag, _Mapping]] = ...) -> None: ...
+    describe_storage: DescribeStorage
+    storage_info: StorageInfo
+    def __init__(self, request_id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., located: _Optional[_Union[Located, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., open_producer: _Optional[_Union[OpenProducer, _Mapping]] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., produce: _Optional[_Union[Produce, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., close_producer: _Optional[_Union[CloseProducer, _Mapping]] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., flow: _Optional[_Union[Flow, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., close_consumer: _Optional[_Union[CloseConsumer, _Mapping]] = ..., unsubscribe: _Optional[_Union[Unsubscribe, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., find_offset: _Optional[_Union[FindOffset, _Mapping]] = ..., offset_found: _Optional[_Union[OffsetFound, _Mapping]] = ..., create_topic: _Optional[_Union[CreateTopic, _Mapping]] = ..., delete_topic: _Optional[_Union[DeleteTopic, _Mapping]] = ..., describe_topic: _Optional[_Union[DescribeTopic, _Mapping]] = ..., topic_info: _Optional[_Union[TopicInfo, _Mapping]] = ..., list_topics: _Optional[_Union[ListTopics, _Mapping]] = ..., topic_list: _Optional[_Union[TopicList, _Mapping]] = ..., get_lag: _Optional[_Union[GetLag, _Mapping]] = ..., lag: _Optional[_Union[Lag, _Mapping]] = ..., describe_storage: _Optional[_Union[DescribeStorage, _Mapping]] = ..., storage_info: _Optional[_Union[StorageInfo, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("magic", "version_min", "version_max", "client", "token", "frame_size_max")
@@ -611,3 +623,33 @@ class Lag(_message.Message):
     has_lag: bool
     sentence: str
     def __init__(self, cursor: _Optional[int] = ..., head: _Optional[int] = ..., lag_messages: _Optional[int] = ..., has_lag: _Optional[bool] = ..., sentence: _Optional[str] = ...) -> None: ...
+
+class DescribeStorage(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class StorageInfo(_message.Message):
+    __slots__ = ("topic", "first_offset", "head", "storage_url", "history_version", "descriptors", "manifest", "manifest_crc", "orphans", "voids")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_URL_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_CRC_FIELD_NUMBER: _ClassVar[int]
+    ORPHANS_FIELD_NUMBER: _ClassVar[int]
+    VOIDS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    first_offset: int
+    head: int
+    storage_url: str
+    history_version: int
+    descriptors: _containers.RepeatedScalarFieldContainer[bytes]
+    manifest: str
+    manifest_crc: int
+    orphans: _containers.RepeatedScalarFieldContainer[int]
+    voids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, topic: _Optional[str] = ..., first_offset: _Optional[int] = ..., head: _Optional[int] = ..., storage_url: _Optional[str] = ..., history_version: _Optional[int] = ..., descriptors: _Optional[_Iterable[bytes]] = ..., manifest: _Optional[str] = ..., manifest_crc: _Optional[int] = ..., orphans: _Optional[_Iterable[int]] = ..., voids: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -1,0 +1,171 @@
+"""Letting a topic go: the move as its old owner makes it.
+
+    serving ─► upload while serving ─► freeze ─► quiet ─► cursors ─► upload the rest ─► seal = release ─► moved, close
+       ▲              │                   │        │         │ (best effort)  │               │
+       └── undone ◄───┴───────────────────┴────────┴─────────┴────────────────┘               └─► files removed
+
+Until the seal any failure, or a phase that takes too long, undoes everything: the topic serves on as if nothing had
+been. The seal is one transaction that compares the owner key, so it happens or it does not; an answer that was lost is
+looked up. After it the topic is not ours, whatever else fails. The publish pause is the time from freeze to the next
+owner's claim; the long upload lies before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from collections.abc import Awaitable
+from typing import Final, TypeVar
+
+from pydanube.broker.fanout import FanoutTopic
+from pydanube.broker.tiering import Carried
+from pydanube.broker.topic import Topic
+from pydanube.core.ownership import Seal
+from pydanube.core.tiers import MIB
+from pydanube.errors import DanubeError, DeadlineExceeded, MoveFailed, OwnershipLost, Unavailable
+from pydanube.ports import Clock
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+REST_BYTES: Final = MIB  # so much may be left for the pause
+UPLOAD_SECONDS: Final = 120.0  # while serving
+QUIET_SECONDS: Final = 10.0
+CURSOR_SECONDS: Final = 5.0
+REST_SECONDS: Final = 30.0
+SEAL_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = 0.2
+SESSIONS_BYTES_MAX: Final = 256 * 1024  # of a seal: the store takes 1.5 MiB
+
+
+class Phases:
+    """How long each phase of one move took, in milliseconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began = clock.elapsed()
+        self.name = "waiting"
+        self.milliseconds: dict[str, float] = {}
+
+    def enter(self, name: str) -> None:
+        now = self._clock.elapsed()
+        if self.name != "waiting":
+            self.milliseconds[self.name] = (now - self._began) * 1000
+        self.name, self._began = name, now
+
+    @property
+    def pause_ms(self) -> float:
+        """From the first refused publish to the release."""
+        return sum(ms for name, ms in self.milliseconds.items() if name not in ("upload", "close"))
+
+
+async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases) -> None:
+    """Takes a topic from serving to released. Raises MoveFailed, and then it serves on, or OwnershipLost."""
+    assert topic.storage is not None, "what is not in the object store cannot be handed over"
+    tiering = topic.storage.tiering
+    carried: Carried | None = None
+    try:
+        phases.enter("upload")
+        await _within(clock, UPLOAD_SECONDS, "uploading", tiering.upload_until(topic.name, REST_BYTES))
+        phases.enter("quiet")
+        topic.freeze("it is moving to another broker")
+        await _within(clock, QUIET_SECONDS, "finishing commits", topic.quiet())
+        phases.enter("cursors")
+        await save_cursors(topic, clock)
+        phases.enter("rest")
+        await _within(clock, REST_SECONDS, "uploading the rest", tiering.upload_until(topic.name, 0))
+        carried = await tiering.remove(topic.name)  # nothing is forgotten or merged behind the seal
+        phases.enter("seal")
+        await _seal(topic, clock, marker)
+    except OwnershipLost:
+        raise
+    except DanubeError as error:
+        log.error("topic not sealed", extra={"topic": topic.name, "phase": phases.name, "why": str(error)})
+        topic.thaw()
+        if carried is not None:
+            tiering.add(carried)
+        raise MoveFailed(topic.name, f"{phases.name}: {error}") from error
+    phases.enter("close")
+
+
+async def save_cursors(topic: Topic, clock: Clock) -> None:
+    """Best effort, as the last resort is a repetition: one that fails is named and the others are saved."""
+    failed: list[str] = []
+    for subscription in topic.subscriptions.values():
+        try:
+            await _within(clock, CURSOR_SECONDS, "saving a cursor", subscription.save())
+        except DanubeError as error:
+            failed.append(subscription.name)
+            log.warning(
+                "Failed to flush cursor for subscription",
+                extra={"topic": topic.name, "subscription": subscription.name, "why": str(error)},
+            )
+    if failed and len(failed) == len(topic.subscriptions):
+        log.error("All subscription cursor flushes failed", extra={"topic": topic.name})
+
+
+async def _seal(topic: Topic, clock: Clock, marker: bytes | None) -> None:
+    topic_log, ownership = topic.log, topic.ownership
+    sealed = Seal(
+        last_committed_offset=topic_log.head - 1,
+        next_offset=topic_log.head,
+        broker_id=ownership.broker_id,
+        timestamp=clock.time_us() // 1000,
+        epoch=ownership.epoch,
+        append_time=topic_log.append_time,
+        sessions=base64.b64encode(topic_log.sessions.to_bytes_below(SESSIONS_BYTES_MAX)).decode(),
+    )
+    until = clock.elapsed() + SEAL_SECONDS
+    while True:
+        try:
+            await ownership.release(sealed, marker)
+            return
+        except OwnershipLost:
+            raise
+        except Unavailable as error:
+            # Whether it was written is not known: only asking again tells. Until then nothing may be undone.
+            log.warning("seal delayed", extra={"topic": topic.name, "why": str(error)})
+            if clock.elapsed() > until and await _still_ours(topic):
+                raise
+            # Either it was released after all, and the next try finds that, or the store still does not answer.
+            await clock.sleep(RETRY_SECONDS)
+
+
+async def _still_ours(topic: Topic) -> bool:
+    """True if the topic was not released, and no seal whose answer was lost can release it any more."""
+    try:
+        return await topic.ownership.reassert()
+    except OwnershipLost:
+        raise
+    except Unavailable:
+        return False
+
+
+async def release_fanout(topic: FanoutTopic, clock: Clock, marker: bytes | None) -> None:
+    """A non-reliable topic has nothing to hand over but its name."""
+    sealed = Seal(
+        last_committed_offset=-1,
+        next_offset=0,
+        broker_id=topic.ownership.broker_id,
+        timestamp=clock.time_us() // 1000,
+        epoch=topic.ownership.epoch,
+    )
+    await topic.ownership.release(sealed, marker)
+
+
+async def _within(clock: Clock, seconds: float, what: str, doing: Awaitable[T]) -> T:
+    """What `doing` returns, or DeadlineExceeded after `seconds` of the broker's clock."""
+    task = asyncio.ensure_future(doing)
+    sleeping = asyncio.ensure_future(clock.sleep(seconds))
+    try:
+        await asyncio.wait({task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise DeadlineExceeded(what, seconds)
+        return await task
+    finally:
+        sleeping.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,308 @@
+"""Bringing back what a lost owner acknowledged: the returned broker stores it, the owner adopts it.
+
+    returned broker (drained or not)                     owner of the topic
+    orphan names us, our disk has the epoch
+      └─► read batches ─► raw objects ─► rescue key ──►  reads them, drops what was resent meanwhile, marks the rest,
+                                                         writes objects, descriptors and voids, removes orphan and key,
+    orphan is gone: our files go  ◄───────────────────── tells its subscriptions: late, not lost
+
+Nobody but the owner writes what a topic's history is. Both sides may die between any two steps: the orphan stays until
+the one transaction that replaces it, and doing a step again makes another object that nobody describes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from pydanube.broker.tiering import Carried
+from pydanube.broker.topic import Topic
+from pydanube.broker.topics import Topics
+from pydanube.core import keys
+from pydanube.core.names import BrokerId, TopicName
+from pydanube.core.ownership import Orphan, void_to_bytes
+from pydanube.core.ranges import OffsetRange
+from pydanube.core.rescue import Brought, Numbered, first_resent, runs, was_resent
+from pydanube.core.tiers import MIB, Descriptor, object_name
+from pydanube.errors import DanubeError, LogDamaged, OffsetOutOfRange, OwnershipLost
+from pydanube.log.batch import Batch, cut, with_attribute
+from pydanube.log.parquet import Encoded, encode_object, encode_raw, read_raw
+from pydanube.log.tier import TopicTier, topic_prefix
+from pydanube.log.wal import ClosedLog, TopicLog, Wal, topics_on
+from pydanube.ports import Clock, Delete, Disk, MetadataStore, ObjectStore, Put, Work
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 5.0
+OBJECT_BYTES: Final = 32 * MIB
+READ_BYTES: Final = 4 * MIB
+RUNS_MAX: Final = 30  # adopted in one transaction: an object and a void each
+RESCUED: Final = "x-danube-rescued"
+
+
+class Rescuer:
+    """Looks every few seconds for what it can bring, and for what others brought to topics of ours."""
+
+    def __init__(
+        self,
+        broker_id: BrokerId,
+        topics: Topics,
+        wal: Wal,
+        disk: Disk,
+        metadata: MetadataStore,
+        store: ObjectStore,
+        clock: Clock,
+        work: Work,
+    ) -> None:
+        self._broker_id = broker_id
+        self._topics = topics
+        self._wal = wal
+        self._disk = disk
+        self._metadata = metadata
+        self._store = store
+        self._clock = clock
+        self._work = work
+        self._brought: set[tuple[TopicName, int]] = set()
+        self._attempts = 0
+        self._said: dict[str, str] = {}
+
+    async def run(self) -> None:
+        while True:
+            await self._clock.sleep(LOOK_SECONDS)
+            for topic in self._topics.loaded:
+                if isinstance(topic, Topic) and topic.orphans:
+                    await self._try(topic.name, self._adopt_all(topic))
+            await self._try("disk", self._bring_all())
+
+    async def _try(self, what: str, step: Awaitable[None]) -> None:
+        try:
+            await step
+            self._said.pop(what, None)
+        except OwnershipLost:
+            pass  # its new owner adopts
+        except DanubeError as error:
+            if self._said.get(what) != str(error):
+                log.warning("rescue delayed", extra={"what": what, "why": str(error)})
+            self._said[what] = str(error)
+
+    # --- bringing -------------------------------------------------------------------------------------------
+
+    async def _bring_all(self) -> None:
+        for name in await topics_on(self._disk):
+            topic = TopicName(name)
+            items = await self._metadata.list(keys.orphans(topic))
+            mine = [
+                orphan
+                for item in items
+                if (start := keys.start_of(item.key)) is not None
+                and (orphan := Orphan.from_bytes(start, item.value)).broker_id == self._broker_id
+            ]
+            for orphan in mine:
+                if (topic, orphan.epoch) not in self._brought:
+                    await self._bring(topic, orphan)
+                    self._brought.add((topic, orphan.epoch))
+            if not mine and any(brought == topic for brought, _ in self._brought):
+                self._brought = {each for each in self._brought if each[0] != topic}
+                if self._topics.get(topic) is None and topic not in self._topics.leaving:
+                    await self._topics.forget_files(topic)
+                    log.info("files of a rescued topic removed", extra={"topic": topic})
+
+    async def _bring(self, topic: TopicName, orphan: Orphan) -> None:
+        opened = self._topics.get(topic)
+        source = opened.log if isinstance(opened, Topic) else await self._wal.lost_log(topic)
+        end = min(source.head, orphan.end) if isinstance(source, ClosedLog) else orphan.end
+        names: list[str] = []
+        damaged: list[tuple[int, int]] = []
+        found = 0
+        offset = orphan.start
+        while offset < end:
+            batches, offset = await self._read(source, offset, end, damaged)
+            if batches:
+                found += sum(batch.header.rows for batch in batches)
+                self._attempts += 1
+                name = f"rescue-{orphan.start}-{orphan.epoch}-{self._work.random_u64():016x}.raw"
+                await self._store.put(topic_prefix(topic) + name, [encode_raw(batches).data], create=True)
+                names.append(name)
+        brought = Brought(broker=self._broker_id, objects=tuple(names), end=offset, damaged=tuple(damaged))
+        await self._metadata.transact([], [Put(keys.rescue(topic, orphan.epoch), brought.to_bytes())])
+        log.info("lost epoch brought back", extra={"topic": topic, "epoch": orphan.epoch, "messages": found})
+
+    async def _read(
+        self, source: TopicLog | ClosedLog, offset: int, end: int, damaged: list[tuple[int, int]]
+    ) -> tuple[list[Batch], int]:
+        """Batches of [offset, end) up to the size of an object, and where to go on."""
+        batches: list[Batch] = []
+        size = 0
+        reader = source.reader(offset)
+        while reader.offset < end and size < OBJECT_BYTES:
+            try:
+                for batch in await reader.read(READ_BYTES):
+                    first, upto = max(batch.header.base_offset, offset), min(batch.header.end_offset, end)
+                    if first < upto:
+                        batches.append(cut(batch, first, upto))
+                        size += batch.header.size_bytes
+                if not batches:
+                    return batches, end
+            except OffsetOutOfRange as gap:
+                return batches, (max(gap.first, reader.offset + 1) if not batches else reader.offset)
+            except LogDamaged as damage:
+                if batches:
+                    return batches, reader.offset
+                upto = min(damage.end or end, end)
+                damaged.append((offset, upto))
+                log.error("acknowledged messages may be lost", extra={"topic": source.topic, "why": str(damage)})
+                return [], upto
+        return batches, min(reader.offset, end)
+
+    # --- adopting -------------------------------------------------------------------------------------------
+
+    async def _adopt_all(self, topic: Topic) -> None:
+        assert topic.storage is not None
+        carried = topic.storage.tiering.get(topic.name)
+        if carried is None:
+            return
+        for orphan in list(topic.orphans):
+            item = await self._metadata.get(keys.rescue(topic.name, orphan.epoch))
+            brought = Brought.from_bytes(item.value) if item else None
+            if brought is not None and brought.broker == orphan.broker_id:
+                async with carried.working:
+                    await self._adopt(topic, carried, orphan, brought)
+
+    async def _adopt(self, topic: Topic, carried: Carried, orphan: Orphan, brought: Brought) -> None:
+        tier = carried.tier
+        batches: list[Batch] = []
+        for name in brought.objects:
+            batches += read_raw(await self._store.get(tier.key(name)))
+        batches = [each for each in batches if each.header.topic_hash == topic.log.topic_hash]
+        batches = _inside(batches, orphan.start, orphan.end)
+        resent = first_resent(await later_batches(topic, tier, orphan))
+        kept = [batch for batch in batches if not was_resent(_numbered(batch), resent)]
+        dropped = len(batches) - len(kept)
+        places = runs([_numbered(batch) for batch in kept])
+        done = orphan.start
+        for at in range(0, max(1, len(places)), RUNS_MAX):
+            chunk = places[at : at + RUNS_MAX]
+            is_last = at + RUNS_MAX >= len(places)
+            end = orphan.end if is_last else kept[chunk[-1][1] - 1].header.end_offset
+            stored = [await self._store_run(topic, tier, kept[first:last]) for first, last in chunk]
+            await self._describe(topic, tier, orphan, OffsetRange(done, end), stored, brought, is_last=is_last)
+            done = end
+        for name in brought.objects:
+            await self._store.delete(tier.key(name))
+        messages = sum(batch.header.rows for batch in kept)
+        log.info(
+            "lost messages are back",
+            extra={"topic": topic.name, "epoch": orphan.epoch, "messages": messages, "batches_resent": dropped},
+        )
+
+    async def _store_run(self, topic: Topic, tier: TopicTier, batches: Sequence[Batch]) -> Descriptor:
+        await tier.make_sure()
+        self._attempts += 1
+
+        def encode() -> Encoded:
+            marked = [with_attribute(batch, RESCUED, "true") for batch in batches]
+            return encode_object(topic.name, tier.epoch, marked)
+
+        encoded = await self._work.run(encode)
+        number = self._clock.time_us() * 1000 + self._attempts % 1000  # never used before under this epoch
+        name = object_name(encoded.start_offset, encoded.end - 1, tier.epoch, attempt=number)
+        return await tier.store_object(name, encoded)
+
+    async def _describe(
+        self,
+        topic: Topic,
+        tier: TopicTier,
+        orphan: Orphan,
+        part: OffsetRange,
+        stored: Sequence[Descriptor],
+        brought: Brought,
+        *,
+        is_last: bool,
+    ) -> None:
+        """One transaction: this part of the orphan is objects and voids now."""
+        objects = tier.objects
+        for each in stored:
+            objects = objects.with_added(each)  # raises if it overlaps: that must not be written
+        voids = objects.missing(part.first, part.end)
+        why = f"never used, or sent again, before broker {orphan.broker_id} came back"
+        operations: list[Put | Delete] = [
+            Put(keys.storage_object(topic.name, each.start_offset), each.to_bytes()) for each in stored
+        ]
+        operations += [Put(keys.void(topic.name, first), void_to_bytes(end, why)) for first, end in voids]
+        operations.append(Delete(keys.orphan(topic.name, part.first)))
+        left: Orphan | None = None
+        if is_last:
+            operations.append(Delete(keys.rescue(topic.name, orphan.epoch)))
+        else:
+            left = replace(orphan, start=part.end)
+            operations.append(Put(keys.orphan(topic.name, left.start), left.to_bytes()))
+        history = replace(tier.history, history_version=tier.history.history_version + 1)
+        await tier.change(operations, history)
+        tier.objects = objects
+        for each in stored:
+            tier.garbage.pop(each.object_id, None)
+        topic.adopted(
+            [each for each in topic.orphans if each.epoch != orphan.epoch] + ([left] if left else []),
+            rescued=tuple(OffsetRange(each.start_offset, each.end) for each in stored),
+            voided=tuple(OffsetRange(first, end) for first, end in voids),
+        )
+
+
+async def later_batches(topic: Topic, tier: TopicTier, orphan: Orphan) -> list[Numbered]:
+    """Every batch of a producer session that was accepted after the orphan's epoch."""
+    assert topic.storage is not None
+    found: list[Numbered] = []
+    offset = orphan.end
+    for described in (await tier.know_all())[:]:
+        if described.end > orphan.end:
+            for each in await topic.storage.reader.stored_batches(tier, described):
+                if each.epoch > orphan.epoch and each.producer_id:
+                    found.append(
+                        Numbered(
+                            each.base_offset,
+                            each.end_offset,
+                            each.producer_id,
+                            each.session,
+                            each.first_sequence,
+                            each.epoch,
+                        )
+                    )
+            offset = max(offset, described.end)
+    head = topic.log.head
+    while offset < head:
+        try:
+            batches = await topic.log.read(offset, bytes_max=READ_BYTES)
+        except OffsetOutOfRange as gap:
+            offset = max(gap.first, offset + 1)
+            continue
+        if not batches:
+            break
+        found += [_numbered(batch) for batch in batches if batch.header.producer_id]
+        offset = batches[-1].header.end_offset
+    return found
+
+
+def _numbered(batch: Batch) -> Numbered:
+    header = batch.header
+    return Numbered(
+        header.base_offset,
+        header.end_offset,
+        header.producer_id,
+        header.session,
+        header.first_sequence,
+        header.epoch,
+    )
+
+
+def _inside(batches: Sequence[Batch], first: int, end: int) -> list[Batch]:
+    """In order, each offset once, nothing outside [first, end)."""
+    found: list[Batch] = []
+    at = first
+    for batch in sorted(batches, key=lambda each: each.header.base_offset):
+        start, upto = max(batch.header.base_offset, at), min(batch.header.end_offset, end)
+        if start < upto:
+            found.append(cut(batch, start, upto))
+            at = upto
+    return found

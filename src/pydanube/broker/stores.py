@@ -1,0 +1,82 @@
+"""Chooses the stores of a real broker: metadata in SQLite or etcd, history in a directory or a cloud.
+
+Beside `service.py` the only place that knows adapters.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from pydanube.config import Config
+from pydanube.core import keys
+from pydanube.ports import Clock, Compare, Disk, MetadataStore, ObjectStore, Put, Work
+from pydanube.stores.object_urls import open_object_store
+from pydanube.stores.owned_objects import OwnedObjectStore, check_store
+from pydanube.stores.sqlite import SqliteMetadataStore
+
+log = logging.getLogger(__name__)
+
+METADATA: Final = "metadata.sqlite"
+OBJECTS: Final = "objects"  # history of a standalone broker that was not told where to keep it
+
+
+class Stores:
+    """Opens them in order, closes them in reverse."""
+
+    def __init__(self, config: Config, disk: Disk, clock: Clock, work: Work) -> None:
+        self._config = config
+        self._disk = disk
+        self._clock = clock
+        self._work = work
+        self._closing: list[Callable[[], Awaitable[None]]] = []
+
+    def home(self) -> str:
+        """The data directory among all directories of all machines: a copy of it has another."""
+        place = Path(self._config.data_dir)
+        place.mkdir(parents=True, exist_ok=True)
+        return f"{socket.gethostname()}:{place.resolve()}:{place.stat().st_ino}"
+
+    async def open_metadata(self) -> MetadataStore:
+        store = SqliteMetadataStore(Path(self._config.data_dir) / METADATA, self._clock)
+
+        async def close() -> None:
+            store.close()
+
+        self._closing.append(close)
+        return store
+
+    async def open_objects(self, metadata: MetadataStore) -> ObjectStore:
+        """Raises ConfigError for a store that refuses us or is another cluster's. One that is away is asked later."""
+        url = self._config.storage.url or self._beside_the_log()
+        store = await open_object_store(url, self._config.storage.options)
+        self._closing.append(store.close)
+        cluster_id = await self._cluster_id(metadata)
+        owned = OwnedObjectStore(store, cluster_id, url)
+        away = await check_store(store, cluster_id, url=url)
+        if away is not None:
+            log.warning("object store is away; messages stay in the log until it is back", extra={"why": str(away)})
+        return owned
+
+    def _beside_the_log(self) -> str:
+        return (Path(self._config.data_dir).absolute() / OBJECTS).as_uri()
+
+    async def _cluster_id(self, metadata: MetadataStore) -> str:
+        """One for all brokers of this metadata store, made by the first."""
+        while True:
+            item = await metadata.get(keys.CLUSTER_ID)
+            if item is not None:
+                return str(json.loads(item.value))
+            made = json.dumps(f"{self._config.cluster.cluster_name}-{self._work.random_u64():016x}").encode()
+            await metadata.transact([Compare(keys.CLUSTER_ID, 0)], [Put(keys.CLUSTER_ID, made)])
+
+    async def close(self) -> None:
+        for close in reversed(self._closing):
+            await close()
+        close_disk = getattr(self._disk, "close", None)
+        if close_disk is not None:
+            close_disk()

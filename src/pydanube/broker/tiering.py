@@ -1,0 +1,275 @@
+"""Carries the topics of this broker to the cloud tier: one look a second, a few topics at a time, each by one task.
+
+    due: something waits and is 30 s old, or as much as an object waits
+         └─► upload … ─► merge … ─► manifest …                  (log/tier.py, log/tier_tidy.py)
+    every few minutes: retention in both tiers          every hour, and soon after a merge: sweep
+
+An idle topic costs one comparison a second. A store that is away stops nobody else: publishes go on into the log, the
+topic is tried again with growing pauses, a metric and one log line say so, and catching up needs nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+from pydanube.core.tiers import Retention, SteadyTime, TierConfig
+from pydanube.errors import DanubeError, LogClosed, LogStopped, ObjectDamaged, OwnershipLost
+from pydanube.log.tier import TopicTier
+from pydanube.log.tier_tidy import Tidy
+from pydanube.log.wal import TopicLog
+from pydanube.ports import Clock
+from pydanube.telemetry import CloudMetrics
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 1.0
+AT_ONCE: Final = 2  # topics that are carried side by side
+PAUSE_SECONDS_MIN: Final = 1.0
+PAUSE_SECONDS_MAX: Final = 30.0
+
+
+class Carried:
+    """One topic, as the carrier sees it."""
+
+    def __init__(
+        self,
+        tier: TopicTier,
+        topic_log: TopicLog,
+        retention: Retention,
+        read_retention: Callable[[], Awaitable[Retention]] | None = None,
+    ) -> None:
+        self.tier = tier
+        self.tidy = Tidy(tier)
+        self.log = topic_log
+        self.retention = retention
+        self.read_retention = read_retention  # asked before history is forgotten: another broker may have changed it
+        self.pending_since: float | None = None
+        self.blocked_until = 0.0
+        self.pause_seconds = PAUSE_SECONDS_MIN
+        self.failing = ""  # why the last try failed
+        self.retained_at = 0.0
+        self.swept_at = 0.0
+        self.working = asyncio.Lock()  # one task at a time per topic
+
+    @property
+    def uploaded_end(self) -> int:
+        """Everything below that the log has is in the store."""
+        waiting = self.tier.waiting(self.log)
+        return waiting[0] if waiting else self.log.head
+
+    @property
+    def lag_offsets(self) -> int:
+        return self.log.head - self.uploaded_end
+
+    @property
+    def lag_bytes(self) -> int:
+        """About how much of the log that is."""
+        first = self.uploaded_end
+        size = 0
+        for segment in self.log.segments:
+            rows = segment.end_offset - segment.first_offset
+            if segment.end_offset > first:
+                left = segment.end_offset - max(first, segment.first_offset)
+                size += (segment.end - segment.start) * left // rows
+        return size
+
+
+class Tiering:
+    def __init__(self, clock: Clock, config: TierConfig, metrics: CloudMetrics) -> None:
+        self._clock = clock
+        self._config = config
+        self._metrics = metrics
+        self._topics: dict[str, Carried] = {}
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._time = SteadyTime(clock.time_us(), clock.elapsed())
+        metrics.waiting = self.standing
+        self._seen: dict[str, tuple[int, int]] = {}  # topic -> head and descriptors when nothing was due
+
+    # --- topics -------------------------------------------------------------------------------------------
+
+    def add(self, carried: Carried) -> None:
+        now = self._clock.elapsed()
+        carried.retained_at = carried.swept_at = now
+        self._topics[carried.tier.topic] = carried
+
+    async def upload_until(self, topic: str, rest_bytes: int) -> None:
+        """Uploads now, until no more than `rest_bytes` of log wait; 0: everything. Raises what goes wrong."""
+        carried = self._topics[topic]
+        async with carried.working:
+            while carried.tier.waiting(carried.log) is not None and (not rest_bytes or carried.lag_bytes > rest_bytes):
+                if not await self.upload_all(carried):
+                    return
+
+    async def remove(self, topic: str) -> Carried | None:
+        """The topic closes: nothing of it is carried when this returns. What it returns may be added again."""
+        carried = self._topics.pop(topic, None)
+        self._seen.pop(topic, None)
+        if carried is None:
+            return None
+        for task in [task for task in self._tasks if task.get_name() == _task_name(topic)]:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        return carried
+
+    def get(self, topic: str) -> Carried | None:
+        return self._topics.get(topic)
+
+    @property
+    def topics(self) -> Iterable[Carried]:
+        return self._topics.values()
+
+    def standing(self) -> tuple[int, int, float]:
+        """Topics with something to upload, how many offsets that is, and for how long the oldest has waited."""
+        topics = offsets = 0
+        oldest = now = self._clock.elapsed()
+        for carried in self._topics.values():
+            if carried.pending_since is not None:
+                topics += 1
+                offsets += carried.lag_offsets
+                oldest = min(oldest, carried.pending_since)
+        return topics, offsets, now - oldest
+
+    # --- carrying -----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Looks at all topics every second until cancelled."""
+        try:
+            while True:
+                await self._clock.sleep(LOOK_SECONDS)
+                now = self._clock.elapsed()
+                now_us = self._time.at(self._clock.time_us(), now)
+                for carried in list(self._topics.values()):
+                    if self._is_due(carried, now):
+                        self._start(carried, now_us)
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _is_due(self, carried: Carried, now: float) -> bool:
+        if carried.working.locked() or now < carried.blocked_until:
+            return False
+        return (
+            self._upload_is_due(carried, now) or self._retain_is_due(carried, now) or self._sweep_is_due(carried, now)
+        )
+
+    def _upload_is_due(self, carried: Carried, now: float) -> bool:
+        topic = carried.tier.topic
+        state = (carried.log.head, len(carried.tier.objects))
+        if self._seen.get(topic) == state:
+            return False
+        if carried.tier.waiting(carried.log) is None:
+            self._seen[topic] = state
+            return False
+        if carried.pending_since is None:
+            carried.pending_since = now
+        if now - carried.pending_since >= self._config.upload_seconds:
+            return True
+        return carried.lag_bytes >= self._config.object_bytes
+
+    def _retain_is_due(self, carried: Carried, now: float) -> bool:
+        return now - carried.retained_at >= self._config.retention_check_seconds
+
+    def _sweep_is_due(self, carried: Carried, now: float) -> bool:
+        sweep = self._config.sweep_seconds / 6 if carried.tier.has_garbage else self._config.sweep_seconds
+        return now - carried.swept_at >= sweep
+
+    def _start(self, carried: Carried, now_us: int) -> None:
+        task = asyncio.create_task(self._carry(carried, now_us), name=_task_name(carried.tier.topic))
+        self._tasks.add(task)
+        task.add_done_callback(lambda ended: self._ended(carried, ended))
+
+    def _ended(self, carried: Carried, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A bug. The others are carried on, and this one is not tried every second.
+            log.error("carrying failed", extra={"topic": carried.tier.topic}, exc_info=error)
+            self._failed(carried, repr(error))
+
+    async def _carry(self, carried: Carried, now_us: int) -> None:
+        topic = carried.tier.topic
+        try:
+            async with carried.working, self._at_once:
+                await self._steps(carried, now_us)
+        except (OwnershipLost, LogClosed, LogStopped):
+            return  # whoever closes the topic knows why
+        except DanubeError as error:
+            if str(error) != carried.failing:
+                log.warning("upload delayed", extra={"topic": topic, "why": str(error)})
+            self._failed(carried, str(error))
+            return
+        if carried.failing:
+            log.info("upload goes on", extra={"topic": topic})
+        carried.failing = ""
+        carried.pause_seconds = PAUSE_SECONDS_MIN
+
+    def _failed(self, carried: Carried, why: str) -> None:
+        carried.failing = why
+        carried.blocked_until = self._clock.elapsed() + carried.pause_seconds
+        carried.pause_seconds = min(carried.pause_seconds * 2, PAUSE_SECONDS_MAX)
+        self._metrics.upload_errors.inc()
+
+    async def _steps(self, carried: Carried, now_us: int) -> None:
+        tier, tidy = carried.tier, carried.tidy
+        now = self._clock.elapsed()
+        if self._upload_is_due(carried, now):
+            await self.upload_all(carried)
+            await self._merge_all(carried)
+            while await tidy.move_to_manifest():
+                pass
+        if self._retain_is_due(carried, now):
+            carried.retained_at = now
+            await self._retain(carried, now_us)
+            await tidy.free(carried.log, now_us)
+        await tier.publish_snapshot()
+        if self._sweep_is_due(carried, now):
+            carried.swept_at = now
+            await tidy.sweep()
+
+    async def _merge_all(self, carried: Carried) -> None:
+        while True:
+            try:
+                if await carried.tidy.merge() is None:
+                    return
+                self._metrics.merges.inc()
+            except ObjectDamaged as error:  # the others are merged without it
+                self._metrics.errors.inc()
+                log.error("object not merged", extra={"topic": carried.tier.topic, "why": str(error)})
+
+    async def retain_now(self, carried: Carried) -> int | None:
+        """Forgets what is to be forgotten, whatever the interval. Where history begins then; None if nothing went."""
+        async with carried.working:
+            carried.retained_at = now = self._clock.elapsed()
+            first = await self._retain(carried, self._time.at(self._clock.time_us(), now))
+            await carried.tier.publish_snapshot()
+            return first
+
+    async def _retain(self, carried: Carried, now_us: int) -> int | None:
+        if carried.read_retention is not None:
+            carried.retention = await carried.read_retention()
+        return await carried.tidy.retain(carried.retention, now_us)
+
+    async def upload_all(self, carried: Carried) -> int:
+        """Uploads what waits now; what comes meanwhile has its own interval. How many objects it made."""
+        tier, topic_log = carried.tier, carried.log
+        head = topic_log.head
+        count = 0
+        while (waiting := tier.waiting(topic_log)) is not None and waiting[0] < head:
+            started = self._clock.elapsed()
+            described = await tier.upload(topic_log)
+            if described is None:
+                break
+            count += 1
+            self._metrics.objects.inc()
+            self._metrics.bytes.inc(described.size)
+            self._metrics.upload_latency.observe(self._clock.elapsed() - started)
+        carried.pending_since = self._clock.elapsed() if tier.waiting(topic_log) is not None else None
+        return count
+
+
+def _task_name(topic: str) -> str:
+    return f"carry {topic}"

@@ -1,0 +1,42 @@
+"""The cluster as one broker sees it: who is alive, who leads, which topics go where.
+
+    Cluster (cluster.py)      what broker/ and api/ hold: starts and stops the rest, answers questions, takes requests
+      Membership              registration under a lease, self-fencing, coming back
+      View                    `/cluster/` mirrored: watched, and listed again every 30 s
+      Leadership              one leader at a time
+      LoadManager             only while leading: declares brokers dead, gives topics to brokers, rebalances, drains
+      Duties                  what markers ask of this broker: claim a topic, let one go
+    Host (host.py)            what the broker does when it is told to
+
+How it is wired, in this order:
+
+    cluster = Cluster(identity, host, store=..., clock=..., work=...)
+    await cluster.register()               raises NodeIdInUse for a copy of a living broker's directory
+    for topic in await cluster.own_topics(): ...          claim them: compare `cluster.registered` too
+    cluster.start()                        from here on `host` is called
+    (open the doors)
+    ...
+    await cluster.stop()                   after the topics are sealed: gives leadership and registration back
+
+`cluster.requests` has what operators ask for; `cluster.ended` is a future that fails when this broker must stop.
+
+Every transaction that claims a topic compares, beside the owner key, `cluster.registered`: it holds only as long as
+this process is registered, so nobody who was declared dead claims anything. `cluster.may_serve()` is asked before every
+acknowledgement and every dispatch: it turns false a quarter of the TTL before the lease can run out.
+
+The life of a marker, `/cluster/unassigned/<ns>/<topic>`:
+
+    new topic        null ──────────────► {to: B} ─────────────────────────────────► B claims (which deletes it)
+    move             {reason, from_broker: A} ─► {.., to: B} ─► A lets go ─► {.., ready} ─► B claims
+                                                                └─► {.., error}: undone, A serves on; removed later
+    crash            {reason: "broker_lost", from_broker: A} ─► {.., to: B} ───────► B claims
+
+Whoever creates the topic writes null with it. The owner's seal writes `marker.as_ready()` in the transaction that
+releases the topic. All other changes are made here.
+"""
+
+from pydanube.cluster.cluster import Cluster
+from pydanube.cluster.host import Host, Offer
+from pydanube.cluster.membership import Identity
+
+__all__ = ["Cluster", "Host", "Identity", "Offer"]

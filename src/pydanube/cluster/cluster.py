@@ -1,0 +1,181 @@
+"""This broker's side of the cluster, as one object: see the package's text for how it is used."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from pydanube.cluster.duties import Duties
+from pydanube.cluster.host import Host
+from pydanube.cluster.leadership import Leadership
+from pydanube.cluster.load_manager import LoadManager
+from pydanube.cluster.membership import Identity, Membership
+from pydanube.cluster.reports import Reports
+from pydanube.cluster.requests import Requests
+from pydanube.cluster.view import RELIST_SECONDS, View
+from pydanube.config import LoadManagerConfig
+from pydanube.core.lifecycle import TTL_SECONDS, BrokerState, Entry, Mode, Registration
+from pydanube.core.names import BrokerId, TopicName
+from pydanube.core.placement import THRESHOLDS, Marker, Rules
+from pydanube.errors import Unavailable
+from pydanube.ports import Clock, Compare, MetadataStore, Work
+
+log = logging.getLogger(__name__)
+
+
+class Cluster:
+    """`requests` takes what operators want; the rest answers without waiting, from what is known here."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        host: Host,
+        *,
+        store: MetadataStore,
+        clock: Clock,
+        work: Work,
+        config: LoadManagerConfig | None = None,
+        ttl_seconds: float = TTL_SECONDS,
+        relist_seconds: float = RELIST_SECONDS,
+        join: bool = False,
+        healthy: Callable[[], bool] = lambda: True,
+    ) -> None:
+        config = config or LoadManagerConfig()
+        rules = rules_of(config)
+        strategy = config.assignment_strategy
+        self.view = View(store, clock, ttl_seconds=ttl_seconds, relist_seconds=relist_seconds)
+        self.membership = Membership(
+            identity, store, clock, work, host.lost, ttl_seconds=ttl_seconds, join=join, healthy=healthy
+        )
+        self.leadership = Leadership(store, clock, self.view, self.membership)
+        self.requests = Requests(store, clock, self.view, self.membership, strategy=strategy, rules=rules)
+        self._load_manager = LoadManager(
+            store, clock, self.view, self.leadership, strategy=strategy, rules=rules, ttl_seconds=ttl_seconds
+        )
+        self._duties = Duties(store, clock, self.view, self.membership, host)
+        self._reports = Reports(
+            clock, self.view, self.membership, host.load_report, float(config.load_report_interval_seconds)
+        )
+        self._moves_max = config.max_moves_per_hour
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._background: set[asyncio.Task[Any]] = set()
+        self.ended: asyncio.Future[None] | None = None
+
+    # --- the course of things -----------------------------------------------------------------------
+
+    async def register(self) -> Entry:
+        """Becomes a member; waits for the metadata store as long as it takes. Raises NodeIdInUse."""
+        entry = await self.membership.register()
+        self.ended = asyncio.get_running_loop().create_future()
+        # From here on the lease must be renewed, however long the claims take that come next.
+        self._spawn(self.membership.run(), "membership")
+        self._spawn(self.view.run(), "cluster view")
+        return entry
+
+    async def own_topics(self) -> list[TopicName]:
+        """What this broker had when it went away, and still has: to be claimed before the doors open."""
+        return await self.membership.own_topics()
+
+    def start(self) -> None:
+        """Begins to lead, if it is elected, and to do what markers ask for."""
+        self._spawn(self.leadership.run(), "leadership")
+        self._spawn(self._load_manager.run(), "load manager")
+        self._spawn(self._duties.run(), "duties")
+        self._spawn(self._reports.run(), "load reports")
+
+    async def stop(self) -> None:
+        """Ends everything and leaves the cluster. Topics should be sealed before."""
+        tasks = [*self._tasks, *self._background]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(Unavailable):  # then the lease runs out by itself
+            await self.membership.leave()
+
+    def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._finish)
+        self._tasks.append(task)
+
+    def _finish(self, task: asyncio.Task[Any]) -> None:
+        """No part of this ends by itself: one that does ends the broker. Await `ended` to hear of it."""
+        assert self.ended is not None
+        if not task.cancelled() and not self.ended.done() and (error := task.exception()) is not None:
+            self.ended.set_exception(error)
+
+    # --- questions ----------------------------------------------------------------------------------
+
+    @property
+    def broker(self) -> BrokerId:
+        return self.membership.broker
+
+    @property
+    def session(self) -> int:
+        """For owner keys. Another one after this broker was declared dead."""
+        return self.membership.session
+
+    @property
+    def registered(self) -> Compare:
+        """Part of every claim."""
+        return self.membership.registered
+
+    def may_serve(self) -> bool:
+        """Whether this broker may acknowledge and dispatch now."""
+        return self.membership.may_serve()
+
+    @property
+    def leader(self) -> BrokerId | None:
+        return self.view.leader.value if self.view.leader else None
+
+    @property
+    def peers(self) -> Mapping[BrokerId, Registration]:
+        """All living brokers, this one among them."""
+        return {broker: seen.value for broker, seen in self.view.registrations.items()}
+
+    def state_of(self, broker: BrokerId) -> BrokerState | None:
+        seen = self.view.states.get(broker)
+        return seen.value if seen else None
+
+    @property
+    def mode(self) -> Mode:
+        state = self.state_of(self.broker)
+        return state.mode if state else Mode.DRAINED
+
+    def host_of(self, topic: TopicName) -> BrokerId | None:
+        """Who serves the topic, by exactly this name."""
+        return self.view.hosts.get(topic)
+
+    def marker_of(self, topic: TopicName) -> Marker | None:
+        seen = self.view.markers.get(topic)
+        return seen.value if seen else None
+
+    # --- work that outlasts its request -------------------------------------------------------------
+
+    def rebalance_in_background(self, moves_max: int | None = None) -> None:
+        """After `requests.rebalance` began one move: the others, up to `moves_max` in all."""
+        moves = (self._moves_max if moves_max is None else moves_max) - 1
+        task = asyncio.create_task(self._rebalance_on(moves), name="rebalancing")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _rebalance_on(self, moves: int) -> None:
+        try:
+            await self.requests.rebalance_on(moves)
+        except Unavailable as error:
+            log.warning("rebalancing ends", extra={"why": str(error)})
+
+
+def rules_of(config: LoadManagerConfig) -> Rules:
+    return Rules(
+        enabled=config.rebalancing_enabled,
+        threshold=THRESHOLDS[config.aggressiveness],
+        check_interval_seconds=config.check_interval_seconds,
+        moves_per_hour_max=config.max_moves_per_hour,
+        cooldown_seconds=config.cooldown_seconds,
+        brokers_min=config.min_brokers_for_rebalance,
+        topic_age_min_seconds=config.min_topic_age_seconds,
+        blacklist=config.blacklist_topics,
+    )

@@ -1,0 +1,195 @@
+"""What the cluster asks of this broker: claim a topic that is given to it, let one go that moves away.
+
+Both are told to the `Host`, once at a time for each topic. Nobody is told to claim what another broker may still own:
+the owner key says that it was let go or never had, or the marker, which every claim deletes, says that its owner was
+declared dead. The claim then compares the very revision that was judged here.
+
+A topic that is assigned to this broker and not served by it, because it could not be opened or because the answer to
+its claim was lost, is claimed again after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final, NoReturn
+
+from pydanube.cluster.host import Host, Offer
+from pydanube.cluster.membership import Membership
+from pydanube.cluster.view import View
+from pydanube.core import keys
+from pydanube.core.names import TopicName
+from pydanube.core.ownership import Owner
+from pydanube.core.placement import BROKER_LOST, Marker
+from pydanube.errors import Conflict, DanubeError, NotServed, TopicUnknown, Unavailable
+from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 0.2
+RETRY_SECONDS_MAX: Final = 5.0
+UNSERVED_SECONDS: Final = 5.0
+CLAIMS_MAX: Final = 32  # at once
+
+
+class Duties:
+    """Looks at the markers whenever they change."""
+
+    def __init__(self, store: MetadataStore, clock: Clock, view: View, membership: Membership, host: Host) -> None:
+        self._store = store
+        self._clock = clock
+        self._view = view
+        self._membership = membership
+        self._host = host
+        self._running: dict[TopicName, asyncio.Task[None]] = {}
+        self._failures: dict[TopicName, tuple[int, float]] = {}  # how many, and when to try again
+        self._missing: dict[TopicName, float] = {}  # assigned and not served, since when
+        self._room = asyncio.Semaphore(CLAIMS_MAX)
+
+    async def run(self) -> NoReturn:
+        try:
+            while True:
+                version = self._view.version
+                if self._membership.may_serve():
+                    self._look()
+                await self._view.changed(version, self._patience())
+        finally:
+            running = list(self._running.values())
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def _look(self) -> None:
+        me, now = self._membership.broker, self._clock.elapsed()
+        for topic in [topic for topic in self._failures if topic not in self._view.markers | self._missing]:
+            del self._failures[topic]
+        for topic, seen in self._view.markers.items():
+            marker = seen.value
+            if self._is_busy(topic, now):
+                continue
+            if marker.is_free and marker.to == me:
+                self._begin(topic, self._claim)
+            elif marker.is_move and marker.from_broker == me and marker.to is not None:
+                self._begin(topic, self._let_go)
+
+        for topic in self._unserved(now):
+            if not self._is_busy(topic, now):
+                self._begin(topic, self._claim_again)
+
+    def _is_busy(self, topic: TopicName, now: float) -> bool:
+        return topic in self._running or now < self._failures.get(topic, (0, now))[1]
+
+    def _unserved(self, now: float) -> list[TopicName]:
+        """Topics that have been assigned to this broker for a while and that it does not serve."""
+        me, served = self._membership.broker, self._host.owned_topics()
+        lost = self._view.lost.get(me)
+        missing = {
+            topic
+            for topic, revision in self._view.assigned.get(me, {}).items()
+            if topic not in served and topic not in self._view.markers and revision > (lost.revision if lost else 0)
+        }
+        self._missing = {topic: self._missing.get(topic, now) for topic in sorted(missing)}
+        return [topic for topic, since in self._missing.items() if now - since >= UNSERVED_SECONDS]
+
+    def _patience(self) -> float:
+        """Until somebody is to be tried again."""
+        now = self._clock.elapsed()
+        waiting = [at - now for topic, (_, at) in self._failures.items() if topic not in self._running]
+        return min([IDLE_SECONDS, *(max(each, 0.01) for each in waiting)])
+
+    def _begin(self, topic: TopicName, duty: Callable[[TopicName], Coroutine[Any, Any, None]]) -> None:
+        task = asyncio.create_task(duty(topic), name=f"duty {topic}")
+        self._running[topic] = task
+        task.add_done_callback(partial(self._end, topic))
+
+    def _end(self, topic: TopicName, task: asyncio.Task[None]) -> None:
+        del self._running[topic]
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._failures.pop(topic, None)
+            return
+        failures = self._failures.get(topic, (0, 0.0))[0] + 1
+        wait = min(RETRY_SECONDS * 2.0 ** min(failures - 1, 10), RETRY_SECONDS_MAX)
+        self._failures[topic] = (failures, self._clock.elapsed() + wait)
+        # A bug that one topic brings out is that topic's trouble: if it ended this broker, it would end the next too.
+        trace = None if isinstance(error, DanubeError) else error
+        log.warning("topic cannot be taken or moved yet", extra={"topic": topic, "why": str(error)}, exc_info=trace)
+
+    # --- claiming ---
+
+    async def _claim(self, topic: TopicName) -> None:
+        async with self._room:
+            # First the owner, then the marker: a claim deletes the marker, so if the marker is still there, nobody had
+            # claimed the topic when the owner was read.
+            owner = await self._store.get(keys.owner(topic))
+            item = await self._store.get(keys.unassigned(topic))
+            marker = Marker.from_bytes(item.value) if item else None
+            if item is None or marker is None or not marker.is_free or marker.to != self._membership.broker:
+                await self._view.refresh()  # the view was behind
+                return
+            if owner is not None and marker.reason != BROKER_LOST and not _is_nobodys(owner.value):
+                raise Conflict(keys.owner(topic))
+            try:
+                await self._host.claim(Offer(topic, marker, owner.revision if owner else 0))
+            except TopicUnknown:
+                await self._view.transact([Compare(item.key, item.revision)], [Delete(item.key)])
+                log.info("marker of a deleted topic removed", extra={"topic": topic})
+
+    async def _claim_again(self, topic: TopicName) -> None:
+        async with self._room:
+            item = await self._store.get(keys.owner(topic))
+            owner = _read(item.value) if item else None
+            if item is None or owner is None or owner.released or owner.broker_id != self._membership.broker:
+                await self._view.refresh()
+                return
+            log.info("topic is ours and not open", extra={"topic": topic})
+            await self._host.claim(Offer(topic, Marker(), item.revision))
+
+    # --- letting go ---
+
+    async def _let_go(self, topic: TopicName) -> None:
+        item = await self._store.get(keys.unassigned(topic))
+        marker = Marker.from_bytes(item.value) if item else None
+        if marker is None or not marker.is_move or marker.from_broker != self._membership.broker:
+            await self._view.refresh()  # the view was behind
+            return
+        try:
+            if topic not in self._host.owned_topics():
+                raise NotServed(topic, "it could not be opened on the broker that has it")
+            await self._host.let_go(topic, marker)
+        except DanubeError as error:
+            log.warning("topic stays where it is", extra={"topic": topic, "why": str(error)})
+            await self._undo(topic, str(error))
+
+    async def _undo(self, topic: TopicName, why: str) -> None:
+        """Tells whoever asked, in the marker, that the topic stays."""
+        while True:
+            try:
+                item = await self._store.get(keys.unassigned(topic))
+                marker = Marker.from_bytes(item.value) if item else None
+                if item is None or marker is None or not marker.is_move:
+                    return
+                if marker.from_broker != self._membership.broker:
+                    return
+                put = Put(item.key, marker.as_failed(why).to_bytes())
+                if await self._view.transact([Compare(item.key, item.revision)], [put]) is not None:
+                    return
+            except Unavailable:
+                await self._clock.sleep(RETRY_SECONDS_MAX)
+
+
+def _read(owner: bytes) -> Owner | None:
+    try:
+        return Owner.from_bytes(owner)
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _is_nobodys(owner: bytes) -> bool:
+    found = _read(owner)
+    return found is not None and (found.released or found.deleted)

@@ -1,0 +1,205 @@
+"""Runs while this broker leads: carries out what `core/leading.py` decides.
+
+Every write compares the leader key and the revisions of what it rests on. One that is refused changes nothing; then the
+view is made anew and everything decided again. So a leader may die, or be replaced, between any two writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final, NoReturn, TypeVar
+
+from pydanube.cluster.leadership import Leadership
+from pydanube.cluster.view import View
+from pydanube.core import keys
+from pydanube.core.leading import Abandon, Decision, Declare, Direct, FinishDrain, Leading, Remove, Start
+from pydanube.core.lifecycle import Lost
+from pydanube.core.names import BrokerId, TopicName
+from pydanube.core.placement import BROKER_LOST, Marker, Rules
+from pydanube.errors import Unavailable
+from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BATCH: Final = 50  # topics in one transaction: two operations each, and the store takes 128
+HISTORY_MAX: Final = 1_000
+RETRY_SECONDS: Final = 0.5
+REFUSED_SECONDS: Final = 0.02
+
+
+class LoadManager:
+    """Idle until this broker leads."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        clock: Clock,
+        view: View,
+        leadership: Leadership,
+        *,
+        strategy: str,
+        rules: Rules,
+        ttl_seconds: float,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._view = view
+        self._leadership = leadership
+        self._strategy = strategy
+        self._rules = rules
+        self._ttl_seconds = ttl_seconds
+
+    async def run(self) -> NoReturn:
+        while True:
+            version = self._view.version
+            if self._leadership.leads:
+                await self._lead()
+            await self._view.changed(version, self._ttl_seconds / 16)
+
+    async def _lead(self) -> None:
+        """Until it leads no more. A new leader begins with a look at everything."""
+        leading = Leading(self._strategy, self._rules, self._ttl_seconds)
+        fresh = False
+        refused = 0
+        while self._leadership.leads:
+            try:
+                if not fresh:
+                    await self._view.refresh()
+                    fresh = True
+                version, now = self._view.version, self._clock.elapsed()
+                decisions = leading.step(now, self._clock.time_us() // 1000, self._view.world())
+                if not await self._carry_out(decisions):
+                    refused += 1
+                    await self._leadership.check()
+                    await self._clock.sleep(min(REFUSED_SECONDS * refused, RETRY_SECONDS))
+                    continue
+                refused = 0
+            except Unavailable as error:
+                log.warning("leader waits for the metadata store", extra={"why": str(error)})
+                fresh = False
+                await self._clock.sleep(RETRY_SECONDS)
+                continue
+            # At least a moment, so that a rule that finds itself due again at once cannot keep the loop busy.
+            await self._view.changed(version, max(leading.due - self._clock.elapsed(), 0.05))
+
+    async def _carry_out(self, decisions: Iterable[Decision]) -> bool:
+        """Whether all of it was written. What was refused was decided on something that is not so any more."""
+        directs: list[Direct] = []
+        written = True
+        for decision in decisions:
+            match decision:
+                case Declare(broker, session):
+                    written &= await self._declare(broker, session)
+                case Abandon(broker, topics):
+                    written &= await self._abandon(broker, topics)
+                case Direct():
+                    directs.append(decision)
+                case Start():
+                    written &= await self._start(decision)
+                case Remove(topic):
+                    written &= await self._remove(topic)
+                case FinishDrain(broker, reason):
+                    written &= await self._finish_drain(broker, reason)
+        for batch in batches(directs, BATCH):
+            written &= await self._direct(batch)
+        return written
+
+    async def _write(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> bool:
+        return await self._view.transact([self._leadership.guard, *compares], operations) is not None
+
+    # --- one decision each ---
+
+    async def _declare(self, broker: BrokerId, session: int) -> bool:
+        lost = Lost(session=session, timestamp=self._clock.time_us() // 1000)
+        # Either the broker is registered again, or it is dead: both compare what the other one writes.
+        compares = [Compare(keys.registration(broker), 0), self._view.compare(keys.lost(broker))]
+        if not await self._write(compares, [Put(keys.lost(broker), lost.to_bytes())]):
+            return False
+        topics = len(self._view.assigned.get(broker, ()))
+        log.warning("broker no longer alive", extra={"broker_id": broker, "session": session, "topics": topics})
+        return True
+
+    async def _abandon(self, broker: BrokerId, topics: Sequence[TopicName]) -> bool:
+        written = True
+        for batch in batches(topics, BATCH):
+            compares: list[Compare] = []
+            operations: list[Put | Delete] = []
+            waits = await asyncio.gather(*map(self._waits, batch))
+            for topic, wait in zip(batch, waits, strict=True):
+                marker = Marker(
+                    reason=BROKER_LOST, from_broker=broker, wait=wait, timestamp=self._clock.time_us() // 1000
+                )
+                assignment = keys.assignment(broker, topic)
+                compares.append(self._view.compare(assignment))
+                operations += [Put(keys.unassigned(topic), marker.to_bytes()), Delete(assignment)]
+            written &= await self._write(compares, operations)
+        return written
+
+    async def _waits(self, topic: TopicName) -> bool:
+        item = await self._store.get(keys.on_crash(topic))
+        return item is not None and item.value == b'"wait"'
+
+    async def _direct(self, batch: Sequence[Direct]) -> bool:
+        found = [(direct, self._view.markers[direct.topic]) for direct in batch if direct.topic in self._view.markers]
+        written = await self._write(
+            [Compare(keys.unassigned(direct.topic), seen.revision) for direct, seen in found],
+            [Put(keys.unassigned(direct.topic), seen.value.towards(direct.to).to_bytes()) for direct, seen in found],
+        )
+        if written:
+            for direct, seen in found:
+                log.info(
+                    "topic gets a broker",
+                    extra={
+                        "topic": direct.topic,
+                        "to": direct.to,
+                        "reason": seen.value.reason or "new",
+                        "instead_of": seen.value.to,
+                    },
+                )
+        elif len(found) > 1:  # one of them has changed; the others need not wait for it
+            for direct, _ in found:
+                if self._leadership.leads and direct.topic in self._view.markers:
+                    await self._direct([direct])
+        return written
+
+    async def _start(self, start: Start) -> bool:
+        marker = start.marker
+        assert marker.from_broker is not None
+        compares = [
+            Compare(keys.unassigned(start.topic), 0),
+            self._view.compare(keys.assignment(marker.from_broker, start.topic)),
+        ]
+        operations: list[Put | Delete] = [Put(keys.unassigned(start.topic), marker.to_bytes())]
+        if start.entry is not None:
+            operations.append(Put(keys.rebalancing(start.entry.timestamp), start.entry.to_bytes()))
+            operations += [Delete(key) for key in sorted(self._view.history)[: 1 - HISTORY_MAX]][:BATCH]
+        if not await self._write(compares, operations):
+            return False
+        log.info(
+            "topic is to move",
+            extra={"topic": start.topic, "reason": marker.reason, "from": marker.from_broker, "to": marker.to},
+        )
+        return True
+
+    async def _remove(self, topic: TopicName) -> bool:
+        key = keys.unassigned(topic)
+        return await self._write([self._view.compare(key)], [Delete(key)])
+
+    async def _finish_drain(self, broker: BrokerId, reason: str) -> bool:
+        state = self._view.states[broker]
+        key = keys.broker_state(broker)
+        if not await self._write([Compare(key, state.revision)], [Put(key, state.value.drained(reason).to_bytes())]):
+            return False
+        log.info("broker is drained", extra={"broker_id": broker, "reason": reason})
+        return True
+
+
+def batches(values: Sequence[T], size: int) -> Iterator[list[T]]:
+    rest = iter(values)
+    while batch := list(islice(rest, size)):
+        yield batch

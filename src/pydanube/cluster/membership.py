@@ -1,0 +1,325 @@
+"""This broker's place in the cluster: its registration, under a lease that is renewed for ever.
+
+    register ─► keep the lease ─► (lost) ─► what does the store say? ─┬─► nothing happened: as before, same session
+                     ▲                                               ├─► declared dead: `on_lost`, new session, drained
+                     └───────────────────────────────────────────────┤
+                                                                     └─► somebody else has the id: NodeIdInUse
+
+What to be is decided in `core/lifecycle.py`. The transaction that registers compares the registration, the state and
+the lost record with what was read, so a leader that declares this broker dead and this broker that comes back never
+both succeed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, NoReturn
+
+from pydanube.cluster.lease import Lease
+from pydanube.core import keys
+from pydanube.core.lifecycle import (
+    FULL_CLUSTER_RESTART,
+    REGISTRATION_EXPIRED,
+    STALE_RESTART,
+    TTL_SECONDS,
+    BrokerState,
+    Entry,
+    Found,
+    Lost,
+    Mode,
+    Registration,
+    Verdict,
+    enter_running,
+    enter_starting,
+    renewal_interval,
+    retry_delay,
+)
+from pydanube.core.names import BrokerId, TopicName
+from pydanube.errors import DanubeError, LeaseLost, NodeIdInUse, Unavailable
+from pydanube.ports import Clock, Compare, Delete, Item, MetadataStore, Put, Revision, Work
+
+log = logging.getLogger(__name__)
+
+# How long somebody else's registration must stand, in TTLs, to be that of a living broker: longer than its lease.
+PROOF_OF_LIFE: Final = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who this broker is and where it is found.
+
+    `home` names the data directory among all directories of all machines: two processes with one home cannot both hold
+    its lock, so a registration from the same home is that of a process that is gone.
+    """
+
+    broker: BrokerId
+    home: str
+    broker_url: str
+    connect_url: str
+    admin_addr: str
+    prom_exporter: str
+    stream_url: str
+
+
+class _Read(NamedTuple):
+    """What the store holds about this broker, with revisions."""
+
+    registration: Item | None
+    state: Item | None
+    lost: Item | None
+
+    def found(self) -> Found:
+        state = BrokerState.from_bytes(self.state.value) if self.state else None
+        lost = Lost.from_bytes(self.lost.value) if self.lost else None
+        if self.registration is None:
+            return Found(state, lost)
+        registration = Registration.from_bytes(self.registration.value)
+        if registration is None:  # somebody is there, but nobody of ours
+            return Found(state, lost, registered=0)
+        return Found(state, lost, registration.session, registration.home)
+
+    def unchanged(self, broker: BrokerId) -> list[Compare]:
+        return [
+            Compare(keys.registration(broker), _revision(self.registration)),
+            Compare(keys.broker_state(broker), _revision(self.state)),
+            Compare(keys.lost(broker), _revision(self.lost)),
+        ]
+
+
+class Membership:
+    """`on_lost` is called when the leader declared this broker dead, before it registers again."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        store: MetadataStore,
+        clock: Clock,
+        work: Work,
+        on_lost: Callable[[str], Awaitable[None]],
+        *,
+        ttl_seconds: float = TTL_SECONDS,
+        join: bool = False,
+        healthy: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.identity = identity
+        self.session = work.random_u64()
+        self.lease = Lease(identity.broker, store, clock, ttl_seconds, healthy)
+        self.entry: Entry | None = None  # how it registered last
+        self._store = store
+        self._clock = clock
+        self._work = work
+        self._on_lost = on_lost
+        self._join = join
+        self._revision: Revision = 0
+        self._lost_revision: Revision = 0
+
+    @property
+    def broker(self) -> BrokerId:
+        return self.identity.broker
+
+    @property
+    def registered(self) -> Compare:
+        """Holds as long as this process is registered. Part of everything that only a living broker may write.
+
+        Before the first registration, and after one was lost, it holds never.
+        """
+        return Compare(keys.registration(self.broker), self._revision or -1)
+
+    def may_serve(self) -> bool:
+        """Self-fencing: False a quarter of the TTL before others may take this broker's topics."""
+        return self._revision != 0 and self.lease.may_serve()
+
+    async def register(self) -> Entry:
+        """At the start. Waits for the store as long as it takes. Raises NodeIdInUse in a copy of a living broker."""
+        other: tuple[int | None, float] | None = None  # a session that is not ours, and since when we see it
+        failures = 0
+        while True:
+            try:
+                read = await self._read()
+                entry = enter_starting(read.found(), home=self.identity.home, join=self._join)
+                if entry.verdict is Verdict.WAIT:
+                    now, session = self._clock.elapsed(), read.found().registered
+                    if other is None or other[0] != session:
+                        other = (session, now)
+                    elif now - other[1] > PROOF_OF_LIFE * self.lease.ttl_seconds:
+                        raise NodeIdInUse(str(self.broker), _where(read.registration))
+                    await self._clock.sleep(self.lease.ttl_seconds / 16)
+                    continue
+                if await self._enter(read, entry, self.session):
+                    self._tell(entry)
+                    return entry
+            except Unavailable as error:
+                failures += 1
+                log.warning("cannot register yet", extra={"broker_id": self.broker, "why": str(error)})
+                await self._clock.sleep(retry_delay(failures, self.lease.ttl_seconds))
+
+    async def run(self) -> NoReturn:
+        """Keeps the registration, and takes it back whenever it was lost. Raises NodeIdInUse if another has it."""
+        while True:
+            await self._until_lost()
+            self._revision = 0
+            self.lease.drop()
+            await self._come_back()
+
+    async def _until_lost(self) -> None:
+        """Returns when the lease has run out, or the registration is gone without it, by whosever hand."""
+        keeping = asyncio.create_task(self.lease.keep(), name="keep the lease")
+        try:
+            while not keeping.done():
+                await asyncio.wait([keeping], timeout=renewal_interval(self.lease.ttl_seconds))
+                with contextlib.suppress(Unavailable):
+                    item = await self._store.get(keys.registration(self.broker))
+                    if _revision(item) != self._revision:
+                        return
+        finally:
+            keeping.cancel()
+            with contextlib.suppress(LeaseLost, asyncio.CancelledError):
+                await keeping
+
+    async def leave(self) -> None:
+        """An orderly end: others need not wait for the lease, and may take what was not sealed one TTL later."""
+        revision, self._revision = self._revision, 0
+        item = await self._store.get(keys.broker_state(self.broker))
+        state = BrokerState.from_bytes(item.value) if item else None
+        if item is not None and state is not None:
+            await self._store.transact(
+                [Compare(keys.registration(self.broker), revision), Compare(item.key, item.revision)],
+                [
+                    Delete(keys.registration(self.broker)),
+                    Put(item.key, replace(state, has_left=True).to_bytes()),
+                ],
+            )
+        lease = self.lease.id
+        self.lease.drop()
+        await self._store.revoke(lease)
+
+    async def own_topics(self) -> list[TopicName]:
+        """Topics that are assigned to this broker and were not given away: to be claimed before the doors open."""
+        items = await self._store.list(keys.assignments(self.broker))
+        found = [(item.revision, assignment[1]) for item in items if (assignment := keys.assignment_of(item.key))]
+        # What was assigned before the leader declared a session of ours dead is about to get other owners.
+        return sorted(topic for revision, topic in found if revision > self._lost_revision)
+
+    # --- registering ---
+
+    async def _come_back(self) -> None:
+        fresh = self._work.random_u64()  # the next session, if this one was declared dead
+        failures = 0
+        closed = False
+        while True:
+            try:
+                read = await self._read()
+                found = read.found()
+                if found.registered == fresh:  # we were here: the store did what it seemed not to answer
+                    found = found._replace(registered=None)
+                entry = enter_running(found, session=self.session)
+                if entry.verdict is Verdict.REPLACED:
+                    await self._lose("replaced")
+                    raise NodeIdInUse(str(self.broker), _where(read.registration))
+                if entry.declared_dead and not closed:
+                    log.warning(
+                        "Registration recovered after expiry. Setting broker to drained.",
+                        extra={"broker_id": self.broker},
+                    )
+                    await self._lose(entry.reason)
+                    closed = True
+                if await self._enter(read, entry, fresh if entry.declared_dead else self.session):
+                    self._tell(entry)
+                    return
+            except Unavailable as error:
+                failures += 1
+                log.error(
+                    "Failed to renew broker registration",
+                    extra={"broker_id": self.broker, "failures": failures, "error": str(error)},
+                )
+                await self._clock.sleep(retry_delay(failures, self.lease.ttl_seconds))
+
+    async def _enter(self, read: _Read, entry: Entry, session: int) -> bool:
+        """Registers if the store still holds what was read."""
+        identity, before = self.identity, read.found()
+        lease = await self.lease.grant()
+        registration = Registration(
+            broker_url=identity.broker_url,
+            connect_url=identity.connect_url,
+            admin_addr=identity.admin_addr,
+            prom_exporter=identity.prom_exporter,
+            stream_url=identity.stream_url,
+            session=session,
+            home=identity.home,
+            lease=lease,
+        ).to_bytes()
+        drain = before.state.drain if before.state and entry.mode is Mode.DRAINING else None
+        state = BrokerState(mode=entry.mode, reason=entry.reason, session=session, drain=drain)
+        revision = await self._write(read, registration, state)
+        if revision is None:
+            # Also if an answer is still under way: under a revoked lease nothing is put any more.
+            await self._store.revoke(lease)
+            return False
+        self.session, self.entry = session, entry
+        self._revision, self._lost_revision = revision, _revision(read.lost)
+        if read.registration is not None and (old := Registration.from_bytes(read.registration.value)):
+            await self._end(old.lease)
+        return True
+
+    async def _write(self, read: _Read, registration: bytes, state: BrokerState) -> Revision | None:
+        """The revision of our registration, also if the store did it and the answer was lost; None if it did not."""
+        key = keys.registration(self.broker)
+        try:
+            return await self._store.transact(
+                read.unchanged(self.broker),
+                [Put(key, registration, self.lease.id), Put(keys.broker_state(self.broker), state.to_bytes())],
+            )
+        except LeaseLost:
+            return None
+        except Unavailable:
+            item = await self._store.get(key)
+            return item.revision if item is not None and item.value == registration else None
+
+    async def _end(self, lease: int) -> None:
+        """The lease of the process before this one: with it goes what else that process held, as the leader's key."""
+        with contextlib.suppress(Unavailable):  # it runs out by itself
+            await self._store.revoke(lease)
+
+    async def _read(self) -> _Read:
+        return _Read(
+            await self._store.get(keys.registration(self.broker)),
+            await self._store.get(keys.broker_state(self.broker)),
+            await self._store.get(keys.lost(self.broker)),
+        )
+
+    async def _lose(self, reason: str) -> None:
+        try:
+            await self._on_lost(reason)
+        except DanubeError as error:
+            log.error("closing lost topics failed", extra={"broker_id": self.broker, "error": str(error)})
+
+    def _tell(self, entry: Entry) -> None:
+        extra = {"broker_id": self.broker, "mode": entry.mode.value, "reason": entry.reason, "session": self.session}
+        if entry.declared_dead and entry.reason == REGISTRATION_EXPIRED:
+            sentence = (
+                "Broker registration expired. Registered as drained. Use `danube-admin brokers activate` to resume."
+            )
+            log.warning(sentence, extra=extra)
+        elif entry.declared_dead and entry.reason == STALE_RESTART:
+            sentence = (
+                "Broker registration was expired (unavailable > TTL). Registered as drained. "
+                "Use `danube-admin brokers activate` to resume."
+            )
+            log.warning(sentence, extra=extra)
+        elif entry.reason == FULL_CLUSTER_RESTART:
+            log.info("Full cluster restart detected. Registering as active.", extra=extra)
+        else:
+            log.info("broker registered", extra=extra)
+
+
+def _revision(item: Item | None) -> Revision:
+    return item.revision if item else 0
+
+
+def _where(item: Item | None) -> str:
+    registration = Registration.from_bytes(item.value) if item else None
+    return f"{registration.broker_url} ({registration.home})" if registration else "an unknown place"

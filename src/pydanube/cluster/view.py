@@ -1,0 +1,283 @@
+"""What this broker knows of its cluster: a copy of everything below `/cluster/`.
+
+The copy is kept fresh by a watch, and made anew from a list every 30 s, when the watch breaks, and when somebody was
+refused a write because the copy was old. A lost event costs time, never correctness: every write that rests on the copy
+compares the revisions of what it rests on.
+
+Values that are none of ours are left alone and not seen; the log names them once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from pydanube.core import keys
+from pydanube.core.leading import World
+from pydanube.core.lifecycle import BrokerState, Lost, Mode, Registration
+from pydanube.core.load import LoadReport
+from pydanube.core.names import BrokerId, TopicName
+from pydanube.core.placement import Marker, Move
+from pydanube.errors import Unavailable
+from pydanube.ports import Clock, Compare, Delete, Event, Item, MetadataStore, Put, Revision
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RELIST_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = 0.2
+RETRY_SECONDS_MAX: Final = 5.0
+
+
+class Seen(NamedTuple, Generic[T]):
+    """A value and the revision that last changed it."""
+
+    value: T
+    revision: Revision
+
+
+@dataclass(slots=True)
+class _Life:
+    """How long a session of a broker has been registered, as far as this process can tell."""
+
+    session: int
+    since: float
+    is_old: bool  # it was there before this process looked: perhaps a lease of the dead
+    until: float | None = None
+
+
+class View:
+    """Read it without waiting; wait with `changed`. `version` counts changes."""
+
+    def __init__(
+        self, store: MetadataStore, clock: Clock, *, ttl_seconds: float, relist_seconds: float = RELIST_SECONDS
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._ttl_seconds = ttl_seconds
+        self._relist_seconds = relist_seconds
+        self.version = 0
+        self.registrations: dict[BrokerId, Seen[Registration]] = {}
+        self.states: dict[BrokerId, Seen[BrokerState]] = {}
+        self.lost: dict[BrokerId, Seen[Lost]] = {}
+        self.assigned: dict[BrokerId, dict[TopicName, Revision]] = {}
+        self.hosts: dict[TopicName, BrokerId] = {}
+        self.markers: dict[TopicName, Seen[Marker]] = {}
+        self.reports: dict[BrokerId, LoadReport] = {}
+        self.history: dict[str, Move] = {}
+        self.leader: Seen[BrokerId] | None = None
+        self._revisions: dict[str, Revision] = {}
+        self._lives: dict[BrokerId, _Life] = {}
+        self._listed = False
+        self._complained: dict[str, Revision] = {}
+        self._waiting: list[asyncio.Future[None]] = []
+
+    # --- reading ------------------------------------------------------------------------------------
+
+    def world(self) -> World:
+        """What the leader decides on."""
+        return World(
+            alive={broker: seen.value.session for broker, seen in self.registrations.items()},
+            witnessed=self._witnessed(),
+            states={broker: seen.value for broker, seen in self.states.items()},
+            lost={broker: (seen.value, seen.revision) for broker, seen in self.lost.items()},
+            assigned=self.assigned,
+            markers={topic: seen.value for topic, seen in self.markers.items()},
+            reports=self.reports,
+            history=list(self.history.values()),
+        )
+
+    def active(self) -> list[BrokerId]:
+        """Living brokers that may be given topics."""
+        return sorted(b for b in self.registrations if b in self.states and self.states[b].value.mode is Mode.ACTIVE)
+
+    def revision(self, key: str) -> Revision:
+        """Of a key as it was last seen; 0: not there."""
+        return self._revisions.get(key, 0)
+
+    def compare(self, key: str) -> Compare:
+        """Holds if the key still is what was last seen."""
+        return Compare(key, self.revision(key))
+
+    async def changed(self, since: int, seconds: float) -> None:
+        """Returns when `version` is not `since` any more, after `seconds` at the latest."""
+        if self.version != since or seconds <= 0:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            async with asyncio.timeout(seconds):
+                await waiter
+        except TimeoutError:
+            pass
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+
+    def _witnessed(self) -> dict[BrokerId, int]:
+        """Sessions that certainly lived while this process looked.
+
+        One that was there from the first look may have died before: only if it outlived a whole lease was it renewed.
+        """
+        now = self._clock.elapsed()
+        return {
+            broker: life.session
+            for broker, life in self._lives.items()
+            if not life.is_old or (now if life.until is None else life.until) - life.since >= self._ttl_seconds
+        }
+
+    # --- writing ------------------------------------------------------------------------------------
+
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Revision | None:
+        """As the store's; what it changed is seen at once. After a refusal the copy is made anew."""
+        revision = await self._store.transact(compares, operations)
+        if revision is None:
+            await self.refresh()
+            return None
+        self._apply(
+            Event(operation.key, operation.value if isinstance(operation, Put) else None, revision)
+            for operation in operations
+            if operation.key.startswith(keys.CLUSTER)
+        )
+        return revision
+
+    # --- keeping it fresh ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Watches and lists for ever."""
+        failures = 0
+        while True:
+            begun = self._clock.elapsed()
+            try:
+                after = await self.refresh()
+                failures = 0
+                await self._follow(after)
+            except Unavailable as error:
+                failures += 1
+                log.warning("cluster view is not fresh", extra={"why": str(error), "failures": failures})
+                await self._clock.sleep(min(RETRY_SECONDS * 2.0 ** min(failures, 10), RETRY_SECONDS_MAX))
+            if self._clock.elapsed() - begun < RETRY_SECONDS:
+                await self._clock.sleep(RETRY_SECONDS)  # a watch that ends at once must not become a busy loop
+
+    async def refresh(self) -> Revision:
+        """Makes the copy anew; returns a revision after which to watch."""
+        after = await self._store.transact([], [])
+        assert after is not None, "nothing was compared"
+        self._replace(await self._store.list(keys.CLUSTER), after)
+        return after
+
+    async def _follow(self, after: Revision) -> None:
+        try:
+            async with asyncio.timeout(self._relist_seconds):
+                async for events in self._store.watch(keys.CLUSTER, after):
+                    self._apply(events)
+        except TimeoutError:
+            pass  # time to list again
+
+    def _replace(self, items: Sequence[Item], base: Revision) -> None:
+        """`items` are all that exist, at some revision from `base` on. What was seen beyond `base` is left as it is."""
+        listed = {item.key for item in items}
+        gone = [key for key, revision in self._revisions.items() if key not in listed and revision <= base]
+        self._apply(
+            [*(Event(key, None, base + 1) for key in gone), *(Event(key, value, at) for key, value, at in items)]
+        )
+        self._listed = True
+
+    def _apply(self, events: Iterable[Event]) -> None:
+        changed = False
+        for event in events:
+            if event.revision <= self._revisions.get(event.key, 0):
+                continue  # told before
+            if event.value is None:
+                changed |= self._revisions.pop(event.key, None) is not None
+            else:
+                self._revisions[event.key] = event.revision
+                changed = True
+            self._sort(event)
+        if changed:
+            self.version += 1
+            for waiter in self._waiting:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._waiting.clear()
+
+    # --- one key ------------------------------------------------------------------------------------
+
+    def _sort(self, event: Event) -> None:
+        key, value, revision = event.key, event.value, event.revision
+        if (assignment := keys.assignment_of(key)) is not None:
+            self._assign(*assignment, None if value is None else revision)
+        elif (topic := keys.topic_of_unassigned(key)) is not None:
+            _put(self.markers, topic, self._read(event, Marker.from_bytes(value) if value else None))
+        elif (broker := keys.broker_of_registration(key)) is not None:
+            _put(self.registrations, broker, self._read(event, Registration.from_bytes(value) if value else None))
+            self._track(broker)
+        elif (broker := keys.broker_of_state(key)) is not None:
+            _put(self.states, broker, self._read(event, BrokerState.from_bytes(value) if value else None))
+        elif (broker := keys.broker_of_lost(key)) is not None:
+            _put(self.lost, broker, self._read(event, Lost.from_bytes(value) if value else None))
+        elif (broker := keys.broker_of_load(key)) is not None:
+            report = self._read(event, LoadReport.from_bytes(value) if value else None)
+            _put(self.reports, broker, report.value if report else None)
+        elif keys.time_of_rebalancing(key) is not None:
+            move = self._read(event, Move.from_bytes(value) if value else None)
+            _put(self.history, key, move.value if move else None)
+        elif key == keys.LEADER:
+            self.leader = self._read(event, leader_from_bytes(value) if value else None)
+
+    def _read(self, event: Event, value: T | None) -> Seen[T] | None:
+        if value is not None:
+            return Seen(value, event.revision)
+        if event.value is not None and self._complained.get(event.key) != event.revision:
+            self._complained[event.key] = event.revision
+            log.warning("value is none of ours and left alone", extra={"key": event.key, "revision": event.revision})
+        return None
+
+    def _assign(self, broker: BrokerId, topic: TopicName, revision: Revision | None) -> None:
+        if revision is not None:
+            self.assigned.setdefault(broker, {})[topic] = revision
+            self.hosts[topic] = broker
+            return
+        self.assigned.get(broker, {}).pop(topic, None)
+        if self.hosts.get(topic) == broker:
+            del self.hosts[topic]
+        if not self.assigned.get(broker, True):
+            del self.assigned[broker]
+
+    def _track(self, broker: BrokerId) -> None:
+        now = self._clock.elapsed()
+        seen, life = self.registrations.get(broker), self._lives.get(broker)
+        if seen is None:
+            if life is not None and life.until is None:
+                life.until = now
+        elif life is None or life.session != seen.value.session:
+            self._lives[broker] = _Life(seen.value.session, now, is_old=not self._listed)
+        else:
+            life.until = None
+
+
+K = TypeVar("K")
+
+
+def _put(where: dict[K, T], key: K, value: T | None) -> None:
+    if value is None:
+        where.pop(key, None)
+    else:
+        where[key] = value
+
+
+def leader_to_bytes(broker: BrokerId) -> bytes:
+    return json.dumps(broker).encode()
+
+
+def leader_from_bytes(value: bytes) -> BrokerId | None:
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return None
+    return BrokerId(found) if isinstance(found, int) and found > 0 else None

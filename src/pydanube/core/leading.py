@@ -1,0 +1,297 @@
+"""What the leader of a cluster decides, from what it sees.
+
+    world ─► Leading.step ─► Declare    a broker that is gone: its session is dead
+                             Abandon    the topics of a dead session lose their owner
+                             Direct     a topic without owner gets a target, or another one
+                             Start      a drain or a rebalancing moves a topic
+                             Remove     a failed move is forgotten
+                             FinishDrain
+
+Nothing here is remembered that a new leader would need: it steps through the same world and comes to the same end. What
+is remembered is only since when something has been so, and who did not do what it was asked to.
+
+The room writes each decision guarded by the leader key and by the revision of what it was decided on; one that cannot
+be written any more is decided anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, TypeAlias
+
+from pydanube.core.lifecycle import DRAIN_COMPLETE, BrokerState, Drain, Lost, Mode
+from pydanube.core.load import LoadReport, measure, rank
+from pydanube.core.names import BrokerId, TopicName
+from pydanube.core.placement import DRAIN, REBALANCE, Marker, Move, Proposal, Rules, choose, propose, too_soon
+
+CLAIM_SECONDS: Final = 3.0  # a target that has not claimed by then is replaced
+CLAIM_SECONDS_MAX: Final = 48.0  # when nobody claims: longer than it takes to list what no event told
+FAILED_SECONDS: Final = 10.0  # a failed move stays visible to whoever asked for it
+RETRY_SECONDS: Final = 30.0  # a drain tries a topic again whose move failed
+
+
+class World(NamedTuple):
+    """What one broker knows of its cluster. Numbers beside topics and records are store revisions."""
+
+    alive: Mapping[BrokerId, int]  # registered brokers and their sessions
+    witnessed: Mapping[BrokerId, int]  # the last session of each broker that this process certainly saw alive
+    states: Mapping[BrokerId, BrokerState]
+    lost: Mapping[BrokerId, tuple[Lost, int]]
+    assigned: Mapping[BrokerId, Mapping[TopicName, int]]
+    markers: Mapping[TopicName, Marker]
+    reports: Mapping[BrokerId, LoadReport]
+    history: Sequence[Move]
+
+    def active(self) -> list[BrokerId]:
+        """Brokers that may be given topics."""
+        return sorted(b for b in self.alive if b in self.states and self.states[b].mode is Mode.ACTIVE)
+
+    def topics_of(self, brokers: Sequence[BrokerId]) -> dict[BrokerId, set[TopicName]]:
+        """What each of them serves or has been told to."""
+        found = {broker: set(self.assigned.get(broker, ())) for broker in brokers}
+        for topic, marker in self.markers.items():
+            if marker.to in found and not marker.error:
+                found[marker.to].add(topic)
+        return found
+
+
+# --- decisions ------------------------------------------------------------------------------------------
+
+
+class Declare(NamedTuple):
+    broker: BrokerId
+    session: int
+
+
+class Abandon(NamedTuple):
+    broker: BrokerId
+    topics: tuple[TopicName, ...]
+
+
+class Direct(NamedTuple):
+    topic: TopicName
+    to: BrokerId
+
+
+class Start(NamedTuple):
+    """`entry` is for the history, if there is to be one."""
+
+    topic: TopicName
+    marker: Marker
+    entry: Move | None = None
+
+
+class Remove(NamedTuple):
+    topic: TopicName
+
+
+class FinishDrain(NamedTuple):
+    broker: BrokerId
+    reason: str
+
+
+Decision: TypeAlias = Declare | Abandon | Direct | Start | Remove | FinishDrain
+
+
+# --- the leader -----------------------------------------------------------------------------------------
+
+
+class _Scale:
+    """The loads of the active brokers, with every topic that is given away meanwhile."""
+
+    def __init__(self, strategy: str, world: World) -> None:
+        self._strategy = strategy
+        self._measured = measure(world.topics_of(world.active()), world.reports)
+        self.loads = rank(strategy, self._measured)
+
+    def choose(self, marker: Marker, turn: int, avoid: Collection[BrokerId] = ()) -> BrokerId | None:
+        return choose(marker, self.loads, turn=turn, avoid=avoid)
+
+    def put_on(self, broker: BrokerId) -> None:
+        if broker in self._measured:
+            self._measured[broker] = self._measured[broker].plus(None)
+            self.loads = rank(self._strategy, self._measured)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A target was asked to claim a topic."""
+
+    to: BrokerId
+    since: float
+    avoid: set[BrokerId] = field(default_factory=set)
+    rounds: int = 0  # how often everybody was asked in vain
+
+    @property
+    def until(self) -> float:
+        return self.since + min(CLAIM_SECONDS * 2.0 ** min(self.rounds, 8), CLAIM_SECONDS_MAX)
+
+
+class Leading:
+    """The memory of one leader, from when it took the office. `due` is when to step again if nothing changes."""
+
+    def __init__(self, strategy: str, rules: Rules, ttl_seconds: float) -> None:
+        self._strategy = strategy
+        self._rules = rules
+        self._ttl_seconds = ttl_seconds
+        self._missing: dict[BrokerId, float] = {}
+        self._asked: dict[TopicName, _Asked] = {}
+        self._failed: dict[TopicName, float] = {}
+        self._retry: dict[TopicName, float] = {}
+        self._checked: float | None = None
+        self._turn = 0
+        self.due = 0.0
+
+    def step(self, now: float, now_ms: int, world: World) -> list[Decision]:
+        """What is to be done now. `now` never goes back; `now_ms` is the date, for the history alone."""
+        self.due = now + self._ttl_seconds
+        decisions: list[Decision] = [*self._dead(now, world), *_abandoned(world)]
+        if world.markers or _draining(world):
+            scale = _Scale(self._strategy, world)
+            decisions += self._markers(now, world, scale)
+            decisions += self._drains(now, now_ms, world, scale)
+        if self._rules.enabled:
+            decisions += self._rebalance(now, now_ms, world)
+        return decisions
+
+    def _again(self, at: float) -> None:
+        self.due = min(self.due, at)
+
+    # --- brokers that are gone ---
+
+    def _dead(self, now: float, world: World) -> Iterator[Declare]:
+        for broker in sorted({*world.states, *world.assigned}):
+            if broker in world.alive:
+                self._missing.pop(broker, None)
+                continue
+            state = world.states.get(broker)
+            session = state.session if state else 0
+            if broker in world.lost and world.lost[broker][0].session == session:
+                continue
+            since = self._missing.setdefault(broker, now)
+            # Whoever stopped in order, or was not there when this process came, gets the time of a lease to (re)appear:
+            # after a restart of everything each broker is to have its own topics back.
+            saw_it_die = world.witnessed.get(broker) == session and not (state and state.has_left)
+            if saw_it_die or now - since >= self._ttl_seconds:
+                yield Declare(broker, session)
+            else:
+                self._again(since + self._ttl_seconds)
+
+    # --- topics without owner ---
+
+    def _markers(self, now: float, world: World, scale: _Scale) -> Iterator[Decision]:
+        for gone in [topic for topic in self._asked if topic not in world.markers]:
+            del self._asked[gone]
+        for gone in [topic for topic in self._failed if topic not in world.markers]:
+            del self._failed[gone]
+        for topic, marker in sorted(world.markers.items()):
+            if marker.error:
+                since = self._failed.setdefault(topic, now)
+                if now - since >= FAILED_SECONDS:
+                    self._retry[topic] = now + RETRY_SECONDS
+                    yield Remove(topic)
+                else:
+                    self._again(since + FAILED_SECONDS)
+                continue
+            self._failed.pop(topic, None)
+            target = self._target(now, topic, marker, world, scale)
+            if target is not None and target != marker.to:
+                scale.put_on(target)
+                yield Direct(topic, target)
+
+    def _target(self, now: float, topic: TopicName, marker: Marker, world: World, scale: _Scale) -> BrokerId | None:
+        """Who is to have it: whoever was told so already, as long as that works."""
+        told = marker.to
+        if marker.wait:
+            return marker.from_broker if marker.from_broker in world.alive else None
+        if told is None or told not in scale.loads or told == marker.excluded:
+            return self._choose(marker, scale)
+        if not marker.is_free:
+            self._asked.pop(topic, None)
+            return told
+        asked = self._asked.setdefault(topic, _Asked(told, now))
+        if asked.to != told:
+            asked.to, asked.since = told, now
+        if now < asked.until:
+            self._again(asked.until)
+            return told
+        asked.since = now
+        asked.avoid.add(told)
+        if {broker for broker in scale.loads if broker != marker.excluded} <= asked.avoid:
+            asked.rounds += 1
+            asked.avoid = {told}
+        self._again(asked.until)
+        return self._choose(marker, scale, asked.avoid)
+
+    def _choose(self, marker: Marker, scale: _Scale, avoid: Collection[BrokerId] = ()) -> BrokerId | None:
+        self._turn += 1
+        return scale.choose(marker, self._turn, avoid)
+
+    # --- moves of the leader's own ---
+
+    def _drains(self, now: float, now_ms: int, world: World, scale: _Scale) -> Iterator[Decision]:
+        for broker, state in _draining(world):
+            drain = state.drain or Drain()
+            topics = [topic for topic in sorted(world.assigned.get(broker, ())) if drain.covers(topic.namespace)]
+            moving = [
+                m for m in world.markers.values() if m.from_broker == broker and m.reason == DRAIN and not m.error
+            ]
+            if not topics and not moving:
+                yield FinishDrain(broker, DRAIN_COMPLETE)
+                continue
+            room = drain.parallel_max - len(moving)
+            for topic in topics:
+                if room <= 0:
+                    break
+                if topic in world.markers:
+                    continue
+                if now < self._retry.get(topic, now):
+                    self._again(self._retry[topic])
+                    continue
+                marker = Marker(reason=DRAIN, from_broker=broker, timestamp=now_ms)
+                target = self._choose(marker, scale)
+                if target is None:
+                    break
+                scale.put_on(target)
+                room -= 1
+                yield Start(topic, marker.towards(target))
+
+    def _rebalance(self, now: float, now_ms: int, world: World) -> Iterator[Decision]:
+        interval = self._rules.check_interval_seconds
+        if self._checked is not None and now - self._checked < interval:
+            self._again(self._checked + interval)
+            return
+        self._checked = now
+        self._again(now + interval)
+        if any(marker.reason == REBALANCE and not marker.error for marker in world.markers.values()):
+            return
+        if too_soon(world.history, now_ms, self._rules):
+            return
+        move = next_move(world, self._strategy, self._rules).move
+        if move is not None:
+            yield start_of(move, now_ms)
+
+
+def next_move(world: World, strategy: str, rules: Rules) -> Proposal:
+    """The move that would even the cluster out, or why there is none."""
+    active = world.active()
+    topics_of = world.topics_of(active)
+    return propose(strategy, measure(topics_of, world.reports), topics_of, world.reports, rules, busy=world.markers)
+
+
+def start_of(move: Move, now_ms: int) -> Start:
+    marker = Marker(reason=REBALANCE, from_broker=move.from_broker, to=move.to_broker, timestamp=now_ms)
+    return Start(move.topic, marker, replace(move, timestamp=now_ms))
+
+
+def _abandoned(world: World) -> Iterator[Abandon]:
+    """Topics that a dead session had: assigned before it was declared dead, and every claim needs a living one."""
+    for broker, (_, revision) in sorted(world.lost.items()):
+        topics = tuple(topic for topic, at in sorted(world.assigned.get(broker, {}).items()) if at < revision)
+        if topics:
+            yield Abandon(broker, topics)
+
+
+def _draining(world: World) -> list[tuple[BrokerId, BrokerState]]:
+    return [(b, s) for b, s in sorted(world.states.items()) if s.mode is Mode.DRAINING and b in world.alive]

@@ -1,0 +1,262 @@
+"""How busy brokers are: what they report, and three ways to make one number of it.
+
+    fair            how many topics
+    balanced        0.3 · W + 0.35 · CPU % + 0.35 · memory %
+                    W = 0.2 · topics + 0.3 · Mbit/s + 0.3 · (producers + consumers) + 0.2 · backlog / 10,000
+    weighted_load   every figure as a part of the cluster's largest; whichever is largest here counts most
+
+A report is up to one interval old, and topics move meanwhile. So `measure` takes who has which topics from the
+assignments, and only the figures of a topic from the reports: a topic counts where it is, at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, NamedTuple, Self
+
+from pydanube.core.names import BrokerId, TopicName
+from pydanube.errors import InvalidName
+
+BACKLOG_UNIT: Final = 10_000
+BUSY: Final = 0.7  # beyond this part of the cluster's largest figure, a figure is what the broker lacks most
+TOPICS_REPORTED_MAX: Final = 1_000  # some 250 bytes each; a value in the store has 1.5 MiB
+
+STRATEGIES: Final = ("fair", "balanced", "weighted_load")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicLoad:
+    """One topic in a report. `age_seconds` is how long its owner has served it."""
+
+    topic_name: str
+    message_rate: float = 0.0
+    byte_rate: float = 0.0
+    producer_count: int = 0
+    consumer_count: int = 0
+    subscription_count: int = 0
+    backlog_messages: int = 0
+    age_seconds: float = 0.0
+
+    @property
+    def byte_rate_mbps(self) -> float:
+        return self.byte_rate * 8 / 1e6
+
+    @property
+    def connections(self) -> int:
+        return self.producer_count + self.consumer_count
+
+    @property
+    def score(self) -> float:
+        """What moving it would take from a broker, roughly."""
+        return 0.5 * self.byte_rate_mbps + 0.3 * self.connections + 0.2 * self.backlog_messages / BACKLOG_UNIT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """What a broker says about itself every interval. Usages are percentages, None where nothing measures them."""
+
+    broker_id: int
+    timestamp: int  # milliseconds since 1970
+    cpu: float | None = None
+    memory: float | None = None
+    disk: float | None = None
+    network: float | None = None
+    topics: Sequence[TopicLoad] = ()
+
+    def to_bytes(self) -> bytes:
+        """As the reference writes it, with at most the busiest thousand topics."""
+        used = {"CPU": self.cpu, "Memory": self.memory, "DiskIO": self.disk, "NetworkIO": self.network}
+        busiest = sorted(self.topics, key=lambda topic: (-topic.byte_rate, topic.topic_name))[:TOPICS_REPORTED_MAX]
+        return json.dumps(
+            {
+                "broker_id": self.broker_id,
+                "timestamp": self.timestamp,
+                "resources_usage": [{"resource": k, "usage": v} for k, v in used.items() if v is not None],
+                "topics": [{**asdict(topic), "byte_rate_mbps": topic.byte_rate_mbps} for topic in busiest],
+                "topics_len": len(self.topics),
+                "total_throughput_mbps": sum(topic.byte_rate_mbps for topic in self.topics),
+                "total_message_rate": sum(topic.message_rate for topic in self.topics),
+                "total_lag_messages": sum(topic.backlog_messages for topic in self.topics),
+            }
+        ).encode()
+
+    @classmethod
+    def from_bytes(cls, value: bytes) -> Self | None:
+        """None for what is no report."""
+        try:
+            found = json.loads(value)
+            usages = {each["resource"]: float(each["usage"]) for each in found.get("resources_usage", ())}
+            return cls(
+                broker_id=int(found["broker_id"]),
+                timestamp=int(found.get("timestamp", 0)),
+                cpu=usages.get("CPU"),
+                memory=usages.get("Memory"),
+                disk=usages.get("DiskIO"),
+                network=usages.get("NetworkIO"),
+                topics=tuple(_topic(each) for each in found.get("topics", ())),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+
+def _topic(stored: Mapping[str, Any]) -> TopicLoad:
+    return TopicLoad(
+        topic_name=str(stored["topic_name"]),
+        message_rate=float(stored.get("message_rate", 0)),
+        byte_rate=float(stored.get("byte_rate", 0)),
+        producer_count=int(stored.get("producer_count", 0)),
+        consumer_count=int(stored.get("consumer_count", 0)),
+        subscription_count=int(stored.get("subscription_count", 0)),
+        backlog_messages=int(stored.get("backlog_messages", 0)),
+        age_seconds=float(stored.get("age_seconds", 0)),
+    )
+
+
+# --- one broker's figures -------------------------------------------------------------------------------
+
+
+class Figures(NamedTuple):
+    """A broker's load before a strategy makes one number of it."""
+
+    topics: int = 0
+    mbps: float = 0.0
+    connections: int = 0
+    backlog: int = 0
+    cpu: float | None = None
+    memory: float | None = None
+    disk: float | None = None
+    network: float | None = None
+
+    def plus(self, topic: TopicLoad | None, sign: int = 1) -> Figures:
+        """With one topic more, or less; None: a topic that nobody has reported on."""
+        if topic is None:
+            return self._replace(topics=self.topics + sign)
+        return self._replace(
+            topics=self.topics + sign,
+            mbps=self.mbps + sign * topic.byte_rate_mbps,
+            connections=self.connections + sign * topic.connections,
+            backlog=self.backlog + sign * topic.backlog_messages,
+        )
+
+
+def loads_of_topics(reports: Iterable[LoadReport]) -> dict[TopicName, TopicLoad]:
+    """The newest word on each topic."""
+    found: dict[TopicName, TopicLoad] = {}
+    for report in sorted(reports, key=lambda report: (report.timestamp, report.broker_id)):
+        for topic in report.topics:
+            try:
+                found[TopicName(topic.topic_name)] = topic
+            except InvalidName:
+                continue
+    return found
+
+
+def measure(
+    topics_of: Mapping[BrokerId, Collection[TopicName]], reports: Mapping[BrokerId, LoadReport]
+) -> dict[BrokerId, Figures]:
+    """The figures of every broker in `topics_of`."""
+    known = loads_of_topics(reports.values())
+    measured = {}
+    for broker, topics in topics_of.items():
+        report = reports.get(broker)
+        figures = Figures()
+        if report is not None:
+            figures = Figures(cpu=report.cpu, memory=report.memory, disk=report.disk, network=report.network)
+        for topic in topics:
+            figures = figures.plus(known.get(topic))
+        measured[broker] = figures
+    return measured
+
+
+# --- one number -----------------------------------------------------------------------------------------
+
+
+def rank(strategy: str, measured: Mapping[BrokerId, Figures]) -> dict[BrokerId, float]:
+    """The load of each broker; what it means depends on the strategy, and only differences matter."""
+    if strategy == "weighted_load":
+        return _weighted(measured)
+    if strategy == "balanced" and any(each.cpu is not None or each.memory is not None for each in measured.values()):
+        return {broker: _balanced(figures) for broker, figures in measured.items()}
+    assert strategy in STRATEGIES, strategy
+    return {broker: float(figures.topics) for broker, figures in measured.items()}
+
+
+def _balanced(figures: Figures) -> float:
+    work = (
+        0.2 * figures.topics
+        + 0.3 * figures.mbps
+        + 0.3 * figures.connections
+        + 0.2 * figures.backlog / BACKLOG_UNIT
+    )  # fmt: skip
+    return 0.3 * work + 0.35 * (figures.cpu or 0.0) + 0.35 * (figures.memory or 0.0)
+
+
+def _weighted(measured: Mapping[BrokerId, Figures]) -> dict[BrokerId, float]:
+    # A figure that is small everywhere must not decide: the largest counts as 1 at least.
+    def parts(pick: str) -> dict[BrokerId, float]:
+        values = {broker: float(getattr(figures, pick) or 0.0) for broker, figures in measured.items()}
+        largest = max([1.0, *values.values()])
+        return {broker: value / largest for broker, value in values.items()}
+
+    cpu, memory, disk, network = parts("cpu"), parts("memory"), parts("disk"), parts("network")
+    throughput, topics = parts("mbps"), parts("topics")
+    loads = {}
+    for broker in measured:
+        c, m, t, n, k = cpu[broker], memory[broker], throughput[broker], network[broker], topics[broker]
+        most = max(c, m, t, n, k, disk[broker])
+        if most <= BUSY:
+            load = 0.25 * k + 0.25 * c + 0.25 * m + 0.15 * t + 0.1 * n
+        elif most == c:
+            load = 0.5 * c + 0.2 * m + 0.15 * t + 0.15 * k
+        elif most == m:
+            load = 0.5 * m + 0.2 * c + 0.15 * t + 0.15 * k
+        elif most == t:
+            load = 0.5 * t + 0.2 * n + 0.15 * c + 0.15 * m
+        elif most == n:
+            load = 0.5 * n + 0.2 * t + 0.15 * c + 0.15 * m
+        else:
+            load = 0.5 * k + 0.2 * c + 0.2 * m + 0.1 * t
+        loads[broker] = 100 * load
+    return loads
+
+
+# --- how even the cluster is ----------------------------------------------------------------------------
+
+
+class Balance(NamedTuple):
+    """How evenly the load lies. `variation` is the standard deviation as a part of the mean."""
+
+    loads: Mapping[BrokerId, float]
+    mean: float
+    deviation: float
+    variation: float
+
+    @property
+    def overloaded(self) -> list[BrokerId]:
+        """Busiest first."""
+        above = self.mean + self._margin()
+        found = [broker for broker, load in self.loads.items() if load > above]
+        return sorted(found, key=lambda broker: (-self.loads[broker], broker))
+
+    @property
+    def underloaded(self) -> list[BrokerId]:
+        """Idlest first."""
+        below = self.mean - self._margin()
+        found = [broker for broker, load in self.loads.items() if load < below]
+        return sorted(found, key=lambda broker: (self.loads[broker], broker))
+
+    def _margin(self) -> float:
+        # A deviation of almost nothing would call every difference an overload.
+        deviation = max(self.deviation, 2.0, 0.2 * self.mean)
+        return (0.5 if self.variation > 0.3 else 1.0) * deviation
+
+
+def balance(loads: Mapping[BrokerId, float]) -> Balance:
+    if not loads:
+        return Balance({}, 0.0, 0.0, 0.0)
+    mean = sum(loads.values()) / len(loads)
+    deviation = math.sqrt(sum((load - mean) ** 2 for load in loads.values()) / len(loads))
+    return Balance(loads, mean, deviation, deviation / mean if mean > 0 else 0.0)

@@ -1,0 +1,398 @@
+"""One topic's part of the cloud tier: what is known of its history, and how committed batches become part of it.
+
+    log ─► encode ─► put ─► read back, compare ─► descriptor ─► (HEAD) ─► local retention may free segments
+                                                      │
+                                     the commit: only what has a descriptor exists
+
+One task at a time works on a topic (`broker/tiering.py` sees to that). Every change of descriptors is one transaction
+that compares the owner key, so two owners never describe the same offset, and the `history` key with what it was after
+the change before, so a write of our own that was given up and comes late changes nothing either. A crash between any
+two steps leaves an object without a descriptor, which nobody reads and a sweep removes. Progress is what descriptors
+say; there is no other record of it to be wrong. What is done to objects afterwards is in `tier_tidy.py`; the failure
+table is in docs/adr/0002-the-cloud-tier.md.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Final, Protocol
+
+from crc32c import crc32c
+
+from pydanube.core import keys
+from pydanube.core.names import TopicName
+from pydanube.core.ownership import Orphan
+from pydanube.core.tiers import (
+    MIB,
+    PARQUET,
+    RAW,
+    Descriptor,
+    History,
+    Objects,
+    TierConfig,
+    epoch_of_name,
+    manifest_from_bytes,
+    object_name,
+)
+from pydanube.errors import Conflict, InvalidObject, LogDamaged, ObjectDamaged, OffsetOutOfRange, Unreachable
+from pydanube.log.batch import Batch, cut
+from pydanube.log.parquet import Encoded, encode_object, encode_raw, read_raw, summary, verify_object
+from pydanube.log.snapshots import Snapshot, Snapshots, epoch_of_snapshot
+from pydanube.log.wal import TopicLog
+from pydanube.ports import Clock, Compare, Delete, MetadataStore, ObjectStore, Put, Revision, Work
+
+log = logging.getLogger(__name__)
+
+READ_BYTES: Final = 4 * MIB
+BATCHES_MAX: Final = 50_000  # per object: each has an entry in the footer
+GARBAGE_SECONDS: Final = 600.0  # readers that still use a replaced object have so long
+RETRY_SECONDS: Final = 0.5
+
+
+class Write(Protocol):
+    """All operations, if the topic is ours and the compares hold; the revision, or None if a compare does not.
+
+    Raises OwnershipLost, or Unreachable: then nobody knows.
+    """
+
+    async def __call__(self, compares: Sequence[Compare], operations: Sequence[Put | Delete], /) -> Revision | None: ...
+
+
+def topic_prefix(topic: str) -> str:
+    """Where a topic's objects are: "default/orders/" for /default/orders."""
+    return topic[1:] + "/"
+
+
+class TopicTier:
+    """What is known of one topic's history, and the steps that extend it."""
+
+    def __init__(
+        self,
+        topic: TopicName,
+        epoch: int,
+        store: ObjectStore,
+        clock: Clock,
+        work: Work,
+        write: Write,
+        metadata: MetadataStore,
+        config: TierConfig,
+    ) -> None:
+        self.topic = topic
+        self.epoch = epoch
+        self.history = History()
+        self.objects = Objects()
+        self.expired: list[Descriptor] = []  # below first_offset, and their keys are still there
+        self.prefix = topic_prefix(topic)
+        self.unreadable: dict[tuple[int, int], str] = {}  # ranges of the log that cannot be uploaded, and why
+        self.raw_ranges = 0
+        self.orphaned_epochs: frozenset[int] = frozenset()
+        self.garbage: dict[str, float] = {}  # undescribed object -> when it was first seen
+        self.store = store
+        self.clock = clock
+        self.work = work
+        self.config = config
+        self._withheld: list[tuple[int, int]] = []
+        self._write = write
+        self._metadata = metadata
+        self._revision = 0  # of the history key
+        self._changes = 0
+        self._in_doubt = False  # a change was given up before it was answered
+        self._unread: str | None = None  # the manifest, until somebody needs what is in it
+        self._failed = 0
+        self._snapshots = Snapshots(store, self.prefix, epoch)
+        self._snapshot_is_old = False
+
+    # --- knowing --------------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """What the metadata store says. The manifest is fetched when somebody needs it: the store may be away."""
+        # One read, so of one moment: a descriptor that is in its key or in the manifest is never in neither.
+        items = await self._metadata.list(keys.below_storage(self.topic))
+        history = next((item for item in items if item.key == keys.history(self.topic)), None)
+        objects = keys.storage_objects(self.topic)
+        try:
+            self.history = History.from_bytes(history.value) if history else History()
+            keyed = [Descriptor.from_bytes(item.value) for item in items if item.key.startswith(objects)]
+            self.expired = [each for each in keyed if each.end <= self.history.first_offset]
+            self.objects = Objects(each for each in keyed if each.end > self.history.first_offset)
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidObject(f"descriptors of {self.topic} in the metadata store", str(error)) from error
+        self._revision = history.revision if history else 0
+        self._unread = self.history.manifest
+        self._in_doubt = False
+
+    async def make_sure(self) -> None:
+        """Every step begins with this: what is known is what is stored, or the next change finds that it is not."""
+        if self._in_doubt:
+            await self.load()
+
+    async def know_all(self) -> Objects:
+        """All descriptors, those in the manifest too."""
+        while (name := self._unread) is not None:
+            history = self.history
+            older = await self._read_manifest(history)
+            if self._unread != name:
+                continue  # somebody else was faster, and the owner may have moved more descriptors since
+            older = [each for each in older if each.end > self.history.first_offset]
+            try:
+                self.objects = Objects([*older, *self.objects.keyed], {each.object_id for each in older})
+            except ValueError as error:
+                raise self._manifest_damaged(history, str(error)) from error
+            self._unread = None
+        return self.objects
+
+    async def find(self, offset: int) -> Descriptor | None:
+        """The object that holds `offset`, if one does."""
+        if offset < self.history.first_offset:
+            return None
+        if self._unread is not None and offset < self.history.manifest_end:
+            return (await self.know_all()).find(offset)
+        return self.objects.find(offset)
+
+    async def next_after(self, offset: int) -> int | None:
+        """The first offset behind `offset` that an object holds."""
+        found = (await self.know_all()).after(offset)
+        return found.start_offset if found else None
+
+    @property
+    def first_offset(self) -> int | None:
+        """Where the objects begin; None if there is none."""
+        if self._unread is not None:
+            return self.history.first_offset
+        first = next(iter(self.objects), None)
+        return max(first.start_offset, self.history.first_offset) if first else None
+
+    def key(self, name: str) -> str:
+        return self.prefix + name
+
+    def damaged(self, described: Descriptor, why: str) -> ObjectDamaged:
+        return ObjectDamaged(self.topic, self.key(described.object_id), described.start_offset, described.end, why)
+
+    async def _read_manifest(self, history: History) -> list[Descriptor]:
+        assert history.manifest is not None
+        try:
+            data = await self.store.get(self.key(history.manifest))
+            if history.manifest_crc and crc32c(data) != history.manifest_crc:
+                raise ValueError("its checksum differs")
+            return manifest_from_bytes(data)
+        except (FileNotFoundError, ValueError) as error:
+            why = "it is missing" if isinstance(error, FileNotFoundError) else str(error)
+            raise self._manifest_damaged(history, why) from error
+
+    def _manifest_damaged(self, history: History, why: str) -> ObjectDamaged:
+        key = self.key(history.manifest or "")
+        return ObjectDamaged(self.topic, key, history.first_offset, history.manifest_end, why)
+
+    # --- changing ---------------------------------------------------------------------------------------
+
+    async def change(self, operations: Sequence[Put | Delete] = (), history: History | None = None) -> None:
+        """Writes descriptors and the history key as one. Afterwards the caller changes what is known, without waiting.
+
+        One that is not answered is made again until it is. One that was given up leaves the tier in doubt: the next
+        step reads anew, and compares with what it read. Raises OwnershipLost, or Conflict: then a step begins anew.
+        """
+        assert not self._in_doubt, "a step begins with make_sure"
+        self._in_doubt = True
+        self._changes += 1
+        history = replace(history or self.history, epoch=self.epoch, change=self._changes)
+        put = Put(keys.history(self.topic), history.to_bytes())
+        compares = [Compare(put.key, self._revision)]
+        while True:
+            try:
+                revision = await self._write(compares, [*operations, put]) or await self._answer_of(put)
+                break
+            except Unreachable as error:
+                log.warning("descriptor delayed", extra={"topic": self.topic, "why": str(error)})
+                await self.clock.sleep(RETRY_SECONDS)
+        self.history = history
+        self._revision = revision
+        self._in_doubt = False
+        self._snapshot_is_old = True
+
+    async def fence(self) -> None:
+        """Returns when the topic is ours, what is known is what is stored, and no earlier write of ours can happen."""
+        await self.make_sure()
+        await self.change()
+
+    async def _answer_of(self, put: Put) -> Revision:
+        """What became of a write that found the history key changed: an earlier try of the same may have done that."""
+        item = await self._metadata.get(put.key)
+        if item is None or item.value != put.value:
+            # A write that we gave up came late. What we knew is out of date, and the step begins anew.
+            raise Conflict(put.key)
+        return item.revision
+
+    # --- uploading ------------------------------------------------------------------------------------
+
+    def waiting(self, topic_log: TopicLog) -> tuple[int, int] | None:
+        """The lowest range that the log holds and no object does."""
+        known_from = self.history.first_offset if self._unread is None else self.history.manifest_end
+        for first, end in topic_log.held():
+            for gap in self.objects.missing(max(first, known_from), end):
+                readable = self._without_unreadable(gap)
+                if readable is not None:
+                    return readable
+        return None
+
+    def _without_unreadable(self, gap: tuple[int, int]) -> tuple[int, int] | None:
+        first, end = gap
+        for bad_first, bad_end in sorted([*self.unreadable, *self._withheld]):
+            if bad_first <= first < bad_end:
+                first = bad_end
+            elif first < bad_first < end:
+                end = bad_first
+        return (first, end) if first < end else None
+
+    def orphaned(self, orphans: Sequence[Orphan]) -> None:
+        """Ranges of lost owners: not ours to upload, even if this disk has them, until they are adopted."""
+        self._withheld = [(each.start, each.end) for each in orphans]
+        self.orphaned_epochs = frozenset(each.epoch for each in orphans)
+
+    async def upload(self, topic_log: TopicLog) -> Descriptor | None:
+        """One object from what waits; None if nothing does. What fails leaves no trace that anybody believes."""
+        await self.make_sure()
+        found = self.waiting(topic_log)
+        if found is None:
+            return None
+        batches = await self._read(topic_log, *found)
+        if not batches:
+            return None
+        encoded, raw = await self._encode(batches)
+        name = object_name(encoded.start_offset, encoded.end - 1, self.epoch, attempt=self._failed, raw=raw)
+        try:
+            described = await self.store_object(name, encoded, raw=raw)
+            self.objects.with_added(described)  # raises if it overlaps: that must not be written
+            key = keys.storage_object(self.topic, described.start_offset)
+            await self.change([Put(key, described.to_bytes())])
+        except BaseException:
+            self._failed += 1  # the store may have it all the same, or get it later: this name is used up
+            raise
+        self.objects = self.objects.with_added(described)
+        self.garbage.pop(name, None)
+        if raw:
+            self.raw_ranges += 1
+            log.error("range stored raw", extra={"topic": self.topic, "object": name})
+        return described
+
+    async def _read(self, topic_log: TopicLog, first: int, end: int) -> list[Batch]:
+        """Whole batches of [first, end), up to the size of an object."""
+        reader = topic_log.reader(first)
+        batches: list[Batch] = []
+        size = 0
+        while reader.offset < end and size < self.config.object_bytes and len(batches) < BATCHES_MAX:
+            try:
+                for batch in await reader.read(READ_BYTES):
+                    if batch.header.base_offset >= end:
+                        break
+                    size += batch.header.uncompressed_length
+                    batches.append(batch)
+            except OffsetOutOfRange:
+                break  # retention was faster
+            except LogDamaged as damage:
+                if not batches:
+                    bad = (max(damage.first, first), min(damage.end or end, end))
+                    self.unreadable[bad] = str(damage)
+                    log.error("range not uploaded", extra={"topic": self.topic, "why": str(damage)})
+                break
+        if batches and batches[0].header.base_offset < first:
+            batches[0] = cut(batches[0], first, batches[0].header.end_offset)
+        if batches and batches[-1].header.end_offset > end:
+            batches[-1] = cut(batches[-1], batches[-1].header.base_offset, end)
+        return batches
+
+    async def _encode(self, batches: Sequence[Batch]) -> tuple[Encoded, bool]:
+        """As Parquet; the one batch that Arrow refuses, raw. What comes behind it has its turn later."""
+        while True:
+            chosen = batches
+            try:
+                return await self.work.run(lambda: encode_object(self.topic, self.epoch, chosen)), False  # noqa: B023
+            except InvalidObject as error:
+                if len(batches) == 1:
+                    log.error("batch cannot be converted", extra={"topic": self.topic, "why": str(error)})
+                    return encode_raw(batches), True
+                batches = batches[: len(batches) // 2]
+
+    async def store_object(self, name: str, encoded: Encoded, *, raw: bool = False) -> Descriptor:
+        """Puts the object and reads it back. Raises InvalidObject if the store has something else."""
+        key = self.key(name)
+        self.garbage[name] = self.clock.elapsed()  # until it is described
+        info = await self.store.put(key, [encoded.data], create=True)
+        try:
+            stored = await self.store.get(key)
+        except FileNotFoundError:
+            raise InvalidObject(key, "the store took it and does not have it") from None
+        await self.work.run(lambda: _compare(key, stored, encoded, raw))
+        return Descriptor(
+            start_offset=encoded.start_offset,
+            end_offset=encoded.end - 1,
+            object_id=name,
+            size=info.size_bytes,
+            etag=info.etag,
+            min_publish_time=encoded.min_publish_time,
+            max_publish_time=encoded.max_publish_time,
+            epoch=self.epoch,
+            created_at=self.clock.time_us() // 1_000_000,
+            max_append_time=encoded.max_append_time,
+            format=RAW if raw else PARQUET,
+            footer_crc=0 if raw else encoded.footer_crc,
+        )
+
+    async def publish_snapshot(self) -> None:
+        """A copy of the descriptors for readers without a broker, if something changed since the last one."""
+        if not self._snapshot_is_old:
+            return
+        self._snapshot_is_old = False
+        gaps = []
+        for prefix in (keys.orphans(self.topic), keys.voids(self.topic)):
+            items = [(keys.start_of(item.key), item.value) for item in await self._metadata.list(prefix)]
+            gaps.append([(start, int(json.loads(value)["end"])) for start, value in items if start is not None])
+        history, objects = self.history, self.objects
+        await self._snapshots.publish(
+            Snapshot(
+                self.topic,
+                history.first_offset,
+                objects.end,
+                history.manifest,
+                history.manifest_crc,
+                objects.keyed,
+                gaps[0],
+                gaps[1],
+                history.history_version,
+            )
+        )
+
+    @property
+    def has_garbage(self) -> bool:
+        return bool(self.garbage)
+
+    def undescribed_for(self, names: Iterable[str]) -> dict[str, float]:
+        """Since how many seconds each is known to be undescribed: from now on, if this is the first we hear of it."""
+        now = self.clock.elapsed()
+        return {name: now - self.garbage.setdefault(name, now) for name in names}
+
+
+def _compare(key: str, stored: bytes, encoded: Encoded, raw: bool) -> None:
+    """Raises InvalidObject unless `stored` is what was encoded, and that is what the log has."""
+    if stored != encoded.data:
+        raise InvalidObject(key, "what the store has is not what it was given")
+    if not raw:
+        verify_object(stored, encoded.batches)
+    elif [summary(batch) for batch in read_raw(stored)] != list(encoded.batches):
+        raise InvalidObject(key, "it is not what the log has")
+
+
+async def delete_objects(store: ObjectStore, topic: str, epoch: int, *, spare: Collection[str] = ()) -> int:
+    """Removes what a deleted topic left, up to the epoch in which it was deleted. How many objects there were."""
+    prefix = topic_prefix(topic)
+    doomed = []
+    async for info in store.list(prefix):
+        name = info.key.removeprefix(prefix)
+        written = epoch_of_name(name) or epoch_of_snapshot(name)
+        if written is not None and written <= epoch and name not in spare:
+            doomed.append(info.key)
+    for key in doomed:
+        await store.delete(key)
+    return len(doomed)

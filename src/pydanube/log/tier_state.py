@@ -1,0 +1,92 @@
+"""What the metadata store says of a topic's history, all of one moment.
+
+The owner has the same in memory (`TopicTier`). This is for whoever is not the owner, and for whoever wants to know
+whether the two agree: nothing here trusts that descriptors are whole, in order or apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pydanube.core import keys
+from pydanube.core.names import TopicName
+from pydanube.core.ownership import Orphan, Owner, void_end
+from pydanube.core.tiers import Descriptor, History, manifest_from_bytes
+from pydanube.errors import ObjectDamaged
+from pydanube.log.tier import topic_prefix
+from pydanube.ports import Item, MetadataStore, ObjectStore
+
+
+@dataclass(slots=True)
+class TierState:
+    """`keyed` are the descriptors that have a key of their own; older ones are in the manifest."""
+
+    topic: TopicName
+    owner: Owner | None = None
+    history: History = field(default_factory=History)
+    keyed: list[Descriptor] = field(default_factory=list)
+    orphans: list[Orphan] = field(default_factory=list)
+    voids: list[tuple[int, int]] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)  # keys whose value means nothing, and why
+
+    @property
+    def manifest_key(self) -> str | None:
+        return None if self.history.manifest is None else topic_prefix(self.topic) + self.history.manifest
+
+    @property
+    def end(self) -> int:
+        """Behind everything that the store knows of."""
+        ends = [each.end for each in self.keyed] + [each.end for each in self.orphans] + [end for _, end in self.voids]
+        return max(ends, default=self.history.first_offset)
+
+
+async def read_state(metadata: MetadataStore, topic: TopicName) -> TierState:
+    """One read, so one moment: a descriptor is in its key or in the manifest that is named, never in neither."""
+    state = TierState(topic)
+    for item in await metadata.list(keys.below_storage(topic)):
+        try:
+            _take(state, item)
+        except (ValueError, KeyError, TypeError) as error:  # JSON of another shape
+            state.unreadable[item.key] = f"{type(error).__name__}: {error}"
+    return state
+
+
+def _take(state: TierState, item: Item) -> None:
+    start = keys.start_of(item.key)
+    if item.key == keys.owner(state.topic):
+        state.owner = Owner.from_bytes(item.value)
+    elif item.key == keys.history(state.topic):
+        state.history = History.from_bytes(item.value)
+    elif start is None:
+        return
+    elif item.key.startswith(keys.storage_objects(state.topic)):
+        state.keyed.append(Descriptor.from_bytes(item.value))
+    elif item.key.startswith(keys.orphans(state.topic)):
+        state.orphans.append(Orphan.from_bytes(start, item.value))
+    else:
+        state.voids.append((start, void_end(item.value)))
+
+
+async def read_manifest(store: ObjectStore, state: TierState) -> list[Descriptor]:
+    """The descriptors that have no key any more. Raises ObjectDamaged, or Unreachable while the store is away."""
+    key = state.manifest_key
+    if key is None:
+        return []
+    try:
+        listed = manifest_from_bytes(await store.get(key))
+    except (FileNotFoundError, ValueError) as error:
+        why = "it is missing" if isinstance(error, FileNotFoundError) else str(error)
+        first = min((each.start_offset for each in state.keyed), default=0)
+        raise ObjectDamaged(state.topic, key, state.history.first_offset, first, why) from error
+    keyed = {each.start_offset for each in state.keyed}
+    # A crash between the manifest and its deletions cannot be: they are one transaction. A key wins all the same.
+    return [each for each in listed if each.start_offset not in keyed and each.end > state.history.first_offset]
+
+
+async def all_descriptors(store: ObjectStore, state: TierState) -> list[Descriptor]:
+    """In order, from the manifest and from keys; none of a topic that was deleted. Raises as `read_manifest` does."""
+    if state.owner is not None and state.owner.deleted:
+        return []
+    known = [*await read_manifest(store, state), *state.keyed]
+    kept = [each for each in known if each.end > state.history.first_offset]
+    return sorted(kept, key=lambda each: (each.start_offset, each.end))

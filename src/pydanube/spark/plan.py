@@ -1,0 +1,495 @@
+"""What a query reads, as values: where each offset is, how far one trigger goes, who reads which part. No Spark.
+
+    TopicState   what is known of a topic now: objects, orphans, voids, head
+    Offsets      where a stream stands; its JSON is what Spark keeps in the checkpoint
+    Piece        offsets [first, end) that are in one object, or that a broker has
+    Share        pieces that one task reads
+
+    offsets     0 ............ 4 999 | 5 000 .. 5 099 | 5 100 ...... 9 999 | 10 000 .... 12 345
+                object               | void           | object            | broker
+                read from the store  | stepped over   | read from the     | through the native
+                                     | and counted    | store             | protocol
+
+Objects win: an offset that is in one is read from it, whatever else is said about it. So the moment at which a range
+changes its tier, or a rescued orphan becomes an object, changes where an offset is read and never whether.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from pydanube.core.tiers import Descriptor
+from pydanube.errors import ConfigError
+from pydanube.spark.errors import MessagesLost, NotUploaded, OffsetsWrong
+from pydanube.spark.options import EARLIEST, LATEST, AtTime, Everywhere, Orphans, PerTopic, Place
+
+MIB: Final = 1 << 20
+SHARE_BYTES: Final = 64 * MIB  # of objects, as stored
+SHARE_ROWS: Final = 2_000_000
+ROW_BYTES: Final = 256  # a guess, for topics of which nothing is uploaded
+FORMAT: Final = 1
+
+Range: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """A topic, or a partition of one. `live`: a broker serves what is in no object."""
+
+    topic: str
+    first_offset: int
+    head: int
+    objects: Sequence[Descriptor] = ()
+    orphans: Sequence[Range] = ()
+    voids: Sequence[Range] = ()
+    live: bool = True
+    storage_url: str | None = None
+    history_version: int = 0
+    ends: Sequence[int] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ends", [each.end for each in self.objects])
+
+    @property
+    def row_bytes(self) -> float:
+        """A guess from what is uploaded."""
+        rows = sum(each.end - each.start_offset for each in self.objects)
+        return sum(each.size for each in self.objects) / rows if rows else ROW_BYTES
+
+
+class Piece(NamedTuple):
+    """Offsets [first, end) of a topic. `described` None: ask the broker."""
+
+    topic: str
+    first: int
+    end: int
+    described: Descriptor | None
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.first
+
+    @property
+    def size_bytes(self) -> int:
+        if self.described is None:
+            return self.rows * ROW_BYTES
+        whole = self.described.end - self.described.start_offset
+        return self.described.size * self.rows // whole
+
+
+class Layout(NamedTuple):
+    """A range, taken apart: what can be read, what never can, what perhaps can later, what needs a broker."""
+
+    pieces: Sequence[Piece]
+    voids: Sequence[Range]
+    orphans: Sequence[Range]
+    missing: Sequence[Range]
+
+    @property
+    def rows(self) -> int:
+        return sum(piece.rows for piece in self.pieces)
+
+
+def layout(state: TopicState, first: int, end: int) -> Layout:
+    """Where the offsets [first, end) of a topic are. Nothing is left out and nothing is there twice."""
+    pieces: list[Piece] = []
+    rest: list[Range] = []
+    at = first
+    for each in state.objects[bisect_right(state.ends, first) :]:
+        if each.start_offset >= end:
+            break
+        if each.start_offset > at:
+            rest.append((at, each.start_offset))
+            at = each.start_offset
+        pieces.append(Piece(state.topic, at, min(end, each.end), each))
+        at = min(end, each.end)
+    if at < end:
+        rest.append((at, end))
+    voids, rest = _split(rest, state.voids)
+    orphans, rest = _split(rest, state.orphans)
+    missing: list[Range] = []
+    if state.live:
+        pieces += [Piece(state.topic, gap_first, gap_end, None) for gap_first, gap_end in rest]
+        pieces.sort(key=lambda piece: piece.first)
+    else:
+        missing = rest
+    return Layout(pieces, voids, orphans, missing)
+
+
+def _split(ranges: Iterable[Range], others: Sequence[Range]) -> tuple[list[Range], list[Range]]:
+    """The parts of `ranges` that lie in `others`, and those that do not. Both are in order."""
+    inside: list[Range] = []
+    outside: list[Range] = []
+    ordered = sorted(others)
+    for first, end in ranges:
+        for other_first, other_end in ordered:
+            if other_end <= first or other_first >= end:
+                continue
+            if other_first > first:
+                outside.append((first, other_first))
+            inside.append((max(first, other_first), min(end, other_end)))
+            first = min(end, other_end)
+        if first < end:
+            outside.append((first, end))
+    return inside, outside
+
+
+# --- where a stream stands --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offsets:
+    """The next offset of every topic. Only ever grows.
+
+    `skipped`: orphans that were passed and are still to be read. `gaps` and `lost` count, over the whole life of the
+    query, offsets that never held a message, and offsets that were gone before they were read.
+    """
+
+    next: Mapping[str, int]
+    skipped: Mapping[str, Sequence[Range]] = field(default_factory=dict)
+    gaps: Mapping[str, int] = field(default_factory=dict)
+    lost: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"format": FORMAT, "offsets": dict(sorted(self.next.items()))}
+        skipped = {topic: [list(each) for each in ranges] for topic, ranges in sorted(self.skipped.items()) if ranges}
+        if skipped:
+            found["skipped"] = skipped
+        for name, counts in (("gaps", self.gaps), ("lost", self.lost)):
+            if any(counts.values()):
+                found[name] = {topic: count for topic, count in sorted(counts.items()) if count}
+        return found
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any] | str) -> Offsets:
+        """Raises OffsetsWrong: a checkpoint is another program's file until it was understood."""
+        try:
+            found = json.loads(fields) if isinstance(fields, str) else fields
+            if found["format"] != FORMAT:
+                raise OffsetsWrong("the checkpoint", f"its offsets have format {found['format']}, known is {FORMAT}")
+            return cls(
+                next={str(topic): int(offset) for topic, offset in found["offsets"].items()},
+                skipped={
+                    str(topic): [(int(first), int(end)) for first, end in ranges]
+                    for topic, ranges in found.get("skipped", {}).items()
+                },
+                gaps={str(topic): int(count) for topic, count in found.get("gaps", {}).items()},
+                lost={str(topic): int(count) for topic, count in found.get("lost", {}).items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise OffsetsWrong("the checkpoint", f"its offsets cannot be understood: {error}") from error
+
+
+def resolve(
+    place: Place, states: Sequence[TopicState], times: Mapping[str, int], *, ending: bool = False
+) -> dict[str, int]:
+    """Offsets of a starting or ending place. `times` has what the broker, or the objects, found for `AtTime`."""
+    option = "endingOffsets" if ending else "startingOffsets"
+    if isinstance(place, PerTopic):
+        known = {state.topic for state in states}
+        unknown = sorted(set(place.offsets) - known)
+        absent = sorted(known - set(place.offsets))
+        if unknown:
+            raise ConfigError(option, unknown[0], f"a topic that is read; those are {', '.join(sorted(known))}")
+        if absent:
+            raise ConfigError(option, dict(place.offsets), f"it must name every topic; {absent[0]} is missing")
+    found = {}
+    for state in states:
+        match place:
+            case Everywhere(edge="earliest"):
+                offset = state.first_offset
+            case Everywhere():
+                offset = state.head
+            case AtTime():
+                offset = times[state.topic]
+            case PerTopic(offsets=offsets):
+                offset = offsets[state.topic]
+                if offset == EARLIEST:
+                    offset = state.first_offset
+                elif offset == LATEST:
+                    offset = state.head
+                elif offset > state.head:
+                    raise OffsetsWrong(
+                        state.topic,
+                        f"{option} says {offset}, and there are messages up to {state.head} only; "
+                        "give an offset that exists, or latest",
+                    )
+        found[state.topic] = offset
+    return found
+
+
+# --- how far -----------------------------------------------------------------------------------------------
+
+
+class Advance(NamedTuple):
+    """Where a trigger ends, and what a person should know about it."""
+
+    end: Offsets
+    notes: Sequence[str]
+    rows: int
+
+
+def advance(
+    states: Sequence[TopicState],
+    start: Offsets,
+    *,
+    rows_max: int | None = None,
+    bytes_max: int | None = None,
+    orphans: Orphans = "wait",
+    fail_on_data_loss: bool = True,
+    upto: Mapping[str, int] | None = None,
+) -> Advance:
+    """The offsets up to which the next trigger reads.
+
+    A topic that is not in `start` is new and begins where its history does. One that is not in `states` any more stays
+    where it is. `upto` bounds every topic: what was there when AvailableNow began.
+    """
+    notes: list[str] = []
+    nexts, gaps, lost = dict(start.next), dict(start.gaps), dict(start.lost)
+    skipped = {topic: list(ranges) for topic, ranges in start.skipped.items()}
+    known = {state.topic: state for state in states}
+    for topic in sorted(set(start.next) - set(known)):
+        _loses(topic, start.next[topic], start.next[topic] + 1, "the topic is gone", fail_on_data_loss, notes)
+    backlog = _backlog(states, start, upto, orphans, fail_on_data_loss, notes)
+    total = sum(each.rows for each in backlog.values())
+    rows_left = rows_max if rows_max is not None else total
+    if bytes_max is not None:
+        size = sum(each.size_bytes for each in backlog.values())
+        if size > bytes_max:
+            rows_left = min(rows_left, max(1, total * bytes_max // size))
+    rows = 0
+    for topic, found in backlog.items():
+        state = known[topic]
+        # By its part of what waits, but at least one, so that a quiet topic is never starved by a busy one.
+        quota = found.rows if total <= rows_left else max(1, rows_left * found.rows // total) if found.rows else 0
+        rescued = [each for each in skipped.get(topic, ()) if not _is_orphan(state, each)]
+        skipped[topic] = [each for each in skipped.get(topic, ()) if _is_orphan(state, each)]
+        rows += sum(layout(state, *each).rows for each in rescued)
+        end = _end_of(found, quota)
+        passed = layout(state, max(found.first, nexts.get(topic, found.first)), end)
+        skipped[topic] += passed.orphans
+        gaps[topic] = gaps.get(topic, 0) + sum(last - first for first, last in passed.voids)
+        lost[topic] = lost.get(topic, 0) + found.lost
+        nexts[topic] = end
+        rows += passed.rows
+    end_offsets = Offsets(next=nexts, skipped={t: r for t, r in skipped.items() if r}, gaps=gaps, lost=lost)
+    return Advance(end_offsets, notes, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    first: int
+    end: int
+    lost: int
+    pieces: Sequence[Piece]
+
+    @property
+    def rows(self) -> int:
+        return sum(piece.rows for piece in self.pieces)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(piece.size_bytes for piece in self.pieces)
+
+
+def _backlog(
+    states: Sequence[TopicState],
+    start: Offsets,
+    upto: Mapping[str, int] | None,
+    orphans: Orphans,
+    fail_on_data_loss: bool,
+    notes: list[str],
+) -> dict[str, _Waiting]:
+    found = {}
+    for state in states:
+        topic = state.topic
+        first = start.next.get(topic, 0)
+        head = state.head if upto is None else min(state.head, upto.get(topic, state.first_offset))
+        lost = 0
+        if first < state.first_offset:
+            lost = state.first_offset - first
+            if topic in start.next:  # one that is new to the query has a past that nobody asked for
+                _loses(topic, first, state.first_offset, "retention has removed them", fail_on_data_loss, notes)
+            first = state.first_offset
+        if state.head < first:
+            why = f"the topic ends at offset {state.head}: it was made anew, or has lost data"
+            _loses(topic, state.head, first, why, fail_on_data_loss, notes)
+        end = max(first, head)
+        taken = layout(state, first, end)
+        if taken.missing:
+            end = taken.missing[0][0]
+        if orphans == "wait" and taken.orphans and taken.orphans[0][0] < end:
+            orphan_first, orphan_end = taken.orphans[0]
+            end = orphan_first
+            notes.append(
+                f"{topic} stops in front of offsets {orphan_first} to {orphan_end - 1}, which a broker that is away "
+                "still has: start it, or discard them, or read on with the option orphans = skip"
+            )
+        found[topic] = _Waiting(first, end, lost, [piece for piece in taken.pieces if piece.first < end])
+    return found
+
+
+def _end_of(waiting: _Waiting, quota: int) -> int:
+    """Behind the `quota`th message. Gaps behind the last one that is read are passed too if everything is."""
+    if quota >= waiting.rows:
+        return waiting.end
+    for piece in waiting.pieces:
+        if piece.rows >= quota:
+            return piece.first + quota
+        quota -= piece.rows
+    raise AssertionError("fewer messages than were counted")
+
+
+def _is_orphan(state: TopicState, skipped: Range) -> bool:
+    """Whether some of it is neither rescued nor known never to have been."""
+    return bool(layout(state, *skipped).orphans)
+
+
+def _loses(topic: str, first: int, end: int, why: str, fails: bool, notes: list[str]) -> None:
+    if fails:
+        raise MessagesLost(topic, first, end, why)
+    notes.append(str(MessagesLost(topic, first, end, why)).partition(". Start")[0] + ": the query goes on without them")
+
+
+def hold_back(advanced: Advance, start: Offsets, *, rows_min: int | None, waited: float, delay_max: float) -> bool:
+    """Whether a trigger is too small to begin now. One that only rescues or steps over something is not held back."""
+    if rows_min is None or advanced.rows >= rows_min or waited >= delay_max:
+        return False
+    return advanced.rows > 0 or advanced.end == start
+
+
+# --- who reads what ----------------------------------------------------------------------------------------
+
+
+def between(
+    states: Sequence[TopicState], start: Offsets, end: Offsets, *, fail_on_data_loss: bool = True
+) -> list[Piece]:
+    """The messages of one trigger: the same for the same two offsets, wherever they are by now.
+
+    Raises MessagesLost, if that is wanted, and NotUploaded, if some of them cannot be read any more.
+    """
+    known = {state.topic: state for state in states}
+    pieces: list[Piece] = []
+    for topic, last in sorted(end.next.items()):
+        state = known.get(topic)
+        if state is None:
+            if start.next.get(topic, 0) < last and fail_on_data_loss:
+                raise MessagesLost(topic, start.next.get(topic, 0), last, "the topic is gone")
+            continue
+        # What was lost was counted when the end was decided; it lies at the front.
+        lost = end.lost.get(topic, 0) - start.lost.get(topic, 0)
+        first = start.next.get(topic, 0) + lost
+        still = {*map(tuple, end.skipped.get(topic, ()))}
+        rescued = [each for each in start.skipped.get(topic, ()) if tuple(each) not in still]
+        for part_first, part_end in [*rescued, *_without(first, last, sorted(still))]:
+            pieces += readable(state, part_first, part_end, fail_on_data_loss=fail_on_data_loss)
+    return pieces
+
+
+def readable(state: TopicState, first: int, end: int, *, fail_on_data_loss: bool) -> Sequence[Piece]:
+    """Where [first, end) is now."""
+    if first < state.first_offset and first < end:
+        if fail_on_data_loss:
+            raise MessagesLost(state.topic, first, min(end, state.first_offset), "retention has removed them")
+        first = min(end, state.first_offset)
+    found = layout(state, first, end)
+    if found.missing:
+        raise NotUploaded(state.topic, *found.missing[0])
+    if found.orphans:
+        raise NotUploaded(state.topic, *found.orphans[0])
+    return found.pieces
+
+
+def _without(first: int, end: int, holes: Sequence[tuple[int, ...]]) -> Iterator[Range]:
+    for hole_first, hole_end in holes:
+        if hole_end <= first or hole_first >= end:
+            continue
+        if first < hole_first:
+            yield first, hole_first
+        first = hole_end
+    if first < end:
+        yield first, end
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a filter leaves: offsets [first, end), publish times [time_first, time_end) in µs, topics, one key."""
+
+    first: int = 0
+    end: int = 1 << 63
+    time_first: int = -(1 << 62)
+    time_end: int = 1 << 62
+    topics: frozenset[str] | None = None
+    key: str | None = None
+
+    def narrowed(self, **changes: Any) -> Bounds:
+        """Both bounds together."""
+        kept = dict(changes)
+        for name in ("first", "time_first"):
+            if name in kept:
+                kept[name] = max(kept[name], getattr(self, name))
+        for name in ("end", "time_end"):
+            if name in kept:
+                kept[name] = min(kept[name], getattr(self, name))
+        if "topics" in kept and self.topics is not None:
+            kept["topics"] = kept["topics"] & self.topics
+        return replace(self, **kept)
+
+    def of(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Without what cannot pass the filter. An object whose times lie outside is not even opened."""
+        found = []
+        for piece in pieces:
+            first, end = max(piece.first, self.first), min(piece.end, self.end)
+            if first >= end or (self.topics is not None and piece.topic not in self.topics):
+                continue
+            each = piece.described
+            if each and (each.max_publish_time < self.time_first or each.min_publish_time >= self.time_end):
+                continue
+            found.append(piece._replace(first=first, end=end))
+        return found
+
+
+class Share(NamedTuple):
+    """What one task reads, in order."""
+
+    pieces: Sequence[Piece]
+
+    @property
+    def rows(self) -> int:
+        return sum(piece.rows for piece in self.pieces)
+
+
+def shares(pieces: Sequence[Piece], *, partitions_min: int = 1, rows_max: int | None = None) -> list[Share]:
+    """Pieces for tasks: many small objects for one, a large object for several. Never two topics for one task."""
+    total = sum(piece.rows for piece in pieces)
+    limit = min(SHARE_ROWS, rows_max or SHARE_ROWS, max(1, -(-total // partitions_min)))
+    found: list[list[Piece]] = []
+    rows = size = 0
+    for piece in _cut(pieces, limit):
+        open_share = found[-1] if found else None
+        fits = rows + piece.rows <= limit and size + piece.size_bytes <= SHARE_BYTES
+        if open_share is None or open_share[-1].topic != piece.topic or not fits:
+            found.append([])
+            rows = size = 0
+        found[-1].append(piece)
+        rows += piece.rows
+        size += piece.size_bytes
+    return [Share(tuple(share)) for share in found]
+
+
+def _cut(pieces: Sequence[Piece], rows_max: int) -> Iterator[Piece]:
+    """None with more than `rows_max`; a large one is cut into equal parts."""
+    for piece in pieces:
+        parts = -(-piece.rows // rows_max)
+        if piece.size_bytes > SHARE_BYTES:
+            parts = max(parts, -(-piece.size_bytes // SHARE_BYTES))
+        first = piece.first
+        for number in range(1, parts + 1):
+            end = piece.first + piece.rows * number // parts
+            if end > first:
+                yield piece._replace(first=first, end=end)
+            first = end

@@ -1,0 +1,337 @@
+"""How the driver and executors reach brokers and objects: blocking calls, each side opened when it is first needed.
+
+    Reach.states()      what is where, from a broker, or from the object store alone
+    Reach.fetched()     messages that only a broker has
+    Reach.store(url)    objects
+
+One event loop in a thread of its own does the waiting, so that the next answer is on its way while Spark works on the
+last one. Nothing here survives the `with` block: a Python worker of Spark may be used for another query next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from crc32c import crc32c
+
+from pydanube.client.client import Client
+from pydanube.client.messages import StorageInfo
+from pydanube.client.thread import LoopThread
+from pydanube.core.names import TopicName
+from pydanube.core.tiers import Descriptor, Objects, manifest_from_bytes
+from pydanube.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    NotServed,
+    ObjectDamaged,
+    SubscriptionUnknown,
+    TopicUnknown,
+    Unreachable,
+)
+from pydanube.log.batch import Batch
+from pydanube.log.snapshots import read_snapshot
+from pydanube.spark.options import Connection
+from pydanube.spark.plan import TopicState
+from pydanube.stores.object_urls import OpenObjectStore, open_object_store
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# How long brokers may be silent before objects are read without them, if that was allowed.
+OFFLINE_SECONDS: Final = 5.0
+_SNAPSHOT: Final = re.compile(r"(.+)/_snapshot-\d{20}-\d{20}\.json")
+_PART: Final = re.compile(r"-part-\d+$")
+
+
+class Reach:
+    """Brokers and objects of one connection, for one `with` block."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._thread: LoopThread | None = None
+        self._client: Client | None = None
+        self._stores: dict[str, OpenObjectStore] = {}
+        self._offline = connection.url is None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        try:
+            thread.call(self._close())
+        finally:
+            thread.stop()
+
+    async def _close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+        for store in self._stores.values():
+            await store.close()
+        self._client = None
+        self._stores.clear()
+
+    def call(self, coroutine: Any) -> Any:
+        """Runs it on the loop; returns or raises what it does."""
+        if self._thread is None:
+            self._thread = LoopThread("danube spark")
+        return self._thread.call(coroutine)
+
+    def iterate(self, make: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
+        """What an async iterator yields, the next one under way while this one is used."""
+        ahead = _Ahead(make)
+        try:
+            while (found := self.call(ahead.next())) is not _END:
+                yield found
+        finally:
+            if self._thread is not None:
+                self.call(ahead.close())
+
+    async def client(self) -> Client:
+        if self._client is None:
+            connection = self.connection
+            if connection.url is None:
+                raise ConfigError("service.url", None, "danube://host:6651: only a broker has these messages")
+            seconds = connection.timeout_seconds
+            self._client = Client(connection.url, token=connection.token, tls=_tls(connection), timeout=seconds)
+        return self._client
+
+    async def store(self, url: str) -> OpenObjectStore:
+        store = self._stores.get(url)
+        if store is None:
+            options = dict(self.connection.storage_options)
+            store = self._stores[url] = await open_object_store(url, options)
+        return store
+
+    # --- what is where --------------------------------------------------------------------------------
+
+    def states(self, topics: Sequence[str], pattern: str | None = None) -> list[TopicState]:
+        """Topics, or all whose name matches, partitions one by one. Raises TopicUnknown."""
+        return list(self.call(self._states(topics, pattern)))
+
+    async def _states(self, topics: Sequence[str], pattern: str | None) -> list[TopicState]:
+        if not self._offline:
+            try:
+                return await self._online(topics, pattern)
+            except (Unreachable, DeadlineExceeded) as error:
+                if self.connection.storage_url is None:
+                    raise
+                log.warning("no broker answers: reading what is uploaded", extra={"why": str(error)})
+        return await self._from_objects(topics, pattern)
+
+    async def _online(self, topics: Sequence[str], pattern: str | None) -> list[TopicState]:
+        client = await self.client()
+        # With objects to fall back on, a dead broker costs seconds and not the whole timeout.
+        seconds = OFFLINE_SECONDS if self.connection.storage_url is not None else None
+        if pattern is not None:
+            names = [name for name in await client.list_topics(timeout=seconds) if re.fullmatch(pattern, name)]
+        else:
+            names = []
+            for topic in topics:
+                partitions = (await client.lookup(topic, timeout=seconds)).partitions
+                names += TopicName(topic).partition_names(partitions) if partitions else [TopicName(topic)]
+        found = []
+        for name in names:
+            try:
+                info = await client.describe_storage(name, timeout=seconds)
+            except NotServed:
+                if pattern is None:
+                    raise
+                continue  # a non-reliable topic has no messages to read, or a base has partitions that are listed too
+            found.append(await self._state(info))
+        return found
+
+    async def _state(self, info: StorageInfo) -> TopicState:
+        url = self.connection.storage_url or info.url
+        older = await self._manifest(info.topic, url, info.manifest, info.manifest_crc) if info.manifest and url else []
+        return _state_of(info.topic, info.first_offset, info.head, url, older, info.objects, info, live=True)
+
+    async def _manifest(self, topic: str, url: str, name: str, crc: int) -> list[Descriptor]:
+        key = f"{topic[1:]}/{name}"
+        store = await self.store(url)
+        try:
+            data = await store.get(key)
+            if crc and crc32c(data) != crc:
+                raise ValueError(f"checksum is {crc32c(data):#010x}, {crc:#010x} was written")
+            return manifest_from_bytes(data)
+        except (FileNotFoundError, ValueError) as error:
+            raise ObjectDamaged(topic, key, 0, 0, str(error)) from error
+
+    async def _from_objects(self, topics: Sequence[str], pattern: str | None) -> list[TopicState]:
+        url = self.connection.storage_url
+        assert url is not None
+        store = await self.store(url)
+        if pattern is not None:
+            names = {f"/{match[1]}" async for info in store.list("") if (match := _SNAPSHOT.fullmatch(info.key))}
+            chosen = sorted(name for name in names if re.fullmatch(pattern, name))
+        else:
+            chosen = []
+            for topic in topics:
+                parts = {
+                    f"/{match[1]}"
+                    async for info in store.list(f"{topic[1:]}-part-")
+                    if (match := _SNAPSHOT.fullmatch(info.key)) and _PART.sub("", f"/{match[1]}") == topic
+                }
+                chosen += sorted(parts, key=lambda name: int(name.rpartition("-")[2])) or [topic]
+        found = []
+        for name in chosen:
+            try:
+                snapshot = await read_snapshot(store, f"{name[1:]}/")
+            except ValueError as error:
+                raise ObjectDamaged(name, f"{name[1:]}/_snapshot", 0, 0, str(error)) from error
+            if snapshot is None:
+                raise TopicUnknown(name)
+            named = snapshot.manifest
+            older = await self._manifest(name, url, named, snapshot.manifest_crc) if named else []
+            first, head = snapshot.first_offset, snapshot.head_uploaded
+            state = _state_of(name, first, head, url, older, snapshot.objects, snapshot, live=False)
+            # What lies below the oldest object was never uploaded, or is gone: history begins there.
+            begins = state.objects[0].start_offset if state.objects else head
+            found.append(_begin_at(state, max(first, begins)))
+        return found
+
+    # --- times ----------------------------------------------------------------------------------------
+
+    def offset_at(self, state: TopicState, time_us: int) -> int:
+        """The first message that was published at this time or later; the head if there is none."""
+        if state.live:
+            return int(self.call(self._ask_offset(state.topic, time_us)))
+        from pydanube.spark.rows import first_since
+
+        return first_since(self, state, time_us)
+
+    async def _ask_offset(self, topic: str, time_us: int) -> int:
+        client = await self.client()
+        return await client.find_offset(topic, datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us))
+
+    # --- messages -------------------------------------------------------------------------------------
+
+    def fetched(self, topic: str, first: int, end: int) -> Iterator[tuple[int, int, list[Batch]]]:
+        """Batches of a broker, with the part of them that is meant."""
+
+        async def batches() -> AsyncIterator[tuple[int, int, list[Batch]]]:
+            client = await self.client()
+            async for each in client.fetch(topic, first, end).stored():
+                yield each
+
+        return self.iterate(batches)
+
+    # --- the query as a subscription ------------------------------------------------------------------
+
+    def show_progress(self, group: str, offsets: dict[str, int]) -> None:
+        """Moves the cursor of subscription `group`, so that the broker shows how far the query is behind.
+
+        Best effort: a query does not fail because its lag cannot be shown.
+        """
+        for topic, offset in offsets.items():
+            with suppress(Unreachable, DeadlineExceeded, NotServed):
+                self.call(self._show(group, topic, offset))
+
+    async def _show(self, group: str, topic: str, offset: int) -> None:
+        client = await self.client()
+        try:
+            await client.seek(topic, group, offset, timeout=OFFLINE_SECONDS)
+        except SubscriptionUnknown:
+            async with client.consumer(topic, subscription=group, start=offset, window_messages=1, window_bytes=1):
+                pass
+
+
+def _state_of(
+    topic: str,
+    first_offset: int,
+    head: int,
+    url: str | None,
+    older: Sequence[Descriptor],
+    keyed: Sequence[Descriptor],
+    gaps: Any,
+    *,
+    live: bool,
+) -> TopicState:
+    starts = {each.start_offset for each in keyed}
+    try:
+        objects = Objects([*(each for each in older if each.start_offset not in starts), *keyed])
+    except ValueError as error:
+        raise ObjectDamaged(topic, "its descriptors", first_offset, head, str(error)) from error
+    described = tuple(objects.from_offset(first_offset)) if url is not None else ()
+    return TopicState(
+        topic,
+        first_offset,
+        head,
+        described,
+        tuple(gaps.orphans),
+        tuple(gaps.voids),
+        live,
+        url,
+        gaps.history_version,
+    )
+
+
+def _begin_at(state: TopicState, first_offset: int) -> TopicState:
+    return TopicState(
+        state.topic, first_offset, state.head, state.objects, state.orphans, state.voids, state.live,
+        state.storage_url, state.history_version,
+    )  # fmt: skip
+
+
+def _tls(connection: Connection) -> ssl.SSLContext | None:
+    if connection.tls_ca is None and connection.tls_cert is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=connection.tls_ca)
+        if connection.tls_cert is not None:
+            context.load_cert_chain(connection.tls_cert, connection.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            "tls.ca", connection.tls_ca or connection.tls_cert, f"files of certificates: {error}"
+        ) from error
+    return context
+
+
+class _Ahead:
+    """One step ahead of an async iterator. Made and used on one loop."""
+
+    def __init__(self, make: Callable[[], AsyncIterator[Any]]) -> None:
+        self._make = make
+        self._iterator: AsyncIterator[Any] | None = None
+        self._next: asyncio.Task[Any] | None = None
+
+    async def next(self) -> Any:
+        if self._iterator is None:
+            self._iterator = aiter(self._make())
+        task = self._next or asyncio.ensure_future(self._step())
+        self._next = None
+        found = await task
+        if found is not _END:
+            self._next = asyncio.ensure_future(self._step())
+        return found
+
+    async def _step(self) -> Any:
+        assert self._iterator is not None
+        return await anext(self._iterator, _END)
+
+    async def close(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.gather(self._next, return_exceptions=True)
+        close = getattr(self._iterator, "aclose", None)
+        if close is not None:
+            await close()
+
+
+_END: Final = object()

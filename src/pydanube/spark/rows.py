@@ -1,0 +1,250 @@
+"""Messages as Arrow record batches with the columns that a query asked for, from objects or from a broker.
+
+`read_share` is what an executor does. Whatever happens to a range while it is read (it is uploaded, merged with its
+neighbours, compacted, moved to another broker), the rows come once and in order: what cannot be found where the plan
+said is looked for again, from the offset that was reached.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pydanube.core.tiers import PARQUET, RAW, Descriptor
+from pydanube.errors import InvalidObject, NotServed, ObjectDamaged, OffsetOutOfRange
+from pydanube.log.batch import Batch
+from pydanube.log.parquet import (
+    COLUMNS,
+    FOOTER_GUESS_BYTES,
+    Footer,
+    footer_length,
+    open_object,
+    parse_footer,
+    read_raw,
+    read_table,
+    table_of_batches,
+)
+from pydanube.spark.errors import NotUploaded
+from pydanube.spark.plan import Bounds, Piece, Share, TopicState, readable
+from pydanube.spark.reach import Reach
+from pydanube.stores.file_objects import path_of
+from pydanube.stores.object_settings import parse_url
+
+ATTEMPTS: Final = 4  # at one offset, until what is missing is believed to be missing
+# Spark takes batches one at a time; larger ones cost memory on both sides and gain nothing.
+BATCH_ROWS: Final = 65_536
+TEXT: Final = pa.string()
+
+
+class Wanted(NamedTuple):
+    """What an executor must know besides its share. Picklable, and small."""
+
+    columns: Sequence[str]
+    bounds: Bounds = Bounds()
+    fail_on_data_loss: bool = True
+    urls: dict[str, str] = {}  # topic -> storage  # noqa: RUF012
+
+
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    """What `read_share` yields."""
+    fields = {"topic": pa.field("topic", TEXT, nullable=False), **{field.name: field for field in COLUMNS}}
+    return pa.schema([fields[name] for name in columns])
+
+
+def read_share(reach: Reach, share: Share, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    """Every row of the share that passes the bounds, as far as pruning can tell."""
+    todo = deque(share.pieces)
+    failed_at, attempts = -1, 0
+    while todo:
+        piece = todo.popleft()
+        at = piece.first
+        try:
+            for first, table in _tables(reach, piece, wanted):
+                yield from _batches(piece.topic, first, table, at, piece.end, wanted.columns)
+                at = min(piece.end, first + table.num_rows)
+            if at < piece.end and piece.described is None:
+                raise OffsetOutOfRange(piece.topic, at, at, piece.end)
+        except (FileNotFoundError, OffsetOutOfRange, NotServed) as error:
+            attempts = attempts + 1 if failed_at == at else 1
+            failed_at = at
+            if attempts == ATTEMPTS:
+                raise _gone(piece, at, error) from error
+            [state] = reach.states([piece.topic])
+            todo.extendleft(reversed(readable(state, at, piece.end, fail_on_data_loss=wanted.fail_on_data_loss)))
+
+
+def _gone(piece: Piece, at: int, error: Exception) -> Exception:
+    if piece.described is None:
+        return error if isinstance(error, NotServed) else NotUploaded(piece.topic, at, piece.end)
+    return ObjectDamaged(piece.topic, _key(piece.topic, piece.described), at, piece.end, "it is missing")
+
+
+def _key(topic: str, described: Descriptor) -> str:
+    return f"{topic[1:]}/{described.object_id}"
+
+
+def _batches(
+    topic: str, first: int, table: pa.Table, at: int, end: int, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """The rows [at, end) of a table that begins at offset `first`."""
+    skipped = max(0, at - first)
+    count = min(table.num_rows, end - first) - skipped
+    if count <= 0:
+        return
+    chosen = table.slice(skipped, count)
+    if "topic" in columns:
+        chosen = chosen.append_column("topic", pa.repeat(pa.scalar(topic, TEXT), count))
+    schema = arrow_schema(columns)
+    yield from chosen.select(list(columns)).cast(schema).to_batches(max_chunksize=BATCH_ROWS)
+
+
+def _tables(reach: Reach, piece: Piece, wanted: Wanted) -> Iterator[tuple[int, pa.Table]]:
+    """First offset and rows of what holds the piece, in order; what pruning leaves out is told as an empty table."""
+    names = [name for name in COLUMNS.names if name in wanted.columns] or ["offset"]
+    if piece.described is None:
+        yield from _from_broker(reach, piece)
+    elif piece.described.format == RAW:
+        data = reach.call(_get(reach, wanted.urls[piece.topic], _key(piece.topic, piece.described)))
+        yield _table_of(read_raw(data))
+    else:
+        try:
+            yield from _from_object(reach, piece, piece.described, wanted, names)
+        except InvalidObject as error:
+            key = _key(piece.topic, piece.described)
+            raise ObjectDamaged(piece.topic, key, piece.first, piece.end, str(error)) from error
+
+
+def _table_of(batches: Sequence[Batch]) -> tuple[int, pa.Table]:
+    return batches[0].header.base_offset, table_of_batches(batches)
+
+
+def _from_broker(reach: Reach, piece: Piece) -> Iterator[tuple[int, pa.Table]]:
+    at = piece.first
+    for _, _, batches in reach.fetched(piece.topic, piece.first, piece.end):
+        if not batches:
+            continue
+        if batches[0].header.base_offset > at:
+            raise OffsetOutOfRange(piece.topic, at, batches[0].header.base_offset, piece.end)
+        yield _table_of(batches)
+        at = batches[-1].header.end_offset
+
+
+# --- objects ------------------------------------------------------------------------------------------------
+
+
+def _from_object(
+    reach: Reach, piece: Piece, described: Descriptor, wanted: Wanted, names: Sequence[str]
+) -> Iterator[tuple[int, pa.Table]]:
+    url = wanted.urls[piece.topic]
+    place = parse_url("storage.url", url)
+    if place.scheme == "file":
+        yield from _from_file(f"{place.root}/{path_of(_key(piece.topic, described))}", piece, described, wanted, names)
+    else:
+        yield from _from_store(reach, url, piece, described, wanted, names)
+
+
+def _from_file(
+    path: str, piece: Piece, described: Descriptor, wanted: Wanted, names: Sequence[str]
+) -> Iterator[tuple[int, pa.Table]]:
+    """A file of this machine is mapped: what is not needed is not even read."""
+    with pa.memory_map(path) as mapped:
+        data = mapped.read_buffer()
+        view = memoryview(data)
+        footer = open_object(view, described.footer_crc)
+        _check(footer, piece, described, data.size)
+        for number in _groups(footer, piece, wanted.bounds):
+            group = footer.row_groups[number]
+            part = view[group.position : group.position + group.length]
+            yield group.first_offset, read_table(footer, number, part, names)
+
+
+def _from_store(
+    reach: Reach, url: str, piece: Piece, described: Descriptor, wanted: Wanted, names: Sequence[str]
+) -> Iterator[tuple[int, pa.Table]]:
+    key = _key(piece.topic, described)
+    footer: Footer = reach.call(_footer(reach, url, key, described))
+    _check(footer, piece, described, described.size)
+    numbers = _groups(footer, piece, wanted.bounds)
+
+    async def parts() -> AsyncIterator[tuple[int, bytes]]:
+        store = await reach.store(url)
+        for number in numbers:
+            group = footer.row_groups[number]
+            yield number, await store.get_range(key, group.position, group.length)
+
+    for number, data in reach.iterate(parts):
+        group = footer.row_groups[number]
+        if len(data) != group.length:
+            raise InvalidObject(f"position {group.position}", f"{len(data)} bytes are there, {group.length} must be")
+        yield group.first_offset, read_table(footer, number, data, names)
+
+
+def _check(footer: Footer, piece: Piece, described: Descriptor, size: int) -> None:
+    if (footer.topic, footer.start_offset, footer.end, size) != (
+        piece.topic,
+        described.start_offset,
+        described.end,
+        described.size,
+    ):
+        raise InvalidObject("its footer", "it holds something else than its descriptor says")
+
+
+def _groups(footer: Footer, piece: Piece, bounds: Bounds) -> list[int]:
+    """Row groups that may hold a wanted row."""
+    first, last = footer.row_group_of(piece.first), footer.row_group_of(piece.end - 1)
+    return [
+        number
+        for number in range(first, last + 1)
+        if footer.row_groups[number].max_publish_time >= bounds.time_first
+        and (bounds.key is None or _may_have_key(footer.metadata, number, bounds.key))
+    ]
+
+
+def _may_have_key(metadata: pq.FileMetaData, number: int, key: str) -> bool:
+    column = metadata.schema.to_arrow_schema().get_field_index("routing_key")
+    group = metadata.row_group(number)
+    for place in range(group.num_columns):
+        chunk = group.column(place)
+        if chunk.path_in_schema == "routing_key" and chunk.is_stats_set and chunk.statistics.has_min_max:
+            return bool(chunk.statistics.min <= key <= chunk.statistics.max)
+    assert column >= 0
+    return True
+
+
+async def _footer(reach: Reach, url: str, key: str, described: Descriptor) -> Footer:
+    store = await reach.store(url)
+    length = min(FOOTER_GUESS_BYTES, described.size)
+    tail = await store.get_range(key, described.size - length, length)
+    needed = footer_length(tail)
+    if needed > len(tail):
+        if needed > described.size:
+            raise InvalidObject("its end", "the footer is longer than the object")
+        tail = await store.get_range(key, described.size - needed, needed)
+    return parse_footer(tail, described.size, described.footer_crc)
+
+
+async def _get(reach: Reach, url: str, key: str) -> bytes:
+    return await (await reach.store(url)).get(key)
+
+
+def first_since(reach: Reach, state: TopicState, time_us: int) -> int:
+    """The first uploaded message that was published at this time or later; the head if there is none."""
+    for described in state.objects:
+        if described.max_publish_time < time_us or described.format != PARQUET:
+            continue
+        piece = Piece(state.topic, max(described.start_offset, state.first_offset), described.end, described)
+        wanted = Wanted(
+            ("offset", "publish_time"),
+            Bounds().narrowed(time_first=time_us),
+            urls={state.topic: state.storage_url or ""},
+        )
+        for batch in read_share(reach, Share((piece,)), wanted):
+            times = batch.column("publish_time").cast(pa.int64()).to_pylist()
+            for offset, time in zip(batch.column("offset").to_pylist(), times, strict=True):
+                if time >= time_us:
+                    return int(offset)
+    return state.head

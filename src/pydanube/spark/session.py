@@ -1,0 +1,45 @@
+"""A Spark session for jobs, examples and tests: it works on a laptop as it is, and on a cluster if one is named."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from pydanube.spark.java import java_home
+from pydanube.spark.source import register
+
+DEFAULTS: Final[Mapping[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "8",
+}
+
+
+def session(
+    name: str, *, master: str = "local[*]", remote: str | None = None, conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Raises JavaMissing. With `remote`, a Spark Connect server does the work and no Java is needed here."""
+    # Workers run this very interpreter, with what is installed beside it; else Spark takes `python3` of the PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(name)
+    if remote is not None:
+        builder = builder.remote(remote)
+    else:
+        home = java_home()
+        if home is not None:
+            os.environ["JAVA_HOME"] = home
+        if master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = builder.master(master)
+        for key, value in DEFAULTS.items():
+            builder = builder.config(key, value)
+    for key, value in (conf or {}).items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark

@@ -1,0 +1,292 @@
+"""`format("danube")`: topics as DataFrames, finished or streaming. Spark asks, `plan` decides, `rows` reads.
+
+    driver      options ─► states ─► offsets ─► shares          one Python process beside the driver, per query
+    executors   share ─► record batches                         many Python workers
+
+The reader keeps nothing that a restart would miss: where a stream stands is in Spark's checkpoint, as `plan.Offsets`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from pydanube.spark.options import AtTime, Place, SourceOptions
+from pydanube.spark.plan import Bounds, Offsets, Share, TopicState, advance, between, hold_back, resolve, shares
+from pydanube.spark.reach import Reach
+from pydanube.spark.rows import Wanted, arrow_schema, read_share
+
+log = logging.getLogger(__name__)
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+def register(spark: SparkSession) -> None:
+    """Spark refuses a reader that takes filters while this setting is off, so the two come together."""
+    spark.conf.set(PUSHDOWN, "true")
+    spark.dataSource.register(FilteringSource)
+
+
+class DanubeSource(DataSource):
+    """Reads and writes topics. This is what Spark finds by itself: it takes no filters, see `register`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "danube"
+
+    def schema(self) -> StructType:
+        options = SourceOptions.parse(self.options, streaming=not _has_end(self.options))
+        return from_arrow_schema(arrow_schema(options.columns))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return DanubeReader(SourceOptions.parse(self.options, streaming=False))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return DanubeStreamReader(SourceOptions.parse(self.options, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        from pydanube.spark.sink import batch_writer
+
+        return batch_writer(dict(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from pydanube.spark.sink import stream_writer
+
+        return stream_writer(dict(self.options), schema)
+
+
+class FilteringSource(DanubeSource):
+    """As `register` makes it known."""
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return FilteringReader(SourceOptions.parse(self.options, streaming=False))
+
+
+def _has_end(options: Any) -> bool:
+    return any(name.lower().startswith("ending") for name in options)
+
+
+class Part(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, share: Share, wanted: Wanted) -> None:
+        super().__init__(0)
+        self.share = share
+        self.wanted = wanted
+
+
+def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    assert isinstance(partition, Part)
+    with Reach(options.connection) as reach:
+        yield from read_share(reach, partition.share, partition.wanted)
+
+
+def _offsets(reach: Reach, place: Place, states: Sequence[TopicState], *, ending: bool = False) -> dict[str, int]:
+    times = {}
+    if isinstance(place, AtTime):
+        times = {state.topic: reach.offset_at(state, place.of(state.topic)) for state in states}
+    return resolve(place, states, times, ending=ending)
+
+
+def _urls(states: Sequence[TopicState]) -> dict[str, str]:
+    return {state.topic: state.storage_url for state in states if state.storage_url is not None}
+
+
+# --- finished -----------------------------------------------------------------------------------------------
+
+
+class DanubeReader(DataSourceReader):
+    """`spark.read`: what is there when the query begins."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self.bounds = Bounds()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self.options
+        with Reach(options.connection) as reach:
+            states = reach.states(options.topics, options.pattern)
+            start = Offsets(next=_offsets(reach, options.starting, states))
+            ends = _offsets(reach, options.ending, states, ending=True)
+        upto = {topic: max(end, start.next[topic]) for topic, end in ends.items()}
+        advanced = advance(
+            states, start, orphans=options.orphans, fail_on_data_loss=options.fail_on_data_loss, upto=upto
+        )
+        for note in advanced.notes:
+            log.warning(note)
+        pieces = between(states, start, advanced.end, fail_on_data_loss=options.fail_on_data_loss)
+        chosen = shares(
+            self.bounds.of(pieces), partitions_min=options.partitions_min, rows_max=options.partition_rows_max
+        )
+        wanted = Wanted(options.columns, self.bounds, options.fail_on_data_loss, _urls(states))
+        # Spark refuses a source without partitions.
+        return [Part(share, wanted) for share in chosen or [Share(())]]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self.options, partition)
+
+
+class FilteringReader(DanubeReader):
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Takes filters on offset and topic over; for the others it prunes and lets Spark look at every row."""
+        for each in filters:
+            found = narrow(self.bounds, each)
+            if found is not None:
+                self.bounds = found
+            if found is None or getattr(each, "attribute", ()) not in (("offset",), ("topic",)):
+                yield each
+
+
+def narrow(bounds: Bounds, filter: Filter) -> Bounds | None:
+    """The bounds with this filter; None for one that says nothing to us."""
+    match filter:
+        case EqualTo(("offset",), int() as value) | EqualNullSafe(("offset",), int() as value):
+            return bounds.narrowed(first=value, end=value + 1)
+        case GreaterThan(("offset",), int() as value):
+            return bounds.narrowed(first=value + 1)
+        case GreaterThanOrEqual(("offset",), int() as value):
+            return bounds.narrowed(first=value)
+        case LessThan(("offset",), int() as value):
+            return bounds.narrowed(end=value)
+        case LessThanOrEqual(("offset",), int() as value):
+            return bounds.narrowed(end=value + 1)
+        case EqualTo(("topic",), str() as value) | EqualNullSafe(("topic",), str() as value):
+            return bounds.narrowed(topics=frozenset({value}))
+        case In(("topic",), values):
+            return bounds.narrowed(topics=frozenset(values))
+        case GreaterThan(("publish_time",), datetime() as value) | GreaterThanOrEqual(
+            ("publish_time",), datetime() as value
+        ):
+            return bounds.narrowed(time_first=_micros(value))
+        case LessThan(("publish_time",), datetime() as value) | LessThanOrEqual(("publish_time",), datetime() as value):
+            return bounds.narrowed(time_end=_micros(value) + 1)
+        case EqualTo(("routing_key",), str() as value) | EqualNullSafe(("routing_key",), str() as value):
+            return bounds.narrowed(key=value)
+    return None
+
+
+def _micros(time: datetime) -> int:
+    return (time.astimezone(UTC) - EPOCH) // timedelta(microseconds=1)
+
+
+# --- streaming ----------------------------------------------------------------------------------------------
+
+
+class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """`spark.readStream`: everything, then what comes. Offsets never go back."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self._reach: Reach | None = None
+        self._upto: dict[str, int] | None = None
+        self._small_since: float | None = None  # since when a trigger waits for more messages
+        self._said: set[str] = set()
+        self._shown: dict[str, int] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Executors get the options; connections are the driver's own."""
+        return {**self.__dict__, "_reach": None}
+
+    @property
+    def _open(self) -> Reach:
+        if self._reach is None:
+            self._reach = Reach(self.options.connection)
+        return self._reach
+
+    def _states(self) -> list[TopicState]:
+        return self._open.states(self.options.topics, self.options.pattern)
+
+    def initialOffset(self) -> dict[str, Any]:
+        states = self._states()
+        return Offsets(next=_offsets(self._open, self.options.starting, states)).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self.options.rows_max) if self.options.rows_max is not None else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._upto = {state.topic: state.head for state in self._states()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        options = self.options
+        begin = Offsets.from_json(start)
+        advanced = advance(
+            self._states(),
+            begin,
+            rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+            bytes_max=options.bytes_max,
+            orphans=options.orphans,
+            fail_on_data_loss=options.fail_on_data_loss,
+            upto=self._upto,
+        )
+        self._say(advanced.notes)
+        if self._upto is None and options.rows_min is not None:
+            now = monotonic()
+            if self._small_since is None:
+                self._small_since = now
+            waited = now - self._small_since
+            if hold_back(
+                advanced, begin, rows_min=options.rows_min, waited=waited, delay_max=options.delay_seconds_max
+            ):
+                return begin.to_json()
+            self._small_since = None
+        return advanced.end.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """The heads: what Spark shows as the backlog."""
+        return Offsets(next={state.topic: state.head for state in self._states()}).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        options = self.options
+        states = self._states()
+        fails = options.fail_on_data_loss
+        pieces = between(states, Offsets.from_json(start), Offsets.from_json(end), fail_on_data_loss=fails)
+        wanted = Wanted(options.columns, Bounds(), fails, _urls(states))
+        chosen = shares(pieces, partitions_min=options.partitions_min, rows_max=options.partition_rows_max)
+        return [Part(share, wanted) for share in chosen]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self.options, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark has done with everything below: the broker may show it. It comes one batch late."""
+        if self.options.group is not None:
+            offsets = Offsets.from_json(end).next
+            changed = {topic: offset for topic, offset in offsets.items() if self._shown.get(topic) != offset}
+            self._open.show_progress(self.options.group, changed)
+            self._shown.update(changed)
+
+    def stop(self) -> None:
+        if self._reach is not None:
+            self._reach.close()
+            self._reach = None
+
+    def _say(self, notes: Sequence[str]) -> None:
+        for note in notes:
+            if note not in self._said:
+                self._said.add(note)
+                log.warning(note)

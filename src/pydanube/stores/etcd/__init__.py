@@ -1,0 +1,26 @@
+"""etcd: the metadata store of a cluster, its members, and a member that lives beside a broker.
+
+store.py           MetadataStore: keys, watches, leases
+cluster.py         members: status, add, promote, remove
+member.py          runs a member beside the broker, as member_config.py says
+process.py         its process, and guard.py, which makes it end with ours
+calls.py           which member is asked, for how long, and what a failure means
+endpoint.py        one member: channel, methods, TLS
+"""
+
+from pydanube.stores.etcd.cluster import EtcdCluster, Member, MemberStatus
+from pydanube.stores.etcd.endpoint import Tls
+from pydanube.stores.etcd.member import EtcdMember
+from pydanube.stores.etcd.member_config import CLIENT_PORT_OFFSET, MemberConfig
+from pydanube.stores.etcd.store import EtcdMetadataStore
+
+__all__ = [
+    "CLIENT_PORT_OFFSET",
+    "EtcdCluster",
+    "EtcdMember",
+    "EtcdMetadataStore",
+    "Member",
+    "MemberConfig",
+    "MemberStatus",
+    "Tls",
+]

@@ -1,0 +1,147 @@
+"""One etcd process of ours: started so that it ends with us, stopped, found again, and its log kept short.
+
+    {directory}/
+      etcd.log  etcd.log.1   what etcd says, the newest LOG_BYTES_MAX, and what it said before
+      etcd.pid               the last process that was started
+      data/                  etcd's own
+
+etcd writes to its log by itself: nothing between us can fill up and stop it, even while this process is paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+STOP_SECONDS: Final = 10.0  # for a leader to hand over; then it is killed
+LOG_CHECK_SECONDS: Final = 5.0
+LOG_BYTES_MAX: Final = 8 * 1024 * 1024
+TAIL_BYTES: Final = 64 * 1024
+GUARD: Final = Path(__file__).with_name("guard.py")
+# etcd takes every flag from the environment as well. This one is no flag: without it, some builds refuse to run.
+KEPT_ENVIRONMENT: Final = "ETCD_UNSUPPORTED_ARCH"
+
+
+def log_path(directory: Path) -> Path:
+    return directory / "etcd.log"
+
+
+def pid_path(directory: Path) -> Path:
+    return directory / "etcd.pid"
+
+
+class MemberProcess:
+    """A running etcd. `command` is the program's path and its arguments."""
+
+    def __init__(self, directory: Path, process: asyncio.subprocess.Process, log_position: int) -> None:
+        self._directory = directory
+        self._process = process
+        self._log_position = log_position
+
+    @classmethod
+    async def start(cls, directory: Path, command: Sequence[str]) -> MemberProcess:
+        """Must be called on the thread that lives as long as the process is to live: the kernel watches the thread."""
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith("ETCD_") or key == KEPT_ENVIRONMENT
+        }
+        with log_path(directory).open("ab") as log:
+            position = log.tell()
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), str(pid_path(directory)), *command),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the broker, which needs etcd to the last
+            )
+        return cls(directory, process, position)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ended(self) -> int:
+        """Its exit code, once it has ended. Keeps the log short meanwhile."""
+        while True:
+            try:
+                async with asyncio.timeout(LOG_CHECK_SECONDS):
+                    return await self._process.wait()
+            except TimeoutError:
+                if await asyncio.to_thread(shorten_log, self._directory):
+                    self._log_position = 0
+
+    async def stop(self) -> None:
+        for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+                self._process.send_signal(signal.SIGCONT)  # a paused process hears nothing else
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._process.wait()
+                    return
+
+    def said(self) -> str:
+        """The end of what this process wrote to the log."""
+        with contextlib.suppress(OSError), log_path(self._directory).open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_position, size - TAIL_BYTES))
+            return log.read().decode(errors="replace")
+        return ""
+
+
+def last_complaint(said: str) -> str:
+    """The reason in the last line of the log that has one."""
+    for line in reversed(said.splitlines()):
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(fields, dict) and fields.get("level") in ("error", "fatal", "panic"):
+            return str(fields.get("error") or fields.get("msg"))
+    lines = said.splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def shorten_log(directory: Path) -> bool:
+    """Moves a log that is too long out of the way. etcd has it open and goes on at its new end."""
+    log = log_path(directory)
+    if not log.exists() or log.stat().st_size <= LOG_BYTES_MAX:
+        return False
+    shutil.copyfile(log, log.with_name("etcd.log.1"))
+    os.truncate(log, 0)
+    return True
+
+
+def take_over(directory: Path, marker: str) -> int | None:
+    """Ends an etcd that an earlier process of ours left behind, and returns its pid; None if there is none.
+
+    Blocks. `marker` is the argument by which our own is known: a pid is soon somebody else's.
+    """
+    try:
+        pid = int(pid_path(directory).read_text())
+        handle = os.pidfd_open(pid)
+    except (OSError, ValueError, AttributeError):  # no file, no such process, no Linux
+        return None
+    try:
+        if marker.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            return None
+        for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, number)
+                signal.pidfd_send_signal(handle, signal.SIGCONT)
+            if select.select([handle], [], [], seconds)[0]:
+                break
+    except OSError:  # it went by itself
+        return None
+    finally:
+        os.close(handle)
+    return pid

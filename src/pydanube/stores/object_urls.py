@@ -1,0 +1,67 @@
+"""From one URL to an object store: a directory for file://, a cloud for s3://, gs:// and az://.
+
+Everything lives below the URL's prefix. `object_settings.py` says which URLs and options there are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from pydanube.errors import DiskFailed
+from pydanube.ports import Disk, ObjectStore
+from pydanube.stores.clouds import make_store
+from pydanube.stores.file_objects import FileObjectStore
+from pydanube.stores.files import FileDisk
+from pydanube.stores.object_settings import Place, Settings, parse_url
+from pydanube.stores.objects import Patience, RemoteObjectStore
+
+
+class OpenObjectStore(ObjectStore, Protocol):
+    async def close(self) -> None:
+        """Gives back what opening took. Nothing may be called afterwards, or still be going on."""
+        ...
+
+
+async def open_object_store(
+    url: str,
+    options: Mapping[str, object] | None = None,
+    *,
+    key: str = "storage.url",
+    environment: Mapping[str, str] = os.environ,
+    make_disk: Callable[[str], Disk] | None = None,
+    patience: Patience | None = None,
+) -> OpenObjectStore:
+    """Opens a store without asking the network; `check_store` does that. `key` is what errors call the URL's setting.
+
+    `make_disk` gives the Disk of a file:// URL's directory; without it, that is the real one. Raises ConfigError, and
+    DiskFull where the directory has no room for the smallest file.
+    """
+    place = parse_url(key, url)
+    settings = Settings(place, options or {}, environment)
+    if place.scheme == "file":
+        return await _open_directory(place, make_disk)
+    return RemoteObjectStore(make_store(settings), settings.name, patience)
+
+
+async def _open_directory(place: Place, make_disk: Callable[[str], Disk] | None) -> FileObjectStore:
+    if make_disk is not None:
+        return await _open_on(make_disk(place.root), place, lambda: None)
+    disk = FileDisk(place.root, descriptors_max=0)
+    try:
+        return await _open_on(disk, place, disk.close)
+    except BaseException:
+        disk.close()
+        raise
+
+
+async def _open_on(disk: Disk, place: Place, close_disk: Callable[[], None]) -> FileObjectStore:
+    try:
+        return await FileObjectStore.open(disk, f"file://{place.root}", close_disk=close_disk)
+    except FileExistsError as error:
+        raise place.refuse("there is a file of that name") from error
+    except FileNotFoundError as error:  # a file system in which nobody makes directories
+        raise place.refuse("it cannot be made") from error
+    except DiskFailed as error:
+        raise place.refuse(f"{error.operation}: {error.why}") from error

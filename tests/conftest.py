@@ -1,0 +1,24 @@
+"""What every test may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.etcd import EtcdServer, etcd_in
+from tests.e2e.objectstores import S3Server, running_s3_server
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A real S3-compatible server, started by the first test of this process that asks for it."""
+    with running_s3_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """A real etcd of one member. Whoever uses it leaves no keys behind."""
+    with etcd_in(tmp_path_factory.mktemp("etcd")) as server:
+        yield server

@@ -1,0 +1,172 @@
+"""A TCP proxy that breaks what goes through it, on the loop of the test that uses it.
+
+    async with FaultProxy(server.port) as proxy:
+        proxy.fault = Cut(after_bytes=1000)      for every connection from now on
+        proxy.faults += [Refuse(), Refuse()]     for the next two only, before `fault`
+        proxy.fault = None                       all is well again
+
+Connections that exist are cut whenever the faults change hands: clients keep them, and would not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """A reset at once, as from a machine on which nobody listens."""
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Takes everything and says nothing."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Passes so many bytes of answers, then cuts the connection. With 0 the request arrives, and its answer is lost."""
+
+    after_bytes: int
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Passes so many bytes of answers, then nothing more."""
+
+    after_bytes: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answers itself, and closes."""
+
+    status: str
+    body: bytes = b""
+
+    def encode(self) -> bytes:
+        head = f"HTTP/1.1 {self.status}\r\nContent-Length: {len(self.body)}\r\nConnection: close\r\n\r\n"
+        return head.encode() + self.body
+
+
+Fault = Refuse | Silence | Cut | Stall | Answer
+
+
+class FaultProxy:
+    """In front of a port of 127.0.0.1. `met` has every connection's fault, None for those that pass."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._fault: Fault | None = None
+        self.faults: deque[Fault] = deque()
+        self.met: list[Fault | None] = []
+        self._changed = asyncio.Condition()
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    @property
+    def fault(self) -> Fault | None:
+        return self._fault
+
+    @fault.setter
+    def fault(self, fault: Fault | None) -> None:
+        self._fault = fault
+        self.cut()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def cut(self) -> None:
+        """Ends every connection, without a goodbye."""
+        for writer in self._writers:
+            _reset(writer)
+
+    async def have_met(self, count: int) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.met) >= count)
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.cut()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        fault = self.faults.popleft() if self.faults else self._fault
+        try:
+            if isinstance(fault, Answer):
+                await _read_request(reader)
+                writer.write(fault.encode())
+                await writer.drain()
+            await self._tell(fault)
+            if isinstance(fault, Silence):
+                while await reader.read(1 << 16):
+                    pass
+            if fault is None or isinstance(fault, Cut | Stall):
+                await self._pass(reader, writer, fault)
+        except OSError:
+            pass
+        finally:
+            self._writers.discard(writer)
+            if isinstance(fault, Answer):
+                writer.close()
+            else:
+                _reset(writer)
+
+    async def _tell(self, fault: Fault | None) -> None:
+        self.met.append(fault)
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: Cut | Stall | None
+    ) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        self._writers.add(far_writer)
+        upward = asyncio.create_task(_copy(reader, far_writer))
+        try:
+            left = fault.after_bytes if fault is not None else None
+            while data := await far_reader.read(1 << 16):
+                writer.write(data[:left])
+                await writer.drain()
+                left = None if left is None else max(0, left - len(data))
+                if left == 0 and isinstance(fault, Stall):
+                    await upward
+                if left == 0:
+                    return
+        finally:
+            upward.cancel()
+            self._writers.discard(far_writer)
+            _reset(far_writer)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+
+
+async def _read_request(reader: asyncio.StreamReader) -> None:
+    """To its end: whoever answers and leaves before that resets the connection."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    _, found, rest = head.partition(b"content-length:")
+    if found:
+        await reader.readexactly(int(rest.partition(b"\r\n")[0]))
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    sock = writer.get_extra_info("socket")
+    if sock is not None:
+        with suppress(OSError):  # linger for no time: the kernel sends a reset instead of a goodbye
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

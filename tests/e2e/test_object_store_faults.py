@@ -1,0 +1,231 @@
+"""A real S3-compatible server behind a network that fails: what RemoteObjectStore tells its caller then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+
+from pydanube.errors import Conflict, StoreRefused, Unreachable
+from pydanube.ports import ObjectStore
+from pydanube.stores.object_urls import open_object_store
+from pydanube.stores.objects import Patience
+from tests.e2e.objectstores import S3Server
+from tests.e2e.tcp_proxy import Answer, Cut, Fault, FaultProxy, Refuse, Silence, Stall
+from tests.support import run
+
+pytestmark = pytest.mark.slow
+
+MIB = 1 << 20
+BUSY = Answer(
+    "503 Slow Down", b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+)
+LATE = 10.0  # seconds more than a deadline; a busy machine is late by less
+HASTY = Patience(
+    attempt_seconds=0.3,
+    deadline_seconds=1.0,
+    pause_seconds_first=0.01,
+    pause_seconds_max=0.05,
+    bytes_per_second_min=100 * MIB,
+)
+STEADY = Patience(attempt_seconds=30.0, deadline_seconds=100.0, pause_seconds_first=0.01, pause_seconds_max=0.05)
+
+
+@asynccontextmanager
+async def behind_proxy(
+    server: S3Server, patience: Patience
+) -> AsyncIterator[tuple[ObjectStore, ObjectStore, FaultProxy]]:
+    """One place seen twice: through the proxy, and directly."""
+    url = server.url()
+    async with FaultProxy(server.port) as proxy:
+        far = await open_object_store(url, {**server.options, "endpoint": proxy.endpoint}, patience=patience)
+        yield far, await open_object_store(url, server.options), proxy
+
+
+@pytest.mark.parametrize("fault", [Refuse(), Silence(), Cut(0), Cut(20), Stall(20), BUSY], ids=repr)
+def test_a_store_that_does_not_answer_is_unreachable_by_the_deadline(s3_server: S3Server, fault: Fault) -> None:
+    async def main() -> None:
+        async with behind_proxy(s3_server, HASTY) as (far, near, proxy):
+            await near.put("there", [b"before"])
+            proxy.fault = fault
+            calls = [
+                far.put("new", [b"x" * MIB]),
+                far.put("created", [b"x"], create=True),
+                far.get("there"),
+                far.get_range("there", 1, 2),
+                far.head("there"),
+                anext(far.list("")),
+                far.delete("there"),
+            ]
+            began = asyncio.get_running_loop().time()
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            assert asyncio.get_running_loop().time() - began < HASTY.deadline_seconds + LATE
+            for error in outcomes:
+                assert type(error) is Unreachable and error.why, outcomes
+                assert error.peer.startswith("s3://") and s3_server.secret_key not in str(error)
+            assert len(proxy.met) > len(calls)  # some were tried more than once
+            proxy.fault = None
+            assert (await far.put("there", [b"after"])).size_bytes == 5
+            assert await far.get("there") == b"after"
+
+    run(main())
+
+
+@pytest.mark.parametrize("fault", [Refuse(), Cut(0), Cut(20), BUSY], ids=repr)
+def test_what_fails_a_few_times_is_tried_again_until_it_succeeds(s3_server: S3Server, fault: Fault) -> None:
+    async def main() -> None:
+        async with behind_proxy(s3_server, STEADY) as (far, near, proxy):
+            proxy.faults += [fault] * 3
+            info = await far.put("a", [b"content"])
+            for wanted, call in (
+                (info, lambda: far.head("a")),
+                (b"content", lambda: far.get("a")),
+                (b"tent", lambda: far.get_range("a", 3, 10)),
+                (info, lambda: anext(far.list(""))),
+                (None, lambda: far.delete("a")),
+            ):
+                proxy.cut()
+                proxy.faults += [fault] * 3
+                assert await call() == wanted
+                assert not proxy.faults
+            assert [info async for info in near.list("")] == []
+
+    run(main())
+
+
+def test_a_put_that_waits_goes_through_when_the_store_comes_back(s3_server: S3Server) -> None:
+    async def main() -> None:
+        async with behind_proxy(s3_server, STEADY) as (far, near, proxy):
+            proxy.fault = Refuse()
+            putting = asyncio.create_task(far.put("a", [b"x"]))
+            await proxy.have_met(5)
+            assert not putting.done()
+            proxy.fault = None
+            await putting
+            assert await near.get("a") == b"x"
+
+    run(main())
+
+
+@pytest.mark.parametrize("size_bytes", [300_000, 5 * MIB, 20 * MIB])
+def test_a_half_downloaded_object_is_never_returned(s3_server: S3Server, size_bytes: int) -> None:
+    async def main() -> None:
+        data = Random(size_bytes).randbytes(size_bytes)
+        async with behind_proxy(s3_server, STEADY) as (far, near, proxy):
+            await near.put("a", [data])
+            for call, wanted in (
+                (lambda: far.get("a"), data),
+                (lambda: far.get_range("a", 1, size_bytes), data[1:]),
+                (lambda: far.get_range("a", 0, size_bytes // 2), data[: size_bytes // 2]),
+            ):
+                proxy.cut()
+                proxy.faults += [Cut(1000), Cut(size_bytes // 3), Cut(size_bytes // 2 - 100)]
+                assert await call() == wanted
+                assert not proxy.faults
+        async with behind_proxy(s3_server, HASTY) as (far, near, proxy):
+            await near.put("a", [data])
+            for fault in (Cut(size_bytes // 2), Stall(size_bytes // 2)):
+                proxy.fault = fault
+                with pytest.raises(Unreachable):
+                    await far.get("a")
+
+    run(main())
+
+
+def test_a_large_put_that_is_cut_leaves_nothing_or_is_tried_again(s3_server: S3Server) -> None:
+    async def main() -> None:
+        data = [bytes([number]) * MIB for number in range(20)]
+        async with behind_proxy(s3_server, STEADY) as (far, near, proxy):
+            proxy.faults += [Cut(0), Cut(0), Refuse(), Cut(0)]
+            info = await far.put("a", data)
+            assert await near.get("a") == b"".join(data)
+            assert await near.head("a") == info
+        async with behind_proxy(s3_server, HASTY) as (far, near, proxy):
+            proxy.fault = Cut(0)
+            with pytest.raises(Unreachable):
+                await far.put("a", data)
+            assert [info async for info in near.list("")] == []  # parts are no object
+
+    run(main())
+
+
+def test_a_create_whose_answer_was_lost_knows_its_own_object(s3_server: S3Server) -> None:
+    async def main() -> None:
+        async with behind_proxy(s3_server, STEADY) as (far, near, proxy):
+            proxy.faults.append(Cut(0))
+            info = await far.put("a", [b"mine"], create=True)
+            assert proxy.met[0] == Cut(0) and len(proxy.met) > 1
+            assert await near.head("a") == info
+            assert await near.get("a") == b"mine"
+            with pytest.raises(Conflict):
+                await far.put("a", [b"mine"], create=True)  # the same bytes, but another call
+
+    run(main())
+
+
+def test_a_create_whose_answer_was_lost_does_not_take_anothers_object_for_its_own(s3_server: S3Server) -> None:
+    async def main() -> None:
+        async with behind_proxy(s3_server, STEADY) as (far, near, proxy):
+            await near.put("a", [b"equal bytes"], create=True)
+            proxy.faults.append(Cut(0))
+            with pytest.raises(Conflict):
+                await far.put("a", [b"equal bytes"], create=True)
+            assert len(proxy.met) > 1
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (Answer("403 Forbidden", b"<Error><Code>SignatureDoesNotMatch</Code></Error>"), "403 SignatureDoesNotMatch"),
+        (Answer("401 Unauthorized"), "401"),
+        (
+            Answer("400 Bad Request", b"<Error><Code>ExpiredToken</Code><Message>It expired.</Message></Error>"),
+            "It expired",
+        ),
+        (Answer("301 Moved Permanently", b"<Error><Code>PermanentRedirect</Code></Error>"), "configured region"),
+        (Answer("404 Not Found", b"<Error><Code>NoSuchBucket</Code></Error>"), "404 NoSuchBucket"),
+    ],
+)
+def test_what_a_server_refuses_is_not_tried_again(s3_server: S3Server, answer: Answer, why: str) -> None:
+    async def main() -> None:
+        async with behind_proxy(s3_server, STEADY) as (far, _, proxy):
+            proxy.fault = answer
+            for number, call in enumerate(
+                (lambda: far.put("a", [b"x"]), lambda: far.get("a"), lambda: anext(far.list("")))
+            ):
+                with pytest.raises(StoreRefused, match=why):
+                    await call()
+                assert len(proxy.met) == number + 1
+
+    run(main())
+
+
+def test_a_create_that_meets_another_request_for_its_key_is_tried_again(s3_server: S3Server) -> None:
+    async def main() -> None:
+        async with behind_proxy(s3_server, STEADY) as (far, _, proxy):
+            proxy.faults.append(Answer("409 Conflict", b"<Error><Code>ConditionalRequestConflict</Code></Error>"))
+            await far.put("a", [b"x"], create=True)
+            assert len(proxy.met) == 2
+
+    run(main())
+
+
+def test_a_call_that_waits_can_be_cancelled(s3_server: S3Server) -> None:
+    async def main() -> None:
+        async with behind_proxy(s3_server, STEADY) as (far, near, proxy):
+            for fault in (Silence(), Refuse()):
+                proxy.fault = fault
+                met = len(proxy.met)
+                putting = asyncio.create_task(far.put("a", [b"x"]))
+                await proxy.have_met(met + 1)
+                putting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await putting
+            assert [info async for info in near.list("")] == []
+
+    run(main())

@@ -1,0 +1,341 @@
+"""Several brokers in one process that only agree: they register, lead, claim topics and let them go, and store nothing.
+
+    town = Town()
+    a, b, c = await town.boot(1, 2, 3)
+    await town.create("/default/orders")
+    await asyncio.sleep(5)                  five seconds that cost nothing
+    a.kill()                                kill -9: nothing of it ever runs again
+    a.pause(); a.resume()                   SIGSTOP, SIGCONT
+    a.store.cut = True                      a partition between this broker and the metadata store
+
+Whenever somebody claims a topic, the town checks that its last owner could not have been serving it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any, Final, cast
+
+from pydanube.cluster import Cluster, Identity, Offer
+from pydanube.config import LoadManagerConfig
+from pydanube.core import keys
+from pydanube.core.lifecycle import BrokerState, Entry
+from pydanube.core.load import LoadReport, TopicLoad
+from pydanube.core.names import BrokerId, TopicName
+from pydanube.core.ownership import Owner
+from pydanube.core.placement import Marker
+from pydanube.errors import Conflict, DanubeError, OwnershipLost, TopicUnknown, Unavailable, Unreachable
+from pydanube.ports import Compare, Delete, Put
+from pydanube.stores.memory import MemoryMetadataStore
+from pydanube.testing.faulty_metadata import FaultyMetadata
+from pydanube.testing.loop import Process, SimClock, SimLoop, SimWork
+
+TTL: Final = 32.0
+ORDERS: Final = TopicName("/default/orders")
+FAIR: Final = LoadManagerConfig(assignment_strategy="fair")
+
+
+def simulated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs an async test on the simulator's loop. An error that nobody took fails it."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        simulate(test(*arguments, **named), None)
+
+    return run
+
+
+def simulate(history: Coroutine[Any, Any, None], seed: int | None) -> None:
+    """Runs it in an order of events that comes from the seed, or in the order in which they came about."""
+    loop = SimLoop(Random(seed or 0), shuffled=seed is not None)  # type: ignore[abstract]
+    try:
+        loop.run_until_complete(history)
+        assert not loop.problems, loop.problems
+    finally:
+        loop.close()
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Node:
+    """A broker without topics' contents; also the `Host` that its cluster calls."""
+
+    def __init__(self, town: Town, broker: int, *, home: str, join: bool) -> None:
+        self.town = town
+        self.broker = BrokerId(broker)
+        self.owned: dict[TopicName, int] = {}  # and the revision of the owner key
+        self.lost_for: list[str] = []
+        self.claims_fail: DanubeError | None = None
+        self.moves_fail: DanubeError | None = None
+        self.claim_seconds = 0.0
+        self.move_seconds = 0.1
+        self.home = home
+        self.join = join
+        self.store = town.access(broker)
+        self.process = Process(f"broker {broker}")
+        self.cluster: Cluster
+        self.entry: Entry
+
+    # --- life ---
+
+    async def start(self) -> None:
+        identity = Identity(
+            broker=self.broker,
+            home=self.home,
+            broker_url=f"http://b{self.broker}:6650",
+            connect_url=f"http://b{self.broker}:6650",
+            admin_addr=f"b{self.broker}:50051",
+            prom_exporter=f"b{self.broker}:9040",
+            stream_url=f"danube://b{self.broker}:6651",
+        )
+        self.cluster = Cluster(
+            identity,
+            self,
+            store=self.store,
+            clock=self.town.clock,
+            work=self.town.work,
+            config=self.town.config,
+            ttl_seconds=self.town.ttl_seconds,
+            join=self.join,
+        )
+        self.entry = await self.cluster.register()
+        for topic in await self._own_topics():
+            with contextlib.suppress(DanubeError):  # it is offered again
+                item = await self.store.get(keys.owner(topic))
+                await self._take(topic, item.revision if item else 0)
+        self.cluster.start()
+
+    async def _own_topics(self) -> list[TopicName]:
+        while True:
+            with contextlib.suppress(Unavailable):
+                return await self.cluster.own_topics()
+
+    def kill(self) -> None:
+        self.town.nodes.remove(self)
+        self.process.kill()
+
+    def pause(self) -> None:
+        self.process.pause()
+
+    def resume(self) -> None:
+        self.process.resume()
+
+    async def stop(self) -> None:
+        """SIGTERM: seals everything, then leaves."""
+        await self.process.call(self._stop())
+        self.kill()
+
+    async def _stop(self) -> None:
+        for topic in list(self.owned):
+            await self._release(topic, Marker(reason="shutdown", from_broker=self.broker).as_ready())
+        await self.cluster.stop()
+
+    @property
+    def serving(self) -> set[TopicName]:
+        """What it would acknowledge publishes to."""
+        return set(self.owned) if self.process.alive and self.cluster.may_serve() else set()
+
+    # --- the host ---
+
+    async def claim(self, offer: Offer) -> None:
+        await self.town.clock.sleep(self.claim_seconds)
+        if self.claims_fail is not None:
+            raise self.claims_fail
+        if await self.store.get(keys.topic(offer.topic)) is None:
+            raise TopicUnknown(offer.topic)
+        await self._take(offer.topic, offer.owner_revision)
+
+    async def let_go(self, topic: TopicName, marker: Marker) -> None:
+        await self.town.clock.sleep(self.move_seconds)
+        if self.moves_fail is not None:
+            raise self.moves_fail
+        await self._release(topic, marker.as_ready())
+
+    async def lost(self, reason: str) -> None:
+        self.lost_for.append(reason)
+        self.owned.clear()
+
+    def load_report(self) -> LoadReport:
+        topics = [TopicLoad(topic_name=topic, age_seconds=1e6) for topic in self.owned]
+        return LoadReport(broker_id=self.broker, timestamp=self.town.clock.time_us() // 1000, topics=topics)
+
+    def owned_topics(self) -> Collection[TopicName]:
+        return self.owned
+
+    # --- ownership, as the real broker does it ---
+
+    async def _take(self, topic: TopicName, owner_revision: int) -> None:
+        item = await self.store.get(keys.owner(topic))
+        before = Owner.from_bytes(item.value) if item else None
+        owner = Owner(
+            epoch=before.epoch + 1 if before else 1, session=self.cluster.session, broker_id=self.broker, start_offset=0
+        )
+        revision = await self.store.transact(
+            [Compare(keys.owner(topic), owner_revision), self.cluster.registered],
+            [
+                Put(keys.owner(topic), owner.to_bytes()),
+                Put(keys.assignment(self.broker, topic), b"null"),
+                Delete(keys.unassigned(topic)),
+            ],
+        )
+        if revision is None:
+            raise Conflict(keys.owner(topic))
+        self.owned[topic] = revision
+
+    async def _release(self, topic: TopicName, marker: Marker) -> None:
+        held = self.owned.pop(topic, -1)  # first it stops serving, then it lets go
+        while True:
+            with contextlib.suppress(Unreachable):
+                item = await self.store.get(keys.owner(topic))
+                if item is None or item.revision != held:
+                    break
+                owner = replace(Owner.from_bytes(item.value), released=True)
+                revision = await self.store.transact(
+                    [Compare(keys.owner(topic), held)],
+                    [
+                        Put(keys.owner(topic), owner.to_bytes()),
+                        Delete(keys.assignment(self.broker, topic)),
+                        Put(keys.unassigned(topic), marker.to_bytes()),
+                    ],
+                )
+                if revision is not None:
+                    return
+        if item is None or Owner.from_bytes(item.value).broker_id != self.broker:
+            raise OwnershipLost(topic)
+
+
+class Watched(MemoryMetadataStore):
+    """Tells the town of every change, in the moment in which it is made."""
+
+    def __init__(self, clock: SimClock, town: Town) -> None:
+        super().__init__(clock)
+        self._town = town
+
+    @property
+    def keys(self) -> Collection[str]:
+        return self._items.keys()
+
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> int | None:
+        revision = await super().transact(compares, operations)
+        if revision is not None:
+            self._town.notice(compares, operations)
+        return revision
+
+
+class Town:
+    """One metadata store and the brokers on it."""
+
+    def __init__(self, *, seed: int = 0, ttl_seconds: float = TTL, config: LoadManagerConfig = FAIR) -> None:
+        self.dice = Random(seed)
+        self.clock = SimClock()
+        self.work = SimWork(self.dice)
+        self.store = Watched(self.clock, self)
+        self.config = config
+        self.ttl_seconds = ttl_seconds
+        self.nodes: list[Node] = []
+        self.all_nodes: list[Node] = []
+        self.claims: list[tuple[TopicName, BrokerId]] = []
+        self.markers: list[tuple[TopicName, Marker | None]] = []  # every one that was ever put
+        self.leader_writes: list[tuple[float, int]] = []  # when, and under which revision of the leader key
+        self.stores: Callable[[FaultyMetadata], None] = lambda store: None  # what every new access is like
+
+    def access(self, broker: int) -> FaultyMetadata:
+        store = FaultyMetadata(self.store, self.clock, Random(self.dice.random()))
+        self.stores(store)
+        return store
+
+    # --- brokers ---
+
+    async def boot(self, *brokers: int, join: bool = False) -> list[Node]:
+        return [await self.boot_one(broker, join=join) for broker in brokers]
+
+    async def boot_one(self, broker: int, *, join: bool = False, home: str | None = None) -> Node:
+        """A process for this broker; the same directory as before, unless it is said otherwise."""
+        node = Node(self, broker, home=home or f"disk of {broker}", join=join)
+        self.nodes.append(node)
+        self.all_nodes.append(node)
+        try:
+            await node.process.call(node.start())
+        except DanubeError:
+            self.nodes.remove(node)
+            node.process.kill()
+            raise
+        return node
+
+    @property
+    def leaders(self) -> list[Node]:
+        return [node for node in self.nodes if node.cluster.leadership.leads]
+
+    # --- topics ---
+
+    async def create(self, *names: str) -> list[TopicName]:
+        topics = [TopicName(name) for name in names]
+        for topic in topics:
+            await self.store.transact([], [Put(keys.topic(topic), b"null"), Put(keys.unassigned(topic), b"null")])
+        return topics
+
+    async def create_on(self, node: Node, *names: str) -> list[TopicName]:
+        """Topics that this broker has from the start."""
+        topics = [TopicName(name) for name in names]
+        for topic in topics:
+            await self.store.transact([], [Put(keys.topic(topic), b"null")])
+            await node.process.call(node._take(topic, 0))
+        return topics
+
+    def hosts(self, topic: TopicName) -> list[BrokerId]:
+        """Who serves it."""
+        return [node.broker for node in self.nodes if topic in node.serving]
+
+    def host(self, topic: TopicName) -> Node:
+        [node] = [node for node in self.nodes if topic in node.serving]
+        return node
+
+    async def marker(self, topic: TopicName) -> Marker | None:
+        item = await self.store.get(keys.unassigned(topic))
+        return Marker.from_bytes(item.value) if item else None
+
+    async def state(self, broker: int) -> tuple[str, str] | None:
+        item = await self.store.get(keys.broker_state(BrokerId(broker)))
+        state = BrokerState.from_bytes(item.value) if item else None
+        return (state.mode.value, state.reason) if state else None
+
+    async def until(self, true: Callable[[], bool], seconds: float) -> float:
+        """Waits for something that is to happen; returns how long it took."""
+        begun = now()
+        while not true():
+            assert now() - begun < seconds, f"not so after {seconds} s"
+            await asyncio.sleep(0.01)
+        return now() - begun
+
+    # --- what must always be so ---
+
+    def notice(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> None:
+        for compare in compares:
+            if compare.key == keys.LEADER and compare.revision > 0:
+                self.leader_writes.append((now(), compare.revision))
+        for operation in operations:
+            if not isinstance(operation, Put):
+                continue
+            if (marked := keys.topic_of_unassigned(operation.key)) is not None:
+                self.markers.append((marked, Marker.from_bytes(operation.value)))
+            topic = keys.topic_of_owner(operation.key)
+            if topic is None:
+                continue
+            owner = Owner.from_bytes(operation.value)
+            if owner.released:
+                continue
+            self.claims.append((topic, BrokerId(owner.broker_id)))
+            for node in self.all_nodes:
+                if node.broker != owner.broker_id and topic in node.serving:
+                    self.complain(f"{now()}: {owner.broker_id} claims {topic}, which {node.broker} serves")
+
+    def complain(self, what: str) -> None:
+        """Fails the test, whoever is in whose hands at this moment."""
+        cast(SimLoop, asyncio.get_running_loop()).problems.append({"message": what})

@@ -1,0 +1,614 @@
+"""Topics find brokers: assignment, crash, move, drain, rebalancing, and every request that must be refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from random import Random
+from typing import Any
+
+import pytest
+
+from pydanube.config import LoadManagerConfig
+from pydanube.core import keys
+from pydanube.core.names import BrokerId, TopicName
+from pydanube.core.placement import Marker
+from pydanube.errors import BrokerUnknown, DeadlineExceeded, MoveFailed, MoveRefused, NotServed, TopicUnknown
+from pydanube.ports import Delete, Put
+from tests.rooms.cluster.nodes import ORDERS, TTL, Node, Town, now, simulate, simulated
+
+EAGER = LoadManagerConfig(
+    assignment_strategy="fair",
+    rebalancing_enabled=True,
+    check_interval_seconds=10,
+    cooldown_seconds=5,
+    load_report_interval_seconds=5,
+)
+
+
+async def three(**more: Any) -> tuple[Town, Node, Node, Node]:
+    town = Town(**more)
+    a, b, c = await town.boot(1, 2, 3)
+    await asyncio.sleep(1.0)
+    return town, a, b, c
+
+
+async def ask(node: Node, request: Any) -> Any:
+    return await node.process.call(request)
+
+
+# --- assignment -----------------------------------------------------------------------------------------------
+
+
+@simulated
+async def test_new_topics_are_spread_evenly_and_quickly() -> None:
+    town, *nodes = await three()
+    topics = await town.create(*(f"/default/t{number}" for number in range(30)))
+    await town.until(lambda: all(town.hosts(topic) for topic in topics), 1.0)
+    assert [len(node.owned) for node in nodes] == [10, 10, 10]
+    assert await town.store.list(keys.UNASSIGNED) == []
+
+
+@simulated
+async def test_a_topic_in_a_namespace_called_state_is_a_topic() -> None:
+    town, a, *_ = await three()
+    [topic] = await town.create_on(a, "/state/state")
+    a.kill()
+    await town.until(lambda: town.hosts(topic) != [], 2 * TTL)
+
+
+@simulated
+async def test_a_target_that_cannot_open_a_topic_is_replaced_after_three_seconds() -> None:
+    town, *nodes = await three()
+    for node in nodes[:2]:
+        node.claims_fail = NotServed("", "no room")
+    [topic] = await town.create(ORDERS)
+    took = await town.until(lambda: town.hosts(topic) != [], 20.0)
+    assert town.hosts(topic) == [3] and took < 7.0
+
+
+@simulated
+async def test_a_topic_that_was_deleted_meanwhile_leaves_no_marker() -> None:
+    town, *_ = await three()
+    await town.store.transact([], [Put(keys.unassigned(ORDERS), b"null")])  # and no topic
+    await asyncio.sleep(2.0)
+    assert await town.store.list(keys.UNASSIGNED) == []
+
+
+@simulated
+async def test_nobody_is_told_to_claim_what_somebody_owns() -> None:
+    """A marker of a new topic, in error, on a topic that is served."""
+    town, a, *_ = await three()
+    await town.create_on(a, ORDERS)
+    await town.store.transact([], [Put(keys.unassigned(ORDERS), b"null")])
+    await asyncio.sleep(60.0)
+    assert town.hosts(ORDERS) == [1] and len(town.claims) == 1
+
+
+@pytest.mark.parametrize("value", [b"garbage", b"7", b'{"reason": "unload"}', b'{"reason": "x", "from_broker": 1}'])
+@simulated
+async def test_a_foreign_value_under_a_marker_is_left_alone(value: bytes) -> None:
+    town, a, *_ = await three()
+    await town.create_on(a, ORDERS)
+    await town.store.transact([], [Put(keys.unassigned(ORDERS), value)])
+    await asyncio.sleep(10.0)
+    with pytest.raises(MoveRefused, match="no marker"):
+        await ask(a, a.cluster.requests.request_move(ORDERS))
+    item = await town.store.get(keys.unassigned(ORDERS))
+    assert item is not None and item.value == value
+    assert town.hosts(ORDERS) == [1]
+
+
+# --- crash ----------------------------------------------------------------------------------------------------
+
+
+@simulated
+async def test_the_topics_of_a_dead_broker_are_elsewhere_one_second_after_its_lease_ended() -> None:
+    town, a, _, c = await three()
+    topics = await town.create_on(c, *(f"/default/t{number}" for number in range(200)))
+    await asyncio.sleep(20.0)
+    begun = now()
+    c.kill()
+    await town.until(lambda: all(town.hosts(topic) for topic in topics), TTL + 2.0)
+    assert now() - begun <= TTL + 1.0
+    assert a.owned.keys() | {t for t in topics if t not in a.owned} == set(topics)
+    assert await town.store.list(keys.assignments(BrokerId(3))) != []  # its state alone
+    assert [keys.assignment_of(item.key) for item in await town.store.list(keys.assignments(BrokerId(3)))] == [None]
+
+
+@simulated
+async def test_a_crashed_topic_with_nobody_to_take_it_waits_for_somebody() -> None:
+    town, _, b, c = await three()
+    await ask(b, b.cluster.requests.drain(BrokerId(1)))
+    await ask(b, b.cluster.requests.drain(BrokerId(2)))
+    await town.create_on(c, ORDERS)
+    c.kill()
+    await asyncio.sleep(5 * TTL)
+    marker = await town.marker(ORDERS)
+    assert marker is not None and (marker.reason, marker.from_broker, marker.to) == ("broker_lost", 3, None)
+    await ask(b, b.cluster.requests.activate(BrokerId(2)))
+    assert await town.until(lambda: town.hosts(ORDERS) == [2], 5.0) < 1.0
+
+
+@simulated
+async def test_a_topic_created_to_wait_waits_for_the_broker_that_has_its_log() -> None:
+    town, *_, c = await three()
+    await town.create_on(c, ORDERS)
+    await town.store.transact([], [Put(keys.on_crash(ORDERS), b'"wait"')])
+    c.kill()
+    await asyncio.sleep(5 * TTL)
+    marker = await town.marker(ORDERS)
+    assert town.hosts(ORDERS) == [] and marker is not None
+    assert marker.stage == "waiting for broker 3 to come back"
+    [c] = await town.boot(3)
+    assert c.entry.reason == "stale_restart"
+    await asyncio.sleep(2.0)
+    assert town.hosts(ORDERS) == [3]
+
+
+@simulated
+async def test_a_broker_that_comes_back_while_its_topics_are_being_given_away_gets_none_of_them_twice() -> None:
+    """The leader dies between declaring it dead and giving its topics away; another goes on."""
+    town, *nodes = await three()
+    leader = town.leaders[0]
+    victim = next(node for node in nodes if node is not leader)
+    topics = await town.create_on(victim, *(f"/default/t{number}" for number in range(120)))
+    await asyncio.sleep(2.0)
+    victim.kill()
+    leader.store.delay_max_seconds = 2.0  # so that it is caught in the middle
+    await town.until(lambda: any(key.startswith(keys.UNASSIGNED) for key in town.store.keys), 2 * TTL)
+    leader.kill()
+    assert 0 < len(await town.store.list(keys.UNASSIGNED)) < 120
+    back = await town.boot_one(victim.broker)
+    assert back.entry.reason == "stale_restart" and back.owned == {}
+    await town.until(lambda: all(town.hosts(topic) for topic in topics), 2 * TTL)
+    assert sorted(topic for topic, _ in town.claims) == sorted([*topics, *topics])
+
+
+# --- move -----------------------------------------------------------------------------------------------------
+
+
+@simulated
+async def test_an_unload_asked_of_any_broker_moves_the_topic_elsewhere() -> None:
+    town, a, b, c = await three()
+    await town.create_on(a, ORDERS)
+    for asked in (a, b, c):
+        host = town.host(ORDERS)
+        assert await ask(asked, asked.cluster.requests.unload(ORDERS)) == host.broker
+        assert await ask(asked, asked.cluster.requests.hosted(ORDERS, timeout_seconds=5.0)) != host.broker
+        assert town.host(ORDERS) is not host
+    assert await town.marker(ORDERS) is None
+
+
+@simulated
+async def test_an_unload_answers_when_the_old_owner_has_let_go_not_before() -> None:
+    town, a, b, _ = await three()
+    await town.create_on(a, ORDERS)
+    a.move_seconds = 7.0
+    b.claim_seconds = 2.0
+    begun = now()
+    await ask(b, b.cluster.requests.unload(ORDERS, BrokerId(2)))
+    assert now() - begun == pytest.approx(7.0, abs=0.1)
+    assert ORDERS not in a.owned and town.hosts(ORDERS) == []
+    await ask(a, a.cluster.requests.hosted(ORDERS, timeout_seconds=5.0))
+    assert town.hosts(ORDERS) == [2]
+
+
+@simulated
+async def test_the_old_owner_serves_until_it_has_let_go_and_is_told_the_target() -> None:
+    town, a, b, _ = await three()
+    await town.create_on(a, ORDERS)
+    a.move_seconds = 5.0
+    await ask(b, b.cluster.requests.request_move(ORDERS, to=BrokerId(3)))
+    await asyncio.sleep(4.0)
+    marker = await town.marker(ORDERS)
+    assert marker is not None and (marker.to, marker.ready) == (3, False)
+    assert town.hosts(ORDERS) == [1]
+    await asyncio.sleep(2.0)
+    assert town.hosts(ORDERS) == [3]
+
+
+@simulated
+async def test_a_move_that_its_owner_undid_is_told_and_forgotten_and_may_be_tried_again() -> None:
+    town, a, b, _ = await three()
+    await town.create_on(a, ORDERS)
+    a.moves_fail = NotServed(ORDERS, "the object store is away")
+    with pytest.raises(MoveFailed, match="the object store is away"):
+        await ask(b, b.cluster.requests.unload(ORDERS))
+    assert town.hosts(ORDERS) == [1] and len(town.claims) == 1
+    a.moves_fail = None
+    await ask(b, b.cluster.requests.unload(ORDERS))  # at once, in place of the failed marker
+    await asyncio.sleep(1.0)
+    assert town.hosts(ORDERS) != [1]
+    a, b = town.host(ORDERS), next(node for node in town.nodes if node is not town.host(ORDERS))
+    a.moves_fail = NotServed(ORDERS, "no")
+    with pytest.raises(MoveFailed):
+        await ask(b, b.cluster.requests.unload(ORDERS))
+    await asyncio.sleep(15.0)
+    assert await town.marker(ORDERS) is None
+
+
+@simulated
+async def test_a_target_that_dies_before_it_claims_is_replaced() -> None:
+    """The row of the table: B dies before claim."""
+    town, a, b, c = await three()
+    await town.create_on(a, ORDERS)
+    b.claim_seconds = 1000.0
+    await ask(c, c.cluster.requests.unload(ORDERS, BrokerId(2)))
+    b.kill()
+    took = await town.until(lambda: town.hosts(ORDERS) != [], TTL)
+    assert town.hosts(ORDERS) == [3] and took < 4.0
+
+
+@simulated
+async def test_an_owner_that_dies_while_it_lets_go_is_taken_over_as_after_any_crash() -> None:
+    """The row of the table: A draining, dies."""
+    town, a, b, _ = await three()
+    await town.create_on(a, ORDERS)
+    a.move_seconds = 1000.0
+    await ask(b, b.cluster.requests.request_move(ORDERS))
+    await asyncio.sleep(3.0)
+    a.kill()
+    await town.until(lambda: town.hosts(ORDERS) != [], TTL + 1.0)
+    reasons = [marker.reason for _, marker in town.markers if marker is not None]
+    assert reasons == ["unload", "unload", "broker_lost", "broker_lost"]  # each first without a target
+    assert len(town.claims) == 2
+
+
+@simulated
+async def test_an_owner_that_seals_after_it_was_declared_dead_leaves_one_owner() -> None:
+    """The row of the table: A's lease lost, A alive. The seal succeeds if nobody has claimed the topic before."""
+    for pause in (TTL + 0.5, TTL + 5.0):
+        town, a, b, _ = await three()
+        await town.create_on(a, ORDERS)
+        a.move_seconds = TTL
+        for node in town.nodes:
+            node.claim_seconds = 2.0
+        await ask(b, b.cluster.requests.request_move(ORDERS))
+        await asyncio.sleep(1.0)
+        a.pause()
+        await asyncio.sleep(pause)
+        a.resume()
+        await asyncio.sleep(30.0)
+        assert len(town.hosts(ORDERS)) == 1 and town.hosts(ORDERS) != [1]
+        for node in list(town.nodes):
+            node.kill()
+
+
+@simulated
+async def test_the_leader_killed_after_the_marker_leaves_the_same_move_to_the_next() -> None:
+    """The row of the table: marker written, leader dies."""
+    town, *nodes = await three()
+    leader = town.leaders[0]
+    owner, asked = (node for node in nodes if node is not leader)
+    await town.create_on(owner, ORDERS)
+    leader.pause()  # it will not do anything about it
+    await ask(asked, asked.cluster.requests.request_move(ORDERS))
+    leader.kill()
+    await town.until(lambda: town.hosts(ORDERS) == [asked.broker], TTL + 2.0)
+
+
+# --- the leader killed at random points -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_leader_killed_between_marker_and_assignment_leaves_one_owner(seed: int) -> None:
+    async def history() -> None:
+        dice = Random(seed)
+        town = Town(seed=seed, ttl_seconds=3.2)
+        nodes = await town.boot(1, 2, 3, 4)
+        await asyncio.sleep(1.0)
+        leader = town.leaders[0]
+        others = [node for node in nodes if node is not leader]
+        owned = await town.create_on(others[0], *(f"/default/o{number}" for number in range(5)))
+        for node in nodes:
+            node.store.delay_max_seconds = 0.2
+            node.move_seconds = dice.random()
+        begun = await town.create(*(f"/default/n{number}" for number in range(5)))
+        for topic in owned[:3]:
+            await ask(others[1], others[1].cluster.requests.request_move(topic))
+        if dice.random() < 0.5:
+            others[0].kill()
+        await asyncio.sleep(dice.random() * 0.8)
+        leader.kill()
+        await town.until(lambda: all(len(town.hosts(topic)) == 1 for topic in (*owned, *begun)), 30.0)
+        await asyncio.sleep(30.0)
+        assert all(len(town.hosts(topic)) == 1 for topic in (*owned, *begun))
+        assert await town.store.list(keys.UNASSIGNED) == []
+        for topic in begun:
+            # A new topic is claimed once. Again only if its first owner was the one that died.
+            claimants = [broker for name, broker in town.claims if name == topic]
+            dead = {node.broker for node in nodes} - {node.broker for node in town.nodes}
+            assert all(broker in dead for broker in claimants[:-1]) and claimants[-1] not in dead
+
+    simulate(history(), seed)
+
+
+# --- refusals -------------------------------------------------------------------------------------------------
+
+
+@simulated
+async def test_requests_that_cannot_be_done_are_refused_with_a_sentence_and_change_nothing() -> None:
+    town = Town()
+    [a] = await town.boot(1)
+    await asyncio.sleep(1.0)
+    await town.create_on(a, ORDERS)
+    requests = a.cluster.requests
+
+    async def refused(kind: type[Exception], request: Any, text: str) -> None:
+        before = await town.store.list("/")
+        with pytest.raises(kind) as error:
+            await ask(a, request)
+        assert text in str(error.value)
+        assert [item for item in await town.store.list("/") if "load" not in item.key] == [
+            item for item in before if "load" not in item.key
+        ]
+
+    await refused(
+        MoveRefused,
+        requests.request_move(ORDERS),
+        "Cannot unload topic: single broker cluster detected. Unload requires at least 2 brokers. "
+        "Use delete if you want to remove the topic.",
+    )
+    await refused(MoveRefused, requests.drain(BrokerId(1)), "single broker cluster")
+    await refused(TopicUnknown, requests.request_move(TopicName("/default/ghost")), "/default/ghost")
+    await refused(BrokerUnknown, requests.drain(BrokerId(99)), "99")
+    await refused(BrokerUnknown, requests.activate(BrokerId(99)), "99")
+
+    [b] = await town.boot(2, join=True)
+    await refused(MoveRefused, requests.request_move(ORDERS), "no other broker is active")
+    await refused(MoveRefused, requests.drain(BrokerId(1)), "no other broker is active")
+    await ask(a, requests.activate(BrokerId(2)))
+    await refused(BrokerUnknown, requests.request_move(ORDERS, to=BrokerId(99)), "99")
+    await refused(MoveRefused, requests.request_move(ORDERS, to=BrokerId(1)), "hosts it already")
+
+    ghost = TopicName("/default/homeless")
+    await town.store.transact([], [Put(keys.topic(ghost), b"null")])
+    await refused(MoveRefused, requests.request_move(ghost), "nobody hosts it just now")
+
+    a.move_seconds = 3.0
+    await ask(a, requests.request_move(ORDERS))
+    await refused(MoveRefused, requests.request_move(ORDERS), "is being moved already")
+    await asyncio.sleep(0.5)
+    await refused(MoveRefused, requests.request_move(ORDERS), "waiting for broker 1 to let go")
+    await asyncio.sleep(4.0)
+    assert town.hosts(ORDERS) == [2] and b.owned.keys() == {ORDERS}
+
+
+@simulated
+async def test_of_two_unloads_at_once_one_is_refused() -> None:
+    town, a, b, c = await three()
+    await town.create_on(a, ORDERS)
+    results = await asyncio.gather(
+        ask(b, b.cluster.requests.request_move(ORDERS)),
+        ask(c, c.cluster.requests.request_move(ORDERS)),
+        return_exceptions=True,
+    )
+    assert sorted(type(result) for result in results if not isinstance(result, int)) == [MoveRefused]
+    assert 1 in results
+
+
+@simulated
+async def test_waiting_for_a_move_ends_with_a_sentence_when_it_takes_too_long() -> None:
+    town, a, b, _ = await three()
+    await town.create_on(a, ORDERS)
+    a.move_seconds = 100.0
+    with pytest.raises(DeadlineExceeded, match="waiting for broker 1 to let go"):
+        await ask(b, b.cluster.requests.unload(ORDERS, timeout_seconds=10.0))
+
+
+# --- drain and activate ---------------------------------------------------------------------------------------
+
+
+@simulated
+async def test_a_drain_moves_everything_a_few_at_a_time_and_ends_drained() -> None:
+    town, a, b, c = await three()
+    topics = sorted(await town.create_on(a, *(f"/default/t{number}" for number in range(20))))
+    assert (await ask(b, b.cluster.requests.drain(BrokerId(1), dry_run=True))).pending == topics
+    assert await town.state(1) == ("active", "boot")
+    progress = await ask(b, b.cluster.requests.drain(BrokerId(1), parallel_max=3))
+    assert progress.started and len(progress.topics) == 20
+    most = 0
+    while (await town.state(1) or ("",))[0] != "drained":
+        moving = [await town.marker(topic) for topic in topics]
+        most = max(most, sum(marker is not None for marker in moving))
+        await asyncio.sleep(0.01)
+    assert most == 3
+    assert await town.state(1) == ("drained", "drain_complete")
+    assert a.owned == {} and len(b.owned) == len(c.owned) == 10
+    assert b.cluster.requests.drain_progress(BrokerId(1), topics).succeeded == 20
+    await town.create("/default/x", "/default/y", "/default/z")
+    await asyncio.sleep(1.0)
+    assert a.owned == {}
+
+
+@simulated
+async def test_a_drain_of_a_broker_without_topics_is_done_at_once() -> None:
+    town, a, b, _ = await three()
+    assert (await ask(b, b.cluster.requests.drain(BrokerId(1)))).topics == []
+    assert await town.state(1) == ("drained", "no_topics")
+    assert a.owned == {}
+
+
+@simulated
+async def test_a_drain_tells_which_topics_stay_and_why_and_goes_on_with_them_later() -> None:
+    town, a, b, _ = await three()
+    topics = await town.create_on(a, "/default/x", "/default/y", "/default/z")
+    a.moves_fail = NotServed("/default/x", "the object store is away")
+    await ask(b, b.cluster.requests.drain(BrokerId(1)))
+    progress = await ask(b, b.cluster.requests.drained(BrokerId(1), topics, 5.0))
+    assert set(progress.failed) == set(topics) and progress.succeeded == 0
+    assert "the object store is away" in progress.failed[topics[0]]
+    a.moves_fail = None
+    progress = await ask(b, b.cluster.requests.drained(BrokerId(1), topics, 1.0))
+    await town.until(lambda: a.owned == {}, 60.0)
+
+
+@simulated
+async def test_a_drain_survives_its_leader_and_a_restart_of_the_drained() -> None:
+    town, *nodes = await three()
+    leader = town.leaders[0]
+    victim = next(node for node in nodes if node is not leader)
+    topics = await town.create_on(victim, *(f"/default/t{number}" for number in range(30)))
+    asked = next(node for node in nodes if node not in (leader, victim))
+    await ask(asked, asked.cluster.requests.drain(victim.broker, parallel_max=1))
+    await asyncio.sleep(1.0)
+    leader.kill()
+    victim.kill()
+    await asyncio.sleep(3.0)
+    victim = await town.boot_one(victim.broker)
+    assert victim.entry.mode.value == "draining" and victim.owned
+    await town.until(lambda: victim.owned == {}, 4 * TTL)
+    assert all(town.hosts(topic) == [asked.broker] for topic in topics)
+
+
+@simulated
+async def test_activate_then_rebalance_brings_topics_back() -> None:
+    """The end of scenarios 2 and 3b."""
+    town, a, b, c = await three(config=EAGER)
+    await town.create(*(f"/default/t{number}" for number in range(12)))
+    await asyncio.sleep(5.0)
+    c.kill()
+    await asyncio.sleep(TTL + 10.0)
+    [c] = await town.boot(3)
+    assert c.entry.reason == "stale_restart" and (len(a.owned), len(b.owned)) == (6, 6)
+    await asyncio.sleep(60.0)
+    assert c.owned == {}
+    await ask(a, a.cluster.requests.activate(BrokerId(3)))
+    await asyncio.sleep(200.0)
+    assert len(c.owned) >= 2
+    assert len(a.owned) + len(b.owned) + len(c.owned) == 12
+
+
+# --- rebalancing ----------------------------------------------------------------------------------------------
+
+
+@simulated
+async def test_rebalancing_by_hand_moves_one_topic_then_goes_on_behind() -> None:
+    config = LoadManagerConfig(
+        assignment_strategy="fair", cooldown_seconds=5, load_report_interval_seconds=5, max_moves_per_hour=3
+    )
+    town, a, b, _ = await three(config=config)
+    await town.create_on(a, *(f"/default/t{number}" for number in range(9)))
+    await asyncio.sleep(10.0)
+    dry = await ask(b, b.cluster.requests.rebalance(dry_run=True))
+    assert dry.move is not None and not dry.started and dry.why.startswith("Dry run")
+    await asyncio.sleep(5.0)
+    assert len(a.owned) == 9 and b.cluster.requests.history() == []
+    begun = await ask(b, b.cluster.requests.rebalance(dry_run=False))
+    assert begun.started and begun.move.topic == dry.move.topic and "background" in begun.why
+    b.process.run(b.cluster.rebalance_in_background)
+    await asyncio.sleep(100.0)
+    assert len(a.owned) == 6  # three moves in an hour
+    history = b.cluster.requests.history()
+    assert len(history) == 3 and {move.from_broker for move in history} == {1}
+    held_back = await ask(b, b.cluster.requests.rebalance(dry_run=False))
+    assert not held_back.started and "3 moves in the last hour" in held_back.why
+
+
+@simulated
+async def test_an_even_cluster_says_so() -> None:
+    town, a, b, c = await three()
+    for node in (a, b, c):
+        await town.create_on(node, f"/default/t{node.broker}")
+    await asyncio.sleep(1.0)
+    result = await ask(a, a.cluster.requests.rebalance(dry_run=False))
+    assert result.why == "Cluster is balanced (CV: 0.00, threshold: 0.30)" and not result.started
+    even = a.process.run(a.cluster.requests.balance)
+    assert even.loads == {1: 1.0, 2: 1.0, 3: 1.0}
+
+
+@simulated
+async def test_automatic_rebalancing_keeps_a_history_and_its_limits_over_leaders() -> None:
+    config = LoadManagerConfig(
+        assignment_strategy="fair", rebalancing_enabled=True, check_interval_seconds=5, cooldown_seconds=5,
+        load_report_interval_seconds=5, max_moves_per_hour=2,
+    )  # fmt: skip
+    town, a, b, c = await three(config=config)
+    await town.create_on(a, *(f"/default/t{number}" for number in range(9)))
+    await asyncio.sleep(200.0)
+    assert len(a.owned) == 7
+    town.leaders[0].pause()
+    await asyncio.sleep(3 * TTL)
+    stored = [json.loads(item.value) for item in await town.store.list(keys.REBALANCING_HISTORY)]
+    assert len(stored) == 2
+    assert stored[0].keys() >= {"topic", "from_broker", "to_broker", "reason", "timestamp"}
+    assert sum(len(node.owned) for node in (b, c)) >= 2
+
+
+@simulated
+async def test_load_reports_are_written_every_interval_and_go_with_their_broker() -> None:
+    town, a, *_ = await three()
+    await town.create_on(a, ORDERS)
+    await asyncio.sleep(31.0)
+    item = await town.store.get(keys.load(BrokerId(1)))
+    assert item is not None
+    report = json.loads(item.value)
+    assert [topic["topic_name"] for topic in report["topics"]] == [ORDERS]
+    await asyncio.sleep(30.0)
+    again = await town.store.get(keys.load(BrokerId(1)))
+    assert again is not None and json.loads(again.value)["timestamp"] - report["timestamp"] == 30_000
+    a.kill()
+    await asyncio.sleep(TTL)
+    assert await town.store.get(keys.load(BrokerId(1))) is None
+
+
+# --- lost events ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("drop_every", "seconds"), [(10, 120.0), (2, 200.0), (1, 600.0)])
+@simulated
+async def test_events_that_never_arrive_cost_time_and_nothing_else(drop_every: int, seconds: float) -> None:
+    town = Town()
+    town.stores = lambda store: setattr(store, "drop_every", drop_every)
+    a, b, c = await town.boot(1, 2, 3)
+    topics = await town.create(*(f"/default/t{number}" for number in range(20)))
+    await town.until(lambda: all(len(town.hosts(topic)) == 1 for topic in topics), seconds)
+    for topic in topics[:5]:
+        host = town.host(topic)
+        await ask(a, a.cluster.requests.request_move(topic))
+        await town.until(lambda topic=topic, host=host: town.hosts(topic) not in ([], [host.broker]), seconds)  # type: ignore[misc]
+    c.kill()
+    await town.until(lambda: all(len(town.hosts(topic)) == 1 for topic in topics), seconds)
+    assert len(a.owned) + len(b.owned) == 20
+
+
+@simulated
+async def test_a_view_is_listed_again_every_thirty_seconds_and_after_a_cut() -> None:
+    town = Town()
+    town.stores = lambda store: setattr(store, "drop_every", 1)
+    [a] = await town.boot(1)
+    await town.boot(2)
+    await town.until(lambda: set(a.cluster.peers) == {1, 2}, 31.0)
+    a.store.drop_every = 0
+    a.store.cut = True
+    await asyncio.sleep(10.0)
+    await town.boot(3)
+    a.store.cut = False
+    assert await town.until(lambda: set(a.cluster.peers) == {1, 2, 3}, 20.0) < 7.0
+
+
+@simulated
+async def test_markers_keep_the_form_of_the_documents_in_the_store() -> None:
+    town, a, b, _ = await three()
+    await town.create_on(a, ORDERS)
+    a.move_seconds = 5.0
+    await ask(b, b.cluster.requests.request_move(ORDERS))
+    item = await town.store.get("/cluster/unassigned/default/orders")
+    assert item is not None
+    stored = json.loads(item.value)
+    assert (stored["reason"], stored["from_broker"]) == ("unload", 1)
+    await town.store.transact([], [Delete("/cluster/unassigned/default/orders")])
+    assert Marker.from_bytes(item.value) is not None
+
+
+@simulated
+async def test_a_topic_that_is_assigned_and_not_served_is_offered_again() -> None:
+    town, a, *_ = await three()
+    await town.create_on(a, ORDERS)
+    a.claims_fail = NotServed(ORDERS, "the disk is full")
+    a.owned.clear()  # as if it could not be opened, or the answer to the claim was lost
+    await asyncio.sleep(60.0)
+    assert town.hosts(ORDERS) == []
+    a.claims_fail = None
+    assert await town.until(lambda: town.hosts(ORDERS) == [1], 10.0) < 6.0

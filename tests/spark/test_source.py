@@ -1,0 +1,281 @@
+"""`format("danube")` reads each message once, whatever tier it is in: finished queries and streams, on real Spark."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import pydanube.spark
+from pydanube.core.tiers import Retention
+from tests.spark.places import Place, numbers
+
+pytestmark = pytest.mark.slow
+
+
+def read(spark: SparkSession, options: dict[str, str]) -> DataFrame:
+    return spark.read.format("danube").options(**options).load()
+
+
+class Collected:
+    """The rows of a stream, batch by batch, in the order of offsets."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[tuple[int, bytes]]] = []
+        self.before: Callable[[int], None] = lambda number: None
+
+    def __call__(self, frame: DataFrame, number: int) -> None:
+        self.before(number)
+        rows = frame.select("offset", "payload").collect()
+        self.batches.append(sorted((row["offset"], bytes(row["payload"])) for row in rows))
+
+    @property
+    def offsets(self) -> list[int]:
+        return [offset for batch in self.batches for offset, _ in batch]
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [payload for batch in self.batches for _, payload in batch]
+
+
+def run_stream(spark: SparkSession, options: dict[str, str], checkpoint: str, into: Collected) -> Any:
+    """Reads what is there now; returns Spark's report of the last batch that had rows."""
+    query = (
+        spark.readStream.format("danube")
+        .options(**options)
+        .load()
+        .writeStream.foreachBatch(into)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(100)
+    assert not query.isActive
+    return query.lastProgress
+
+
+def sentence(caught: pytest.ExceptionInfo[BaseException]) -> str:
+    return str(caught.value)
+
+
+# --- finished queries -----------------------------------------------------------------------------------
+
+
+def test_a_batch_reads_objects_and_the_live_tail_as_one_table(spark: SparkSession, place: Place) -> None:
+    topic = place.new_topic("both")
+    place.send(topic, numbers(0, 300), keys=["a", "b", None])
+    place.upload(topic)
+    place.send(topic, numbers(300, 400))
+    frame = read(spark, place.options(topic))
+    rows = frame.orderBy("offset").collect()
+    truth = place.table(topic).to_pylist()
+    assert [row["offset"] for row in rows] == [each["offset"] for each in truth] == list(range(400))
+    assert [bytes(row["payload"]) for row in rows] == [each["payload"] for each in truth]
+    assert [row["routing_key"] for row in rows] == [each["routing_key"] for each in truth]
+    assert [row["attributes"] for row in rows] == [dict(each["attributes"]) for each in truth]
+    assert [row["publish_time"].timestamp() for row in rows] == [each["publish_time"].timestamp() for each in truth]
+    assert {row["topic"] for row in rows} == {topic}
+    assert frame.columns == [
+        "topic", "offset", "publish_time", "producer_name", "routing_key", "schema_id", "schema_version", "attributes",
+        "payload",
+    ]  # fmt: skip
+
+    # Offsets, times and columns choose.
+    part = read(spark, place.options(topic, startingOffsets=f'{{"{topic}": 290}}', endingOffsets=f'{{"{topic}": 310}}'))
+    assert sorted(row[0] for row in part.select("offset").collect()) == list(range(290, 310))
+    middle = truth[150]["publish_time"]
+    since = read(spark, place.options(topic, startingTimestamp=middle.isoformat(), columns="publish_time,offset,epoch"))
+    assert since.columns == ["publish_time", "offset", "epoch"]
+    assert since.agg(F.min("offset")).first()[0] <= 150
+    assert since.count() == 400 - since.agg(F.min("offset")).first()[0]
+
+    # Filters reach the plan, and what Spark does not repeat is right.
+    filtered = frame.where("offset >= 100 and offset < 350 and routing_key = 'a'")
+    assert sorted(row[0] for row in filtered.select("offset").collect()) == [n for n in range(100, 300) if n % 3 == 0]
+    plan = filtered._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+    assert "offset" not in plan.partition("Filter")[2].partition("\n")[0]
+
+    # With every broker stopped, uploaded messages are read all the same.
+    place.stop()
+    try:
+        offline = {"storage.url": place.storage_url, "topic": topic}
+        assert read(spark, offline).agg(F.count("*"), F.max("offset")).first()[:] == (300, 299)
+        with_both = {**offline, "service.url": "danube://127.0.0.1:9", "timeout": "5"}
+        assert read(spark, with_both).count() == 300
+    finally:
+        place.start()
+
+
+def test_partitions_of_a_topic_and_patterns_expand(spark: SparkSession, place: Place) -> None:
+    topic = place.new_topic("parts", partitions=3)
+    place.send(topic, numbers(0, 90))
+    place.upload(topic)
+    place.send(topic, numbers(90, 120))
+    frame = read(spark, place.options(topic, minPartitions="6"))
+    assert frame.rdd.getNumPartitions() >= 6
+    assert sorted(int(row[0]) for row in frame.select("payload").collect()) == list(range(120))
+    assert {row[0] for row in frame.select("topic").distinct().collect()} == {f"{topic}-part-{n}" for n in range(3)}
+    pattern = {"service.url": place.url, "subscribePattern": f"{topic}-part-[01]"}
+    assert {row[0] for row in read(spark, pattern).select("topic").distinct().collect()} == {
+        f"{topic}-part-0",
+        f"{topic}-part-1",
+    }
+
+
+def test_bad_input_is_a_sentence(spark: SparkSession, place: Place) -> None:
+    topic = place.new_topic("bad")
+    place.send(topic, numbers(0, 100))
+    place.upload(topic)
+    with pytest.raises(PySparkException, match="unable to find the topic /default/nobody"):
+        read(spark, place.options("/default/nobody")).count()
+    with pytest.raises(PySparkException, match="there are messages up to 100 only"):
+        read(spark, place.options(topic, startingOffsets=f'{{"{topic}": 101}}')).count()
+    with pytest.raises(PySparkException, match="did you mean startingOffsets"):
+        read(spark, place.options(topic, startingOffset="earliest"))
+    [path] = place.objects(topic)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    with pytest.raises(PySparkException, match=f"{topic}.*checksum"):
+        read(spark, place.options(topic)).count()
+    path.write_bytes(whole)
+    # What retention removed: fail with the range, or go on without it.
+    place.send(topic, numbers(100, 150))
+    place.upload(topic)
+    carried = place.tier(topic)
+    place.run(carried.tier.move_first_offset(100))
+    from_zero = place.options(topic, startingOffsets=f'{{"{topic}": 0}}')
+    with pytest.raises(PySparkException, match=r"offsets 0 to 99 of .* cannot be read.*failOnDataLoss"):
+        read(spark, from_zero).count()
+    assert read(spark, {**from_zero, "failOnDataLoss": "false"}).count() == 50
+
+
+# --- streams --------------------------------------------------------------------------------------------
+
+
+def test_a_stream_reads_each_message_once_while_its_range_changes_tier(
+    spark: SparkSession, place: Place, checkpoint: str
+) -> None:
+    topic = place.new_topic("stream")
+    place.send(topic, numbers(0, 100))
+    options = place.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger="40", **{"group.id": "spark-query"})
+    seen = Collected()
+
+    def meanwhile(number: int) -> None:
+        # After Spark has planned the batch and before it is read: the tail becomes objects, and they are merged.
+        if number == 1:
+            place.upload(topic)
+        if number == 2:
+            for each in range(9):
+                place.send(topic, numbers(100 + each, 101 + each))
+                place.upload(topic)
+            place.upload(topic, merge=True)
+
+    seen.before = meanwhile
+    run_stream(spark, options, checkpoint, seen)
+    assert [len(batch) for batch in seen.batches] == [40, 40, 20]
+    assert seen.offsets == list(range(100))
+    assert seen.payloads == numbers(0, 100)
+
+    # Restarted from its checkpoint it goes on where it was, and the broker shows it as a subscription.
+    place.send(topic, numbers(109, 150))
+    progress = run_stream(spark, options, checkpoint, seen)
+    assert seen.offsets == list(range(150))
+    assert progress["sources"][0]["description"]
+    lag = place.asking(lambda client: client.lag(topic, "spark-query"))
+    assert lag.cursor is not None and lag.messages <= 50
+
+    # A broker that crashed and came back, with the same offsets.
+    place.stop()
+    place.start()
+    place.send(topic, numbers(150, 160))
+    run_stream(spark, {**options, "service.url": place.url}, checkpoint, seen)
+    assert seen.payloads == numbers(0, 160)
+    assert seen.offsets == list(range(160))
+
+
+def test_a_stream_waits_for_an_orphan_or_reads_it_when_it_is_rescued(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    topic = place.new_topic("orphan")
+    place.send(topic, numbers(0, 50))
+    place.upload(topic)
+    place.send(topic, numbers(50, 100))
+    place.upload(topic)
+    place.orphan(topic, 50)
+    place.send(topic, numbers(100, 120))
+    options = place.options(topic, startingOffsets="earliest")
+    waiting, skipping = Collected(), Collected()
+    run_stream(spark, options, str(tmp_path / "wait"), waiting)
+    assert waiting.offsets == list(range(50))
+    progress = run_stream(spark, {**options, "orphans": "skip"}, str(tmp_path / "skip"), skipping)
+    assert skipping.offsets == [*range(50), *range(100, 120)]
+    assert "skipped" in str(progress["sources"][0]["endOffset"])
+    place.rescue(topic, 50)
+    run_stream(spark, {**options, "orphans": "skip"}, str(tmp_path / "skip"), skipping)
+    assert skipping.offsets == [*range(50), *range(100, 120), *range(50, 100)]
+    run_stream(spark, options, str(tmp_path / "wait"), waiting)
+    assert waiting.offsets == list(range(120))
+
+
+def test_a_stream_that_falls_behind_retention_fails_or_goes_on_by_choice(
+    spark: SparkSession, place: Place, checkpoint: str
+) -> None:
+    topic = place.new_topic("forgotten")
+    place.send(topic, numbers(0, 60))
+    place.upload(topic)
+    options = place.options(topic, startingOffsets="earliest")
+    seen = Collected()
+    run_stream(spark, options, checkpoint, seen)
+    for first in (60, 90):
+        place.send(topic, numbers(first, first + 30))
+        place.upload(topic)
+    carried = place.tier(topic)
+    place.run(carried.tier.move_first_offset(90))
+    with pytest.raises(PySparkException, match=r"offsets 60 to 89 of .* cannot be read: retention has removed them"):
+        run_stream(spark, options, checkpoint, seen)
+    progress = run_stream(spark, {**options, "failOnDataLoss": "false"}, checkpoint, seen)
+    assert seen.offsets == [*range(60), *range(90, 120)]
+    assert "lost" in str(progress["sources"][0]["endOffset"])
+
+
+def test_history_is_read_by_sparks_own_reader_and_is_the_same(spark: SparkSession, place: Place) -> None:
+    topic = place.new_topic("fast")
+    for first in (0, 100, 200):
+        place.send(topic, numbers(first, first + 100), keys=["k"])
+        place.upload(topic)
+    place.send(topic, numbers(300, 310))
+    options: dict[str, Any] = {"service_url": place.url}
+    frame = pydanube.spark.history(spark, topic, **options)
+    ours = read(spark, place.options(topic, endingOffsets=f'{{"{topic}": 300}}'))
+    assert frame.columns == ours.columns
+    assert frame.exceptAll(ours.select(frame.columns)) is not None
+    columns = [name for name in ours.columns if name != "attributes"]  # Spark does not compare maps
+    assert frame.select(columns).exceptAll(ours.select(columns)).count() == 0
+    assert ours.select(columns).exceptAll(frame.select(columns)).count() == 0
+    assert "BatchScan" not in frame._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+    some = pydanube.spark.history(spark, topic, startingOffsets=f'{{"{topic}": 150}}', columns="offset", **options)
+    assert sorted(row[0] for row in some.collect()) == list(range(150, 300))
+    place.stop()
+    try:
+        assert pydanube.spark.history(spark, topic, storage_url=place.storage_url).count() == 300
+    finally:
+        place.start()
+
+
+def test_retention_of_the_store_is_not_an_error_for_queries_that_do_not_want_it(
+    spark: SparkSession, place: Place
+) -> None:
+    topic = place.new_topic("kept")
+    for first in (0, 50):
+        place.send(topic, numbers(first, first + 50))
+        place.upload(topic)
+    carried = place.tier(topic)
+    place.run(carried.tier.retain(Retention(size_bytes=1), 1 << 60))
+    shutil.rmtree(place.directory / "nothing", ignore_errors=True)
+    assert read(spark, place.options(topic)).count() == 0
