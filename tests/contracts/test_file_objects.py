@@ -15,7 +15,10 @@ from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pydanube.core.object_keys import is_part
 from pydanube.errors import Conflict, DiskFailed, Unreachable
 from pydanube.ports import Write
 from pydanube.stores.file_objects import UPLOADING, FileObjectStore, path_of
@@ -297,6 +300,29 @@ def test_of_real_processes_that_create_one_key_exactly_one_succeeds(tmp_path: Pa
 async def test_our_own_keys_are_paths() -> None:
     assert path_of("default/orders/data-0-4999-3.parquet") == "default/orders/data-0-4999-3.parquet"
     assert path_of("danube-cluster.json") == "danube-cluster.json"
+
+
+parts = st.text("ab.-%=", min_size=1, max_size=3).filter(is_part)
+keys = st.lists(parts, min_size=1, max_size=3).map("/".join)
+
+
+@given(keys, keys)
+def test_no_two_keys_share_a_path_and_none_is_the_directory_of_another(one: str, other: str) -> None:
+    path, other_path = path_of(one), path_of(other)
+    assert (path == other_path) == (one == other)
+    assert not path.startswith(f"{other_path}/")
+    assert not path.startswith(UPLOADING)
+
+
+@given(st.sets(keys, max_size=6))
+def test_any_keys_are_listed_as_they_were_put(chosen: set[str]) -> None:
+    async def main() -> None:
+        store = await FileObjectStore.open(MemoryDisk(), "the disk")
+        for key in chosen:
+            await store.put(key, [key.encode()])
+        assert [info.key async for info in store.list("")] == sorted(chosen)
+
+    asyncio.run(main())
 
 
 async def test_names_that_are_no_objects_are_left_alone() -> None:

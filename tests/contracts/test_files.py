@@ -11,11 +11,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pydanube.errors import DirectoryInUse, DiskFailed, DiskFull
 from pydanube.ports import Write
+from pydanube.stores import files
 from pydanube.stores.files import FileDisk
 
 
@@ -147,6 +149,26 @@ async def test_a_directory_whose_name_could_not_be_synced_is_made_again_by_the_n
     assert await disk.list("") == []
 
 
+async def test_a_directory_that_another_process_makes_at_the_same_moment_is_no_error_and_is_synced(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await disk.make_directory("")
+    real_mkdir, real_fsync, synced = os.mkdir, os.fsync, []
+
+    def mkdir(path: str, mode: int = 0o777) -> None:
+        real_mkdir(path, mode)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+
+    def fsync(fd: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        real_fsync(fd)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    monkeypatch.setattr(os, "fsync", fsync)
+    await disk.make_directory("a/b")
+    assert synced == ["root", "a"]
+
+
 # --- descriptors ------------------------------------------------------------------------------------
 
 
@@ -209,6 +231,22 @@ async def test_a_write_that_comes_during_a_sync_keeps_the_file_open(
     assert "a" in open_files(disk)
 
 
+async def test_a_disk_that_keeps_no_descriptors_sees_what_others_do_to_its_names(tmp_path: Path) -> None:
+    ours, theirs = FileDisk(tmp_path, descriptors_max=0), FileDisk(tmp_path)
+    await made(ours, "a")
+    await ours.write([Write("a", 0, [b"ours"])], sync=True)
+    assert open_files(ours) == []
+    await made(theirs, "b")
+    await theirs.write([Write("b", 0, [b"theirs"])], sync=True)
+    await theirs.rename("b", "a")
+    assert await ours.read("a", 0, 10) == b"theirs"
+    await theirs.remove("a")
+    with pytest.raises(FileNotFoundError):
+        await ours.read("a", 0, 10)
+    ours.close()
+    theirs.close()
+
+
 async def test_removed_and_replaced_files_are_closed(disk: FileDisk) -> None:
     await made(disk, "a", "b", "c")
     await disk.write([Write(name, 0, [name.encode()]) for name in "abc"], sync=False)
@@ -238,6 +276,81 @@ async def test_a_write_of_many_files_is_one_hop(disk: FileDisk, monkeypatch: pyt
     monkeypatch.setattr(loop, "call_soon_threadsafe", call_soon_threadsafe)
     await disk.write([Write(name, 0, [b"x"]) for name in "abcdef"], sync=True)
     assert len(hops) == 1
+
+
+# --- on the spot ------------------------------------------------------------------------------------
+
+
+class Syncs:
+    """A disk whose syncs take the time that a test says, and who waited for each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 0.0001
+        self.on_the_spot: list[bool] = []
+        self._now = 0.0
+        self._loop_thread = threading.get_ident()
+        monkeypatch.setattr(files, "time", SimpleNamespace(perf_counter=lambda: self._now))
+        monkeypatch.setattr(os, "fdatasync", self._fdatasync)
+
+    def _fdatasync(self, fd: int) -> None:
+        self._now += self.seconds
+        self.on_the_spot.append(threading.get_ident() == self._loop_thread)
+
+
+async def test_small_writes_are_done_on_the_spot_once_the_disk_has_proved_quick(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await made(disk, "a")
+    syncs = Syncs(monkeypatch)
+    for number in range(200):
+        assert await disk.write([Write("a", number, [b"x"])], sync=True) == [None]
+    assert not any(syncs.on_the_spot[:100]) and all(syncs.on_the_spot[-20:])
+    assert await disk.read("a", 0, 1000) == b"x" * 200
+
+
+async def test_a_disk_that_stalls_once_is_left_to_threads_for_a_while(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await made(disk, "a")
+    syncs = Syncs(monkeypatch)
+    disk._small_seconds = syncs.seconds
+
+    async def write() -> bool:
+        await disk.write([Write("a", 0, [b"x"])], sync=True)
+        return syncs.on_the_spot[-1]
+
+    syncs.seconds = 1.0
+    assert await write(), "it was quick until now"
+    syncs.seconds = 0.0001
+    assert not any([await write() for _ in range(80)])
+    assert any([await write() for _ in range(60)])
+
+
+@pytest.mark.parametrize(
+    "writes",
+    [
+        [Write("a", 0, [bytes(files.SPOT_BYTES + 1)])],
+        [Write("a", 0, [b"x"]), Write("b", 0, [b"x"]), Write("a", 1, [b"x"])],
+    ],
+)
+async def test_large_writes_and_many_never_hold_up_the_loop(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch, writes: list[Write]
+) -> None:
+    await made(disk, "a", "b")
+    syncs = Syncs(monkeypatch)
+    disk._small_seconds = 0.0
+    await disk.write(writes, sync=True)
+    assert syncs.on_the_spot and not any(syncs.on_the_spot)
+
+
+async def test_nothing_is_done_on_the_spot_while_a_thread_is_busy(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await made(disk, "a", "b")
+    syncs = Syncs(monkeypatch)
+    disk._small_seconds = 0.0
+    await asyncio.gather(disk.read("b", 0, 1), disk.write([Write("a", 0, [b"x"])], sync=True))
+    assert syncs.on_the_spot == [False]
 
 
 # --- processes --------------------------------------------------------------------------------------

@@ -129,6 +129,19 @@ async def test_list_is_ordered_by_key_whatever_the_order_of_puts(objects: Object
     assert await keys(objects, "") == ["a", "a.", "a/10", "a/2", "b"]
 
 
+async def test_list_keeps_the_order_of_keys_where_one_directory_begins_like_another(objects: ObjectStore) -> None:
+    """The minus sign and the dot sort before the slash, and the letters behind it."""
+    names = ["eu/orders-x/1.raw", "eu/orders.raw", "eu/orders/1.raw", "eu/orders/2.raw", "eu/orders2/1.raw", "eu/z.raw"]
+    for key in reversed(names):
+        await objects.put(key, [b""])
+    assert await keys(objects, "") == await keys(objects, "eu/") == names
+    assert await keys(objects, "eu/o", after="eu/a") == names[:-1]
+    for number, name in enumerate(names):
+        assert await keys(objects, "", after=name) == names[number + 1 :]
+    assert await keys(objects, "eu/", after="eu/orders") == names
+    assert await keys(objects, "eu/", after="eu/orders/") == names[2:]
+
+
 async def test_a_prefix_is_text_and_not_a_directory(objects: ObjectStore) -> None:
     for key in ("a/bc", "a/b/c", "a/b", "a/c", "x"):
         await objects.put(key, [b""])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,7 +49,7 @@ def test_every_offset_below_the_head_has_exactly_one_place(first: int, head: int
 @given(sources)
 def test_neighbours_of_one_kind_are_one_place(given: list[Place]) -> None:
     found = places(0, END, given)
-    assert all(left.where is not right.where for left, right in zip(found, found[1:], strict=False))
+    assert all(left.where is not right.where for left, right in pairwise(found))
 
 
 def test_descriptors_that_claim_one_offset_are_found_also_across_others() -> None:

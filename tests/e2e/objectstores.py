@@ -4,7 +4,7 @@
         store = await open_object_store(s3_server.url(), s3_server.options)
 
 The fixture `s3_server` (in tests/conftest.py) starts it when the first test asks for it, once per test process, which
-takes about a second and up to 300 MB. It listens on 127.0.0.1 alone, reports to nobody, and is gone afterwards, also if
+takes about a second and some hundred MB. It listens on 127.0.0.1 alone, reports to nobody, and is gone afterwards, also if
 the tests were killed.
 """
 
@@ -124,7 +124,7 @@ def _process(directory: Path, ports: dict[str, int]) -> Process:
         *(f"-{name}={port}" for name, port in ports.items()),
     ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "S3_", "WEED_"))}
-    environment |= {"TMPDIR": str(directory), "HOME": str(directory)}
+    environment |= {"TMPDIR": str(directory), "HOME": str(directory), "GOMEMLIMIT": "300MiB"}
     return Process(command, directory / "weed.log", cwd=directory, env=environment, preexec_fn=_die_with_parent)
 
 

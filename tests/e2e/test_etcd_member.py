@@ -19,7 +19,7 @@ import pytest
 
 from pydanube.errors import ConfigError, Refused, Unavailable, Unreachable
 from pydanube.ports import Put
-from pydanube.stores.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, MemberConfig
+from pydanube.stores.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, Member, MemberConfig
 from pydanube.stores.etcd.process import LOG_BYTES_MAX, log_path, pid_path, shorten_log, take_over
 from tests.e2e.etcd import certificates, etcd_program, member_addresses
 from tests.e2e.processes import Program
@@ -168,6 +168,22 @@ def test_a_member_dies_with_its_process_and_the_next_one_goes_on(tmp_path: Path)
         assert second.events("stopped") and not is_alive(ready["pid"])
 
 
+def test_a_leader_that_stops_lets_another_lead_first(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running([EtcdMember(config) for config in configs(tmp_path, 3)]) as members:
+            cluster = EtcdCluster(members[0].endpoints)
+            await until_all_are_healthy(cluster, 3)
+            [before] = [each.member.name for each in await cluster.status() if each.is_leader]
+            leader = next(member for member in members if member.config.raft_addr == before)
+            await leader._hand_over()
+            await until_all_are_healthy(cluster, 3)
+            [after] = [each.member.name for each in await cluster.status() if each.is_leader]
+            assert after != before and leader.pid is not None
+            await cluster.close()
+
+    run(story())
+
+
 def test_a_start_that_is_cancelled_leaves_no_process(tmp_path: Path) -> None:
     async def story() -> None:
         member = EtcdMember(configs(tmp_path, 3)[0])  # alone it waits for ever
@@ -265,6 +281,17 @@ async def until_all_are_healthy(cluster: EtcdCluster, count: int) -> None:
             await asyncio.sleep(0.1)
 
 
+async def until_added(cluster: EtcdCluster, peer_url: str) -> list[Member]:
+    """etcd wants all members to have been up for some seconds."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return await cluster.add_learner(peer_url)
+            except Unavailable as error:
+                assert "try again when all are up" in str(error)
+                await asyncio.sleep(0.1)
+
+
 def test_status_tells_of_a_member_that_is_down_and_of_one_that_never_started(tmp_path: Path) -> None:
     async def story() -> None:
         settings = configs(tmp_path, 4)
@@ -273,7 +300,7 @@ def test_status_tells_of_a_member_that_is_down_and_of_one_that_never_started(tmp
         async with running([EtcdMember(config) for config in settings[:3]]) as members:
             cluster = EtcdCluster(members[0].endpoints)
             await until_all_are_healthy(cluster, 3)
-            listed = await cluster.add_learner(settings[3].url(settings[3].raft_addr))
+            listed = await until_added(cluster, settings[3].url(settings[3].raft_addr))
             assert [member.is_learner for member in listed].count(True) == 1
             assert await cluster.add_learner(settings[3].url(settings[3].raft_addr)) == listed
             [learner] = [member for member in listed if member.is_learner]
@@ -418,7 +445,7 @@ def test_a_member_whose_data_is_gone_is_told_how_to_come_back(tmp_path: Path) ->
         async with running([EtcdMember(config) for config in settings]) as members:
             await members[2].stop()
             shutil.rmtree(settings[2].directory)
-            with pytest.raises(ConfigError, match="remove the member .* --join"):
+            with pytest.raises(ConfigError, match=r"remove the member .* --join"):
                 await EtcdMember(settings[2]).start()
             with pytest.raises(ConfigError, match="member already"):
                 await EtcdMember(replace(settings[2], join=True)).start()

@@ -187,6 +187,17 @@ def test_what_is_larger_than_etcd_takes_is_refused_and_changes_nothing(etcd_serv
     on(etcd_server, story)
 
 
+def test_a_full_database_is_told_with_what_to_do(tmp_path: Path) -> None:
+    async def story(store: EtcdMetadataStore) -> None:
+        with pytest.raises(Unreachable, match="its database is full: compact and defragment"):
+            for i in range(100):
+                await put(store, f"/{i}", b"x" * 100_000)
+        assert await store.get("/0") is not None
+
+    with etcd_in(tmp_path, ["--quota-backend-bytes", "1000000"]) as server:
+        on(server, story)
+
+
 # --- roots ------------------------------------------------------------------------------------------
 
 

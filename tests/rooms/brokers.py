@@ -182,8 +182,8 @@ class Host:
     async def boot(self) -> Broker:
         self.boots += 1
         self._access = self.disk.another_process(self.boots)
-        self._store = Mortal(self.metadata)
-        self._objects = Mortal(self.objects) if self.objects else None
+        self._store = self.port(self.metadata)
+        self._objects = self.port(self.objects) if self.objects else None
         self._process = Process(f"broker {self.boots}")
         starting = Broker.start_on(
             self.config,
@@ -195,6 +195,10 @@ class Host:
         )
         self.broker: Broker = await self._process.call(starting)
         return self.broker
+
+    def port(self, under: Any) -> Mortal:
+        """The way of the next process to a store."""
+        return Mortal(under)
 
     def kill(self) -> None:
         """kill -9."""

@@ -19,8 +19,9 @@ import grpc
 
 from pydanube.api.server import Doors
 from pydanube.broker.service import Broker
-from pydanube.config import BrokerConfig, Config
+from pydanube.config import BrokerConfig, Config, StorageConfig
 from pydanube.core.policies import UNLIMITED, TopicPolicy
+from pydanube.ports import ObjectStore
 from pydanube.stores.memory import LoopClock, MemoryDisk, MemoryMetadataStore, MemoryWork
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.danube import DanubeAdmin_pb2_grpc as admin_grpc
@@ -102,7 +103,13 @@ class Calls:
 
 
 @asynccontextmanager
-async def serving(*, policies: TopicPolicy = UNLIMITED, auto_create_topics: bool = True) -> AsyncIterator[Calls]:
+async def serving(
+    *,
+    policies: TopicPolicy = UNLIMITED,
+    auto_create_topics: bool = True,
+    storage: StorageConfig = StorageConfig(),  # noqa: B008  # frozen
+    make_objects: Callable[[], ObjectStore] | None = None,
+) -> AsyncIterator[Calls]:
     addresses = BrokerConfig(
         client_addr=ANYWHERE,
         stream_addr=ANYWHERE,
@@ -112,11 +119,12 @@ async def serving(*, policies: TopicPolicy = UNLIMITED, auto_create_topics: bool
     )
     clock = LoopClock()
     broker = await Broker.start_on(
-        Config(broker=addresses, policies=policies),
+        Config(broker=addresses, policies=policies, storage=storage),
         disk=MemoryDisk(),
         metadata=MemoryMetadataStore(clock),
         clock=clock,
         work=MemoryWork(Random(1)),
+        objects=make_objects() if make_objects else None,
     )
     doors = await Doors.open(broker)
     try:

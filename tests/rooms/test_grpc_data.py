@@ -560,12 +560,6 @@ async def test_the_health_of_neither_producer_nor_consumer_is_refused(calls: Cal
 
 
 @served()
-async def test_no_segment_is_in_the_cloud_tier(calls: Calls) -> None:
-    request = pb.ListSegmentDescriptorsRequest(topic="default/nothing")
-    assert not (await calls.storage.ListSegmentDescriptors(request)).segments
-
-
-@served()
 async def test_the_schema_registry_says_that_it_is_not_there(calls: Calls) -> None:
     for stub in (calls.schemas, calls.admin_schemas):
         code, sentence = await refused(stub.GetLatestSchema(schema_pb.GetLatestSchemaRequest(subject="s")))

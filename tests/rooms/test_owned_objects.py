@@ -145,7 +145,7 @@ def test_nothing_is_written_to_a_store_that_turns_out_to_be_anothers() -> None:
         below.error = None
         await check_store(below, "south", url=URL)
         for _ in range(2):
-            with pytest.raises(StoreRefused, match="'south'.*'north'"):
+            with pytest.raises(StoreRefused, match=r"'south'.*'north'"):
                 await store.put("a", [b"x"])
         assert [info.key async for info in below.list("")] == [ID_KEY]
 

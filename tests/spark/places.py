@@ -102,11 +102,15 @@ class Place:
                 async with carried.working:
                     await cloud.tiering.upload_all(carried)
                     if merge:
-                        while await carried.tier.merge() is not None:
+                        while await carried.tidy.merge() is not None:
                             pass
                     await carried.tier.publish_snapshot()
 
-    def tier(self, topic: str) -> Any:
+    def forget_below(self, topic: str, first: int) -> None:
+        """As retention does."""
+        self.run(self.carried(topic).tidy.move_first_offset(first))
+
+    def carried(self, topic: str) -> Any:
         """The owner's own object, for tests that make it do what only time does."""
         assert self._broker is not None and self._broker._broker is not None
         cloud = self._broker._broker.cloud
@@ -122,19 +126,19 @@ class Place:
         self.run(self._orphan(topic, start, rescued=True))
 
     async def _orphan(self, topic: str, start: int, *, rescued: bool) -> None:
-        tier = self.tier(topic).tier
+        tier = self.carried(topic).tier
+        await tier.make_sure()
         if rescued:
             described = self._orphans.pop(topic)
             put = Put(keys.storage_object(tier.topic, start), described.to_bytes())
-            await tier._write([put, Delete(keys.orphan(tier.topic, start))])
+            await tier.change([put, Delete(keys.orphan(tier.topic, start))])
         else:
             described = self._orphans[topic] = tier.objects.find(start)
             value = json.dumps({"end": described.end, "broker": 7, "epoch": 1}).encode()
-            await tier._write(
+            await tier.change(
                 [Delete(keys.storage_object(tier.topic, start)), Put(keys.orphan(tier.topic, start), value)]
             )
         await tier.load()
-        tier._snapshot_is_old = True
         await tier.publish_snapshot()
 
     def objects(self, topic: str) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import pydanube.spark
-from pydanube.core.tiers import Retention
 from tests.spark.places import Place, numbers
 
 pytestmark = pytest.mark.slow
@@ -147,8 +145,7 @@ def test_bad_input_is_a_sentence(spark: SparkSession, place: Place) -> None:
     # What retention removed: fail with the range, or go on without it.
     place.send(topic, numbers(100, 150))
     place.upload(topic)
-    carried = place.tier(topic)
-    place.run(carried.tier.move_first_offset(100))
+    place.forget_below(topic, 100)
     from_zero = place.options(topic, startingOffsets=f'{{"{topic}": 0}}')
     with pytest.raises(PySparkException, match=r"offsets 0 to 99 of .* cannot be read.*failOnDataLoss"):
         read(spark, from_zero).count()
@@ -235,8 +232,7 @@ def test_a_stream_that_falls_behind_retention_fails_or_goes_on_by_choice(
     for first in (60, 90):
         place.send(topic, numbers(first, first + 30))
         place.upload(topic)
-    carried = place.tier(topic)
-    place.run(carried.tier.move_first_offset(90))
+    place.forget_below(topic, 90)
     with pytest.raises(PySparkException, match=r"offsets 60 to 89 of .* cannot be read: retention has removed them"):
         run_stream(spark, options, checkpoint, seen)
     progress = run_stream(spark, {**options, "failOnDataLoss": "false"}, checkpoint, seen)
@@ -254,7 +250,6 @@ def test_history_is_read_by_sparks_own_reader_and_is_the_same(spark: SparkSessio
     frame = pydanube.spark.history(spark, topic, **options)
     ours = read(spark, place.options(topic, endingOffsets=f'{{"{topic}": 300}}'))
     assert frame.columns == ours.columns
-    assert frame.exceptAll(ours.select(frame.columns)) is not None
     columns = [name for name in ours.columns if name != "attributes"]  # Spark does not compare maps
     assert frame.select(columns).exceptAll(ours.select(columns)).count() == 0
     assert ours.select(columns).exceptAll(frame.select(columns)).count() == 0
@@ -266,16 +261,3 @@ def test_history_is_read_by_sparks_own_reader_and_is_the_same(spark: SparkSessio
         assert pydanube.spark.history(spark, topic, storage_url=place.storage_url).count() == 300
     finally:
         place.start()
-
-
-def test_retention_of_the_store_is_not_an_error_for_queries_that_do_not_want_it(
-    spark: SparkSession, place: Place
-) -> None:
-    topic = place.new_topic("kept")
-    for first in (0, 50):
-        place.send(topic, numbers(first, first + 50))
-        place.upload(topic)
-    carried = place.tier(topic)
-    place.run(carried.tier.retain(Retention(size_bytes=1), 1 << 60))
-    shutil.rmtree(place.directory / "nothing", ignore_errors=True)
-    assert read(spark, place.options(topic)).count() == 0

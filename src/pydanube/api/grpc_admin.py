@@ -1,78 +1,35 @@
-"""Administration over gRPC: the reference's services on the admin port, as far as one broker goes.
+"""Administration over gRPC: namespaces, topics and subscriptions, on the admin port of any broker.
 
-Codes mean what they say (`status.ADMIN`): the reference answers NOT_FOUND to nearly everything. What needs other
-brokers is refused with a sentence. Our own service, `pydanube.admin.v1`, is in `grpc_ours.py`.
+Codes mean what they say (`status.ADMIN`): the reference answers NOT_FOUND to nearly everything. What is written down is
+answered by whoever is asked; what only a topic's owner can do is passed on to it (`forward.py`). Brokers are in
+`grpc_cluster.py`, our own service, `pydanube.admin.v1`, is in `grpc_ours.py`.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from pydanube.api.grpc_data import KINDS, AnyTopic
+from pydanube.api.moves import Moves, whole
+from pydanube.api.peers import Peers
+from pydanube.api.places import make_topic
 from pydanube.api.rpc import Refusal
+from pydanube.broker.members import gather_bounded
+from pydanube.broker.overview import Overview
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName, parse_broker_id
 from pydanube.core.policies import Delivery
 from pydanube.core.roster import UNACKED_MAX_ALLOWED
-from pydanube.errors import DanubeError, InvalidName, TopicUnknown
+from pydanube.errors import InvalidName, TopicUnknown
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire.convert import failure_policy_message, failure_policy_of
 from pydanube.wire.status import Code
 
-LEADER: Final = "Cluster_Leader"
-ACTIVE: Final = "active"
-ALONE: Final = (
-    "Cannot unload topic: single broker cluster detected. Unload requires at least 2 brokers. "
-    "Use delete if you want to remove the topic."
-)
-
 DELIVERY: Final = {pb.NonReliable: Delivery.NON_RELIABLE, pb.Reliable: Delivery.RELIABLE}
-
-
-class BrokerAdmin:
-    unimplemented = "a standalone broker has nobody to share its load with"
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    async def ListBrokers(self, request: pb.Empty) -> pb.BrokerListResponse:
-        addresses = self._broker.config.broker
-        return pb.BrokerListResponse(
-            brokers=[
-                pb.BrokerInfo(
-                    broker_id=str(self._broker.broker_id),
-                    broker_addr=self._broker.broker_url,
-                    broker_role=LEADER,
-                    admin_addr=f"http://{addresses.admin_addr}",
-                    metrics_addr=addresses.metrics_addr,
-                    broker_status=ACTIVE,
-                )
-            ]
-        )
-
-    async def GetLeaderBroker(self, request: pb.Empty) -> pb.BrokerResponse:
-        return pb.BrokerResponse(leader=str(self._broker.broker_id))
-
-    async def ListNamespaces(self, request: pb.Empty) -> pb.NamespaceListResponse:
-        return pb.NamespaceListResponse(namespaces=sorted(set(await self._broker.topics.namespaces())))
-
-    async def UnloadBroker(self, request: pb.UnloadBrokerRequest) -> pb.UnloadBrokerResponse:
-        parse_broker_id(request.broker_id)
-        raise Refusal(
-            Code.FAILED_PRECONDITION, "Cannot unload broker: single broker cluster detected. It has no one to move to."
-        )
-
-    async def ActivateBroker(self, request: pb.ActivateBrokerRequest) -> pb.ActivateBrokerResponse:
-        """A standalone broker is always active."""
-        if parse_broker_id(request.broker_id) != self._broker.broker_id:
-            raise Refusal(Code.NOT_FOUND, f"broker {request.broker_id} is not known: {self._broker.broker_id} is alone")
-        return pb.ActivateBrokerResponse(success=True)
-
-
-class ClusterAdmin:
-    unimplemented = "a standalone broker is no cluster"
 
 
 class SecurityAdmin:
@@ -101,26 +58,30 @@ class NamespaceAdmin:
 
 
 class TopicAdmin:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, peers: Peers) -> None:
         self._broker = broker
         self._topics = broker.topics
+        self._overview = Overview(broker)
+        self._moves = Moves(broker, peers)
 
     # --- topics -------------------------------------------------------------------------------------
 
     async def ListNamespaceTopics(self, request: pb.NamespaceRequest) -> pb.TopicInfoListResponse:
-        names = await self._topics.names(NamespaceName(request.name))
-        return pb.TopicInfoListResponse(topics=[await self._info(name) for name in names])
+        return await self._infos(await self._topics.names(NamespaceName(request.name)))
 
     async def ListBrokerTopics(self, request: pb.BrokerRequest) -> pb.TopicInfoListResponse:
-        if parse_broker_id(request.broker_id) != self._broker.broker_id:
-            return pb.TopicInfoListResponse()
-        names = sorted(topic.name for topic in self._topics.loaded)
-        return pb.TopicInfoListResponse(topics=[await self._info(name) for name in names])
+        broker, cluster = parse_broker_id(request.broker_id), self._broker.cluster
+        names: Collection[TopicName] = ()
+        if cluster is not None:
+            names = cluster.view.assigned.get(broker, ())
+        elif broker == self._broker.broker_id:
+            names = [topic.name for topic in self._topics.loaded]
+        return await self._infos(sorted(names))
 
     async def CreateTopic(self, request: pb.NewTopicRequest) -> pb.TopicResponse:
         delivery = delivery_of(request.dispatch_strategy)
-        await self._topics.create(
-            TopicName(request.name), delivery=delivery, schema_subject=request.schema_subject or None
+        await make_topic(
+            self._broker, TopicName(request.name), delivery=delivery, schema_subject=request.schema_subject or None
         )
         return pb.TopicResponse(success=True)
 
@@ -139,38 +100,47 @@ class TopicAdmin:
         return pb.TopicResponse(success=True)
 
     async def UnloadTopic(self, request: pb.TopicRequest) -> pb.TopicResponse:
-        name = TopicName(request.name)
-        if not await self._topics.exists(name):
-            raise TopicUnknown(name)
-        raise Refusal(Code.FAILED_PRECONDITION, ALONE)
+        """Answers when the old owner has let go; of a base, those of all partitions."""
+        whole(await self._moves.unload(TopicName(request.name)))
+        return pb.TopicResponse(success=True)
 
     async def DescribeTopic(self, request: pb.DescribeTopicRequest) -> pb.DescribeTopicResponse:
-        topic = await self._topics.require(TopicName(request.name))
+        """As it is written down, whoever has it. `TopicState` says where it is."""
+        found = await self._overview.describe(TopicName(request.name))
         return pb.DescribeTopicResponse(
-            name=topic.name,
-            subscriptions=sorted(topic.subscriptions),
-            broker_id=str(self._broker.broker_id),
-            delivery=topic.delivery.value,
-            schema_subject=topic.schema_subject,
+            name=found.topic,
+            subscriptions=sorted(found.subscriptions),
+            broker_id=str(found.broker or ""),
+            delivery=found.delivery.value,
+            schema_subject=found.schema_subject,
         )
 
+    async def _infos(self, names: Sequence[TopicName]) -> pb.TopicInfoListResponse:
+        found = await gather_bounded([functools.partial(self._info, name) for name in names])
+        infos = []
+        for each in found:
+            if isinstance(each, TopicUnknown):
+                continue  # it was deleted meanwhile
+            if isinstance(each, BaseException):
+                raise each
+            infos.append(each)
+        return pb.TopicInfoListResponse(topics=infos)
+
     async def _info(self, name: TopicName) -> pb.TopicInfo:
-        """A topic that cannot be opened belongs to no broker."""
-        try:
-            topic = await self._topics.require(name)
-        except DanubeError:
-            return pb.TopicInfo(name=name)
-        return pb.TopicInfo(name=name, broker_id=str(self._broker.broker_id), delivery=topic.delivery.value)
+        """A topic that nobody serves belongs to no broker."""
+        host = self._overview.host_of(name)
+        delivery = await self._overview.delivery(name)
+        return pb.TopicInfo(name=name, broker_id=str(host or ""), delivery=delivery.value)
 
     # --- subscriptions ------------------------------------------------------------------------------
 
     async def ListSubscriptions(self, request: pb.TopicRequest) -> pb.SubscriptionListResponse:
         """Empty for an unknown topic."""
         try:
-            topic = await self._topics.require(TopicName(request.name))
+            found = await self._overview.describe(TopicName(request.name))
         except TopicUnknown:
             return pb.SubscriptionListResponse()
-        return pb.SubscriptionListResponse(subscriptions=sorted(topic.subscriptions))
+        return pb.SubscriptionListResponse(subscriptions=sorted(found.subscriptions))
 
     async def Unsubscribe(self, request: pb.SubscriptionRequest) -> pb.SubscriptionResponse:
         topic = await self._topics.require(TopicName(request.topic))
@@ -202,11 +172,13 @@ class TopicAdmin:
         except InvalidName:
             return pb.GetSubscriptionFailurePolicyResponse()
         policy = await self._topics.get_failure_policy(name, subscription)
-        topic = self._topics.get(name)
-        found = None if topic is None else topic.subscriptions.get(subscription)
+        try:
+            kind = (await self._overview.describe(name)).subscriptions.get(subscription)
+        except TopicUnknown:
+            kind = None
         return pb.GetSubscriptionFailurePolicyResponse(
             failure_policy=None if policy is None else failure_policy_message(policy),
-            subscription_type=0 if found is None else KINDS.index(found.kind),
+            subscription_type=0 if kind is None else KINDS.index(kind),
         )
 
     async def SetSubscriptionDispatchConfig(

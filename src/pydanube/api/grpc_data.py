@@ -12,6 +12,7 @@ from collections import OrderedDict
 from time import perf_counter
 from typing import Any, Final, TypeAlias, cast
 
+from pydanube.api.places import locate
 from pydanube.api.rpc import Refusal
 from pydanube.broker.fanout import FanoutSubscription, FanoutTopic
 from pydanube.broker.service import Broker
@@ -24,6 +25,7 @@ from pydanube.errors import (
     DanubeError,
     DeliveryMismatch,
     InvalidName,
+    NotServed,
     SchemaMismatch,
     SubscriptionUnknown,
     TopicExists,
@@ -222,13 +224,16 @@ class Discovery:
 
     async def TopicLookup(self, request: pb.TopicLookupRequest) -> pb.TopicLookupResponse:
         """The base of a partitioned topic is no topic: NOT_FOUND, after which clients stay where they are."""
-        await self._topics.require(TopicName(request.topic))
+        place = await locate(self._broker, TopicName(request.topic))
+        if isinstance(place, NotServed):
+            raise Refusal(Code.NOT_FOUND, str(place))
+        kind = pb.TopicLookupResponse.Connect if place.is_local else pb.TopicLookupResponse.Redirect
         return pb.TopicLookupResponse(
             request_id=request.request_id,
-            response_type=pb.TopicLookupResponse.Connect,
-            connect_url=self._broker.connect_url,
-            broker_url=self._broker.broker_url,
-            proxy=self._broker.proxy,
+            response_type=kind,
+            connect_url=place.connect_url,
+            broker_url=place.broker_url,
+            proxy=place.connect_url != place.broker_url,
         )
 
     async def TopicPartitions(self, request: pb.TopicLookupRequest) -> pb.TopicPartitionsResponse:

@@ -1,6 +1,6 @@
-"""`pydanube.admin.v1`: what the reference has no call for. Explain, lag, seek, peek, heartbeat, moves.
+"""`pydanube.admin.v1`: what the reference has no call for. Explain, lag, seek, peek, heartbeat.
 
-What concerns history (storage, retention) is in `grpc_storage.py`.
+What concerns history (storage, retention) is in `grpc_storage.py`, what concerns moves in `grpc_moves.py`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,11 @@ from __future__ import annotations
 from typing import Final
 
 from pydanube.api.grpc_admin import reliable_topic
+from pydanube.api.grpc_moves import MoveCalls
 from pydanube.api.grpc_storage import StorageCalls, tiers_message
+from pydanube.api.peers import Peers
 from pydanube.api.rpc import Refusal
+from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.core.lag import Heartbeat
@@ -25,7 +28,11 @@ PEEK_BYTES_MAX: Final = 3 * 1024 * 1024  # of payloads; a client receives 4 MiB 
 READ_BYTES: Final = 256 * 1024
 
 
-class Admin(StorageCalls):
+class Admin(StorageCalls, MoveCalls):
+    def __init__(self, broker: Broker, peers: Peers) -> None:
+        StorageCalls.__init__(self, broker)
+        MoveCalls.__init__(self, broker, peers)
+
     async def ExplainSubscription(self, request: pb.ExplainSubscriptionRequest) -> pb.ExplainSubscriptionResponse:
         topic, subscription = await self._find(request.topic, request.subscription)
         response = explanation(
@@ -78,11 +85,6 @@ class Admin(StorageCalls):
             offset = max(topic.first_offset, topic.head - count)
         found = await peek(topic, offset, count, request.payload_max_bytes or PEEK_BYTES_MAX)
         return pb.PeekTopicResponse(messages=found, first_offset=topic.first_offset, head=topic.head)
-
-    async def MovePhases(self, request: pb.MovePhasesRequest) -> pb.MovePhasesResponse:
-        """A standalone broker's topics never moved."""
-        await self._topics.require(TopicName(request.topic))
-        return pb.MovePhasesResponse()
 
     async def _find(self, topic_name: str, subscription_name: str) -> tuple[Topic, Subscription]:
         topic = reliable_topic(await self._topics.require(TopicName(topic_name)), "the place of a subscription")

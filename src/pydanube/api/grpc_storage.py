@@ -76,14 +76,16 @@ class StorageCalls:
         name = TopicName(request.topic)
         if isinstance(self._topics.get(name), FanoutTopic):
             raise _keeps_nothing(name)
+        if request.summary:
+            topic = await self._reliable(name)
+            return pb.StorageListResponse(topic=name, tiers=tiers_message(self._storage.tiers(topic)))
         listing = await self._storage.listing(name)
-        objects = [] if request.summary else list(self._objects(listing))
         return pb.StorageListResponse(
             topic=listing.topic,
             tiers=tiers_message(listing.tiers),
             objects_count=len(listing.objects),
             size_bytes=sum(each.size for each in listing.objects),
-            objects=objects,
+            objects=self._objects(listing),
             only_in_log=_ranges(listing.only_in_log),
             orphans=[
                 pb.OrphanRange(first=each.start, end=each.end, broker_id=each.broker_id, epoch=each.epoch)

@@ -1,10 +1,13 @@
 """A broker as a process: from the configuration to the last flushed cursor.
 
     start ─► doors open ─► announced ─► SIGTERM or SIGINT ─► doors refuse new work ─► commits end, cursors saved ─► 0
-                                                └── a second signal: 130 at once, as after a crash
+                               │                │
+                               │                ├── in a cluster, before: topics are sealed, others serve them
+                               │                └── a second signal: 130 at once, as after a crash
+                               └── another process has this broker's id: one line, 1
 
 Nothing acknowledged depends on the way out: a process that is killed instead loses only the cursors of the last
-seconds, so that some messages are delivered twice.
+seconds, so that some messages are delivered twice; in a cluster its topics wait until its lease has run out.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydanube.api.server import Doors
 from pydanube.broker.service import Broker
+from pydanube.broker.stores import OBJECTS
 from pydanube.config import Config
 from pydanube.errors import ConfigError, DirectoryInUse
 
@@ -42,15 +46,17 @@ class Listening(NamedTuple):
     connect_url: str
     data_dir: Path
     unopened: int  # topics that could not be opened; the log says why
+    mode: str
+    storage: str  # where history is kept: the URL of the object store
 
 
 async def serve(config: Config, announce: Callable[[Listening], None]) -> None:
     """Returns after a clean stop. `announce` is called once, when clients can connect.
 
-    Raises ConfigError for a port that is taken, DirectoryInUse, FormatTooNew and DiskFull.
+    Raises ConfigError for a port that is taken, DirectoryInUse, FormatTooNew, DiskFull and NodeIdInUse.
     """
     if config.mode == "cluster":
-        raise ConfigError("--mode", config.mode, "clusters do not exist yet; use --mode standalone")
+        check_ports(config)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     told_at = 0.0
@@ -74,11 +80,22 @@ async def serve(config: Config, announce: Callable[[Listening], None]) -> None:
             loop.remove_signal_handler(number)
 
 
+def check_ports(config: Config) -> None:
+    """Others are told this broker's addresses before it listens, so none may be left to the system."""
+    addresses = config.broker
+    for flag, address in (
+        ("--broker-addr", addresses.client_addr),
+        ("--stream-addr", addresses.stream_addr),
+        ("--admin-addr", addresses.admin_addr),
+    ):
+        if address.endswith(":0"):
+            raise ConfigError(flag, address, "a broker of a cluster needs a port that does not change")
+
+
 async def _serve(config: Config, announce: Callable[[Listening], None], stopping: asyncio.Event) -> None:
-    try:
-        broker = await Broker.start(config)
-    except DirectoryInUse as error:
-        raise DirectoryInUse(str(config.data_dir), error.pid) from error  # the name that the operator knows
+    broker = await _started(config, stopping)
+    if broker is None:
+        return
     try:
         doors = await Doors.open(broker)
         try:
@@ -93,10 +110,46 @@ async def _serve(config: Config, announce: Callable[[Listening], None], stopping
                     broker.connect_url,
                     config.data_dir,
                     len(broker.topics.unopened),
+                    config.mode,
+                    config.storage.url or (config.data_dir.absolute() / OBJECTS).as_uri(),
                 )
             )
-            await stopping.wait()
+            await _until_over(broker, stopping)
         finally:
             await doors.close()
     finally:
         await broker.stop()
+
+
+async def _started(config: Config, stopping: asyncio.Event) -> Broker | None:
+    """None: it was told to stop before it was ready. A cluster's metadata store may be away for long."""
+    starting = asyncio.create_task(Broker.start(config), name="start the broker")
+    stopped = asyncio.create_task(stopping.wait(), name="told to stop")
+    try:
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            return None
+        return starting.result()
+    except DirectoryInUse as error:
+        raise DirectoryInUse(str(config.data_dir), error.pid) from error  # the name that the operator knows
+    finally:
+        stopped.cancel()
+        await asyncio.gather(stopped, return_exceptions=True)
+
+
+async def _until_over(broker: Broker, stopping: asyncio.Event) -> None:
+    """Returns when it is time to stop, with the topics handed over. Raises what ended this broker's membership."""
+    stopped = asyncio.create_task(stopping.wait(), name="told to stop")
+    ended = broker.cluster.ended if broker.cluster is not None else None
+    awaited: set[asyncio.Future[Any]] = {stopped, *([ended] if ended is not None else [])}
+    try:
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+        await asyncio.gather(stopped, return_exceptions=True)
+    if ended is not None and ended.done():
+        ended.result()
+    # The doors are still open: a topic is refused only from when it leaves, and clients go where it went.
+    await broker.hand_over()

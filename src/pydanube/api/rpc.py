@@ -2,21 +2,23 @@
 
     class Discovery:                                   answers in values, refuses by raising our errors
         async def TopicLookup(self, request): ...      one request, one answer
+        async def Slow(self, request, context): ...    the same, of a method that looks at its caller's deadline
     class Consumers:
         async def ReceiveMessages(self, request, context): ...     a stream: writes to the context itself
 
-Between gRPC and such a method there is one layer, `_unary` or `_stream`: it counts the call and turns whatever was
-raised into a status. No traceback reaches a client; an error that is none of ours is logged once. A call without a
-method is UNIMPLEMENTED, with the object's own sentence.
+Between gRPC and such a method there is one layer, `_unary` or `_stream`: it passes on what is another broker's to
+answer (`forward.py`), counts the call and turns whatever was raised into a status. No traceback reaches a client; an
+error that is none of ours is logged once. A call without a method is UNIMPLEMENTED, with the object's own sentence.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -26,6 +28,9 @@ from google.protobuf.message_factory import GetMessageClass
 from pydanube.errors import DanubeError
 from pydanube.telemetry import RpcMetrics, Telemetry
 from pydanube.wire.status import STATUS, Code, Status, Table, cut, status
+
+if TYPE_CHECKING:
+    from pydanube.api.forward import Forward, Forwarder, ForwardStream
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +54,7 @@ def handler_of(
     table: Table = STATUS,
     tables: Mapping[str, Table] = {},
     size_max_bytes: Mapping[str, int] = {},
+    forwarder: Forwarder | None = None,
 ) -> grpc.GenericRpcHandler:
     """`tables` and `size_max_bytes` are by method, for those that differ."""
     methods = {}
@@ -58,10 +64,12 @@ def handler_of(
         codes = tables.get(method.name, table)
         call = getattr(servant, method.name, None)
         if call is not None and method.server_streaming:
-            make, behaviour = grpc.unary_stream_rpc_method_handler, _stream(name, call, metrics, codes)
+            elsewhere = forwarder.stream(method) if forwarder is not None else None
+            make, behaviour = grpc.unary_stream_rpc_method_handler, _stream(name, call, metrics, codes, elsewhere)
         else:
             call = call or _missing(method, servant)
-            make, behaviour = grpc.unary_unary_rpc_method_handler, _unary(name, call, metrics, codes)
+            forward = forwarder.unary(method) if forwarder is not None else None
+            make, behaviour = grpc.unary_unary_rpc_method_handler, _unary(name, call, metrics, codes, forward)
         methods[method.name] = make(
             behaviour,
             request_deserializer=_reader(method, size_max_bytes.get(method.name)),
@@ -73,12 +81,18 @@ def handler_of(
 # --- the layer ----------------------------------------------------------------------------------------
 
 
-def _unary(name: str, call: Callable[[Any], Awaitable[Message]], metrics: RpcMetrics, table: Table) -> Behaviour:
+def _unary(
+    name: str, call: Callable[..., Awaitable[Message]], metrics: RpcMetrics, table: Table, forward: Forward | None
+) -> Behaviour:
+    wants_context = len(inspect.signature(call).parameters) == 2
+
     async def answer(request: Any, context: Any) -> Message:
         try:
             if type(request) is Refusal:
                 raise request
-            response = await call(request)
+            response = await forward(request, context) if forward is not None else None
+            if response is None:
+                response = await (call(request, context) if wants_context else call(request))
         except Exception as error:
             metrics.errors.inc()
             await _abort(context, name, error, table)
@@ -88,12 +102,13 @@ def _unary(name: str, call: Callable[[Any], Awaitable[Message]], metrics: RpcMet
     return answer
 
 
-def _stream(name: str, call: Behaviour, metrics: RpcMetrics, table: Table) -> Behaviour:
+def _stream(name: str, call: Behaviour, metrics: RpcMetrics, table: Table, forward: ForwardStream | None) -> Behaviour:
     async def answer(request: Any, context: Any) -> None:
         try:
             if type(request) is Refusal:
                 raise request
-            await call(request, context)
+            if forward is None or not await forward(request, context):
+                await call(request, context)
         except Exception as error:
             metrics.errors.inc()
             await _abort(context, name, error, table)

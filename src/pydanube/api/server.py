@@ -1,7 +1,8 @@
 """The doors of a broker: opened last, closed first.
 
     client port     ProducerService, ConsumerService, Discovery, HealthCheck, StorageService, SchemaRegistry
-    admin port      BrokerAdmin, ClusterAdmin, NamespaceAdmin, TopicAdmin, SecurityAdmin, SchemaRegistry, and ours
+    admin port      BrokerAdmin, ClusterAdmin, NamespaceAdmin, TopicAdmin, SecurityAdmin, SchemaRegistry, and ours:
+                    Admin, and Peers between brokers
     stream port     the native protocol
     metrics port    HTTP: /metrics, /health/live, /health/ready
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import logging
 import socket
 from dataclasses import replace
@@ -20,14 +22,20 @@ from typing import Final
 import grpc
 from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
 
-from pydanube.api import grpc_admin, grpc_data, grpc_ours, grpc_storage
+from pydanube.api import grpc_admin, grpc_cluster, grpc_data, grpc_ours, grpc_storage
+from pydanube.api.forward import Forwarder
 from pydanube.api.metrics import MetricsDoor
+from pydanube.api.peers import Peers, PeerService
 from pydanube.api.rpc import handler_of
 from pydanube.api.stream import StreamDoor
 from pydanube.broker.service import Broker
+from pydanube.cluster.cluster import Cluster
+from pydanube.config import reachable
+from pydanube.core.lifecycle import serve_until
 from pydanube.errors import ConfigError
+from pydanube.telemetry import ClusterNow
 from pydanube.wire._pb.danube import DanubeAdmin_pb2, DanubeApi_pb2, SchemaRegistry_pb2
-from pydanube.wire._pb.pydanube import admin_pb2
+from pydanube.wire._pb.pydanube import admin_pb2, peers_pb2
 from pydanube.wire.status import ADMIN, RECEIVE, SEND
 
 log = logging.getLogger(__name__)
@@ -50,6 +58,7 @@ OPTIONS: Final = (
 )
 GRACE_SECONDS: Final = 5.0
 REFUSING_SECONDS: Final = 0.2
+LEASE_AGE_MAX_SECONDS: Final = 1e9
 
 
 class Doors:
@@ -61,6 +70,7 @@ class Doors:
         self._admin = grpc.aio.server(options=OPTIONS)
         self._metrics = MetricsDoor(broker.telemetry, self._not_ready)
         self._stream = StreamDoor(broker)
+        self._peers = Peers(broker)
         self._why_not_ready: str | None = "the broker is starting"
         self.client_addr = self.admin_addr = self.metrics_addr = self.stream_addr = ""
 
@@ -89,10 +99,14 @@ class Doors:
             self._client.stop(grace_seconds), self._admin.stop(grace_seconds), self._stream.close(grace_seconds)
         )
         await self._metrics.close()
+        await self._peers.close()
 
     async def _open(self) -> None:
         addresses = self._broker.config.broker
         self._register()
+        if self._broker.cluster is not None:
+            self._broker.topics.remote = self._peers
+            self._broker.telemetry.cluster = functools.partial(_now, self._broker, self._broker.cluster)
         self.metrics_addr = await self._listen_http("--prom-exporter", addresses.metrics_addr)
         self.admin_addr = _listen("--admin-addr", self._admin, addresses.admin_addr)
         self.client_addr = _listen("--broker-addr", self._client, addresses.client_addr)
@@ -118,7 +132,7 @@ class Doors:
         broker.config = replace(config, broker=bound)
         broker.broker_url = bound.broker_url or f"http://{self.client_addr}"
         broker.connect_url = bound.connect_url or broker.broker_url
-        broker.stream_url = f"danube://{self.stream_addr}"
+        broker.stream_url = f"danube://{reachable(self.stream_addr, broker.broker_url)}"
 
     def _register(self) -> None:
         broker, telemetry = self._broker, self._broker.telemetry
@@ -148,17 +162,22 @@ class Doors:
                 schemas,
             )
         )
-        self._admin.add_generic_rpc_handlers(
-            (
-                handler_of(admin["BrokerAdmin"], grpc_admin.BrokerAdmin(broker), telemetry, table=ADMIN),
-                handler_of(admin["ClusterAdmin"], grpc_admin.ClusterAdmin(), telemetry, table=ADMIN),
-                handler_of(admin["NamespaceAdmin"], grpc_admin.NamespaceAdmin(broker), telemetry, table=ADMIN),
-                handler_of(admin["TopicAdmin"], grpc_admin.TopicAdmin(broker), telemetry, table=ADMIN),
-                handler_of(admin["SecurityAdmin"], grpc_admin.SecurityAdmin(), telemetry, table=ADMIN),
-                handler_of(_services(admin_pb2.DESCRIPTOR)["Admin"], grpc_ours.Admin(broker), telemetry, table=ADMIN),
-                schemas,
-            )
-        )
+        peers = self._peers
+        forwarder = Forwarder(peers, broker.cluster.view.refresh) if broker.cluster is not None else None
+        servants: dict[ServiceDescriptor, object] = {
+            admin["BrokerAdmin"]: grpc_cluster.BrokerAdmin(broker),
+            admin["ClusterAdmin"]: grpc_cluster.ClusterAdmin(broker),
+            admin["NamespaceAdmin"]: grpc_admin.NamespaceAdmin(broker),
+            admin["TopicAdmin"]: grpc_admin.TopicAdmin(broker, peers),
+            admin["SecurityAdmin"]: grpc_admin.SecurityAdmin(),
+            _services(admin_pb2.DESCRIPTOR)["Admin"]: grpc_ours.Admin(broker, peers),
+            _services(peers_pb2.DESCRIPTOR)["Peers"]: PeerService(broker),
+        }
+        handlers = [
+            handler_of(service, servant, telemetry, table=ADMIN, forwarder=forwarder)
+            for service, servant in servants.items()
+        ]
+        self._admin.add_generic_rpc_handlers((*handlers, schemas))
 
     async def _listen_http(self, key: str, address: str) -> str:
         host, _, port = address.rpartition(":")
@@ -178,6 +197,18 @@ class Doors:
 
     def _not_ready(self) -> str | None:
         return self._why_not_ready
+
+
+def _now(broker: Broker, cluster: Cluster) -> ClusterNow:
+    lease = cluster.membership.lease
+    sent = lease.serve_until - serve_until(0.0, lease.ttl_seconds)
+    return ClusterNow(
+        state=cluster.mode.value,
+        is_leader=cluster.leader == broker.broker_id,
+        brokers=len(cluster.peers),
+        # Without a lease it is as old as can be.
+        lease_age_seconds=min(broker.clock.elapsed() - sent, LEASE_AGE_MAX_SECONDS),
+    )
 
 
 def _listen(key: str, server: grpc.aio.Server, address: str) -> str:

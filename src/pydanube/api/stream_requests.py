@@ -10,8 +10,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from pydanube.api.places import here, locate, make_topic
 from pydanube.broker.fanout import FanoutSubscription, FanoutTopic
 from pydanube.broker.outbox import AnyOutbox, Delivered, DeliveredBatch
+from pydanube.broker.overview import Overview
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.broker.topics import AnyTopic
@@ -218,14 +220,22 @@ class Requests:
         found = await self._broker.topics.partitions(name)
         if not found:
             raise TopicUnknown(name)
-        located = pb.Located(
-            topic=name,
-            connect_url=self._broker.connect_url,
-            stream_url=self._broker.stream_url,
-            is_local=True,
-            partitions=0 if found == [name] else len(found),
-        )
-        return {"located": located}
+        if found != [name]:
+            place, partitions = here(self._broker), len(found)
+        else:
+            located, partitions = await locate(self._broker, name), 0
+            if isinstance(located, NotServed):
+                raise located
+            place = located
+        return {
+            "located": pb.Located(
+                topic=name,
+                connect_url=place.connect_url,
+                stream_url=place.stream_url,
+                is_local=place.is_local,
+                partitions=partitions,
+            )
+        }
 
     async def _create_topic(self, command: pb.Command) -> dict[str, Any]:
         request = command.create_topic
@@ -236,7 +246,7 @@ class Requests:
                 name, request.partitions, delivery=delivery, schema_subject=subject
             )
         else:
-            await self._broker.topics.create(name, delivery=delivery, schema_subject=subject)
+            await make_topic(self._broker, name, delivery=delivery, schema_subject=subject)
         return {"done": pb.Done()}
 
     async def _delete_topic(self, command: pb.Command) -> dict[str, Any]:
@@ -248,23 +258,22 @@ class Requests:
         found = await self._broker.topics.partitions(name)
         if not found:
             raise TopicUnknown(name)
+        overview = Overview(self._broker)
         if found != [name]:
-            first = await self._broker.topics.require(found[0])
-            reliable = first.delivery is Delivery.RELIABLE
+            reliable = await overview.delivery(found[0]) is Delivery.RELIABLE
             return {"topic_info": pb.TopicInfo(topic=name, reliable=reliable, partitions=len(found))}
-        topic = await self._broker.topics.require(name)
+        live = await overview.live(name)
+        described, policy = await overview.describe(name), await overview.policy(name)
+        topic, reliable = self._broker.topics.get(name), described.delivery is Delivery.RELIABLE
         info = pb.TopicInfo(
             topic=name,
-            reliable=topic.delivery is Delivery.RELIABLE,
-            durability=_durability(topic),
-            schema_subject=topic.schema_subject or "",
-            message_size_max=topic.policy.max_message_size,
-            subscriptions=len(topic.subscriptions),
-            producers=len(topic.producers),
-            consumers=sum(each.connected for each in topic.subscriptions.values()),
+            reliable=reliable,
+            durability=_durability(topic) if topic is not None else pb.FSYNC if reliable else pb.MEMORY,
+            schema_subject=described.schema_subject or "",
+            message_size_max=policy.max_message_size,
+            subscriptions=len(described.subscriptions),
+            **live._asdict(),
         )
-        if isinstance(topic, Topic):
-            info.first_offset, info.head = topic.first_offset, topic.head
         return {"topic_info": info}
 
     async def _describe_storage(self, command: pb.Command) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
-from typing import Final
+from collections import OrderedDict, deque
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, NamedTuple
 
+from pydanube.broker.moving import Phases
 from pydanube.broker.topic import Topic
 from pydanube.broker.topics import Topics
 from pydanube.cluster.cluster import Cluster
@@ -14,13 +16,25 @@ from pydanube.cluster.host import Offer
 from pydanube.core.load import LoadReport, TopicLoad
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.placement import SHUTDOWN, Marker
-from pydanube.errors import DanubeError
+from pydanube.errors import DanubeError, NotServed
 from pydanube.ports import Clock, Compare
 from pydanube.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
 SEALS_AT_ONCE: Final = 4
+MOVES_KEPT: Final = 10  # of one topic
+MOVED_TOPICS_MAX: Final = 10_000
+
+
+class PastMove(NamedTuple):
+    """A topic that left this broker, or did not: `failure` says why."""
+
+    topic: TopicName
+    to_broker: BrokerId | None
+    started_at_us: int
+    milliseconds: Mapping[str, float]  # of each phase, in order
+    failure: str = ""
 
 
 class Hosting:
@@ -33,22 +47,49 @@ class Hosting:
         self._broker_id = broker_id
         self._seen: dict[TopicName, tuple[float, int, int]] = {}  # when, and how many messages and bytes there were
         self._since: dict[TopicName, float] = {}
+        self._past: OrderedDict[TopicName, deque[PastMove]] = OrderedDict()
+        self._stopping = False
+        self.moving: dict[TopicName, Phases] = {}  # topics that leave, and how far they are
         self.cluster: Cluster  # set by whoever makes both
 
     # --- what the cluster asks ----------------------------------------------------------------------------
 
     async def claim(self, offer: Offer) -> None:
+        if self._stopping:
+            raise NotServed(offer.topic, "this broker is shutting down")
         await self._topics.claim(offer.topic, offer.owner_revision)
         self._since[offer.topic] = self._clock.elapsed()
 
     async def let_go(self, topic: TopicName, marker: Marker) -> None:
         target = self.cluster.peers.get(marker.to) if marker.to is not None else None
+        await self._let_go(topic, marker.as_ready(), target.stream_url if target else "")
+
+    async def _let_go(self, topic: TopicName, marker: Marker, moved_to: str) -> None:
+        started_at_us = self._clock.time_us()
+        phases = self.moving[topic] = Phases(self._clock)
+        failure = "it was interrupted"
         try:
-            phases = await self._topics.let_go(topic, marker.as_ready().to_bytes(), target.stream_url if target else "")
-        except DanubeError:
+            await self._topics.let_go(topic, marker.to_bytes(), moved_to, phases)
+            failure = ""
+            self._telemetry.moves.finished(phases.milliseconds)
+        except DanubeError as error:
+            failure = str(error)
             self._telemetry.moves.count("error")
             raise
-        self._telemetry.moves.finished(phases.milliseconds)
+        finally:
+            self.moving.pop(topic, None)
+            if phases.has_begun:
+                self._remember(PastMove(topic, marker.to, started_at_us, dict(phases.milliseconds), failure))
+
+    def _remember(self, move: PastMove) -> None:
+        self._past.setdefault(move.topic, deque(maxlen=MOVES_KEPT)).appendleft(move)
+        self._past.move_to_end(move.topic)
+        if len(self._past) > MOVED_TOPICS_MAX:
+            self._past.popitem(last=False)
+
+    def past_moves(self, topic: TopicName) -> Sequence[PastMove]:
+        """Newest first, as long as this process lives."""
+        return tuple(self._past.get(topic, ()))
 
     async def lost(self, reason: str) -> None:
         self._telemetry.moves.fenced.inc()
@@ -102,7 +143,8 @@ class Hosting:
         host = self.cluster.host_of(topic)
         peer = self.cluster.peers.get(host) if host is not None else None
         if host == self._broker_id:
-            return "it is being opened here", ""
+            why = self._topics.unopened.get(topic)
+            return (f"it could not be opened here: {why}" if why else "it is being opened here"), ""
         if peer is not None:
             return f"broker {host} has it; look it up again", peer.stream_url
         return (marker.stage if marker else "no broker has it yet; look it up again in a moment"), ""
@@ -117,6 +159,7 @@ class Hosting:
         marker = Marker(
             reason=SHUTDOWN, from_broker=self._broker_id, ready=True, timestamp=self._clock.time_us() // 1000
         )
+        self._stopping = True
         room = asyncio.Semaphore(SEALS_AT_ONCE)
         names = [topic.name for topic in self._topics.loaded]
         left = set(names)
@@ -124,7 +167,7 @@ class Hosting:
         async def one(name: TopicName) -> None:
             async with room:
                 try:
-                    await self._topics.let_go(name, marker.to_bytes(), "")
+                    await self._let_go(name, marker, "")
                     left.discard(name)
                 except DanubeError as error:
                     log.warning("topic not sealed at the end", extra={"topic": name, "why": str(error)})

@@ -51,9 +51,13 @@ class Phases:
 
     def enter(self, name: str) -> None:
         now = self._clock.elapsed()
-        if self.name != "waiting":
+        if self.has_begun:
             self.milliseconds[self.name] = (now - self._began) * 1000
         self.name, self._began = name, now
+
+    @property
+    def has_begun(self) -> bool:
+        return self.name != "waiting"
 
     @property
     def pause_ms(self) -> float:

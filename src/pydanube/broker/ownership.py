@@ -320,8 +320,20 @@ class Reservation:
             self._extending.cancel()
             await asyncio.gather(self._extending, return_exceptions=True)
 
+    async def rest(self) -> None:
+        """The topic is idle: the reservation ends at the head. Whoever publishes meanwhile waits a moment."""
+        await self.stop()
+        try:
+            self._log.reserve(self._log.head)  # from now on nothing is given out beyond it
+            await self._log.settled()  # but a group that was formed before may still become the head
+            self._log.reserve(self._log.head)
+            await self._store(self._log.head)
+        finally:
+            if self._log.pending:
+                self.need(0)
+
     async def shrink(self) -> None:
-        """The topic is closing, or idle: the reservation ends at the head, so nothing is left in doubt."""
+        """The topic's log is closed: the reservation ends at the head, so nothing is left in doubt."""
         await self.stop()
         if (self._log.reserved_end or 0) > self._log.head:
             self._log.reserve(self._log.head)

@@ -168,7 +168,8 @@ class Rescuer:
             brought = Brought.from_bytes(item.value) if item else None
             if brought is not None and brought.broker == orphan.broker_id:
                 async with carried.working:
-                    await self._adopt(topic, carried, orphan, brought)
+                    if orphan in topic.orphans:  # an operator may have given it up meanwhile
+                        await self._adopt(topic, carried, orphan, brought)
 
     async def _adopt(self, topic: Topic, carried: Carried, orphan: Orphan, brought: Brought) -> None:
         tier = carried.tier

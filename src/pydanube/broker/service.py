@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 from pydanube.broker.cursors import Cursors
 from pydanube.broker.hosting import Hosting
+from pydanube.broker.quorum import Members
 from pydanube.broker.rescue import Rescuer
 from pydanube.broker.stores import Stores
 from pydanube.broker.subscription import Services
@@ -25,7 +26,7 @@ from pydanube.broker.topic import Defaults
 from pydanube.broker.topics import Cloud, Rooms, Topics
 from pydanube.cluster.cluster import Cluster
 from pydanube.cluster.membership import Identity
-from pydanube.config import Config
+from pydanube.config import Config, reachable
 from pydanube.core.names import BrokerId, TopicName, parse_broker_id
 from pydanube.errors import DanubeError
 from pydanube.log.batch import Envelope
@@ -66,11 +67,12 @@ class Broker:
         self._tasks: list[asyncio.Task[None]] = []
         self.broker_url = config.broker.broker_url or f"http://{config.broker.client_addr}"
         self.connect_url = config.broker.connect_url or self.broker_url
-        self.stream_url = f"danube://{config.broker.stream_addr}"
+        self.stream_url = f"danube://{reachable(config.broker.stream_addr, self.broker_url)}"
         # Set by `_start`, before anybody else has the broker.
         self.cloud: Cloud | None = None
         self.cluster: Cluster | None = None
         self.hosting: Hosting | None = None
+        self.members: Members | None = None  # of the metadata store, if this broker runs one of them
         self.broker_id: BrokerId
         self.topics: Topics
         self.wal: Wal
@@ -88,6 +90,7 @@ class Broker:
         broker = cls(config, disk, clock, work, stores.close, stores.home())
         try:
             await broker._start(stores.open_metadata, stores.open_objects)
+            broker.members = stores.members
         except BaseException:
             await broker._abandon()
             raise
@@ -193,8 +196,8 @@ class Broker:
             home=self._home,
             broker_url=self.broker_url,
             connect_url=self.connect_url,
-            admin_addr=f"http://{addresses.admin_addr}",
-            prom_exporter=addresses.metrics_addr,
+            admin_addr=f"http://{reachable(addresses.admin_addr, self.broker_url)}",
+            prom_exporter=reachable(addresses.metrics_addr, self.broker_url),
             stream_url=self.stream_url,
         )
         hosting.cluster = self.cluster = Cluster(

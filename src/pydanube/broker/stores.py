@@ -5,23 +5,28 @@ Beside `service.py` the only place that knows adapters.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from pydanube.config import Config
 from pydanube.core import keys
+from pydanube.errors import ConfigError, Conflict
 from pydanube.ports import Clock, Compare, Disk, MetadataStore, ObjectStore, Put, Work
+from pydanube.stores.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, MemberConfig
 from pydanube.stores.object_urls import open_object_store
 from pydanube.stores.owned_objects import OwnedObjectStore, check_store
 from pydanube.stores.sqlite import SqliteMetadataStore
 
 log = logging.getLogger(__name__)
 
+STAMP: Final = "danube-store.json"
 METADATA: Final = "metadata.sqlite"
+ETCD: Final = "etcd"
 OBJECTS: Final = "objects"  # history of a standalone broker that was not told where to keep it
 
 
@@ -33,6 +38,7 @@ class Stores:
         self._disk = disk
         self._clock = clock
         self._work = work
+        self.members: EtcdCluster | None = None  # set if this broker runs a member
         self._closing: list[Callable[[], Awaitable[None]]] = []
 
     def home(self) -> str:
@@ -42,6 +48,32 @@ class Stores:
         return f"{socket.gethostname()}:{place.resolve()}:{place.stat().st_ino}"
 
     async def open_metadata(self) -> MetadataStore:
+        """SQLite for a broker that is alone. In a cluster etcd: one that is there, or a member beside this broker."""
+        return await (self._open_etcd() if self._config.mode == "cluster" else self._open_sqlite())
+
+    async def _open_etcd(self) -> MetadataStore:
+        cluster = self._config.cluster
+        endpoints: Sequence[str] = cluster.etcd
+        if not endpoints:
+            member = EtcdMember(
+                MemberConfig(
+                    directory=Path(self._config.data_dir) / ETCD,
+                    raft_addr=cluster.raft_addr,
+                    seed_nodes=cluster.seed_nodes,
+                    cluster_name=cluster.cluster_name,
+                    join=cluster.join,
+                )
+            )
+            self._closing.append(member.stop)
+            await member.start()
+            endpoints = member.endpoints
+            self.members = EtcdCluster(endpoints)
+            self._closing.append(self.members.close)
+        store = EtcdMetadataStore(endpoints)
+        self._closing.append(store.close)
+        return store
+
+    async def _open_sqlite(self) -> MetadataStore:
         store = SqliteMetadataStore(Path(self._config.data_dir) / METADATA, self._clock)
 
         async def close() -> None:
@@ -60,7 +92,25 @@ class Stores:
         away = await check_store(store, cluster_id, url=url)
         if away is not None:
             log.warning("object store is away; messages stay in the log until it is back", extra={"why": str(away)})
+        elif self._config.mode == "cluster":
+            await self._check_shared(metadata, store, url)
         return owned
+
+    async def _check_shared(self, metadata: MetadataStore, store: ObjectStore, url: str) -> None:
+        """Raises ConfigError if the other brokers of this cluster use another store: a directory of one's own, say."""
+        fresh = json.dumps(f"{self._work.random_u64():016x}").encode()
+        with contextlib.suppress(Conflict):
+            await store.put(STAMP, [fresh], create=True)
+        stamp = await store.get(STAMP)
+        await metadata.transact([Compare(keys.STORE_STAMP, 0)], [Put(keys.STORE_STAMP, stamp)])
+        item = await metadata.get(keys.STORE_STAMP)
+        if item is None or item.value != stamp:
+            raise ConfigError(
+                "--storage-url",
+                url,
+                "it is not the store that the other brokers of this cluster use: "
+                "give every broker the same one, which all of them reach",
+            )
 
     def _beside_the_log(self) -> str:
         return (Path(self._config.data_dir).absolute() / OBJECTS).as_uri()

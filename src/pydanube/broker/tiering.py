@@ -71,7 +71,7 @@ class Carried:
         size = 0
         for segment in self.log.segments:
             rows = segment.end_offset - segment.first_offset
-            if segment.end_offset > first:
+            if rows and segment.end_offset > first:
                 left = segment.end_offset - max(first, segment.first_offset)
                 size += (segment.end - segment.start) * left // rows
         return size

@@ -11,6 +11,7 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from pydanube.broker.gather import Gatherer
@@ -38,8 +39,9 @@ from pydanube.core.lag import Heartbeat
 from pydanube.core.limits import TokenBucket
 from pydanube.core.machine import Machine
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, consumer_id
-from pydanube.core.ownership import Orphan
+from pydanube.core.ownership import Orphan, void_to_bytes
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
+from pydanube.core.ranges import OffsetRange
 from pydanube.core.roster import DispatchLimits
 from pydanube.core.window import Progress
 from pydanube.errors import (
@@ -181,7 +183,7 @@ class Topic:
     async def rest(self) -> None:
         """Nothing was published for a while: if everything is in the object store, nothing stays reserved."""
         if self._closing is None and (self.storage is None or self.storage.tier.waiting(self.log) is None):
-            await self._reservation.shrink()
+            await self._reservation.rest()
 
     def adopted(self, orphans: Sequence[Orphan], *, rescued: Ranges, voided: Ranges) -> None:
         """Offsets of a lost owner have their place now: these can be read, those were never used."""
@@ -190,6 +192,33 @@ class Topic:
         self.storage.tier.orphaned(self.orphans)
         for subscription in self.subscriptions.values():
             subscription.reveal(rescued, voided)
+
+    async def discard_orphan(self, start: int) -> Orphan | None:
+        """Gives up what a lost owner may have written from `start` on: it will never hold a message.
+
+        Only on an operator's word: what the lost broker acknowledged there is gone. None: there is no such orphan.
+        """
+        carried = self.storage.tiering.get(self.name) if self.storage is not None else None
+        if carried is None:
+            self._check_open()
+            return None
+        async with carried.working:  # nobody adopts it meanwhile
+            orphan = next((each for each in self.orphans if each.start == start), None)
+            if orphan is None:
+                return None
+            await carried.tier.make_sure()
+            why = f"discarded by an operator; broker {orphan.broker_id} may have had messages there"
+            operations: list[Put | Delete] = [
+                Put(keys.void(self.name, start), void_to_bytes(orphan.end, why)),
+                Delete(keys.orphan(self.name, start)),
+                Delete(keys.rescue(self.name, orphan.epoch)),
+            ]
+            history = carried.tier.history
+            await carried.tier.change(operations, replace(history, history_version=history.history_version + 1))
+            others = [each for each in self.orphans if each is not orphan]
+            self.adopted(others, rescued=(), voided=(OffsetRange(start, orphan.end),))
+        log.warning("orphan discarded", extra={"topic": self.name, "first": start, "end": orphan.end})
+        return orphan
 
     async def quiet(self) -> None:
         """Returns when nothing is being committed any more. Only after `freeze`: otherwise more may come."""

@@ -99,6 +99,31 @@ class Elsewhere(Protocol):
         ...
 
 
+class Live(NamedTuple):
+    """What a topic's owner alone knows."""
+
+    first_offset: int
+    head: int
+    producers: int
+    consumers: int  # connected
+
+
+class Remote(Protocol):
+    """The owners of other topics, as far as this broker needs them. Whoever opens the doors knows how to reach them."""
+
+    async def delete(self, topic: TopicName) -> None:
+        """Removes exactly this topic. Raises NotServed while nobody has it, Unreachable."""
+        ...
+
+    async def append(self, topic: TopicName, message: Envelope) -> None:
+        """Returns when the message is safe there. Raises as `delete`, TopicUnknown, and Refused if it keeps nothing."""
+        ...
+
+    async def live(self, topic: TopicName) -> Live:
+        """Raises as `delete`."""
+        ...
+
+
 class Rooms(NamedTuple):
     """What topics are built from."""
 
@@ -133,6 +158,7 @@ class Topics:
         self._opening: dict[TopicName, asyncio.Lock] = {}
         self._closing: str = ""
         self.elsewhere: Elsewhere | None = None  # set once, before anything is opened
+        self.remote: Remote | None = None  # set once, when there is a way to other brokers
         self.leaving: set[TopicName] = set()  # being moved away
         self.unopened: dict[TopicName, str] = {}  # topics that could not be opened at the start, and why
 
@@ -266,7 +292,18 @@ class Topics:
             await self._delete_one(each)
 
     async def _delete_one(self, name: TopicName) -> None:
-        topic = await self.require(name)
+        try:
+            topic = await self.require(name)
+        except NotServed:
+            if self.remote is None:
+                raise
+            await self.remote.delete(name)
+            return
+        await self.delete_here(topic)
+
+    async def delete_here(self, topic: AnyTopic) -> None:
+        """Exactly this topic, which may be a partition."""
+        name = topic.name
         async with self._lock(name):
             self._open.pop(name, None)
             await topic.close("the topic is being deleted")
@@ -331,10 +368,13 @@ class Topics:
             self._open[name] = await self._open_topic(name, owner_revision)
             self.unopened.pop(name, None)
 
-    async def let_go(self, name: TopicName, marker: bytes, moved_to: str) -> Phases:
-        """Moves a topic away: sealed, released, closed, its files removed. Raises MoveFailed if it stays."""
+    async def let_go(self, name: TopicName, marker: bytes, moved_to: str, phases: Phases | None = None) -> Phases:
+        """Moves a topic away: sealed, released, closed, its files removed. Raises MoveFailed if it stays.
+
+        `phases` is kept up to date, for whoever looks on.
+        """
         clock = self._rooms.services.clock
-        phases = Phases(clock)
+        phases = phases or Phases(clock)
         async with self._lock(name):
             topic = self._open.get(name)
             if topic is None:
@@ -635,14 +675,25 @@ class Topics:
 
     async def dead_letter(self, name: TopicName, message: Envelope) -> None:
         """Appends to the dead-letter topic, which is made if it is missing. Returns when the copy is safe."""
+        message = message._replace(producer_name=f"broker-replicator-{self._rooms.broker_id}")
         try:
-            topic = await self.require(name)
-        except TopicUnknown:
-            topic = await self.create(name, delivery=Delivery.RELIABLE)
-        if isinstance(topic, FanoutTopic):
-            raise NotServed(name, "a dead-letter topic must be reliable")
-        producer = f"broker-replicator-{self._rooms.broker_id}"
-        await topic.append(message._replace(producer_name=producer))
+            try:
+                topic = await self.require(name)
+            except TopicUnknown:
+                topic = await self.create(name, delivery=Delivery.RELIABLE)
+        except NotServed:
+            if self.remote is None:
+                raise
+            await self.remote.append(name, message)
+            return
+        await append_to(topic, message)
+
+
+async def append_to(topic: AnyTopic, message: Envelope) -> None:
+    """A dead letter, from here or from another broker."""
+    if isinstance(topic, FanoutTopic):
+        raise NotServed(topic.name, "a dead-letter topic must be reliable")
+    await topic.append(message)
 
 
 async def _remove_tree(disk: Disk, path: str) -> None:

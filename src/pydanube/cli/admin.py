@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Iterable
 from contextvars import ContextVar
 from enum import StrEnum
 from typing import Annotated, Final, TypeVar
@@ -30,6 +31,7 @@ BROKERS: Final = "danube_admin.BrokerAdmin"
 NAMESPACES: Final = "danube_admin.NamespaceAdmin"
 TOPICS: Final = "danube_admin.TopicAdmin"
 OURS: Final = "pydanube.admin.v1.Admin"
+RELIABLE: Final = "Reliable"  # as a broker says it
 
 app = typer.Typer(no_args_is_help=True)
 brokers = typer.Typer(no_args_is_help=True)
@@ -193,7 +195,7 @@ def unload_topic(topic: TopicArgument, output: OutputOption = Output.table) -> N
 
 @topics.command("describe")
 def describe_topic(topic: TopicArgument, output: OutputOption = Output.table) -> None:
-    """Who serves it, how it delivers, its schema and its subscriptions."""
+    """Who serves it, how it delivers, its schema, its subscriptions and where its messages are."""
     found = ask(TOPICS, "DescribeTopic", pb.DescribeTopicRequest(name=topic), pb.DescribeTopicResponse)
     schema = ("schema_subject", "schema_id", "schema_version", "schema_type", "compatibility_mode")
     fields = {
@@ -203,7 +205,40 @@ def describe_topic(topic: TopicArgument, output: OutputOption = Output.table) ->
         **{name: getattr(found, name) if found.HasField(name) else None for name in schema},
         "subscriptions": list(found.subscriptions),
     }
+    if found.delivery == RELIABLE:
+        request = ours.StorageListRequest(topic=topic, summary=True)
+        tiers = ask(OURS, "StorageList", request, ours.StorageListResponse).tiers
+        fields |= tier_fields(tiers) if output is Output.json else tier_texts(tiers)
     print_fields(fields, output)
+
+
+def tier_fields(tiers: ours.Tiers) -> dict[str, object]:
+    """Where a topic's offsets are, for JSON; one may be in both."""
+    return {
+        "first_offset": tiers.first_offset,
+        "head": tiers.head,
+        "cloud": ranges(tiers.cloud) if tiers.has_cloud else None,
+        "log": ranges(tiers.log),
+    }
+
+
+def tier_texts(tiers: ours.Tiers) -> dict[str, object]:
+    """The same for people."""
+    cloud = [offsets_text(each.first, each.end) for each in tiers.cloud]
+    return {
+        "offsets": offsets_text(tiers.first_offset, tiers.head),
+        "in_objects": cloud if tiers.has_cloud else "this broker has no object store",
+        "in_log": [offsets_text(each.first, each.end) for each in tiers.log],
+    }
+
+
+def ranges(found: Iterable[ours.Range]) -> list[dict[str, int]]:
+    return [{"first": each.first, "end": each.end} for each in found]
+
+
+def offsets_text(first: int, end: int) -> str:
+    """As people count: both are there."""
+    return f"{first}…{end - 1}" if end > first else "none"
 
 
 @topics.command("subscriptions")

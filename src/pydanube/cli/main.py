@@ -59,12 +59,13 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,  # errors are main()'s to report
     )
     app.callback()(_options)
-    from pydanube.cli import admin, broker, data, subscriptions
+    from pydanube.cli import admin, broker, data, storage, subscriptions
 
     app.command("broker", help=broker.HELP, no_args_is_help=True)(broker.broker)
     app.command("produce")(data.produce)
     app.command("consume", no_args_is_help=True)(data.consume)
     admin.app.add_typer(subscriptions.app, name="subscriptions", help=subscriptions.HELP)
+    admin.app.add_typer(storage.app, name="storage", help=storage.HELP)
     app.add_typer(admin.app, name="admin")
     # The log commands read data directories offline and bring Arrow along: a client installed without them still has
     # a working `danube`, and the other commands do not wait for them.

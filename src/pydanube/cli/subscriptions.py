@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 from google.protobuf.message import Message
 
-from pydanube.cli.admin import OURS, TOPICS, TopicArgument, ask, topics
+from pydanube.cli.admin import OURS, TOPICS, TopicArgument, ask, tier_fields, topics
 from pydanube.cli.output import Output, OutputOption, print_done, print_fields
 from pydanube.errors import ConfigError
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
@@ -70,6 +70,7 @@ def explain(topic: TopicArgument, subscription: SubscriptionArgument, output: Ou
         **_lag(found.lag),
         **{name: getattr(found, name) for name in (*plain, "missing", "heartbeat")},
         **{name: _optional(found, name) for name in optional},
+        "tiers": tier_fields(found.tiers),
     }
     print_fields(fields, output)
 

@@ -16,6 +16,7 @@ How it is wired, in this order:
     cluster.start()                        from here on `host` is called
     (open the doors)
     ...
+    await cluster.retire()                 nobody gives this broker topics any more; now seal those it has
     await cluster.stop()                   after the topics are sealed: gives leadership and registration back
 
 `cluster.requests` has what operators ask for; `cluster.ended` is a future that fails when this broker must stop.
@@ -30,6 +31,7 @@ The life of a marker, `/cluster/unassigned/<ns>/<topic>`:
     move             {reason, from_broker: A} ─► {.., to: B} ─► A lets go ─► {.., ready} ─► B claims
                                                                 └─► {.., error}: undone, A serves on; removed later
     crash            {reason: "broker_lost", from_broker: A} ─► {.., to: B} ───────► B claims
+    orderly stop     {reason: "shutdown", from_broker: A, ready} ─► {.., to: B} ───► B claims
 
 Whoever creates the topic writes null with it. The owner's seal writes `marker.as_ready()` in the transaction that
 releases the topic. All other changes are made here.

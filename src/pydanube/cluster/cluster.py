@@ -86,6 +86,11 @@ class Cluster:
         self._spawn(self._duties.run(), "duties")
         self._spawn(self._reports.run(), "load reports")
 
+    async def retire(self) -> None:
+        """Call it before topics are sealed for good: from here on nobody gives this broker any, nor moves any away."""
+        with contextlib.suppress(Unavailable):
+            await self.membership.retire()
+
     async def stop(self) -> None:
         """Ends everything and leaves the cluster. Topics should be sealed before."""
         tasks = [*self._tasks, *self._background]

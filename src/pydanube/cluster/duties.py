@@ -53,7 +53,7 @@ class Duties:
         try:
             while True:
                 version = self._view.version
-                if self._membership.may_serve():
+                if self._membership.may_serve() and not self._membership.is_retired:
                     self._look()
                 await self._view.changed(version, self._patience())
         finally:
@@ -64,7 +64,7 @@ class Duties:
 
     def _look(self) -> None:
         me, now = self._membership.broker, self._clock.elapsed()
-        for topic in [topic for topic in self._failures if topic not in self._view.markers | self._missing]:
+        for topic in [t for t in self._failures if t not in self._view.markers and t not in self._missing]:
             del self._failures[topic]
         for topic, seen in self._view.markers.items():
             marker = seen.value

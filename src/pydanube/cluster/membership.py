@@ -40,7 +40,7 @@ from pydanube.core.lifecycle import (
 )
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import DanubeError, LeaseLost, NodeIdInUse, Unavailable
-from pydanube.ports import Clock, Compare, Delete, Item, MetadataStore, Put, Revision, Work
+from pydanube.ports import Clock, Compare, Item, MetadataStore, Put, Revision, Work
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +109,7 @@ class Membership:
         self.session = work.random_u64()
         self.lease = Lease(identity.broker, store, clock, ttl_seconds, healthy)
         self.entry: Entry | None = None  # how it registered last
+        self.is_retired = False  # it is about to leave
         self._store = store
         self._clock = clock
         self._work = work
@@ -180,21 +181,25 @@ class Membership:
             with contextlib.suppress(LeaseLost, asyncio.CancelledError):
                 await keeping
 
+    async def retire(self) -> None:
+        """The beginning of an orderly end: nobody gives this broker topics any more. It stays registered."""
+        self.is_retired = True
+        while True:
+            item = await self._store.get(keys.broker_state(self.broker))
+            state = BrokerState.from_bytes(item.value) if item else None
+            if item is None or state is None or state.session != self.session:
+                return
+            put = Put(item.key, replace(state, has_left=True).to_bytes())
+            if await self._store.transact([Compare(item.key, item.revision)], [put]) is not None:
+                return
+
     async def leave(self) -> None:
         """An orderly end: others need not wait for the lease, and may take what was not sealed one TTL later."""
-        revision, self._revision = self._revision, 0
-        item = await self._store.get(keys.broker_state(self.broker))
-        state = BrokerState.from_bytes(item.value) if item else None
-        if item is not None and state is not None:
-            await self._store.transact(
-                [Compare(keys.registration(self.broker), revision), Compare(item.key, item.revision)],
-                [
-                    Delete(keys.registration(self.broker)),
-                    Put(item.key, replace(state, has_left=True).to_bytes()),
-                ],
-            )
         lease = self.lease.id
+        self._revision = 0
         self.lease.drop()
+        await self.retire()
+        # With the lease goes everything that is under it: the registration, the load report, perhaps the leader's key.
         await self._store.revoke(lease)
 
     async def own_topics(self) -> list[TopicName]:

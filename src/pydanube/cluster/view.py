@@ -18,7 +18,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from pydanube.core import keys
 from pydanube.core.leading import World
-from pydanube.core.lifecycle import BrokerState, Lost, Mode, Registration
+from pydanube.core.lifecycle import BrokerState, Lost, Registration
 from pydanube.core.load import LoadReport
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.placement import Marker, Move
@@ -94,7 +94,7 @@ class View:
 
     def active(self) -> list[BrokerId]:
         """Living brokers that may be given topics."""
-        return sorted(b for b in self.registrations if b in self.states and self.states[b].value.mode is Mode.ACTIVE)
+        return sorted(b for b in self.registrations if b in self.states and self.states[b].value.takes_topics)
 
     def revision(self, key: str) -> Revision:
         """Of a key as it was last seen; 0: not there."""

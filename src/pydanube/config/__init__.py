@@ -141,6 +141,15 @@ class Config:
     warnings: tuple[str, ...] = ()
 
 
+def reachable(address: str, url: str) -> str:
+    """Where others find what listens on `address`: on the host that `url` names, if it listens on every one."""
+    host, _, port = address.rpartition(":")
+    if host not in ANY_HOST:
+        return address
+    named = (url.partition("://")[2] or url).partition("/")[0]
+    return f"{named.rpartition(':')[0] or named}:{port}"
+
+
 def load(flags: Flags) -> Config:
     """Raises ConfigError, which names the key or flag, its value and what is allowed."""
     mode = _mode(flags)

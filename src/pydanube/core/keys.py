@@ -2,6 +2,7 @@
 
     /cluster/name/<cluster>                                      null
     /cluster/id                                                  text: which store belongs to which cluster
+    /cluster/store                                               text: the object store that all brokers share
     /cluster/leader                                              broker id, leased
     /cluster/register/<broker>                                   addresses, leased: this broker is alive
     /cluster/brokers/<broker>/state                              {mode, reason}
@@ -68,6 +69,7 @@ OFFSET_DIGITS: Final = 20  # so that keys sort as offsets do
 
 LEADER: Final = Key("/cluster/leader")
 CLUSTER_ID: Final = Key("/cluster/id")
+STORE_STAMP: Final = Key("/cluster/store")
 NEXT_SCHEMA_ID: Final = Key("/schemas/_global/next_schema_id")
 
 CLUSTER: Final = Prefix("/cluster/")  # everything that brokers agree on; no cursor and no descriptor is below it

@@ -45,7 +45,7 @@ class World(NamedTuple):
 
     def active(self) -> list[BrokerId]:
         """Brokers that may be given topics."""
-        return sorted(b for b in self.alive if b in self.states and self.states[b].mode is Mode.ACTIVE)
+        return sorted(b for b in self.alive if b in self.states and self.states[b].takes_topics)
 
     def topics_of(self, brokers: Sequence[BrokerId]) -> dict[BrokerId, set[TopicName]]:
         """What each of them serves or has been told to."""

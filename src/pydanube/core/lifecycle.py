@@ -15,8 +15,8 @@ exactly one happens, and a broker is drained for having been away only if its ow
     the cluster never saw it                            active, drained  boot, join
 
 A session is one stretch of life that was never declared dead: a new process has a new one, and so has a process that
-was. A broker that an operator drained stays so over restarts: only `activate` ends it. `--join` concerns a broker's first
-start; later starts with the flag still given change nothing.
+was. A broker that an operator drained stays so over restarts: only `activate` ends it. `--join` concerns a broker's
+first start; later starts with the flag still given change nothing.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerState:
-    """`session` is the broker's last one. `has_left`: it stopped in order, and may come back in the TTL's time."""
+    """`session` is the broker's last one. `has_left`: it is stopping or has stopped, in order, and may come back."""
 
     mode: Mode
     reason: str = ""
@@ -133,6 +133,10 @@ class BrokerState:
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
+
+    @property
+    def takes_topics(self) -> bool:
+        return self.mode is Mode.ACTIVE and not self.has_left
 
     def activated(self, reason: str) -> Self:
         return replace(self, mode=Mode.ACTIVE, reason=reason, drain=None)

@@ -150,6 +150,9 @@ def start_of_epoch(
         return Start(0 if owner is None else None, 0)
     if seal is not None and is_sealed(owner, seal):
         return Start(max(seal.next_offset, described_end), seal.next_offset)
+    if owner.broker_id == broker_id and (reserved_end or 0) <= owner.start_offset:
+        # Nothing was given out since: the claim was answered and then nothing came, or its answer was lost.
+        return Start(max(owner.start_offset, described_end), 0)
     if owner.broker_id == broker_id:
         return Start(None, max(owner.start_offset, described_end))
     return Start(max(reserved_end or owner.start_offset, owner.start_offset, described_end), 0)
@@ -157,9 +160,7 @@ def start_of_epoch(
 
 def offset_if_unproven(owner: Owner | None, reserved_end: int | None) -> int | None:
     """Where to begin if this broker's own log cannot prove its end: beyond everything it may have given out."""
-    if owner is None or reserved_end is None:
-        return None
-    return max(reserved_end, owner.start_offset)
+    return None if owner is None else max(reserved_end or 0, owner.start_offset)
 
 
 def next_reservation(head: int, reserved_end: int, needed_end: int, offsets_per_second: float) -> int | None:

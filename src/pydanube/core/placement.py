@@ -1,7 +1,7 @@
 """Which broker a topic goes to, and which topic should move.
 
-A `Marker` says that a topic has, or is about to have, no owner. What becomes of it is decided here on values; `cluster/`
-writes it.
+A `Marker` says that a topic has, or is about to have, no owner. What becomes of it is decided here on values;
+`cluster/` writes it.
 
     null                                              a new topic
     {reason: unload | rebalance | drain, from_broker} a move: `to` is the target, `ready` once the old owner let go

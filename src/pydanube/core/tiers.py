@@ -26,11 +26,12 @@ MIB: Final = 1 << 20
 MERGED_BYTES: Final = 64 * MIB  # neighbours that are smaller become one object of about this size
 MERGE_COUNT_MIN: Final = 8  # fewer are not worth writing them again
 MERGE_COUNT_MAX: Final = 100  # so that the swap fits one transaction
-MERGE_GROWTH_MIN: Final = 4  # a merge makes at least so many times its largest part
 _SIZE_CLASSES: Final = (MIB // 64, MIB // 8, MIB, 8 * MIB)
 
 DESCRIPTORS_MAX: Final = 256  # keys per topic; older ones move to the manifest
 DESCRIPTORS_MOVED: Final = 100  # at a time: they are deleted in one transaction
+
+GARBAGE_SECONDS: Final = 600.0  # readers that still use a replaced object have so long
 
 CATCH_UP: Final = 1.05  # how much faster than time itself a clock that was set ahead is believed
 
@@ -226,8 +227,35 @@ def manifest_from_bytes(data: bytes) -> list[Descriptor]:
 # --- decisions --------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What may be forgotten. None: never for that reason."""
+
+    seconds: float | None = None
+    size_bytes: int | None = None
+
+
+LOCAL: Final = Retention(seconds=2880 * 60, size_bytes=20480 * MIB)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierConfig:
+    """Of a broker. Small values are for tests."""
+
+    upload_seconds: float = 30.0
+    object_bytes: int = 64 * MIB  # of log; an object is made when so much waits, whatever the interval
+    merged_bytes: int = MERGED_BYTES
+    merge_count_min: int = MERGE_COUNT_MIN
+    descriptors_max: int = DESCRIPTORS_MAX
+    descriptors_moved: int = DESCRIPTORS_MOVED
+    garbage_seconds: float = GARBAGE_SECONDS
+    local: Retention = LOCAL  # of what is in the store too, per topic
+    retention_check_seconds: float = 300.0
+    sweep_seconds: float = 3600.0
+
+
 def merge_next(
-    descriptors: Sequence[Descriptor], *, merged_bytes: int = MERGED_BYTES, spared: Collection[str] = ()
+    descriptors: Sequence[Descriptor], config: TierConfig, *, spared: Collection[str] = ()
 ) -> Sequence[Descriptor]:
     """Neighbours to make one object of; empty if there is nothing worth it.
 
@@ -235,12 +263,12 @@ def merge_next(
     again a few times in its life and not once per upload. A gap, a raw object, one that is large already, and one of
     the `spared` (they cannot be read) end a run.
     """
-    bounds = [bound for bound in _SIZE_CLASSES if bound < merged_bytes] + [merged_bytes]
-    for bound in bounds:
-        for run in _runs(descriptors, bound, merged_bytes, spared):
+    full = config.merged_bytes
+    for bound in [each for each in _SIZE_CLASSES if each < full] + [full]:
+        for run in _runs(descriptors, bound, full, spared):
             # Older neighbours tend to be larger: one that is too large to be written again yet is left out.
             for first in range(len(run) - 1):
-                if _worth_merging(run[first:], full=bound == merged_bytes, merged_bytes=merged_bytes):
+                if _worth_merging(run[first:], config, last=bound == full):
                     return run[first:]
     return []
 
@@ -263,41 +291,18 @@ def _runs(
     yield run
 
 
-def _worth_merging(run: Sequence[Descriptor], *, full: bool, merged_bytes: int) -> bool:
+def _worth_merging(run: Sequence[Descriptor], config: TierConfig, *, last: bool) -> bool:
     size = sum(each.size for each in run)
     largest = max(each.size for each in run)
-    if len(run) >= MERGE_COUNT_MIN and size >= MERGE_GROWTH_MIN * largest:
+    if len(run) >= config.merge_count_min and 2 * size >= config.merge_count_min * largest:
         return True
     # Few, but they make an object that is large enough to be left alone from now on.
-    return full and size >= merged_bytes // 2 and 2 * size >= 3 * largest
+    return last and size >= config.merged_bytes // 2 and 2 * size >= 3 * largest
 
 
-def descriptors_to_move(keyed: int) -> int:
+def descriptors_to_move(keyed: int, config: TierConfig) -> int:
     """How many of the oldest descriptors go to the manifest now."""
-    return DESCRIPTORS_MOVED if keyed > DESCRIPTORS_MAX else 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
-    """What may be forgotten. None: never for that reason."""
-
-    seconds: float | None = None
-    size_bytes: int | None = None
-
-
-LOCAL: Final = Retention(seconds=2880 * 60, size_bytes=20480 * MIB)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierConfig:
-    """Of a broker. Small values are for tests."""
-
-    upload_seconds: float = 30.0
-    object_bytes: int = 64 * MIB  # of log; an object is made when so much waits, whatever the interval
-    merged_bytes: int = MERGED_BYTES
-    local: Retention = LOCAL  # of what is in the store too, per topic
-    retention_check_seconds: float = 300.0
-    sweep_seconds: float = 3600.0
+    return config.descriptors_moved if keyed > config.descriptors_max else 0
 
 
 def first_kept(descriptors: Sequence[Descriptor], retention: Retention, now_us: int) -> int | None:

@@ -489,7 +489,7 @@ def read_table(footer: Footer, number: int, data: Buffer, names: Sequence[str]) 
             pa.PythonFile(pieces, mode="r"), metadata=footer.metadata, page_checksum_verification=True
         )
         return table_of_group(file, footer, number, names)
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, LookupError) as error:
         raise InvalidObject(where, str(error)) from error
 
 

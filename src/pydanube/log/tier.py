@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 
 READ_BYTES: Final = 4 * MIB
 BATCHES_MAX: Final = 50_000  # per object: each has an entry in the footer
-GARBAGE_SECONDS: Final = 600.0  # readers that still use a replaced object have so long
 RETRY_SECONDS: Final = 0.5
 
 

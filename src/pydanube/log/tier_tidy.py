@@ -37,7 +37,7 @@ from pydanube.core.tiers import (
 from pydanube.errors import InvalidObject
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.parquet import check_bytes, merge_objects
-from pydanube.log.tier import GARBAGE_SECONDS, TopicTier
+from pydanube.log.tier import TopicTier
 from pydanube.log.wal import TopicLog
 from pydanube.ports import Buffer, Delete, Put
 
@@ -68,7 +68,7 @@ class Tidy:
         await tier.make_sure()
         now = tier.clock.elapsed()
         self._spared = {name: since for name, since in self._spared.items() if now - since < SPARED_SECONDS}
-        run = merge_next(tier.objects.keyed, merged_bytes=tier.config.merged_bytes, spared=self._spared)
+        run = merge_next(tier.objects.keyed, tier.config, spared=self._spared)
         if not run:
             return None
         parts = [(await self._whole(each), each.footer_crc) for each in run]
@@ -103,7 +103,7 @@ class Tidy:
         """Old descriptors leave the metadata store for an object, so that keys do not grow with history."""
         tier = self._tier
         await tier.make_sure()
-        count = descriptors_to_move(len(tier.objects.keyed))
+        count = descriptors_to_move(len(tier.objects.keyed), tier.config)
         if not count:
             return False
         objects = await tier.know_all()
@@ -197,7 +197,7 @@ class Tidy:
                 continue
             seen[name] = tier.garbage.get(name, now)
         tier.garbage = seen
-        doomed = [name for name, since in seen.items() if now - since >= GARBAGE_SECONDS]
+        doomed = [name for name, since in seen.items() if now - since >= tier.config.garbage_seconds]
         if doomed:
             await tier.fence()  # nothing else is described, and nothing that we gave up comes late
         for name in doomed:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.core.places import Fate, Place, Verdict, Where, judge, overlaps, places
-from pydanube.core.tiers import PARQUET, RAW, Descriptor, epoch_of_name
+from pydanube.core.tiers import GARBAGE_SECONDS, PARQUET, RAW, Descriptor, epoch_of_name
 from pydanube.errors import InvalidObject, ObjectDamaged
 from pydanube.log.batch import logical_crc
 from pydanube.log.parquet import (
@@ -41,7 +41,7 @@ from pydanube.log.parquet import (
     summary,
 )
 from pydanube.log.snapshots import is_snapshot
-from pydanube.log.tier import GARBAGE_SECONDS, topic_prefix
+from pydanube.log.tier import topic_prefix
 from pydanube.log.tier_state import TierState, read_manifest, read_state
 from pydanube.ports import MetadataStore, ObjectInfo, ObjectStore, Work
 
@@ -358,7 +358,7 @@ class TierVerifier:
             raise InvalidObject("its end", "the footer is longer than the object")
         if needed > length:
             tail = await self._fetch(key, described.size - needed, needed)
-        return await self._work.run(lambda: parse_footer(tail, described.size)), needed
+        return await self._work.run(lambda: parse_footer(tail, described.size, described.footer_crc)), needed
 
     async def _skim(self, key: str, position: int, end: int) -> int:
         while position < end:

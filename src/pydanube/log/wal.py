@@ -370,6 +370,10 @@ class TopicLog:
                 del self._opening[producer_id]
         return session
 
+    async def settled(self) -> None:
+        """Returns when the group that is being written now, if any, is decided."""
+        await self._committer.barrier()
+
     async def quiet(self) -> None:
         """Returns when nothing that was submitted is undecided. Raises LogStopped if nothing will be any more."""
         while True:

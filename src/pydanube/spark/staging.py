@@ -4,8 +4,8 @@
     {query}/manifest-{batch:020}.json                     which of them count, their order, and where the topics ended
     {query}/done-{batch:020}.json                         everything up to this batch is in the topics
 
-    staged ──► manifest created ──► session opened ──► what arrived is read ──► the rest is sent ──► done
-               (the first wins)     (the fence)        └──────────── again after any failure ─────┘
+    staged ─► manifest created ─► session opened ─► not done yet? ─► read what arrived ─► send the rest ─► done
+              (the first wins)    (the fence)       └───────────── all of it again after any failure ─────┘
 
 A row is known by what it carries: the producer's name says query and batch, `request_id` says partition and row of the
 attempt that the manifest names. Opening a session refuses whatever an older publisher of this query still has on its
@@ -173,6 +173,10 @@ class Publishing:
         stored = 0
         async with self._client.publisher(topic, fence_name(self._query)) as publisher:
             self._step("scan")
+            # A successor may have finished the batch, and removed its manifest, while this process slept.
+            last = await self._last_done()
+            if last is not None and last >= manifest.batch:
+                return stored
             arrived = await self._arrived(manifest, topic)
             async for batch in self._missing(manifest, topic, arrived):
                 self._step("send")
@@ -190,8 +194,8 @@ class Publishing:
                 raise BatchRefused(
                     self._query,
                     manifest.batch,
-                    f"offsets {orphan_first} to {orphan_end - 1} of {topic} are on a broker that is away, and some of its "
-                    "rows may be among them: start it, then start the query again",
+                    f"offsets {orphan_first} to {orphan_end - 1} of {topic} are on a broker that is away, and some of "
+                    "its rows may be among them: start it, then start the query again",
                 )
         if info.first_offset > first:
             raise BatchRefused(

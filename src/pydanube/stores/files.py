@@ -2,6 +2,12 @@
 
 Every call is one hop to a thread and back, also a write of two hundred files: `write` with `sync` is the
 group commit, and everything acknowledged waits for it. Files stay open between calls (`descriptors.py`).
+
+One exception: a small write with `sync`, on a disk that has lately been quick with them, is done on the spot. The hop
+takes 0.09 ms, because two threads must wake up and agree on who runs; the disk of the same machine took 0.17 ms.
+Whoever publishes one message at a time waits for both. The event loop stands still meanwhile, so it is done only as
+long as the average stays below SPOT_SECONDS, and a disk that stalls loses that trust at once: a stall of a second is
+paid for with a hundred quick writes in a thread.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ import errno
 import fcntl
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +39,9 @@ SYNCS_MAX = 8  # side by side; more gained nothing
 # 8 MiB in one call took 2 ms or 20 ms, in calls of 1 MiB always 2 ms.
 WRITE_BYTES_MAX = 1024 * 1024
 IOV_MAX = os.sysconf("SC_IOV_MAX")  # how many buffers one pwritev takes
+SPOT_BYTES = 8 * 1024
+SPOT_SECONDS = 0.0004
+SPOT_WEIGHT = 1 / 16  # of the latest write in the average
 
 
 class FileDisk:
@@ -50,6 +60,7 @@ class FileDisk:
         self._descriptors = Descriptors(self._root, descriptors_max)
         self._locks: dict[str, int] = {}  # lock file -> descriptor that holds it
         self._making = threading.Lock()
+        self._small_seconds = 1.0  # a small write with sync, on average; trust is earned
 
     def close(self) -> None:
         """Ends threads, descriptors and locks, as the end of the process would. Syncs nothing."""
@@ -66,7 +77,11 @@ class FileDisk:
         await self._call("create", path, self._descriptors.create)
 
     async def write(self, writes: Sequence[Write], *, sync: bool) -> list[WriteResult]:
-        return await self._threads.call(partial(self._write, writes, sync))
+        if not sync or len(writes) > 2 or _size(writes) > SPOT_BYTES:
+            return await self._threads.call(partial(self._write, writes, sync))
+        if self._small_seconds < SPOT_SECONDS and self._threads.are_idle:
+            return self._write_small(writes)
+        return await self._threads.call(partial(self._write_small, writes))
 
     async def sync(self, paths: Sequence[str]) -> list[WriteResult]:
         return await self._threads.call(partial(self._sync, paths))
@@ -129,6 +144,12 @@ class FileDisk:
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{assert_inside(path)}" if path else self._root
+
+    def _write_small(self, writes: Sequence[Write]) -> _Results:
+        began = time.perf_counter()
+        results = self._write(writes, True)
+        self._small_seconds += (time.perf_counter() - began - self._small_seconds) * SPOT_WEIGHT
+        return results
 
     def _write(self, writes: Sequence[Write], sync: bool) -> _Results:
         descriptors = self._descriptors
@@ -275,6 +296,10 @@ class FileDisk:
             os.close(fd)
             raise
         self._locks[path] = fd
+
+
+def _size(writes: Sequence[Write]) -> int:
+    return sum(memoryview(buffer).nbytes for write in writes for buffer in write.buffers)
 
 
 def _write_all(fd: int, buffers: Sequence[Buffer], position: int) -> None:

@@ -29,6 +29,11 @@ class Threads:
         self._pending = 0  # changed by the loop's thread alone
         self._closed = False
 
+    @property
+    def are_idle(self) -> bool:
+        """Nothing is running, and nothing waits."""
+        return not self._pending
+
     async def call(self, function: Callable[[], T]) -> T:
         """Returns what `function` returns, or raises what it raises.
 

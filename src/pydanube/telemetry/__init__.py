@@ -20,6 +20,7 @@ from prometheus_client.metrics_core import Metric
 from pydanube.core.lag import Standing
 from pydanube.telemetry.counts import (
     CloudMetrics,
+    ClusterNow,
     Count,
     Histogram,
     Level,
@@ -34,6 +35,7 @@ from pydanube.telemetry.scrape import CloudNow, Snapshot, SubscriptionNow, Topic
 
 __all__ = [
     "CloudMetrics",
+    "ClusterNow",
     "Count",
     "Histogram",
     "JsonLines",
@@ -59,6 +61,7 @@ class Telemetry:
         self.wal = WalMetrics()
         self.cloud = CloudMetrics()
         self.moves = MoveMetrics()
+        self.cluster: Callable[[], ClusterNow] | None = None  # asked at each scrape; None: a broker that is alone
         self._topics: dict[str, TopicMetrics] = {}
         self._subscriptions: dict[tuple[str, str], SubscriptionMetrics] = {}
         self._rpcs: dict[tuple[str, str], RpcMetrics] = {}
@@ -118,6 +121,7 @@ class Telemetry:
             group_latency=wal.group_latency.copy(),
             cloud=CloudNow.of(self.cloud),
             moves=(dict(self.moves.results), self.moves.pause.copy(), self.moves.fenced.value),
+            cluster=self.cluster() if self.cluster is not None else None,
             process=self._process,
         )
 

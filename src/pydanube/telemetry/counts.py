@@ -127,6 +127,15 @@ class CloudMetrics:
     waiting: Callable[[], tuple[int, int, float]] | None = None
 
 
+class ClusterNow(NamedTuple):
+    """This broker as a member of its cluster, at one moment."""
+
+    state: str  # active, draining or drained
+    is_leader: bool
+    brokers: int  # alive, this one among them
+    lease_age_seconds: float  # since the last renewal that was answered
+
+
 @dataclass(slots=True, eq=False)
 class MoveMetrics:
     """Topics that this broker let go."""

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import Metric
 
-from pydanube.telemetry.counts import Buckets, CloudMetrics, SubscriptionMetrics, TopicMetrics
+from pydanube.telemetry.counts import Buckets, CloudMetrics, ClusterNow, SubscriptionMetrics, TopicMetrics
 
 # Attribute, metric without `_total`, help.
 COUNTS: Final = (
@@ -45,6 +45,8 @@ CLOUD_COUNTS: Final = (
         "Objects that are missing or damaged, each time one was asked for",
     ),
 )
+
+BROKER_STATES: Final = ("active", "draining", "drained")
 
 Labels: TypeAlias = tuple[str, ...]
 Rows: TypeAlias = Iterable[tuple[Labels, float]]
@@ -128,6 +130,7 @@ class Snapshot(NamedTuple):
     group_latency: Buckets
     cloud: CloudNow
     moves: tuple[dict[str, int], Buckets, int]
+    cluster: ClusterNow | None  # None: a broker that is alone
     process: ProcessCollector  # reads the system's numbers when asked
 
     def collect(self) -> Iterator[Metric]:
@@ -214,6 +217,7 @@ class Snapshot(NamedTuple):
         failed = [((service, method, "error"), errors) for service, method, _, errors in self.rpcs]
         yield _counter("danube_broker_rpc", "Calls answered", ("service", "method", "result"), [*done, *failed])
         yield from self._of_the_cloud()
+        yield from self._of_the_cluster()
         results, pause, fenced = self.moves
         moved = [((result,), results.get(result, 0)) for result in ("ok", "error")]
         yield _counter("danube_topic_unload", "Topics that were to be moved away from here", ("result",), moved)
@@ -228,6 +232,17 @@ class Snapshot(NamedTuple):
         yield _counter("danube_wal_flush", "Commit groups: one sync for many batches", (), [((), groups)])
         text = "Milliseconds that a commit group took"
         yield Family("danube_wal_flush_latency_ms", "histogram", text, (), list(_buckets((), self.group_latency)))
+
+    def _of_the_cluster(self) -> Iterator[Family]:
+        if self.cluster is None:
+            return
+        state, is_leader, brokers, lease_age = self.cluster
+        states = [((each,), float(each == state)) for each in BROKER_STATES]
+        yield _gauge("danube_broker_state", "1 for the state that this broker is in", ("state",), states)
+        yield _gauge("danube_leader_election_state", "1 if this broker leads the cluster", (), [((), is_leader)])
+        yield _gauge("danube_cluster_brokers", "Living brokers, as this one sees them", (), [((), brokers)])
+        text = "Seconds since the last renewal of this broker's lease that was answered"
+        yield _gauge("danube_broker_lease_age_seconds", text, (), [((), lease_age)])
 
     def _of_the_cloud(self) -> Iterator[Family]:
         if self.cloud.waiting is None:

@@ -11,6 +11,8 @@ import signal
 import sys
 from pathlib import Path
 
+import uvloop
+
 from pydanube.stores.etcd import EtcdMember, MemberConfig
 
 
@@ -33,4 +35,4 @@ async def main() -> None:
     say("stopped")
 
 
-asyncio.run(main())
+uvloop.run(main())  # as a broker does

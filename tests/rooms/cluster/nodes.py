@@ -8,7 +8,8 @@
     a.pause(); a.resume()                   SIGSTOP, SIGCONT
     a.store.cut = True                      a partition between this broker and the metadata store
 
-Whenever somebody claims a topic, the town checks that its last owner could not have been serving it any more.
+Whenever somebody claims a topic, the town checks that its last owner could not have been serving it any more; whenever
+a broker is drained for having been away, that a leader had declared its last session dead.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, Final, cast
 from pydanube.cluster import Cluster, Identity, Offer
 from pydanube.config import LoadManagerConfig
 from pydanube.core import keys
-from pydanube.core.lifecycle import BrokerState, Entry
+from pydanube.core.lifecycle import BrokerState, Entry, Lost
 from pydanube.core.load import LoadReport, TopicLoad
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.ownership import Owner
@@ -133,7 +134,9 @@ class Node:
         self.kill()
 
     async def _stop(self) -> None:
+        await self.cluster.retire()
         for topic in list(self.owned):
+            await self.town.clock.sleep(self.move_seconds)
             await self._release(topic, Marker(reason="shutdown", from_broker=self.broker).as_ready())
         await self.cluster.stop()
 
@@ -222,6 +225,10 @@ class Watched(MemoryMetadataStore):
     def keys(self) -> Collection[str]:
         return self._items.keys()
 
+    def at(self, key: str) -> bytes | None:
+        item = self._items.get(key)
+        return item.value if item else None
+
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> int | None:
         revision = await super().transact(compares, operations)
         if revision is not None:
@@ -243,6 +250,7 @@ class Town:
         self.all_nodes: list[Node] = []
         self.claims: list[tuple[TopicName, BrokerId]] = []
         self.markers: list[tuple[TopicName, Marker | None]] = []  # every one that was ever put
+        self._states: dict[BrokerId, BrokerState] = {}
         self.leader_writes: list[tuple[float, int]] = []  # when, and under which revision of the leader key
         self.stores: Callable[[FaultyMetadata], None] = lambda store: None  # what every new access is like
 
@@ -325,6 +333,8 @@ class Town:
                 continue
             if (marked := keys.topic_of_unassigned(operation.key)) is not None:
                 self.markers.append((marked, Marker.from_bytes(operation.value)))
+            if (broker := keys.broker_of_state(operation.key)) is not None:
+                self._judge(broker, BrokerState.from_bytes(operation.value))
             topic = keys.topic_of_owner(operation.key)
             if topic is None:
                 continue
@@ -335,6 +345,20 @@ class Town:
             for node in self.all_nodes:
                 if node.broker != owner.broker_id and topic in node.serving:
                     self.complain(f"{now()}: {owner.broker_id} claims {topic}, which {node.broker} serves")
+
+    def _judge(self, broker: BrokerId, state: BrokerState | None) -> None:
+        """Nobody is drained for having been away whose last session was not declared dead."""
+        assert state is not None
+        before = self._states.get(broker)
+        self._states[broker] = state
+        if state.reason not in ("stale_restart", "registration_expired"):
+            return
+        if before is None or before.session == state.session or before.reason == state.reason:
+            return  # it was so before
+        item = self.store.at(keys.lost(broker))
+        lost = Lost.from_bytes(item) if item else None
+        if lost is None or lost.session != before.session:
+            self.complain(f"{now()}: broker {broker} is drained, and nobody declared it dead")
 
     def complain(self, what: str) -> None:
         """Fails the test, whoever is in whose hands at this moment."""

@@ -311,12 +311,14 @@ async def test_a_date_that_jumps_changes_nothing() -> None:
 async def test_a_broker_that_stops_in_order_gives_its_topics_away_at_once_and_may_come_back_active() -> None:
     town = Town()
     *_, c = await town.boot(1, 2, 3)
-    await town.create_on(c, ORDERS)
+    topics = await town.create_on(c, *(f"/default/t{number}" for number in range(20)))
     await asyncio.sleep(1.0)
-    await c.stop()
-    took = await town.until(lambda: town.hosts(ORDERS) != [], 1.0)
+    await c.stop()  # some two seconds
+    took = await town.until(lambda: all(town.hosts(topic) for topic in topics), 1.0)
     assert took < 0.5
     assert await registration(town, 3) is None
+    # Nothing came back to it while it was stopping.
+    assert [broker for topic, broker in town.claims].count(BrokerId(3)) == 20
     await asyncio.sleep(10.0)
     [c] = await town.boot(3)
     assert await town.state(3) == ("active", "fast_restart")

@@ -5,6 +5,8 @@
                                             knows whether it was made, so it is never sent again: Unreachable
     answered with an error                  Refusal; the caller knows what it means
 
+A change is waited for as long as its answer can still come; when the leader was replaced meanwhile it cannot.
+
 A call stays with the member that answered last. A member that was silent for a while may have been stopped or cut off
 without our knowing, so before a change goes there it has to answer a read, which costs nothing to repeat elsewhere.
 """
@@ -67,6 +69,8 @@ NOT_BEGUN: Final = frozenset(
         "etcdserver: too many requests",
     }
 )
+# An answer, though its code is that of silence.
+ANSWERED: Final = frozenset({"etcdserver: unhealthy cluster"})
 
 
 class Refusal(Exception):
@@ -92,7 +96,7 @@ class Calls:
         timeout_seconds: float = TIMEOUT_SECONDS,
         attempt_seconds: float = ATTEMPT_SECONDS,
     ) -> None:
-        assert 0 < attempt_seconds <= timeout_seconds
+        assert attempt_seconds > 0 and timeout_seconds > 0
         self._credentials: Any | None = None if tls is None else tls.credentials()
         self._timeout_seconds = timeout_seconds
         self._attempt_seconds = attempt_seconds
@@ -178,12 +182,15 @@ class Calls:
                     self._heard(endpoint, await endpoint.ask(RANGE, CONFIRM, seconds))
                 sent = True
                 seconds = deadline - loop.time()
-                answer = await ask(endpoint, seconds if once else min(attempt_seconds, seconds))
+                if once:
+                    answer = await self._ask_while_hopeful(endpoint, ask, seconds)
+                else:
+                    answer = await ask(endpoint, min(attempt_seconds, seconds))
                 self._heard(endpoint, answer)
                 return answer
             except CallFailed as failure:
                 not_begun = failure.details in NOT_BEGUN
-                if failure.code not in SILENT and not not_begun:
+                if failure.details in ANSWERED or (failure.code not in SILENT and not not_begun):
                     endpoint.heard_at = loop.time()
                     raise Refusal(f"etcd at {endpoint.address}", failure.code, failure.details) from None
                 why = failure.details
@@ -202,6 +209,56 @@ class Calls:
                 raise Unreachable(self.peer, why)
             await asyncio.sleep(pause)
             pause = min(2 * pause, PAUSE_SECONDS_MAX)
+
+    async def _ask_while_hopeful(
+        self, endpoint: Endpoint, ask: Callable[[Endpoint, float], Awaitable[Answer]], seconds: float
+    ) -> Answer:
+        """Asks, and after a while looks whether an answer can still come.
+
+        What a member passed on to a leader that is gone is never answered, and the member does not notice.
+        """
+        loop = asyncio.get_running_loop()
+        watching: list[asyncio.Task[None]] = []
+        try:
+            async with asyncio.timeout(seconds) as scope:
+
+                def watch() -> None:
+                    watching.append(loop.create_task(self._expire_when_hopeless(endpoint, endpoint.raft_term, scope)))
+
+                timer = loop.call_later(self._attempt_seconds, watch)
+                try:
+                    return await ask(endpoint, seconds)
+                finally:
+                    timer.cancel()
+                    for task in watching:
+                        task.cancel()
+        except TimeoutError:
+            raise CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "") from None
+
+    async def _expire_when_hopeless(self, asked: Endpoint, term: int, scope: asyncio.Timeout) -> None:
+        """Ends the scope when a newer leader is in office, or when others answer and the member that was asked does not.
+
+        While nobody answers, there is no better one to ask.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            endpoints = [each for each in self._endpoints if each.connected()]
+            answers = await asyncio.gather(*(self._term(each) for each in endpoints))
+            terms = {each: found for each, found in zip(endpoints, answers, strict=True) if found is not None}
+            if terms and (asked not in terms or max(terms.values()) > term):
+                scope.reschedule(loop.time())
+                return
+            await asyncio.sleep(began + self._attempt_seconds - loop.time())
+
+    async def _term(self, endpoint: Endpoint) -> int | None:
+        """The term that a majority confirms, as this member sees it; None without an answer."""
+        try:
+            answer = await endpoint.ask(RANGE, CONFIRM, self._attempt_seconds)
+        except (CallFailed, Closed):
+            return None
+        term: int = answer.header.raft_term
+        return term
 
     async def _connected(self, deadline: float, why: str) -> Endpoint:
         """The member in use if it is connected and has not just failed, else the next that is."""
@@ -232,6 +289,7 @@ class Calls:
             raise CallFailed(grpc.StatusCode.UNAVAILABLE, f"{endpoint.address} belongs to another etcd cluster")
         self._cluster_id = cluster_id
         endpoint.heard_at = asyncio.get_running_loop().time()
+        endpoint.raft_term = answer.header.raft_term
         endpoint.shunned_until = float("-inf")
 
     def _shun(self, endpoint: Endpoint) -> None:

@@ -49,6 +49,7 @@ MEMBER_ADD: Final = Method("/etcdserverpb.Cluster/MemberAdd", pb.MemberAddReques
 MEMBER_REMOVE: Final = Method("/etcdserverpb.Cluster/MemberRemove", pb.MemberRemoveRequest, pb.MemberRemoveResponse)
 MEMBER_PROMOTE: Final = Method("/etcdserverpb.Cluster/MemberPromote", pb.MemberPromoteRequest, pb.MemberPromoteResponse)
 STATUS: Final = Method("/etcdserverpb.Maintenance/Status", pb.StatusRequest, pb.StatusResponse)
+MOVE_LEADER: Final = Method("/etcdserverpb.Maintenance/MoveLeader", pb.MoveLeaderRequest, pb.MoveLeaderResponse)
 
 # --- how we connect ---------------------------------------------------------------------------------
 
@@ -126,6 +127,7 @@ class Endpoint:
     def __init__(self, address: str, credentials: Any | None) -> None:
         self.address = address
         self.heard_at = float("-inf")
+        self.raft_term = 0
         self.shunned_until = float("-inf")
         self._credentials = credentials
         self._channel: Any | None = None

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pydanube.errors import ConfigError, Refused, Unavailable
+from pydanube.errors import ConfigError, Refused, Unavailable, Unreachable
 from pydanube.stores.etcd import endpoint as etcd
 from pydanube.stores.etcd.calls import CONFIRM
 from pydanube.stores.etcd.cluster import EtcdCluster, Member
@@ -80,7 +80,7 @@ class EtcdMember:
 
         Raises ConfigError for what waiting cannot cure. When it is cancelled, the member is stopped.
         """
-        program = await found_program(self.config.program)
+        program = await asyncio.to_thread(found_program, self.config.program)
         await asyncio.to_thread(self._prepare_directory)
         stray = await asyncio.to_thread(take_over, self.config.directory, self.config.data_argument)
         if stray is not None:
@@ -100,6 +100,8 @@ class EtcdMember:
     async def stop(self) -> None:
         """Ends etcd, after it has handed over what it leads. Stopping twice is no error."""
         if self._supervision is not None:
+            if self._ready:
+                await self._hand_over()
             self._supervision.cancel()
             await asyncio.gather(self._supervision, return_exceptions=True)
             self._supervision = None
@@ -114,10 +116,29 @@ class EtcdMember:
             await cluster.close()
         return self.endpoints
 
+    async def _hand_over(self) -> None:
+        """Lets another lead, if this one does: without a leader the others would wait for an election."""
+        cluster = EtcdCluster(self.endpoints, tls=self.config.tls, timeout_seconds=ASK_SECONDS)
+        try:
+            statuses = await cluster.status()
+            if not any(each.is_leader and each.member.name == self.config.raft_addr for each in statuses):
+                return
+            able = [each for each in statuses if each.healthy and not each.is_leader and not each.member.is_learner]
+            if able:
+                newest = max(able, key=lambda each: each.raft_applied)
+                await self._endpoint.ask(
+                    etcd.MOVE_LEADER, pb.MoveLeaderRequest(target_id=newest.member.id), ASK_SECONDS
+                )
+        except (CallFailed, Closed, Unreachable):
+            pass  # the others may be stopping too
+        finally:
+            await cluster.close()
+
     # --- before etcd runs ---
 
     def _has_data(self) -> bool:
-        return (self.config.data_directory / "member").exists()
+        """Whether etcd has begun to vote here. A start that failed leaves other files."""
+        return any((self.config.data_directory / "member" / "wal").glob("*.wal"))
 
     def _prepare_directory(self) -> None:
         """Blocks. Raises ConfigError if the directory is another member's, or another cluster's."""
@@ -228,7 +249,7 @@ class EtcdMember:
     async def _run(self, command: Sequence[str]) -> tuple[int | None, str]:
         """The exit code and the last words of an etcd that was not told to end."""
         try:
-            process = self._process = await MemberProcess.start(self.config.directory, command)
+            process = self._process = MemberProcess(self.config.directory, command)
         except OSError as error:  # no memory, no handles: time may help
             return None, str(error)
         try:

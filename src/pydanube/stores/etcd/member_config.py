@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import logging
 import re
 import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,8 +119,8 @@ class MemberConfig:
         return int(raft_addr.rpartition(":")[2]) + self.client_port_offset
 
 
-async def found_program(name: str) -> str:
-    """The program's path. Raises ConfigError if it is missing or too old; warns of an etcd with known errors."""
+def found_program(name: str) -> str:
+    """The program's path. Blocks. Raises ConfigError if it is missing or too old; warns of one with known errors."""
     program = shutil.which(name)
     if program is None:
         raise ConfigError(
@@ -127,7 +128,7 @@ async def found_program(name: str) -> str:
             name,
             "there is no such program; install etcd 3.4 or newer (Debian, Ubuntu: apt-get install etcd-server)",
         )
-    version = await _version(program)
+    version = _version(program)
     if version < OLDEST:
         raise ConfigError("etcd", program, f"version {_dotted(*version)} is too old; install 3.4 or newer")
     if version[2] < SOUND.get(version[:2], 0):
@@ -136,20 +137,11 @@ async def found_program(name: str) -> str:
     return program
 
 
-async def _version(program: str) -> tuple[int, int, int]:
+def _version(program: str) -> tuple[int, int, int]:
     """Raises ConfigError if the program does not say that it is etcd."""
-    process = await asyncio.create_subprocess_exec(
-        program, "--version", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        async with asyncio.timeout(VERSION_SECONDS):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        output = b""
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    output = b""
+    with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+        output = subprocess.run([program, "--version"], capture_output=True, timeout=VERSION_SECONDS).stdout
     found = re.search(rb"etcd Version: (\d+)\.(\d+)\.(\d+)", output)
     if found is None:
         raise ConfigError("etcd", program, "it does not say that it is etcd")

@@ -17,12 +17,14 @@ import os
 import select
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-STOP_SECONDS: Final = 10.0  # for a leader to hand over; then it is killed
+STOP_SECONDS: Final = 3.0  # then it is killed: etcd waits long for clients and loses nothing when it does not
+POLL_SECONDS: Final = 0.05
 LOG_CHECK_SECONDS: Final = 5.0
 LOG_BYTES_MAX: Final = 8 * 1024 * 1024
 TAIL_BYTES: Final = 64 * 1024
@@ -40,30 +42,27 @@ def pid_path(directory: Path) -> Path:
 
 
 class MemberProcess:
-    """A running etcd. `command` is the program's path and its arguments."""
+    """A running etcd. `command` is the program's path and its arguments.
 
-    def __init__(self, directory: Path, process: asyncio.subprocess.Process, log_position: int) -> None:
-        self._directory = directory
-        self._process = process
-        self._log_position = log_position
+    Made on the thread that lives as long as etcd is to live: the kernel watches the thread. Not by the event loop:
+    uvloop forks where the standard library does not, and gRPC complains of every fork.
+    """
 
-    @classmethod
-    async def start(cls, directory: Path, command: Sequence[str]) -> MemberProcess:
-        """Must be called on the thread that lives as long as the process is to live: the kernel watches the thread."""
+    def __init__(self, directory: Path, command: Sequence[str]) -> None:
         environment = {
             key: value for key, value in os.environ.items() if not key.startswith("ETCD_") or key == KEPT_ENVIRONMENT
         }
+        self._directory = directory
         with log_path(directory).open("ab") as log:
-            position = log.tell()
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), str(pid_path(directory)), *command),
-                stdin=asyncio.subprocess.DEVNULL,
+            self._log_position = log.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), str(pid_path(directory)), *command],
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=environment,
                 start_new_session=True,  # Ctrl-C is for the broker, which needs etcd to the last
             )
-        return cls(directory, process, position)
 
     @property
     def pid(self) -> int:
@@ -72,22 +71,30 @@ class MemberProcess:
     async def ended(self) -> int:
         """Its exit code, once it has ended. Keeps the log short meanwhile."""
         while True:
-            try:
-                async with asyncio.timeout(LOG_CHECK_SECONDS):
-                    return await self._process.wait()
-            except TimeoutError:
-                if await asyncio.to_thread(shorten_log, self._directory):
-                    self._log_position = 0
+            with contextlib.suppress(TimeoutError):
+                return await self._wait(LOG_CHECK_SECONDS)
+            if await asyncio.to_thread(shorten_log, self._directory):
+                self._log_position = 0
 
     async def stop(self) -> None:
-        for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
-                self._process.send_signal(signal.SIGCONT)  # a paused process hears nothing else
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._process.wait()
-                    return
+        """Returns when it has ended."""
+        self._signal(signal.SIGTERM)
+        try:
+            await self._wait(STOP_SECONDS)
+        except TimeoutError:
+            self._signal(signal.SIGKILL)
+            await self._wait(None)
+
+    async def _wait(self, seconds: float | None) -> int:
+        async with asyncio.timeout(seconds):
+            while (code := self._process.poll()) is None:  # noqa: ASYNC110
+                await asyncio.sleep(POLL_SECONDS)
+            return code
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+            self._process.send_signal(signal.SIGCONT)  # a paused process hears nothing else
 
     def said(self) -> str:
         """The end of what this process wrote to the log."""

@@ -208,8 +208,148 @@ class Phase(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     DURATION_MS_FIELD_NUMBER: _ClassVar[int]
     name: str
-    duration_ms: int
-    def __init__(self, name: _Optional[str] = ..., duration_ms: _Optional[int] = ...) -> None: ...
+    duration_ms: float
+    def __init__(self, name: _Optional[str] = ..., duration_ms: _Optional[float] = ...) -> None: ...
+
+class UnloadTopicRequest(_message.Message):
+    __slots__ = ("topic", "to_broker", "wait", "timeout_seconds")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TO_BROKER_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    to_broker: int
+    wait: bool
+    timeout_seconds: int
+    def __init__(self, topic: _Optional[str] = ..., to_broker: _Optional[int] = ..., wait: _Optional[bool] = ..., timeout_seconds: _Optional[int] = ...) -> None: ...
+
+class UnloadTopicResponse(_message.Message):
+    __slots__ = ("progress", "result")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    progress: UnloadProgress
+    result: UnloadResult
+    def __init__(self, progress: _Optional[_Union[UnloadProgress, _Mapping]] = ..., result: _Optional[_Union[UnloadResult, _Mapping]] = ...) -> None: ...
+
+class UnloadProgress(_message.Message):
+    __slots__ = ("topic", "sentence")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    sentence: str
+    def __init__(self, topic: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
+
+class UnloadResult(_message.Message):
+    __slots__ = ("topic", "from_broker", "to_broker", "phases", "failure")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    FROM_BROKER_FIELD_NUMBER: _ClassVar[int]
+    TO_BROKER_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    from_broker: int
+    to_broker: int
+    phases: _containers.RepeatedCompositeFieldContainer[Phase]
+    failure: str
+    def __init__(self, topic: _Optional[str] = ..., from_broker: _Optional[int] = ..., to_broker: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class RebalancingHistoryRequest(_message.Message):
+    __slots__ = ("count_max",)
+    COUNT_MAX_FIELD_NUMBER: _ClassVar[int]
+    count_max: int
+    def __init__(self, count_max: _Optional[int] = ...) -> None: ...
+
+class RebalancingHistoryResponse(_message.Message):
+    __slots__ = ("moves",)
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    moves: _containers.RepeatedCompositeFieldContainer[RebalancingMove]
+    def __init__(self, moves: _Optional[_Iterable[_Union[RebalancingMove, _Mapping]]] = ...) -> None: ...
+
+class RebalancingMove(_message.Message):
+    __slots__ = ("topic", "from_broker", "to_broker", "estimated_load", "reason", "time_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    FROM_BROKER_FIELD_NUMBER: _ClassVar[int]
+    TO_BROKER_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_LOAD_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    from_broker: int
+    to_broker: int
+    estimated_load: float
+    reason: str
+    time_ms: int
+    def __init__(self, topic: _Optional[str] = ..., from_broker: _Optional[int] = ..., to_broker: _Optional[int] = ..., estimated_load: _Optional[float] = ..., reason: _Optional[str] = ..., time_ms: _Optional[int] = ...) -> None: ...
+
+class TopicStateRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class TopicStateResponse(_message.Message):
+    __slots__ = ("topic", "state", "sentence", "phase", "broker_id", "to_broker", "epoch", "orphans", "live")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    BROKER_ID_FIELD_NUMBER: _ClassVar[int]
+    TO_BROKER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ORPHANS_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    state: str
+    sentence: str
+    phase: str
+    broker_id: int
+    to_broker: int
+    epoch: int
+    orphans: _containers.RepeatedCompositeFieldContainer[OrphanState]
+    live: Live
+    def __init__(self, topic: _Optional[str] = ..., state: _Optional[str] = ..., sentence: _Optional[str] = ..., phase: _Optional[str] = ..., broker_id: _Optional[int] = ..., to_broker: _Optional[int] = ..., epoch: _Optional[int] = ..., orphans: _Optional[_Iterable[_Union[OrphanState, _Mapping]]] = ..., live: _Optional[_Union[Live, _Mapping]] = ...) -> None: ...
+
+class Live(_message.Message):
+    __slots__ = ("first_offset", "head", "producers", "consumers")
+    FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    first_offset: int
+    head: int
+    producers: int
+    consumers: int
+    def __init__(self, first_offset: _Optional[int] = ..., head: _Optional[int] = ..., producers: _Optional[int] = ..., consumers: _Optional[int] = ...) -> None: ...
+
+class OrphanState(_message.Message):
+    __slots__ = ("first", "end", "broker_id", "epoch", "sentence")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    BROKER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    end: int
+    broker_id: int
+    epoch: int
+    sentence: str
+    def __init__(self, first: _Optional[int] = ..., end: _Optional[int] = ..., broker_id: _Optional[int] = ..., epoch: _Optional[int] = ..., sentence: _Optional[str] = ...) -> None: ...
+
+class DiscardOrphanRequest(_message.Message):
+    __slots__ = ("topic", "first")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    first: int
+    def __init__(self, topic: _Optional[str] = ..., first: _Optional[int] = ...) -> None: ...
+
+class DiscardOrphanResponse(_message.Message):
+    __slots__ = ("first", "end")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    end: int
+    def __init__(self, first: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Range(_message.Message):
     __slots__ = ("first", "end")

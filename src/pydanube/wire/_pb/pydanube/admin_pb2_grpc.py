@@ -64,6 +64,26 @@ class AdminStub:
                 request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.MovePhasesRequest.SerializeToString,
                 response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.MovePhasesResponse.FromString,
                 _registered_method=True)
+        self.TopicState = channel.unary_unary(
+                '/pydanube.admin.v1.Admin/TopicState',
+                request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.TopicStateRequest.SerializeToString,
+                response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.TopicStateResponse.FromString,
+                _registered_method=True)
+        self.UnloadTopic = channel.unary_stream(
+                '/pydanube.admin.v1.Admin/UnloadTopic',
+                request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.UnloadTopicRequest.SerializeToString,
+                response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.UnloadTopicResponse.FromString,
+                _registered_method=True)
+        self.DiscardOrphan = channel.unary_unary(
+                '/pydanube.admin.v1.Admin/DiscardOrphan',
+                request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.DiscardOrphanRequest.SerializeToString,
+                response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.DiscardOrphanResponse.FromString,
+                _registered_method=True)
+        self.RebalancingHistory = channel.unary_unary(
+                '/pydanube.admin.v1.Admin/RebalancingHistory',
+                request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.RebalancingHistoryRequest.SerializeToString,
+                response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.RebalancingHistoryResponse.FromString,
+                _registered_method=True)
         self.StorageList = channel.unary_unary(
                 '/pydanube.admin.v1.Admin/StorageList',
                 request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.StorageListRequest.SerializeToString,
@@ -136,6 +156,34 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TopicState(self, request, context):
+        """Who has a topic, or where it is between two brokers; and what of it waits on the disk of a lost one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadTopic(self, request, context):
+        """Moves a topic, or every partition of one, to another broker. What happens, as it happens, and one result for each.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DiscardOrphan(self, request, context):
+        """Gives an orphan up: its offsets will never hold a message.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RebalancingHistory(self, request, context):
+        """What rebalancing has moved.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StorageList(self, request, context):
         """Where a topic's messages are: objects, log, orphans, voids.
         """
@@ -202,6 +250,26 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.MovePhases,
                     request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.MovePhasesRequest.FromString,
                     response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.MovePhasesResponse.SerializeToString,
+            ),
+            'TopicState': grpc.unary_unary_rpc_method_handler(
+                    servicer.TopicState,
+                    request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.TopicStateRequest.FromString,
+                    response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.TopicStateResponse.SerializeToString,
+            ),
+            'UnloadTopic': grpc.unary_stream_rpc_method_handler(
+                    servicer.UnloadTopic,
+                    request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.UnloadTopicRequest.FromString,
+                    response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.UnloadTopicResponse.SerializeToString,
+            ),
+            'DiscardOrphan': grpc.unary_unary_rpc_method_handler(
+                    servicer.DiscardOrphan,
+                    request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.DiscardOrphanRequest.FromString,
+                    response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.DiscardOrphanResponse.SerializeToString,
+            ),
+            'RebalancingHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.RebalancingHistory,
+                    request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.RebalancingHistoryRequest.FromString,
+                    response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.RebalancingHistoryResponse.SerializeToString,
             ),
             'StorageList': grpc.unary_unary_rpc_method_handler(
                     servicer.StorageList,
@@ -391,6 +459,114 @@ class Admin:
             '/pydanube.admin.v1.Admin/MovePhases',
             pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.MovePhasesRequest.SerializeToString,
             pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.MovePhasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TopicState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pydanube.admin.v1.Admin/TopicState',
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.TopicStateRequest.SerializeToString,
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.TopicStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pydanube.admin.v1.Admin/UnloadTopic',
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.UnloadTopicRequest.SerializeToString,
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.UnloadTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DiscardOrphan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pydanube.admin.v1.Admin/DiscardOrphan',
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.DiscardOrphanRequest.SerializeToString,
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.DiscardOrphanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RebalancingHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pydanube.admin.v1.Admin/RebalancingHistory',
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.RebalancingHistoryRequest.SerializeToString,
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.RebalancingHistoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

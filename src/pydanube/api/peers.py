@@ -1,0 +1,163 @@
+"""The other brokers of the cluster, as this one calls them: on the admin address that each has registered.
+
+A call that one broker makes for somebody else carries `x-danube-forwarded` with its id: whoever gets it answers by
+itself or not at all, so no call goes round in circles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Final, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from pydanube.broker.overview import Overview
+from pydanube.broker.service import Broker
+from pydanube.broker.topics import Live, append_to
+from pydanube.core.names import BrokerId, TopicName
+from pydanube.errors import DanubeError, NotServed, Refused, TopicUnknown, Unreachable
+from pydanube.log.batch import Envelope, encode, messages, parse, rows_of
+from pydanube.wire._pb.pydanube import peers_pb2 as pb
+
+M = TypeVar("M", bound=Message)
+
+FORWARDED: Final = "x-danube-forwarded"
+SERVICE: Final = "pydanube.peers.v1.Peers"
+CALL_SECONDS: Final = 30.0
+OPTIONS: Final = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_retries", 0),
+    # A broker that comes back is found soon, not after gRPC's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+
+class Peers:
+    """One channel to each broker that was ever called. Implements `topics.Remote`."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._channels: dict[str, Any] = {}
+
+    async def close(self) -> None:
+        channels = list(self._channels.values())
+        self._channels.clear()
+        for channel in channels:
+            await channel.close()
+
+    # --- whom to call -------------------------------------------------------------------------------------
+
+    def owner_of(self, topic: TopicName) -> BrokerId | None:
+        """The other living broker that has the topic; None if it is here, or nobody has it."""
+        cluster = self._broker.cluster
+        if cluster is None or self._broker.topics.get(topic) is not None:
+            return None
+        host = cluster.host_of(topic)
+        return host if host != self._broker.broker_id and host in cluster.peers else None
+
+    def others(self) -> list[BrokerId]:
+        cluster = self._broker.cluster
+        return [] if cluster is None else sorted(each for each in cluster.peers if each != self._broker.broker_id)
+
+    # --- calling ------------------------------------------------------------------------------------------
+
+    async def call(
+        self, peer: BrokerId, method: str, request: Message, answer: type[M], *, seconds: float = CALL_SECONDS
+    ) -> M:
+        """Raises AioRpcError, or Unreachable for a broker that has just gone."""
+        channel = self._channel(peer)
+        call = channel.unary_unary(
+            f"/{method}", request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
+        )
+        response: M = await call(request, timeout=seconds, metadata=self._metadata())
+        return response
+
+    async def stream(
+        self, peer: BrokerId, method: str, request: Message, answer: type[M], *, seconds: float | None = None
+    ) -> AsyncIterator[M]:
+        """As `call`, of as many answers as there are."""
+        channel = self._channel(peer)
+        call = channel.unary_stream(
+            f"/{method}", request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
+        )(request, timeout=seconds, metadata=self._metadata())
+        try:
+            async for message in call:
+                yield message
+        finally:
+            call.cancel()
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((FORWARDED, str(self._broker.broker_id)),)
+
+    def _channel(self, peer: BrokerId) -> Any:
+        cluster = self._broker.cluster
+        registration = cluster.peers.get(peer) if cluster is not None else None
+        if registration is None:
+            raise Unreachable(f"broker {peer}", "it is not registered any more")
+        address = registration.admin_addr.partition("://")[2] or registration.admin_addr
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=OPTIONS)
+        return channel
+
+    # --- what topics ask ----------------------------------------------------------------------------------
+
+    async def delete(self, topic: TopicName) -> None:
+        await self._ask_owner(topic, "DeleteTopic", pb.DeleteTopicRequest(topic=topic), pb.DeleteTopicResponse)
+
+    async def append(self, topic: TopicName, message: Envelope) -> None:
+        batch = encode(rows_of([message]), topic=topic).to_bytes()
+        await self._ask_owner(topic, "Append", pb.AppendRequest(topic=topic, batch=batch), pb.AppendResponse)
+
+    async def live(self, topic: TopicName) -> Live:
+        answer = await self._ask_owner(topic, "Live", pb.LiveRequest(topic=topic), pb.LiveResponse)
+        return Live(answer.first_offset, answer.head, answer.producers, answer.consumers)
+
+    async def _ask_owner(self, topic: TopicName, method: str, request: Message, answer: type[M]) -> M:
+        owner = self.owner_of(topic)
+        if owner is None:
+            elsewhere = self._broker.topics.elsewhere
+            raise NotServed(topic, *(elsewhere.where(topic) if elsewhere is not None else ("nobody has it",)))
+        try:
+            return await self.call(owner, f"{SERVICE}/{method}", request, answer)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, owner, topic) from error
+
+
+def error_of(error: grpc.aio.AioRpcError, peer: BrokerId, topic: TopicName) -> DanubeError:
+    """What another broker said, in the words of this one."""
+    code, sentence = error.code(), error.details() or "no reason given"
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
+        return Unreachable(f"broker {peer}, which has {topic},", sentence)
+    if code is grpc.StatusCode.NOT_FOUND:
+        return TopicUnknown(topic)
+    if code is grpc.StatusCode.INTERNAL:
+        return DanubeError(f"broker {peer}: {sentence}")
+    return Refused(f"broker {peer}: {sentence}")
+
+
+class PeerService:
+    """The same calls on the owner's side."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._topics = broker.topics
+        self._overview = Overview(broker)
+
+    async def Live(self, request: pb.LiveRequest) -> pb.LiveResponse:
+        name = TopicName(request.topic)
+        await self._topics.require(name)
+        return pb.LiveResponse(**(await self._overview.live(name))._asdict())
+
+    async def DeleteTopic(self, request: pb.DeleteTopicRequest) -> pb.DeleteTopicResponse:
+        await self._topics.delete_here(await self._topics.require(TopicName(request.topic)))
+        return pb.DeleteTopicResponse()
+
+    async def Append(self, request: pb.AppendRequest) -> pb.AppendResponse:
+        topic = await self._topics.require(TopicName(request.topic))
+        for message in messages(parse(request.batch)):
+            await append_to(topic, message)
+        return pb.AppendResponse()

@@ -1,0 +1,251 @@
+"""The producers and consumers that a native peer has opened, as its connection knows them.
+
+A producer's answers go out in the order of its batches, whoever decides them first. A consumer's permits are passed
+on to its subscription bit by bit, as what it was sent before gets on the wire: so a peer that grants a terabyte and
+reads nothing costs the broker `unsent_bytes`, and not a terabyte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final, NamedTuple
+
+from pydanube.broker.fanout import FanoutSubscription
+from pydanube.broker.outbox import AnyOutbox, Delivered, DeliveredBatch
+from pydanube.broker.subscription import Subscription
+from pydanube.broker.topics import AnyTopic
+from pydanube.core.events import Ranges
+from pydanube.core.names import ConsumerId, ProducerId
+from pydanube.core.roster import Permits
+from pydanube.errors import DanubeError, InvalidBatch, MessageTooLarge, OutOfSequence, ProtocolViolation
+from pydanube.log.batch import HEADER_SIZE, Batch, cut, encode, payload_size_max, rows_of
+from pydanube.log.wal import Receipt
+from pydanube.wire import frames
+from pydanube.wire._pb.pydanube import stream_pb2 as pb
+
+DURABILITIES: Final = {"fsync": pb.FSYNC, "os": pb.OS}
+# Beside the batch: lengths, and a command with as many ranges as there may be.
+DELIVER_OVERHEAD_BYTES: Final = 32 * 1024
+
+
+class Undecided(NamedTuple):
+    """A batch without an answer."""
+
+    request_id: int
+    first_sequence: int
+    rows: int
+    size_bytes: int
+    outcome: asyncio.Future[Receipt | None]
+
+
+class Producing:
+    """A producer that the peer has opened."""
+
+    __slots__ = ("_idle", "handle", "hole", "in_flight", "name", "producer_id", "session", "topic")
+
+    def __init__(self, handle: int, topic: AnyTopic, name: str, producer_id: ProducerId, session: int) -> None:
+        self.handle = handle
+        self.topic = topic
+        self.name = name
+        self.producer_id = producer_id
+        self.session = session
+        self.in_flight: deque[Undecided] = deque()
+        self.hole: int | None = None  # sequence of the first batch that was refused: nothing behind it may pass
+        self._idle: asyncio.Event | None = None
+
+    def begin(self, undecided: Undecided) -> None:
+        if len(self.in_flight) >= frames.IN_FLIGHT_MAX:
+            raise ProtocolViolation(f"producer {self.handle} has more than {frames.IN_FLIGHT_MAX} batches in flight")
+        self.in_flight.append(undecided)
+
+    def decided(self) -> Undecided | None:
+        """The oldest batch, if its fate is known."""
+        if self.in_flight and self.in_flight[0].outcome.done():
+            found = self.in_flight.popleft()
+            if not self.in_flight and self._idle is not None:
+                self._idle.set()
+            return found
+        return None
+
+    async def idle(self) -> None:
+        """Returns when every batch has its answer."""
+        if self.in_flight:
+            self._idle = self._idle or asyncio.Event()
+            self._idle.clear()
+            await self._idle.wait()
+
+    def refused(self, first_sequence: int, error: BaseException) -> bool:
+        """Nothing behind a refused batch may pass. False: the peer jumped, so it does not know what it is doing."""
+        jumped = isinstance(error, OutOfSequence) and self.hole is None
+        if self.session and (self.hole is None or first_sequence < self.hole):
+            self.hole = first_sequence
+        return not jumped
+
+    def check(self, batch: Batch) -> None:
+        """The batch is this producer's, of this session, and no message in it is too large."""
+        header = batch.header
+        mine = (self.producer_id, self.session) if self.session else (0, 0)
+        if (header.producer_id, header.session) != mine:
+            raise InvalidBatch(f"it is of producer {header.producer_id}, session {header.session}; opened were {mine}")
+        if self.hole is not None:
+            if header.first_sequence > self.hole:
+                raise OutOfSequence(self.producer_id, header.first_sequence, self.hole)
+            self.hole = None
+        policy = self.topic.policy
+        if not policy.allows_message(header.uncompressed_length):  # then look closer
+            largest = payload_size_max(batch)
+            if not policy.allows_message(largest):
+                raise MessageTooLarge(largest, policy.max_message_size)
+        self.topic.touch_producer(self.producer_id)
+
+    @staticmethod
+    def receipt(receipt: Receipt | None, rows: int) -> pb.Receipt:
+        if receipt is None:
+            return pb.Receipt(rows=rows, durability=pb.MEMORY)
+        return pb.Receipt(
+            offset=receipt.offset,
+            rows=rows,
+            epoch=receipt.epoch,
+            durability=DURABILITIES[receipt.durability],
+            duplicate=receipt.duplicate,
+        )
+
+
+class Consuming:
+    """A consumer that the peer has opened."""
+
+    __slots__ = (
+        "_bytes",
+        "_lent_bytes",
+        "_messages",
+        "_unlent_bytes",
+        "_unsent_max",
+        "consumer_id",
+        "handle",
+        "outbox",
+        "subscription",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        handle: int,
+        topic: AnyTopic,
+        subscription: Subscription | FanoutSubscription,
+        consumer_id: ConsumerId,
+        outbox: AnyOutbox,
+        unsent_bytes_max: int,
+    ) -> None:
+        self.handle = handle
+        self.topic = topic
+        self.subscription = subscription
+        self.consumer_id = consumer_id
+        self.outbox = outbox
+        self._messages = self._bytes = 0  # granted and not used yet, as the peer sees it
+        self._unlent_bytes = 0  # of these, what the subscription has not been told of
+        self._lent_bytes = 0  # what it was told of, and is not on the wire
+        self._unsent_max = unsent_bytes_max
+
+    @property
+    def is_reliable(self) -> bool:
+        return isinstance(self.subscription, Subscription)
+
+    # --- permits ------------------------------------------------------------------------------------
+
+    def grant(self, messages: int, size_bytes: int) -> None:
+        self._messages = frames.granted(self._messages, messages)
+        self._bytes = frames.granted(self._bytes, size_bytes)
+        self._unlent_bytes += size_bytes
+        self._lend(messages)
+
+    def sent(self, item: DeliveredBatch) -> None:
+        """On the wire: its bytes are the peer's now, and there is room for as many more."""
+        size = item.batch.header.size_bytes
+        self._messages -= min(self._messages, sum(end - first for first, end in item.ranges))
+        self._bytes -= min(self._bytes, size)
+        self._lent_bytes -= min(self._lent_bytes, size)
+        self._lend()
+
+    def _lend(self, messages: int = 0) -> None:
+        if not isinstance(self.subscription, Subscription):
+            return
+        more = min(self._unlent_bytes, self._unsent_max - self._lent_bytes)
+        if more > 0:
+            self._unlent_bytes -= more
+            self._lent_bytes += more
+        if messages or more > 0:
+            self.subscription.grant(self.consumer_id, Permits(messages, max(0, more)))
+
+    # --- what the peer says -------------------------------------------------------------------------
+
+    def ack(self, ranges: Ranges) -> None:
+        if isinstance(self.subscription, Subscription):
+            self.subscription.ack_ranges(ranges)
+
+    def nack(self, ranges: Ranges, delay_seconds: float, reason: str) -> None:
+        if isinstance(self.subscription, Subscription):
+            self.subscription.nack_ranges(ranges, delay_seconds, reason)
+
+    # --- what it gets -------------------------------------------------------------------------------
+
+    def packed(self, items: list[Delivered]) -> list[DeliveredBatch]:
+        """Messages of a non-reliable topic as one batch: those that the peer has granted permits for."""
+        assert isinstance(self.subscription, FanoutSubscription)
+        wanted = items[: self._messages] if self._bytes > 0 else []
+        self.subscription.metrics.dropped.inc(len(items) - len(wanted))
+        if not wanted:
+            return []
+        batch = encode(rows_of([item.message for item in wanted]), topic=self.topic.name)
+        return [DeliveredBatch(batch, ((0, len(wanted)),), 1)]
+
+
+# --- frames that a peer takes -----------------------------------------------------------------------
+
+
+def fits(batch: Batch, frame_size_max: int) -> bool:
+    return batch.header.size_bytes + DELIVER_OVERHEAD_BYTES <= frame_size_max
+
+
+def pieces(item: DeliveredBatch, frame_size_max: int) -> list[DeliveredBatch]:
+    """A delivery as several whose batches each fit into a frame of the peer. Raises MessageTooLarge if one row does
+    not fit. Only rows that are meant for the peer are sent.
+    """
+    found: list[DeliveredBatch] = []
+    for first, end in item.ranges:
+        found += [DeliveredBatch(each, ((each.header.base_offset, each.header.end_offset),), item.attempt)
+                  for each in _halved(item.batch, first, end, frame_size_max)]  # fmt: skip
+    return found
+
+
+def _halved(batch: Batch, first: int, end: int, frame_size_max: int) -> list[Batch]:
+    part = cut(batch, first, end)
+    if fits(part, frame_size_max):
+        return [part]
+    if end - first == 1:
+        size = part.header.uncompressed_length
+        raise MessageTooLarge(size, frame_size_max - DELIVER_OVERHEAD_BYTES - HEADER_SIZE)
+    middle = (first + end) // 2
+    return [*_halved(batch, first, middle, frame_size_max), *_halved(batch, middle, end, frame_size_max)]
+
+
+def fetched(batches: list[Batch], start: int, frame_size_max: int) -> list[Batch]:
+    """As many of these batches, from `start` on, as fit into a frame of the peer; part of one if none does."""
+    found: list[Batch] = []
+    room = frame_size_max - DELIVER_OVERHEAD_BYTES
+    for batch in batches:
+        if batch.header.size_bytes <= room:
+            found.append(batch)
+            room -= batch.header.size_bytes
+            continue
+        if not found:
+            first = max(start, batch.header.base_offset)
+            found.append(_halved(batch, first, batch.header.end_offset, frame_size_max)[0])
+        break
+    return found
+
+
+def failed(error: DanubeError) -> asyncio.Future[Receipt | None]:
+    future: asyncio.Future[Receipt | None] = asyncio.get_running_loop().create_future()
+    future.set_exception(error)
+    return future

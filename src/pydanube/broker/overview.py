@@ -1,0 +1,181 @@
+"""What any broker can say about any topic: from the metadata store and the cluster's view, whoever serves it.
+
+    active       a broker serves it
+    moving       it is on its way from one broker to another
+    unassigned   nobody serves it: it is new, its broker was lost or is away, or it could not be opened
+
+What only its owner knows (the head, the phase of a move) is added by the owner.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from pydanube.broker.fanout import FanoutTopic
+from pydanube.broker.members import read_subscriptions
+from pydanube.broker.service import Broker
+from pydanube.broker.topics import Live
+from pydanube.core import keys
+from pydanube.core.names import BrokerId, SubscriptionName, TopicName
+from pydanube.core.ownership import Orphan, Owner
+from pydanube.core.placement import MOVES
+from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy, effective
+from pydanube.errors import TopicUnknown
+
+ACTIVE: Final = "active"
+MOVING: Final = "moving"
+UNASSIGNED: Final = "unassigned"
+
+
+class Described(NamedTuple):
+    """A topic as it is written down. `broker` has it, or had it last; None: nobody has."""
+
+    topic: TopicName
+    delivery: Delivery
+    schema_subject: str | None
+    subscriptions: Mapping[SubscriptionName, SubscriptionKind]
+    broker: BrokerId | None
+
+
+class State(NamedTuple):
+    """Where a topic is. `sentence` is for people; `phase` is that of a move, empty if it is not known here."""
+
+    topic: TopicName
+    state: str
+    sentence: str
+    phase: str
+    broker: BrokerId | None
+    to: BrokerId | None
+    epoch: int
+    orphans: Sequence[tuple[Orphan, str]]  # with what brings it back
+    live: Live | None  # None: it is not served here
+
+
+class Overview:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._topics = broker.topics
+        self._metadata = broker.topics.rooms.metadata
+
+    def host_of(self, name: TopicName) -> BrokerId | None:
+        """Who has it, by exactly this name."""
+        if self._topics.get(name) is not None:
+            return self._broker.broker_id
+        return self._broker.cluster.host_of(name) if self._broker.cluster is not None else None
+
+    async def delivery(self, name: TopicName) -> Delivery:
+        """Raises TopicUnknown."""
+        topic = self._topics.get(name)
+        if topic is not None:
+            return topic.delivery
+        item = await self._metadata.get(keys.delivery(name))
+        if item is None:
+            raise TopicUnknown(name)
+        return Delivery(json.loads(item.value))
+
+    async def policy(self, name: TopicName) -> TopicPolicy:
+        own = await self._metadata.get(keys.topic_policy(name))
+        shared = await self._metadata.get(keys.namespace_policy(name.namespace))
+        return effective(json.loads(own.value) if own else None, json.loads(shared.value) if shared else None)
+
+    async def describe(self, name: TopicName) -> Described:
+        """Raises TopicUnknown."""
+        delivery = await self.delivery(name)
+        subject = await self._metadata.get(keys.schema(name))
+        stored = await read_subscriptions(self._metadata, name)
+        return Described(
+            name,
+            delivery,
+            json.loads(subject.value) if subject else None,
+            {each.name: each.kind for each in stored},
+            self.host_of(name),
+        )
+
+    # --- where it is --------------------------------------------------------------------------------------
+
+    async def state(self, name: TopicName) -> State:
+        """Raises TopicUnknown."""
+        await self.delivery(name)
+        item = await self._metadata.get(keys.owner(name))
+        owner = Owner.from_bytes(item.value) if item else None
+        state, sentence, to = self._where(name)
+        hosting = self._broker.hosting
+        moving = hosting.moving.get(name) if hosting is not None else None
+        return State(
+            name,
+            state,
+            sentence,
+            moving.name if moving is not None else "",
+            self.host_of(name),
+            to,
+            owner.epoch if owner else 0,
+            await self._orphans(name),
+            self._live_here(name),
+        )
+
+    def _where(self, name: TopicName) -> tuple[str, str, BrokerId | None]:
+        cluster = self._broker.cluster
+        why_unopened = self._topics.unopened.get(name, "")
+        if cluster is None:
+            if self._topics.get(name) is not None:
+                return ACTIVE, "this broker serves it", None
+            return (
+                UNASSIGNED,
+                f"it could not be opened here: {why_unopened}" if why_unopened else "it is not open",
+                None,
+            )
+        marker, host = cluster.marker_of(name), self.host_of(name)
+        if marker is not None and not marker.error:
+            state = MOVING if marker.reason in MOVES and marker.to is not None else UNASSIGNED
+            return state, marker.stage, marker.to
+        if host is None:
+            return UNASSIGNED, "no broker has it", None
+        if host not in cluster.peers:
+            return (
+                UNASSIGNED,
+                f"broker {host} has it and is away; when its lease has run out another one takes it",
+                None,
+            )
+        if host == self._broker.broker_id and why_unopened:
+            return UNASSIGNED, f"it could not be opened here: {why_unopened}", None
+        failed = f"; its last move failed: {marker.error}" if marker is not None else ""
+        return ACTIVE, f"broker {host} serves it{failed}", None
+
+    async def _orphans(self, name: TopicName) -> list[tuple[Orphan, str]]:
+        found = []
+        for item in await self._metadata.list(keys.orphans(name)):
+            start = keys.start_of(item.key)
+            if start is not None:
+                orphan = Orphan.from_bytes(start, item.value)
+                found.append((orphan, self._rescue_of(orphan)))
+        return found
+
+    def _rescue_of(self, orphan: Orphan) -> str:
+        cluster = self._broker.cluster
+        if cluster is not None and orphan.broker_id in cluster.peers:
+            return f"broker {orphan.broker_id} is back and brings it; then the topic's owner takes it in"
+        return (
+            f"start broker {orphan.broker_id} again on its data directory, which alone has it; "
+            "or give it up with `danube admin topics orphan discard`"
+        )
+
+    async def live(self, name: TopicName) -> Live:
+        """Asks the owner, if it is another broker. Raises TopicUnknown, NotServed, Unreachable."""
+        here = self._live_here(name)
+        if here is None and self._topics.remote is not None:
+            return await self._topics.remote.live(name)
+        await self._topics.require(name)
+        here = self._live_here(name)
+        assert here is not None
+        return here
+
+    def _live_here(self, name: TopicName) -> Live | None:
+        topic = self._topics.get(name)
+        if topic is None:
+            return None
+        consumers = sum(each.connected for each in topic.subscriptions.values())
+        if isinstance(topic, FanoutTopic):
+            return Live(0, 0, len(topic.producers), consumers)
+        return Live(topic.first_offset, topic.head, len(topic.producers), consumers)

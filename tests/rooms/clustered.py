@@ -1,0 +1,157 @@
+"""Several brokers in one process, each with its doors open on real sockets, on one metadata store and object store.
+
+@clustered(2)
+async def test_something(town: Town) -> None:
+    await town.create("/default/a", on=1)
+    assert await refused(town.calls(2).producers.SendMessage(...)) == ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from random import Random
+from typing import Any
+
+import grpc
+
+from pydanube.api.server import Doors
+from pydanube.broker.service import Broker
+from pydanube.cluster.cluster import Cluster
+from pydanube.config import BrokerConfig, ClusterConfig, Config, LoadManagerConfig, StorageConfig
+from pydanube.core.names import TopicName
+from pydanube.core.tiers import TierConfig
+from pydanube.stores.memory import LoopClock, MemoryDisk, MemoryMetadataStore, MemoryObjectStore, MemoryWork
+from tests.e2e.processes import free_ports
+from tests.rooms.doors import Calls
+from tests.support import run
+
+TTL_SECONDS = 2.0
+WAIT_SECONDS = 20.0
+
+
+class Node:
+    """A broker with its doors, and a client of them."""
+
+    def __init__(self, broker: Broker, doors: Doors, calls: Calls) -> None:
+        self.broker = broker
+        self.doors = doors
+        self.calls = calls
+
+    @property
+    def id(self) -> int:
+        return self.broker.broker_id
+
+    @property
+    def cluster(self) -> Cluster:
+        assert self.broker.cluster is not None
+        return self.broker.cluster
+
+
+class Town:
+    """The nodes are numbered from 1."""
+
+    def __init__(self, stack: contextlib.AsyncExitStack, **load_manager: Any) -> None:
+        self._stack = stack
+        self._load_manager = load_manager
+        self.clock = LoopClock()
+        self.metadata = MemoryMetadataStore(self.clock)
+        self.objects = MemoryObjectStore()
+        self.nodes: list[Node] = []
+
+    def node(self, number: int) -> Node:
+        return self.nodes[number - 1]
+
+    def calls(self, number: int) -> Calls:
+        return self.node(number).calls
+
+    async def start(self, count: int) -> None:
+        ports = free_ports(4 * count)
+        for number in range(count):
+            await self._start(number + 1, ports[4 * number : 4 * number + 4])
+        await self.until(
+            lambda: all(len(node.cluster.peers) == count and node.cluster.leader is not None for node in self.nodes)
+        )
+
+    async def _start(self, number: int, ports: Sequence[int]) -> None:
+        client, stream, admin, metrics = (f"127.0.0.1:{port}" for port in ports)
+        config = Config(
+            mode="cluster",
+            broker=BrokerConfig(client_addr=client, stream_addr=stream, admin_addr=admin, metrics_addr=metrics),
+            cluster=ClusterConfig(cluster_name="town", ttl_seconds=TTL_SECONDS, etcd=("memory:0",), shutdown_seconds=5.0),
+            storage=StorageConfig(url="file:///shared", tier=TierConfig(upload_seconds=0.2)),
+            load_manager=LoadManagerConfig(
+                **{"assignment_strategy": "fair", "load_report_interval_seconds": 1, **self._load_manager}
+            ),
+        )
+        broker = await Broker.start_on(
+            config,
+            disk=MemoryDisk(),
+            metadata=self.metadata,
+            clock=self.clock,
+            work=MemoryWork(Random(number)),
+            objects=self.objects,
+            home=f"node{number}",
+        )
+        self._stack.push_async_callback(broker.stop)
+        doors = await Doors.open(broker)
+        self._stack.push_async_callback(doors.close, grace_seconds=0.2)
+        channels = [grpc.aio.insecure_channel(address) for address in (doors.client_addr, doors.admin_addr)]
+        for channel in channels:
+            self._stack.push_async_callback(channel.close)
+        self.nodes.append(Node(broker, doors, Calls(broker, doors, *channels)))
+
+    async def until(self, true: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
+        async with asyncio.timeout(seconds):
+            while not true():
+                await asyncio.sleep(0.01)
+
+    async def create(self, name: str, *, on: int, reliable: bool = True) -> TopicName:
+        """Makes the topic and has node `on` serve it, as every node knows."""
+        topic = TopicName(name)
+        await self.calls(on).create_topic(topic, reliable=reliable)
+        if self.host(topic) is not self.node(on):
+            await self.node(on).cluster.requests.unload(topic, self.node(on).broker.broker_id)
+        await self.settled(topic, on)
+        return topic
+
+    async def settled(self, topic: TopicName, on: int) -> None:
+        target = self.node(on)
+        await self.until(
+            lambda: target.broker.topics.get(topic) is not None
+            and all(
+                node.cluster.host_of(topic) == target.id and node.cluster.marker_of(topic) is None
+                for node in self.nodes
+            )
+        )
+
+    def host(self, topic: TopicName) -> Node | None:
+        return next((node for node in self.nodes if node.broker.topics.get(topic) is not None), None)
+
+
+@contextlib.asynccontextmanager
+async def town_of(count: int, **load_manager: Any) -> AsyncIterator[Town]:
+    async with contextlib.AsyncExitStack() as stack:
+        town = Town(stack, **load_manager)
+        await town.start(count)
+        yield town
+
+
+def clustered(count: int, **load_manager: Any) -> Callable[[Callable[[Town], Awaitable[None]]], Callable[[], None]]:
+    """Runs an async test with a cluster of its own."""
+
+    def decorate(test: Callable[[Town], Awaitable[None]]) -> Callable[[], None]:
+        async def body() -> None:
+            async with town_of(count, **load_manager) as town:
+                await test(town)
+
+        @functools.wraps(test)
+        def run_it() -> None:
+            run(body())
+
+        del run_it.__wrapped__  # pytest would look for a fixture called town
+        return run_it
+
+    return decorate
