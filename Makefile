@@ -36,6 +36,22 @@ run: setup ## Start a broker on this machine, with its data in ./danube-data
 	@echo
 	@exec .venv/bin/danube broker --mode standalone --data-dir ./danube-data
 
+.PHONY: brokers
+brokers: setup ## Start a cluster of three brokers on this machine, with its data in ./danube-data/cluster
+	@scripts/brokers start
+
+.PHONY: brokers-clean
+brokers-clean: ## Stop the brokers of `make brokers`; their data stays
+	@scripts/brokers stop
+
+.PHONY: data-clean
+data-clean: ## Stop them and remove their data
+	@scripts/brokers clean
+
+.PHONY: example-cluster
+example-cluster: setup ## Start three brokers, move a topic under load, show that nothing was lost
+	@examples/cluster.sh
+
 .PHONY: demo-log
 demo-log: setup ## Show the log: append, kill -9, recover, verify
 	@.venv/bin/danube log demo

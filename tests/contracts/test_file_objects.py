@@ -112,7 +112,7 @@ def cut_after(steps: int, seed: int, cut: Callable[[FaultyDisk, FileObjectStore]
         assert await again.get("default/orders/data-0-9-1.parquet") == b"again"
         return not done
 
-    return run(main())
+    return asyncio.run(main())  # hundreds of them: without the checks of debug mode
 
 
 def power(hardware: FaultyDisk, store: FileObjectStore) -> None:

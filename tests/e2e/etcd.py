@@ -97,6 +97,7 @@ class EtcdServer:
         until(self._is_paused, f"{self.name} is paused")
 
     def resume(self) -> None:
+        """Also of one that was killed meanwhile."""
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 

@@ -4,8 +4,8 @@
         store = await open_object_store(s3_server.url(), s3_server.options)
 
 The fixture `s3_server` (in tests/conftest.py) starts it when the first test asks for it, once per test process, which
-takes about a second and some hundred MB. It listens on 127.0.0.1 alone, reports to nobody, and is gone afterwards, also if
-the tests were killed.
+takes about a second and some hundred MB. It listens on 127.0.0.1 alone, reports to nobody, and is gone afterwards, also
+if the tests were killed.
 """
 
 from __future__ import annotations

@@ -44,6 +44,13 @@ class Stall:
 
 
 @dataclass(frozen=True)
+class Slow:
+    """Waits for so long before it passes each 64 KiB of an answer."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Answer:
     """Answers itself, and closes."""
 
@@ -55,7 +62,7 @@ class Answer:
         return head.encode() + self.body
 
 
-Fault = Refuse | Silence | Cut | Stall | Answer
+Fault = Refuse | Silence | Cut | Stall | Slow | Answer
 
 
 class FaultProxy:
@@ -111,7 +118,7 @@ class FaultProxy:
             if isinstance(fault, Silence):
                 while await reader.read(1 << 16):
                     pass
-            if fault is None or isinstance(fault, Cut | Stall):
+            if fault is None or isinstance(fault, Cut | Stall | Slow):
                 await self._pass(reader, writer, fault)
         except OSError:
             pass
@@ -128,14 +135,16 @@ class FaultProxy:
             self._changed.notify_all()
 
     async def _pass(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: Cut | Stall | None
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: Cut | Stall | Slow | None
     ) -> None:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
         self._writers.add(far_writer)
         upward = asyncio.create_task(_copy(reader, far_writer))
         try:
-            left = fault.after_bytes if fault is not None else None
+            left = fault.after_bytes if isinstance(fault, Cut | Stall) else None
             while data := await far_reader.read(1 << 16):
+                if isinstance(fault, Slow):
+                    await asyncio.sleep(fault.seconds)
                 writer.write(data[:left])
                 await writer.drain()
                 left = None if left is None else max(0, left - len(data))

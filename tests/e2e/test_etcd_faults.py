@@ -200,7 +200,6 @@ def test_a_member_that_hangs_is_left_for_another(servers: EtcdServers) -> None:
             await put(store, "/b")
             await store.renew(lease)
             assert [item.key for item in await store.list("/")] == ["/a", "/b"]
-            assert store._calls._endpoints[store._calls._current].address != follower.client
             with pytest.raises(Unreachable):  # keepalive notices that nobody answers
                 await within(RECOVERY_SECONDS, watching)
         finally:
@@ -225,6 +224,50 @@ def test_calls_go_on_while_the_leader_hangs(servers: EtcdServers, asked: str) ->
         assert counter.unknown <= 3
 
     on(servers, story, asked)
+
+
+@pytest.mark.parametrize("asked", ["leader", "follower"])
+def test_a_change_that_will_never_be_answered_is_given_up_long_before_its_deadline(
+    servers: EtcdServers, asked: str
+) -> None:
+    async def story(store: EtcdMetadataStore) -> None:
+        patient = EtcdMetadataStore(store_endpoints(store), timeout_seconds=100.0, attempt_seconds=0.5)
+        await put(patient, "/a")
+        leader = await servers.leader()
+        leader.pause()
+        try:
+            with pytest.raises(Unreachable) as caught:
+                await within(RECOVERY_SECONDS, put(patient, "/b"))  # a follower passes it on to the leader
+            # Neither etcd nor the connection had to tell us, which takes them seven seconds and more.
+            assert "did not answer in time" in caught.value.why
+        finally:
+            leader.resume()
+            await patient.close()
+
+    on(servers, story, asked)
+
+
+def test_a_slow_etcd_is_waited_for(servers: EtcdServers) -> None:
+    async def story(store: EtcdMetadataStore) -> None:
+        patient = EtcdMetadataStore(store_endpoints(store), timeout_seconds=20.0, attempt_seconds=0.2)
+        lease = await patient.grant(60)
+        await put(patient, "/a", b"1", lease)
+        for member in servers.members:
+            member.pause()
+        asked = asyncio.gather(patient.get("/a"), patient.list("/"), patient.renew(lease))
+        await asyncio.sleep(2)
+        assert not asked.done()
+        for member in servers.members:
+            member.resume()
+        item, items, _ = await asked
+        assert item is not None and items == [item]
+        await patient.close()
+
+    on(servers, story)
+
+
+def store_endpoints(store: EtcdMetadataStore) -> list[str]:
+    return [endpoint.address for endpoint in store._calls._endpoints]
 
 
 def test_an_old_leader_that_wakes_up_does_not_answer_with_the_past(servers: EtcdServers) -> None:

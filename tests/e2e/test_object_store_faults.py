@@ -14,7 +14,7 @@ from pydanube.ports import ObjectStore
 from pydanube.stores.object_urls import open_object_store
 from pydanube.stores.objects import Patience
 from tests.e2e.objectstores import S3Server
-from tests.e2e.tcp_proxy import Answer, Cut, Fault, FaultProxy, Refuse, Silence, Stall
+from tests.e2e.tcp_proxy import Answer, Cut, Fault, FaultProxy, Refuse, Silence, Slow, Stall
 from tests.support import run
 
 pytestmark = pytest.mark.slow
@@ -131,6 +131,21 @@ def test_a_half_downloaded_object_is_never_returned(s3_server: S3Server, size_by
                 proxy.fault = fault
                 with pytest.raises(Unreachable):
                     await far.get("a")
+
+    run(main())
+
+
+def test_a_slow_download_that_never_stalls_is_waited_for(s3_server: S3Server) -> None:
+    """Each piece comes long before an attempt gives up; all of them together take longer than that."""
+
+    async def main() -> None:
+        data = [bytes([number]) * MIB for number in range(20)]
+        patience = Patience(attempt_seconds=1.5, deadline_seconds=60.0, bytes_per_second_min=100.0 * MIB)
+        async with behind_proxy(s3_server, patience) as (far, near, proxy):
+            await near.put("a", data)
+            proxy.fault = Slow(0.01)
+            assert await far.get("a") == b"".join(data)
+            assert len(proxy.met) == 1
 
     run(main())
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -19,10 +20,15 @@ import grpc
 
 from pydanube.api.server import Doors
 from pydanube.broker.service import Broker
+from pydanube.broker.topic import Topic
 from pydanube.cluster.cluster import Cluster
 from pydanube.config import BrokerConfig, ClusterConfig, Config, LoadManagerConfig, StorageConfig
+from pydanube.core import keys
+from pydanube.core.lifecycle import BrokerState
 from pydanube.core.names import TopicName
 from pydanube.core.tiers import TierConfig
+from pydanube.errors import Refused, Unreachable
+from pydanube.ports import Buffer, ObjectInfo, Put
 from pydanube.stores.memory import LoopClock, MemoryDisk, MemoryMetadataStore, MemoryObjectStore, MemoryWork
 from tests.e2e.processes import free_ports
 from tests.rooms.doors import Calls
@@ -30,6 +36,17 @@ from tests.support import run
 
 TTL_SECONDS = 2.0
 WAIT_SECONDS = 20.0
+
+
+class Bucket(MemoryObjectStore):
+    """An object store that may be away."""
+
+    away = False
+
+    async def put(self, key: str, data: Sequence[Buffer], *, create: bool = False) -> ObjectInfo:
+        if self.away:
+            raise Unreachable("object store", "it is away")
+        return await super().put(key, data, create=create)
 
 
 class Node:
@@ -53,12 +70,13 @@ class Node:
 class Town:
     """The nodes are numbered from 1."""
 
-    def __init__(self, stack: contextlib.AsyncExitStack, **load_manager: Any) -> None:
+    def __init__(self, stack: contextlib.AsyncExitStack, proxies: Mapping[int, str], **load_manager: Any) -> None:
         self._stack = stack
+        self._proxies = proxies
         self._load_manager = load_manager
         self.clock = LoopClock()
         self.metadata = MemoryMetadataStore(self.clock)
-        self.objects = MemoryObjectStore()
+        self.objects = Bucket()
         self.nodes: list[Node] = []
 
     def node(self, number: int) -> Node:
@@ -79,8 +97,16 @@ class Town:
         client, stream, admin, metrics = (f"127.0.0.1:{port}" for port in ports)
         config = Config(
             mode="cluster",
-            broker=BrokerConfig(client_addr=client, stream_addr=stream, admin_addr=admin, metrics_addr=metrics),
-            cluster=ClusterConfig(cluster_name="town", ttl_seconds=TTL_SECONDS, etcd=("memory:0",), shutdown_seconds=5.0),
+            broker=BrokerConfig(
+                client_addr=client,
+                stream_addr=stream,
+                admin_addr=admin,
+                metrics_addr=metrics,
+                connect_url=self._proxies.get(number),
+            ),
+            cluster=ClusterConfig(
+                cluster_name="town", ttl_seconds=TTL_SECONDS, etcd=("memory:0",), shutdown_seconds=5.0
+            ),
             storage=StorageConfig(url="file:///shared", tier=TierConfig(upload_seconds=0.2)),
             load_manager=LoadManagerConfig(
                 **{"assignment_strategy": "fair", "load_report_interval_seconds": 1, **self._load_manager}
@@ -105,7 +131,7 @@ class Town:
 
     async def until(self, true: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
         async with asyncio.timeout(seconds):
-            while not true():
+            while not true():  # noqa: ASYNC110  # what is waited for belongs to brokers, which tell nobody
                 await asyncio.sleep(0.01)
 
     async def create(self, name: str, *, on: int, reliable: bool = True) -> TopicName:
@@ -120,31 +146,44 @@ class Town:
     async def settled(self, topic: TopicName, on: int) -> None:
         target = self.node(on)
         await self.until(
-            lambda: target.broker.topics.get(topic) is not None
-            and all(
-                node.cluster.host_of(topic) == target.id and node.cluster.marker_of(topic) is None
-                for node in self.nodes
+            lambda: (
+                target.broker.topics.get(topic) is not None
+                and all(
+                    node.cluster.host_of(topic) == target.id and node.cluster.marker_of(topic) is None
+                    for node in self.nodes
+                )
             )
         )
+
+    async def drained(self, *numbers: int) -> None:
+        """These brokers are given no topics any more, as after a loss of their registration."""
+        for number in numbers:
+            key = keys.broker_state(self.node(number).broker.broker_id)
+            item = await self.metadata.get(key)
+            stored = BrokerState.from_bytes(item.value) if item else None
+            assert stored is not None
+            await self.metadata.transact([], [Put(key, stored.drained("registration_expired").to_bytes())])
+        gone = {self.node(number).id for number in numbers}
+        await self.until(lambda: not any(gone & {*node.cluster.view.active()} for node in self.nodes))
 
     def host(self, topic: TopicName) -> Node | None:
         return next((node for node in self.nodes if node.broker.topics.get(topic) is not None), None)
 
 
 @contextlib.asynccontextmanager
-async def town_of(count: int, **load_manager: Any) -> AsyncIterator[Town]:
+async def town_of(count: int, *, proxies: Mapping[int, str] = {}, **load_manager: Any) -> AsyncIterator[Town]:
     async with contextlib.AsyncExitStack() as stack:
-        town = Town(stack, **load_manager)
+        town = Town(stack, proxies, **load_manager)
         await town.start(count)
         yield town
 
 
-def clustered(count: int, **load_manager: Any) -> Callable[[Callable[[Town], Awaitable[None]]], Callable[[], None]]:
-    """Runs an async test with a cluster of its own."""
+def clustered(count: int, **settings: Any) -> Callable[[Callable[[Town], Awaitable[None]]], Callable[[], None]]:
+    """Runs an async test with a cluster of its own; `settings` are those of `town_of`."""
 
     def decorate(test: Callable[[Town], Awaitable[None]]) -> Callable[[], None]:
         async def body() -> None:
-            async with town_of(count, **load_manager) as town:
+            async with town_of(count, **settings) as town:
                 await test(town)
 
         @functools.wraps(test)
@@ -155,3 +194,53 @@ def clustered(count: int, **load_manager: Any) -> Callable[[Callable[[Town], Awa
         return run_it
 
     return decorate
+
+
+def reliable(node: Node, name: TopicName) -> Topic:
+    topic = node.broker.topics.get(name)
+    assert isinstance(topic, Topic)
+    return topic
+
+
+# --- members of a metadata store -------------------------------------------------------------------------
+
+
+@dataclass
+class OneMember:
+    id: int
+    peer_urls: Sequence[str]
+    is_learner: bool = False
+
+
+@dataclass
+class OneStatus:
+    member: OneMember
+    is_leader: bool = False
+    raft_term: int = 4
+    raft_applied: int = 100
+
+
+class SmallQuorum:
+    """Members in a list."""
+
+    def __init__(self, *members: OneMember) -> None:
+        self.members = list(members)
+
+    async def status(self) -> list[OneStatus]:
+        return [OneStatus(each, is_leader=number == 0) for number, each in enumerate(self.members)]
+
+    async def add_learner(self, peer_url: str) -> list[OneMember]:
+        if not any(peer_url in each.peer_urls for each in self.members):
+            self.members.append(OneMember(33, (peer_url,), is_learner=True))
+        return self.members
+
+    async def promote(self, member_id: int) -> list[OneMember]:
+        for each in self.members:
+            each.is_learner = each.is_learner and each.id != member_id
+        return self.members
+
+    async def remove(self, member_id: int) -> list[OneMember]:
+        if sum(not each.is_learner for each in self.members) == 2:
+            raise Refused(f"member {member_id} cannot be removed: too few members would be left")
+        self.members = [each for each in self.members if each.id != member_id]
+        return self.members

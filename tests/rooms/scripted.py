@@ -78,6 +78,7 @@ class ScriptedBroker:
         self.connections = 0
         self.piece_bytes = 0  # frames are written in pieces of so many bytes; 0: whole
         self.keepalive_seconds = 0
+        self.frame_size_max = frames.FRAME_SIZE_LIMIT
         self.sessions = Sessions()
         self.stored: dict[str, list[Batch]] = {}
         self.topics: dict[int, str] = {}  # by producer handle
@@ -176,7 +177,7 @@ class ScriptedBroker:
         welcome = pb.Welcome(
             version=frames.negotiate(frame.command.hello),
             broker_id=1,
-            frame_size_max=frames.FRAME_SIZE_LIMIT,
+            frame_size_max=self.frame_size_max,
             in_flight_max=frames.IN_FLIGHT_MAX,
             keepalive_seconds=self.keepalive_seconds,
         )

@@ -14,7 +14,7 @@ import pytest
 
 import pydanube
 from pydanube.client.consumer import Consumer
-from pydanube.errors import ClientClosed, ConfigError, DeadlineExceeded, SubscriptionBusy
+from pydanube.errors import ClientClosed, ConfigError, DeadlineExceeded, NotServed, SubscriptionBusy
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import to_wire
 from tests.rooms.scripted import TOPIC, ScriptedBroker
@@ -241,6 +241,69 @@ async def test_acks_that_found_no_connection_go_out_before_anything_is_delivered
     assert acked(broker) == [[0, 2]]
     again = (await broker.until("subscribe", 2))[1].command.subscribe
     assert (again.messages, again.bytes) == (0, 0)
+
+
+@scripted()
+async def test_an_ack_without_an_answer_is_sent_again_on_the_next_connection(
+    broker: ScriptedBroker, consumer: Consumer
+) -> None:
+    broker.deliver(0, [b"a", b"b", b"c"])
+    received = await receive(consumer, 3)
+    silent = broker.answers.pop("ack")
+    await received[0].ack()
+    await broker.until("ack")
+    broker.answers["ack"] = silent
+    broker.drop()
+    await broker.until("ack", 2)
+    assert acked(broker) == [[0, 1], [0, 1]]
+    await consumer.flush()
+
+
+@scripted()
+async def test_a_message_that_is_done_and_comes_again_is_acknowledged_and_not_handed_over(
+    broker: ScriptedBroker, consumer: Consumer
+) -> None:
+    """The next broker may know nothing of the first delivery, and so not take the ack that came before its own."""
+    broker.deliver(0, [b"a", b"b", b"c"])
+    received = await receive(consumer, 3)
+    del broker.answers["ack"]
+    await received[1].ack()
+    await broker.until("ack")
+    broker.answers["ack"] = broker.on_answered
+    broker.drop()
+    await broker.until("flow")
+    broker.deliver(0, [b"a", b"b", b"c"])
+    broker.deliver(1, [b"b"])
+    assert [message.payload for message in await receive(consumer, 3)] == [b"a", b"c", b"b"], "once is enough"
+    assert acked(broker) == [[1, 2], [1, 2], [1, 2]]
+
+
+@scripted()
+async def test_an_ack_that_cannot_be_taken_just_now_is_sent_again(broker: ScriptedBroker, consumer: Consumer) -> None:
+    broker.deliver(0, [b"a"])
+    (message,) = await receive(consumer, 1)
+    refusals = iter([NotServed(TOPIC, "it is about to move")])
+
+    def ack(peer: Any, frame: Any) -> None:
+        refusal = next(refusals, None)
+        peer.answer(frame, done=pb.Done()) if refusal is None else peer.refuse(frame, refusal)
+
+    broker.answers["ack"] = ack
+    await message.ack()
+    await consumer.flush()
+    assert acked(broker) == [[0, 1], [0, 1]]
+
+
+@scripted()
+async def test_flushing_waits_for_the_brokers_word_and_no_longer_than_its_deadline(
+    broker: ScriptedBroker, consumer: Consumer
+) -> None:
+    broker.deliver(0, [b"a"])
+    (message,) = await receive(consumer, 1)
+    del broker.answers["ack"]
+    await message.ack()
+    with pytest.raises(DeadlineExceeded):
+        await consumer.flush(timeout=0.05)
 
 
 @scripted()

@@ -20,6 +20,7 @@ from pydanube.errors import (
     InvalidBatch,
     MessageTooLarge,
     NotServed,
+    OutOfSequence,
     ProducerFenced,
     SessionUnknown,
     Unreachable,
@@ -386,6 +387,40 @@ async def test_an_unknown_session_is_replaced_and_everything_numbered_from_zero(
 
 
 @scripted()
+async def test_a_broker_that_hangs_up_on_numbers_ahead_of_its_own_is_given_the_ones_it_wants(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    """It forgot what it had only written, and not synced; nothing after that can be stored there."""
+    await producer.send(b"a")
+    broker.sessions.opened(PRODUCER_ID, producer._lanes[0]._session)  # expects sequence 0 again
+
+    def hang_up(peer: Any, frame: Any) -> None:
+        broker.judge(peer, frame)
+        if broker.payloads() == [b"a"]:
+            peer.transport.close()
+
+    broker.answers["produce"] = hang_up
+    receipts = await asyncio.gather(*(producer.send(b"%d" % number) for number in range(3)))
+    assert broker.payloads() == [b"a", b"0", b"1", b"2"]
+    assert [receipt.offset for receipt in receipts] == [1, 2, 3]
+
+
+@scripted(batch_messages=1)
+async def test_a_broker_that_hangs_up_on_numbers_behind_its_own_is_not_asked_again(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    """It has more of this session than we ever sent: somebody else uses our name."""
+
+    def hang_up(peer: Any, frame: Any) -> None:
+        peer.refuse(frame, OutOfSequence(PRODUCER_ID, 0, 500))
+        peer.transport.close()
+
+    broker.answers["produce"] = hang_up
+    results = await asyncio.gather(*(producer.send(b"x") for _ in range(3)), return_exceptions=True)
+    assert {type(result) for result in results} == {OutOfSequence} and broker.connections == 1
+
+
+@scripted()
 async def test_a_broker_that_closes_because_of_our_batch_is_not_sent_it_for_ever(
     broker: ScriptedBroker, producer: Producer
 ) -> None:
@@ -422,6 +457,26 @@ def test_keys_choose_partitions_as_every_client_does_and_others_take_turns() -> 
                 turns = [(await producer.send(b"x")).topic for _ in range(6)]
             assert receipt.topic == f"{TOPIC}-part-{partition_of_key('user-7', 3)}"
             assert turns == [f"{TOPIC}-part-{number % 3}" for number in range(6)]
+
+    run(inside())
+
+
+def test_batches_are_no_longer_than_the_frames_that_the_broker_takes() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker:
+            broker.frame_size_max = 64 * 1024
+            async with pydanube.connect(broker.url, timeout=5) as client, client.producer(TOPIC) as producer:
+                sending = [producer.send(bytes([number]) * 10_000, key=f"k{number}") for number in range(30)]
+                receipts = await asyncio.gather(*sending)
+                assert [receipt.offset for receipt in receipts] == list(range(30))
+                assert [payload[0] for payload in broker.payloads()] == list(range(30))
+                frames_sent = [frame for frame in broker.heard if frame.kind == "produce"]
+                assert max(len(frame.body) for frame in frames_sent) < 64 * 1024 and len(frames_sent) > 4
+                with pytest.raises(MessageTooLarge):
+                    await producer.send(bytes(70_000))
+                producer.send_nowait(b"goes on")
+                await producer.flush()
+                assert broker.payloads()[-1] == b"goes on" and producer.buffered_bytes == 0
 
     run(inside())
 

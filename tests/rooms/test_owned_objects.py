@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ from pydanube.errors import ConfigError, StoreRefused, Unreachable
 from pydanube.ports import Buffer, ObjectInfo
 from pydanube.stores.memory import MemoryObjectStore
 from pydanube.stores.owned_objects import ID_KEY, OwnedObjectStore, check_store
+from pydanube.testing.loop import run as simulate
 from tests.support import run
 
 URL = "s3://history/danube"
@@ -115,6 +117,21 @@ def test_a_store_that_does_not_answer_is_told_from_one_that_refuses() -> None:
         assert "403" in caught.value.allowed and "AWS_SECRET_ACCESS_KEY" in caught.value.allowed
 
     run(main())
+
+
+def test_a_start_does_not_wait_long_for_a_store_that_hangs() -> None:
+    async def main() -> None:
+        class Hanging(MemoryObjectStore):
+            async def get(self, key: str) -> bytes:
+                await asyncio.get_running_loop().create_future()
+                raise AssertionError
+
+        answer = await check_store(Hanging(), "north", url=URL, seconds=7.5)
+        assert isinstance(answer, Unreachable)
+        assert str(answer) == f"{URL} cannot be reached: no answer within 7.5 s"
+        assert asyncio.get_running_loop().time() == 7.5
+
+    simulate(main(), seed=1)
 
 
 def test_an_owned_store_asks_before_its_first_use_and_never_again() -> None:

@@ -24,7 +24,7 @@ from pydanube.log.tier_tidy import Tidy
 from pydanube.log.tier_verify import Progress, TierReport
 from pydanube.ports import Delete, Put
 from pydanube.stores.memory import MemoryObjectStore
-from tests.rooms.brokers import ORDERS, Host, make_topic, one_topic, publish_many, simulated
+from tests.rooms.brokers import ORDERS, Host, find_topic, make_topic, one_topic, publish_many, simulated
 
 # Nothing is swept or forgotten while a test looks.
 STILL = TierConfig(upload_seconds=30.0, retention_check_seconds=1e9, sweep_seconds=1e9)
@@ -42,7 +42,7 @@ class Scene:
         self.broker = broker
         self.orders = orders
         self.objects = host.objects
-        self.desk = StorageDesk(broker.topics, None)
+        self.desk = StorageDesk(broker.topics, "memory:")
 
     @classmethod
     async def make(cls, config: TierConfig = STILL, **settings: Any) -> Scene:
@@ -337,7 +337,7 @@ async def test_without_its_manifest_nothing_is_known_and_nothing_goes() -> None:
     listed = [(await scene.descriptor(start)).to_json() for start in (0, 50)]
     await scene.objects.put(f"default/orders/{name}", [json.dumps({"format": 1, "objects": listed}).encode()])
     await scene.write(
-        Put(keys.history(ORDERS), History(manifest=name).to_bytes()),
+        Put(keys.history(ORDERS), History(manifest=name, manifest_end=100).to_bytes()),
         *(Delete(keys.storage_object(ORDERS, start)) for start in (0, 50)),
     )
     assert (await scene.verify()).ok
@@ -479,3 +479,17 @@ async def test_a_topic_that_never_was_is_unknown() -> None:
     scene = await Scene.make()
     with pytest.raises(TopicUnknown):
         await scene.verified(topic="/default/never")
+
+
+@simulated
+async def test_a_broker_that_lost_its_log_takes_nothing_for_void_that_is_in_an_object() -> None:
+    scene = await Scene.make()
+    scene.host.kill()
+    directory = "wal/default/orders/00000000000000000001"
+    for entry in await scene.host.disk.list(directory):
+        await scene.host.disk.remove(f"{directory}/{entry.name}")
+    broker = await scene.host.boot()
+    scene = Scene(scene.host, broker, await find_topic(broker))
+    report = await scene.verify()
+    assert report.ok and report.messages == 150
+    assert [(place.first, place.where) for place in report.places] == [(0, Where.OBJECTS), (150, Where.VOID)]

@@ -1,15 +1,61 @@
-"""History in the object store: uploaded, read back, merged, forgotten; on memory ports and a virtual clock."""
+"""History on its way to the object store: uploaded, merged, listed, forgotten, swept; whatever stores do meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from pydanube.core import keys
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.tiers import Retention, TierConfig
-from tests.rooms.brokers import ORDERS, Host, consume, find_topic, numbers, one_topic, publish_many, settle, simulated
+from pydanube.core.policies import TopicPolicy
+from pydanube.core.tiers import RAW, Retention, TierConfig, object_name
+from pydanube.errors import InvalidObject, OwnershipLost, Unreachable
+from pydanube.log import tier as tier_module
+from pydanube.log.batch import Batch, messages
+from pydanube.log.parquet import Encoded, encode_object
+from pydanube.log.snapshots import read_snapshot
+from pydanube.ports import Compare, Delete, Put, Write
+from tests.rooms.brokers import (
+    ORDERS,
+    Host,
+    consume,
+    find_topic,
+    make_topic,
+    numbers,
+    one_topic,
+    publish,
+    publish_many,
+    settle,
+    simulated,
+)
+from tests.rooms.tiers import (
+    KIB,
+    SMALL,
+    STILL,
+    Teller,
+    TierHost,
+    all_uploaded,
+    carried,
+    check_stored,
+    covered,
+    flipped,
+    read_everything,
+    recovered,
+    state_of,
+    tell_and_upload,
+)
 
-QUICK = TierConfig(upload_seconds=30.0, object_bytes=64 * 1024, local=Retention(seconds=0.0), retention_check_seconds=5.0)
+QUICK = TierConfig(
+    upload_seconds=30.0, object_bytes=64 * KIB, local=Retention(seconds=0.0), retention_check_seconds=5.0
+)
+HOUR = 3600
+
+
+# --- uploading ------------------------------------------------------------------------------------------
 
 
 @simulated
@@ -22,6 +68,19 @@ async def test_committed_messages_are_in_the_object_store_after_the_interval() -
     await asyncio.sleep(3)
     (descriptor,) = await host.metadata.list(keys.storage_objects(ORDERS))
     assert b'"start_offset": 0, "end_offset": 49, "object_id": "data-0-49-1.parquet"' in descriptor.value
+
+
+@simulated
+async def test_as_much_as_an_object_is_uploaded_without_waiting_for_the_interval() -> None:
+    host = TierHost(replace(STILL, upload_seconds=1e6, object_bytes=128 * KIB))
+    _, orders = await one_topic(host)
+    teller = Teller(size=8 * KIB)
+    await teller.tell(orders, 7)
+    await asyncio.sleep(5)
+    assert await check_stored(host) == []
+    await teller.tell(orders, 2)
+    await asyncio.sleep(5)
+    assert covered(await check_stored(host)) == [(0, 9)]
 
 
 @simulated
@@ -41,18 +100,592 @@ async def test_a_late_subscriber_reads_everything_after_the_log_is_gone() -> Non
 
 @simulated
 async def test_a_broker_without_its_log_goes_on_behind_its_history() -> None:
-    host = Host(tier=QUICK, unacked_max=10_000)
+    host = TierHost(QUICK)
     broker, orders = await one_topic(host)
     await publish_many(orders, 100)
     await asyncio.sleep(40)
     await broker.stop()
-    for segment in await host.disk.list("wal/default/orders/00000000000000000001"):
-        await host.disk.remove(f"wal/default/orders/00000000000000000001/{segment.name}")
-    host._process.kill()
-    broker = await host.boot()
-    orders = await find_topic(broker)
+    host.kill()
+    await host.lose_log()
+    orders = await find_topic(await host.boot())
     assert orders.head == 100
     stream = await consume(orders, "late", Kind.EXCLUSIVE, start=0, acks=True)
     await publish_many(orders, 10)
     await settle()
     assert stream.offsets == list(range(110))
+
+
+@simulated
+async def test_a_broker_without_its_log_does_not_begin_anew_when_all_its_history_was_forgotten() -> None:
+    """Offsets of forgotten messages are not given again, though no descriptor tells of them any more."""
+    host = TierHost(policies=TopicPolicy(retention_minutes=1))
+    broker, orders = await one_topic(host)
+    await Teller().tell(orders, 3)
+    await asyncio.sleep(90)
+    assert (orders.first_offset, await check_stored(host)) == (3, [])
+    await broker.stop()
+    host.kill()
+    await host.lose_log()
+    orders = await find_topic(await host.boot())
+    assert orders.head == 3
+
+
+@simulated
+async def test_a_restart_with_a_manifest_and_a_whole_log_uploads_nothing_again() -> None:
+    """What the manifest names is uploaded, though nobody has read the manifest yet."""
+    host = TierHost(replace(SMALL, local=Retention(), merged_bytes=KIB))
+    _, orders = await one_topic(host)
+    teller = Teller()
+    await tell_and_upload(orders, teller, 4)
+    before = await check_stored(host)
+    state, _ = await state_of(host)
+    assert len(before) == 4 and len(state.keyed) == 1
+    host.kill()
+    orders = await find_topic(await host.boot())
+    assert orders.log.first_offset == 0
+    assert carried(orders).tier.waiting(orders.log) is None
+    await asyncio.sleep(10)
+    assert await check_stored(host) == before
+    assert await read_everything(orders) == teller.told
+
+
+@simulated
+async def test_uploads_go_on_while_the_manifest_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    host = TierHost(replace(SMALL, local=Retention(), merged_bytes=KIB, descriptors_max=2))
+    _, orders = await one_topic(host)
+    teller = Teller()
+    await tell_and_upload(orders, teller, 5)
+    state, _ = await state_of(host)
+    assert state.history.manifest is not None
+    manifest = f"default/orders/{state.history.manifest}"
+    data = await host.shelf.get(manifest)
+    host.kill()
+    await host.shelf.delete(manifest)
+    orders = await find_topic(await host.boot())
+    for _ in range(3):
+        await teller.tell(orders)
+        await asyncio.sleep(40)
+    assert carried(orders).tier.waiting(orders.log) is None
+    assert any(manifest in str(record.__dict__.get("why")) for record in caplog.records)
+    assert await read_everything(orders, name="by the log") == teller.told
+    await host.shelf.put(manifest, [data])
+    await tell_and_upload(orders, teller)
+    state, _ = await state_of(host)
+    assert len(state.keyed) == 2
+    assert covered(await check_stored(host)) == [(0, 9)]
+
+
+@simulated
+async def test_a_closing_topic_leaves_nothing_of_an_upload_behind_that_anybody_believes() -> None:
+    host = TierHost(SMALL)
+    broker, orders = await one_topic(host)
+    teller = Teller()
+    await teller.tell(orders, 2)
+    host.trap.set(3, after=True)  # the put is done, its answer is not here
+    await host.trap.sprung.wait()
+    host.trap.gate.set()
+    await broker.stop()
+    host.kill()
+    await recovered(host, teller.told)
+
+
+# --- stores that misbehave --------------------------------------------------------------------------------
+
+
+@simulated
+async def test_a_put_that_is_reported_as_failed_and_was_stored_is_made_again_under_another_name() -> None:
+    host = TierHost(SMALL)
+    _, orders = await one_topic(host)
+    host.shelf.put_fails = 1
+    await Teller().tell(orders)
+    await asyncio.sleep(3.5)
+    assert [each.object_id for each in await check_stored(host)] == ["data-0-0-1-1.parquet"]
+    assert "data-0-0-1.parquet" in await host.shelf.names()
+    await asyncio.sleep(20)
+    assert await host.shelf.names() == ["data-0-0-1-1.parquet"]
+
+
+@simulated
+async def test_a_put_that_lands_after_its_repetition_is_never_described_and_is_swept() -> None:
+    host = TierHost(SMALL)
+    _, orders = await one_topic(host)
+    host.shelf.put_late = 1
+    teller = Teller()
+    await teller.tell(orders)
+    await asyncio.sleep(3.5)
+    described = await check_stored(host)
+    await asyncio.sleep(20)  # sweeps have looked and found nothing
+    await host.shelf.land()
+    assert "data-0-0-1.parquet" in await host.shelf.names()
+    await asyncio.sleep(20)
+    assert await host.shelf.names() == ["data-0-0-1-1.parquet"]
+    assert await check_stored(host) == described
+    assert await read_everything(orders) == teller.told
+
+
+@pytest.mark.parametrize("fault", ["put_lost", "put_flipped"])
+@simulated
+async def test_an_object_that_the_store_lost_or_changed_is_noticed_before_it_is_described(fault: str) -> None:
+    host = TierHost(SMALL)
+    _, orders = await one_topic(host)
+    setattr(host.shelf, fault, 2)
+    teller = Teller()
+    await teller.tell(orders)
+    await asyncio.sleep(2.5)
+    assert carried(orders).failing
+    assert await check_stored(host) == []
+    await asyncio.sleep(10)
+    assert [each.object_id for each in await check_stored(host)] == ["data-0-0-1-2.parquet"]
+    assert host.broker.telemetry.cloud.upload_errors.value == 2
+    host.kill()
+    await recovered(host, teller.told)
+
+
+@pytest.mark.parametrize("fault", ["put_lost", "put_flipped"])
+@simulated
+async def test_a_merged_object_or_a_manifest_that_the_store_lost_or_changed_replaces_nothing(fault: str) -> None:
+    host = TierHost(STILL)
+    _, orders = await one_topic(host)
+    await tell_and_upload(orders, Teller(), 3)
+    before = await check_stored(host)
+    found = carried(orders)
+    found.tier.config = SMALL
+    for step in (found.tidy.merge, found.tidy.move_to_manifest):
+        setattr(host.shelf, fault, 1)
+        with pytest.raises(InvalidObject):
+            await step()
+        assert await check_stored(host) == before
+        assert list(await found.tier.know_all()) == before
+    assert await found.tidy.merge() is not None
+    assert covered(await check_stored(host)) == [(0, 3)]
+
+
+@simulated
+async def test_a_store_that_is_away_for_hours_stops_nobody_and_is_caught_up_with(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host = TierHost(replace(SMALL, sweep_seconds=1e9))
+    _, orders = await one_topic(host)
+    teller = Teller(size=KIB)
+    await teller.tell(orders)
+    await asyncio.sleep(5)
+    host.shelf.away = True
+    calls = host.shelf.calls
+    for _ in range(6):
+        await teller.tell(orders, 2)
+        await asyncio.sleep(HOUR)
+    assert host.shelf.calls - calls < 6 * 130, "it is asked twice a minute at most"
+    assert covered(await check_described(host)) == [(0, 1)]
+    topics, offsets, seconds = host.broker.cloud.tiering.standing() if host.broker.cloud else (0, 0, 0.0)
+    assert (topics, offsets) == (1, 12) and seconds > 5 * HOUR
+    assert [record.message for record in caplog.records].count("upload delayed") == 1
+    assert host.broker.telemetry.cloud.upload_errors.value > 500
+    host.shelf.away = False
+    await asyncio.sleep(60)
+    assert covered(await check_stored(host)) == [(0, 13)]
+    assert carried(orders).failing == ""
+    host.kill()
+    await recovered(host, teller.told)
+
+
+async def check_described(host: TierHost) -> Any:
+    """As `check_stored`, while the shelf does not answer."""
+    host.shelf.away, away = False, host.shelf.away
+    try:
+        return await check_stored(host)
+    finally:
+        host.shelf.away = away
+
+
+class Doubt:
+    """A metadata store that does not answer some writes of descriptors; half of them it made all the same."""
+
+    def __init__(self, host: TierHost, outcomes: Sequence[bool]) -> None:
+        self._under = host.metadata.transact
+        self._outcomes = list(outcomes)
+        host.metadata.transact = self.transact  # type: ignore[method-assign]
+
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> int | None:
+        if self._outcomes and any(each.key == keys.history(ORDERS) for each in operations):
+            made = self._outcomes.pop(0)
+            if made:
+                await self._under(compares, operations)
+            raise Unreachable("metadata", "no answer")
+        return await self._under(compares, operations)
+
+
+@pytest.mark.parametrize("outcomes", [[True], [False], [False, True], [True, True], [False, False, True]])
+@simulated
+async def test_a_descriptor_write_without_an_answer_is_made_once(outcomes: list[bool]) -> None:
+    host = TierHost(SMALL)
+    _, orders = await one_topic(host)
+    teller = Teller()
+    await teller.tell(orders)
+    Doubt(host, outcomes)
+    await asyncio.sleep(4)
+    assert [each.object_id for each in await check_stored(host)] == ["data-0-0-1.parquet"]
+    await teller.tell(orders, 3)
+    await asyncio.sleep(10)
+    assert covered(await check_stored(host)) == [(0, 4)]
+    assert list(await carried(orders).tier.know_all()) == await check_stored(host)
+    host.kill()
+    await recovered(host, teller.told)
+
+
+@simulated
+async def test_an_unanswered_descriptor_write_of_an_owner_that_was_overtaken_is_not_repeated() -> None:
+    stale = TierHost(SMALL)
+    _, orders = await one_topic(stale)
+    await Teller().tell(orders)
+    Doubt(stale, [False])
+    uploading = asyncio.ensure_future(carried(orders).tier.upload(orders.log))
+    await asyncio.sleep(0.1)
+    owner = TierHost(SMALL, shares=stale, seed=2)
+    await owner.boot()
+    with pytest.raises(OwnershipLost):
+        await uploading
+    assert await check_stored(owner) == []
+
+
+# --- what cannot be uploaded ----------------------------------------------------------------------------------
+
+
+@simulated
+async def test_a_batch_that_cannot_be_converted_is_stored_raw_and_read_like_any_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def particular(topic: str, epoch: int, batches: Sequence[Batch]) -> Encoded:
+        if any(b"odd" in each.payload for batch in batches for each in messages(batch)):
+            raise InvalidObject("offset", "odd")
+        return encode_object(topic, epoch, batches)
+
+    monkeypatch.setattr(tier_module, "encode_object", particular)
+    host = TierHost(STILL)
+    _, orders = await one_topic(host)
+    teller = Teller(size=100)
+    await teller.tell(orders, 5)
+    await teller.tell(orders, 1, label="odd")
+    await teller.tell(orders, 5)
+    await asyncio.sleep(3)
+    described = await check_stored(host)
+    assert covered(described) == [(0, 11)]
+    assert [(each.start_offset, each.end, each.object_id) for each in described if each.format == RAW] == [
+        (5, 6, "data-5-5-1.raw")
+    ]
+    assert "range stored raw" in [record.message for record in caplog.records]
+    assert await orders.offset_at(0) == 0
+    host.kill()
+    await recovered(host, teller.told)
+
+
+@simulated
+async def test_a_damaged_part_of_the_log_is_named_and_everything_around_it_is_uploaded() -> None:
+    host = TierHost(replace(SMALL, upload_seconds=1e9))
+    _, orders = await one_topic(host)
+    teller = Teller()
+    for _ in range(6):
+        await teller.tell(orders)
+    segment = orders.log.segment_for(2)
+    await host.broker.stop()
+    host.kill()
+    place = segment.start + 300
+    data = await host.disk.read(segment.path, place, 1)
+    await host.disk.write([Write(segment.path, place, [flipped(data, 0)])], sync=True)
+    orders = await find_topic(await host.boot())
+    found = carried(orders)
+    assert orders.storage is not None
+    with pytest.raises(InvalidObject, match="offsets 2 up to 3"):
+        await orders.storage.tiering.upload_until(ORDERS, 0)
+    assert covered(await check_stored(host)) == [(0, 2), (3, 6)]
+    assert list(found.tier.unreadable) == [(2, 3)]
+    assert await found.tidy.free(orders.log, 10**18) == 2, "the only copy of something stays, and what lies behind it"
+
+
+@simulated
+async def test_a_missing_object_is_left_out_of_merges_and_the_others_are_merged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host = TierHost(STILL)
+    _, orders = await one_topic(host)
+    teller = Teller(size=KIB)
+    await tell_and_upload(orders, teller, 7)
+    (lost,) = carried(orders).tier.objects[3:4]
+    await host.shelf.delete(f"default/orders/{lost.object_id}")
+    carried(orders).tier.config = replace(STILL, merged_bytes=64 * KIB)
+    await tell_and_upload(orders, teller)
+    _, described = await state_of(host)
+    assert [each.object_id for each in described if "-m" not in each.object_id] == [lost.object_id]
+    assert covered(described) == [(0, 8)]
+    (said,) = [record for record in caplog.records if record.message == "object not merged"]
+    assert lost.object_id in str(said.__dict__["why"]) and "missing" in str(said.__dict__["why"])
+    assert host.broker.telemetry.cloud.errors.value == 1
+
+
+# --- retention --------------------------------------------------------------------------------------------
+
+
+@simulated
+async def test_history_that_is_too_old_leaves_both_tiers_and_the_newest_stays() -> None:
+    host = TierHost(replace(SMALL, local=Retention()), policies=TopicPolicy(retention_minutes=60))
+    _, orders = await one_topic(host)
+    teller = Teller()
+    for _ in range(3):
+        await teller.tell(orders, 2)
+        await asyncio.sleep(0.4 * HOUR)
+    assert orders.first_offset == 2
+    assert orders.log.first_offset == 2, "though nothing leaves the disk because it is old there"
+    assert await read_everything(orders) == {n: text for n, text in teller.told.items() if n >= 2}
+    await asyncio.sleep(2 * HOUR)
+    assert (orders.first_offset, orders.head) == (6, 6)
+    assert await host.shelf.names() == []
+    assert await check_stored(host) == []
+    await teller.tell(orders)
+    assert await read_everything(orders, name="later") == {6: teller.told[6]}
+
+
+@simulated
+async def test_history_that_is_too_much_leaves_oldest_first() -> None:
+    host = TierHost(SMALL, policies=TopicPolicy(retention_mb=1))
+    _, orders = await one_topic(host)
+    teller = Teller(size=100 * KIB)
+    for _ in range(15):
+        await teller.tell(orders)
+        await asyncio.sleep(3)
+    described = await check_stored(host)
+    assert 900 * KIB < sum(each.size for each in described) <= 1024 * KIB
+    assert 0 < orders.first_offset == described[0].start_offset
+    assert await read_everything(orders) == {n: text for n, text in teller.told.items() if n >= orders.first_offset}
+
+
+@simulated
+async def test_first_offset_moves_before_descriptors_go_and_they_go_before_objects() -> None:
+    host = TierHost(replace(SMALL, merged_bytes=KIB, descriptors_max=2), policies=TopicPolicy(retention_minutes=1))
+    _, orders = await one_topic(host)
+    seen: list[str] = []
+    delete, transact = host.shelf.delete, host.metadata.transact
+
+    async def deleting(key: str) -> None:
+        if "/data-" in key:
+            state, _ = await state_of(host)
+            seen.append("object")
+            assert key not in {f"default/orders/{each.object_id}" for each in state.keyed}
+            assert state.history.first_offset >= int(key.split("-")[2]) + 1
+        await delete(key)
+
+    async def changing(compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> int | None:
+        if any(isinstance(each, Delete) and "/objects/" in each.key for each in operations):
+            state, _ = await state_of(host)
+            if state.history.first_offset:
+                seen.append("descriptor")
+        return await transact(compares, operations)
+
+    await tell_and_upload(orders, Teller(), 5)
+    host.shelf.delete = deleting  # type: ignore[method-assign]
+    host.metadata.transact = changing  # type: ignore[method-assign]
+    await asyncio.sleep(90)
+    assert seen.count("descriptor") >= 1 and seen.count("object") == 5
+
+
+@simulated
+async def test_a_clock_that_jumps_a_day_deletes_nothing() -> None:
+    host = TierHost(SMALL, policies=TopicPolicy(retention_minutes=60))
+    _, orders = await one_topic(host)
+    teller = Teller()
+    await teller.tell(orders, 3)
+    await asyncio.sleep(60)
+    host.clock.jump(24 * HOUR)
+    await asyncio.sleep(50 * 60)
+    assert orders.first_offset == 0
+    assert await read_everything(orders) == teller.told
+    host.clock.jump(-24 * HOUR)
+    await asyncio.sleep(HOUR)
+    assert orders.first_offset == 3, "when the hour is really over, they go"
+
+
+@simulated
+async def test_a_clock_that_jumps_a_day_frees_nothing_of_the_log() -> None:
+    host = TierHost(replace(SMALL, local=Retention(seconds=HOUR)))
+    _, orders = await one_topic(host)
+    for _ in range(3):
+        await Teller().tell(orders)
+    host.clock.jump(24 * HOUR)
+    await asyncio.sleep(50 * 60)
+    assert orders.log.first_offset == 0
+    await asyncio.sleep(20 * 60)
+    assert orders.log.first_offset == 2
+
+
+@simulated
+async def test_messages_published_while_the_clock_was_ahead_are_kept_longer_not_shorter() -> None:
+    host = TierHost(SMALL, policies=TopicPolicy(retention_minutes=60))
+    _, orders = await one_topic(host)
+    host.clock.jump(24 * HOUR)
+    await Teller().tell(orders)
+    host.clock.jump(-24 * HOUR)
+    await asyncio.sleep(2 * HOUR)
+    assert orders.first_offset == 0
+
+
+# --- the disk ---------------------------------------------------------------------------------------------
+
+
+@simulated
+async def test_only_what_is_in_the_store_leaves_the_disk() -> None:
+    host = TierHost(replace(SMALL, merged_bytes=KIB))
+    _, orders = await one_topic(host)
+    teller = Teller()
+    await teller.tell(orders, 3)
+    host.shelf.away = True
+    await asyncio.sleep(60)
+    assert orders.log.first_offset == 0
+    host.shelf.away = False
+    await asyncio.sleep(40)
+    assert orders.log.first_offset == 2
+
+
+@simulated
+async def test_a_described_object_that_is_not_there_keeps_its_messages_on_the_disk(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host = TierHost(STILL)
+    _, orders = await one_topic(host)
+    teller = Teller()
+    for _ in range(3):
+        await teller.tell(orders)
+        await asyncio.sleep(2)
+    data = await host.shelf.get("default/orders/data-1-1-1.parquet")
+    await host.shelf.put("default/orders/data-1-1-1.parquet", [data[:-1]])
+    assert await carried(orders).tidy.free(orders.log, 10**18) == 1
+    assert "described object is not in the store" in [record.message for record in caplog.records]
+    await host.shelf.put("default/orders/data-1-1-1.parquet", [data])
+    assert await carried(orders).tidy.free(orders.log, 10**18) == 2
+
+
+@simulated
+async def test_the_log_is_freed_across_a_gap_that_no_object_fills() -> None:
+    """The end of the log was lost once, so offsets were skipped; that is no reason to keep it for ever."""
+    host = TierHost(SMALL)
+    _, orders = await one_topic(host)
+    teller = Teller()
+    await teller.tell(orders, 2)
+    await all_uploaded(orders)
+    host.kill()
+    await host.lose_log()
+    orders = await find_topic(await host.boot())
+    await teller.tell(orders, 3)
+    gap = sorted(teller.told)
+    assert gap[2] > 1000
+    await asyncio.sleep(20)
+    assert orders.log.first_offset == gap[-1]
+    assert await read_everything(orders) == teller.told
+
+
+@simulated
+async def test_a_topic_that_closes_while_its_log_is_being_freed_is_opened_whole() -> None:
+    host = TierHost(STILL)
+    broker, orders = await one_topic(host)
+    teller = Teller()
+    await teller.tell(orders, 6)
+    await asyncio.sleep(3)
+    freeing = asyncio.ensure_future(carried(orders).tidy.free(orders.log, 10**18))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    freeing.cancel()
+    await broker.stop()
+    host.kill()
+    orders = await find_topic(await host.boot())
+    assert orders.log.first_offset in (0, 5)
+    assert await read_everything(orders) == teller.told
+
+
+# --- sweeping and deleting ----------------------------------------------------------------------------------
+
+
+@simulated
+async def test_only_undescribed_objects_of_this_or_an_older_epoch_that_is_no_orphans_are_swept() -> None:
+    host = TierHost(replace(STILL, garbage_seconds=5.0))
+    _, orders = await one_topic(host)
+    await Teller().tell(orders)
+    await asyncio.sleep(3)
+    host.kill()
+    orders = await find_topic(await host.boot())  # epoch 2
+    found = carried(orders)
+    found.tier.orphaned_epochs = frozenset({1})
+    mine, older = object_name(7, 8, 2, attempt=1), object_name(7, 8, 1)
+    strangers = {object_name(7, 8, 3), "notes.txt", "data-7-8.parquet", "manifest-9-1.json"}
+    for name in {mine, older, "manifest-1-7.json", *strangers}:
+        await host.shelf.put(f"default/orders/{name}", [b"x"])
+    await host.shelf.put(f"default/orders-other/{mine}", [b"x"])
+    assert await found.tidy.sweep() == []
+    await asyncio.sleep(6)
+    assert await found.tidy.sweep() == [mine]
+    found.tier.orphaned_epochs = frozenset()
+    assert await found.tidy.sweep() == []  # they are garbage from now on
+    await asyncio.sleep(6)
+    assert sorted(await found.tidy.sweep()) == [older, "manifest-1-7.json"]
+    await asyncio.sleep(60)
+    assert await found.tidy.sweep() == []
+    assert set(await host.shelf.names()) == {"data-0-0-1.parquet", *strangers}
+    assert [info.key async for info in host.shelf.list("default/orders-other/")] == [f"default/orders-other/{mine}"]
+
+
+@simulated
+async def test_a_deleted_topic_leaves_nothing_in_the_store() -> None:
+    host = TierHost(SMALL)
+    broker, orders = await one_topic(host)
+    other = await make_topic(broker, "/default/orders-2")
+    for _ in range(4):
+        await Teller().tell(orders)
+        await Teller().tell(other)
+        await asyncio.sleep(1.5)
+    assert await read_snapshot(host.shelf, "default/orders/") is not None
+    await broker.topics.delete(ORDERS)
+    assert [info.key async for info in host.shelf.list("default/orders/")] == []
+    assert await check_stored(host, "/default/orders-2") != []
+    left = await host.metadata.list(keys.below_storage(ORDERS))
+    assert [item.key for item in left] == [keys.owner(ORDERS)]
+
+
+@simulated
+async def test_objects_of_a_deleted_topic_that_the_store_kept_are_swept_when_the_name_is_used_again() -> None:
+    host = TierHost(SMALL)
+    broker, orders = await one_topic(host)
+    await Teller().tell(orders)
+    await asyncio.sleep(3)
+    host.shelf.away = True
+    await broker.topics.delete(ORDERS)
+    host.shelf.away = False
+    assert await host.shelf.names() == ["data-0-0-1.parquet"]
+    again = await make_topic(broker)
+    teller = Teller(seed=5)
+    await teller.tell(again)
+    await asyncio.sleep(30)
+    assert await host.shelf.names() == ["data-0-0-2.parquet"]
+    assert await read_everything(again) == teller.told
+
+
+# --- a long time -------------------------------------------------------------------------------------------
+
+
+@simulated
+async def test_metadata_does_not_grow_with_history() -> None:
+    """Three hundred uploads of a quiet topic, as the broker does them; tests/core counts a week of them."""
+    host = TierHost(
+        TierConfig(upload_seconds=1.0, descriptors_max=40, descriptors_moved=20, retention_check_seconds=1e9),
+        segment_bytes=64 * KIB * KIB,
+    )
+    _, orders = await one_topic(host)
+    most = 0
+    for number in range(300):
+        await publish(orders, str(number))
+        await asyncio.sleep(2)
+        most = max(most, len(await host.metadata.list(keys.below_storage(ORDERS))))
+    uploads, merges = (each.value for each in (host.broker.telemetry.cloud.objects, host.broker.telemetry.cloud.merges))
+    assert uploads == 300 and merges > 30
+    assert most <= 3 + 20, "owner, reservation, history, and the descriptors"
+    written = sum(len(data) for key, stored in host.shelf.contents.items() if "/data-" in key for data in stored)
+    assert written < 3 * 300 * 4700
+    described = await check_stored(host)
+    assert covered(described) == [(0, 300)]
+    found = await read_everything(orders)
+    assert found == {n: str(n) for n in range(300)}

@@ -48,9 +48,7 @@ SMALL: Final = TierConfig(
     sweep_seconds=6.0,
 )
 # Nothing happens by itself, except uploads.
-STILL: Final = replace(
-    SMALL, merge_count_min=1000, descriptors_max=10**6, sweep_seconds=1e9, retention_check_seconds=1e9
-)
+STILL: Final = replace(SMALL, merged_bytes=KIB, descriptors_max=10**6, sweep_seconds=1e9, retention_check_seconds=1e9)
 
 
 # --- stores -------------------------------------------------------------------------------------------
@@ -353,6 +351,13 @@ async def all_uploaded(topic: Topic, seconds: float = 120.0) -> None:
             return
         await asyncio.sleep(1)
     raise AssertionError(f"not uploaded: {found.failing}")
+
+
+async def tell_and_upload(topic: Topic, teller: Teller, times: int = 1, count: int = 1) -> None:
+    """One object at a time, before anything is merged."""
+    for _ in range(times):
+        await teller.tell(topic, count)
+        await all_uploaded(topic)
 
 
 async def recovered(host: TierHost, told: Mapping[int, str]) -> Topic:

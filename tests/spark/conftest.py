@@ -20,7 +20,7 @@ def spark() -> Iterator[SparkSession]:
         warnings.simplefilter("ignore")
         made = session(
             "tests",
-            master="local[2,2]",
+            master="local[2,4]",
             conf={
                 "spark.sql.shuffle.partitions": "2",
                 "spark.driver.memory": "1g",

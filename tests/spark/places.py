@@ -144,6 +144,10 @@ class Place:
     def objects(self, topic: str) -> list[Path]:
         return sorted((self.directory / "objects").joinpath(topic[1:]).glob("data-*"))
 
+    def is_described(self, topic: str, name: str) -> bool:
+        info = self.asking(lambda client: client.describe_storage(topic))
+        return any(each.object_id == name for each in info.objects)
+
     # --- options ------------------------------------------------------------------------------------
 
     def options(self, topic: str, **more: str) -> dict[str, str]:

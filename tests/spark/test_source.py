@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 import pydanube.spark
 from tests.spark.places import Place, numbers
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def read(spark: SparkSession, options: dict[str, str]) -> DataFrame:
@@ -53,8 +53,7 @@ def run_stream(spark: SparkSession, options: dict[str, str], checkpoint: str, in
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(100)
-    assert not query.isActive
+    assert query.awaitTermination(500)
     return query.lastProgress
 
 

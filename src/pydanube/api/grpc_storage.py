@@ -27,7 +27,7 @@ NO_STORE: Final = "this broker has no object store: start it with --storage-url,
 
 class StorageService:
     def __init__(self, broker: Broker) -> None:
-        self._storage = StorageDesk(broker.topics, broker.config.storage.url)
+        self._storage = StorageDesk(broker.topics, broker.config.objects_url)
 
     async def ListSegmentDescriptors(
         self, request: api_pb.ListSegmentDescriptorsRequest
@@ -63,7 +63,7 @@ class StorageCalls:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._topics = broker.topics
-        self._storage = StorageDesk(broker.topics, broker.config.storage.url)
+        self._storage = StorageDesk(broker.topics, broker.config.objects_url)
         self._retention = RetentionDesk(broker.topics, self._configured)
 
     def _configured(self, namespace: NamespaceName) -> TopicPolicy | None:

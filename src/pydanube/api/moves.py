@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Final
 
 import grpc
@@ -33,6 +33,8 @@ LOOK_SECONDS: Final = 0.2
 UNLOAD_SECONDS: Final = 60.0
 PARTITIONS_AT_ONCE: Final = 4
 CLAIM: Final = "claim"
+CLOSE_TRIES: Final = 20
+CLOSE_LOOK_SECONDS: Final = 0.05
 
 Tell = Callable[[pb.UnloadProgress], Awaitable[None]]
 
@@ -97,6 +99,7 @@ class Moves:
     ) -> pb.UnloadResult:
         clock, requests = self._broker.clock, cluster.requests
         deadline = clock.elapsed() + seconds
+        before = {move.started_at_us for move in await self._moves_of(cluster.host_of(topic), topic)}
         try:
             host = await requests.request_move(topic, to=to)
         except MoveRefused as refused:
@@ -105,16 +108,28 @@ class Moves:
             await requests.let_go(topic, host, timeout_seconds=seconds)
         let_go_at = clock.elapsed()
         result = pb.UnloadResult(topic=topic, from_broker=host)
-        moves = await self._moves_of(host, topic)
-        if moves:
-            result.phases.extend(moves[0].phases)
-            result.to_broker = moves[0].to_broker
+        claimed: pb.Phase | None = None
         if wait:
             await tell(pb.UnloadProgress(topic=topic, sentence="the old owner has let go; the new one opens it"))
             left = max(deadline - clock.elapsed(), 0.0)
             result.to_broker = await requests.hosted(topic, timeout_seconds=left)
-            result.phases.append(pb.Phase(name=CLAIM, duration_ms=(clock.elapsed() - let_go_at) * 1000))
+            claimed = pb.Phase(name=CLAIM, duration_ms=(clock.elapsed() - let_go_at) * 1000)
+        move = await self._new_move(host, topic, before)
+        if move is not None:
+            result.phases.extend(move.phases)
+            result.to_broker = result.to_broker or move.to_broker
+        if claimed is not None:
+            result.phases.append(claimed)
         return result
+
+    async def _new_move(self, host: BrokerId, topic: TopicName, before: Collection[int]) -> pb.Move | None:
+        """What the old owner says of the move that it has just made. It closes the topic first, after it let go."""
+        for _ in range(CLOSE_TRIES):
+            for move in await self._moves_of(host, topic):
+                if move.started_at_us not in before:
+                    return move
+            await asyncio.sleep(CLOSE_LOOK_SECONDS)
+        return None
 
     async def _with_phase(self, topic: TopicName, refused: MoveRefused) -> MoveRefused:
         """A second move is told how far the first one is."""
@@ -201,8 +216,10 @@ class Moves:
             for move in (hosting.past_moves(topic) if hosting is not None else ())
         ]
 
-    async def _moves_of(self, peer: BrokerId, topic: TopicName) -> Sequence[pb.Move]:
+    async def _moves_of(self, peer: BrokerId | None, topic: TopicName) -> Sequence[pb.Move]:
         """Nothing, if it does not answer soon."""
+        if peer is None:
+            return []
         if peer == self._broker.broker_id:
             return self.past_here(topic)
         request = pb.MovePhasesRequest(topic=topic)

@@ -22,7 +22,6 @@ from typing import Any, Final, NamedTuple
 
 from pydanube.api.server import Doors
 from pydanube.broker.service import Broker
-from pydanube.broker.stores import OBJECTS
 from pydanube.config import Config
 from pydanube.errors import ConfigError, DirectoryInUse
 
@@ -111,7 +110,7 @@ async def _serve(config: Config, announce: Callable[[Listening], None], stopping
                     config.data_dir,
                     len(broker.topics.unopened),
                     config.mode,
-                    config.storage.url or (config.data_dir.absolute() / OBJECTS).as_uri(),
+                    config.objects_url,
                 )
             )
             await _until_over(broker, stopping)

@@ -28,6 +28,7 @@ from pydanube.api.metrics import MetricsDoor
 from pydanube.api.peers import Peers, PeerService
 from pydanube.api.rpc import handler_of
 from pydanube.api.stream import StreamDoor
+from pydanube.api.tls import server_context
 from pydanube.broker.service import Broker
 from pydanube.cluster.cluster import Cluster
 from pydanube.config import reachable
@@ -132,7 +133,7 @@ class Doors:
         broker.config = replace(config, broker=bound)
         broker.broker_url = bound.broker_url or f"http://{self.client_addr}"
         broker.connect_url = bound.connect_url or broker.broker_url
-        broker.stream_url = f"danube://{reachable(self.stream_addr, broker.broker_url)}"
+        broker.stream_url = f"{config.stream.scheme}://{reachable(self.stream_addr, broker.broker_url)}"
 
     def _register(self) -> None:
         broker, telemetry = self._broker, self._broker.telemetry
@@ -190,7 +191,7 @@ class Doors:
     async def _listen_stream(self, key: str, address: str) -> str:
         host, _, port = address.rpartition(":")
         try:
-            bound = await self._stream.open(host.strip("[]"), int(port))
+            bound = await self._stream.open(host.strip("[]"), int(port), server_context(self._broker.config.stream))
         except OSError as error:
             raise _unusable(key, address, error) from error
         return f"{host}:{bound}"

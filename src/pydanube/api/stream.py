@@ -1,28 +1,44 @@
-"""The native door: frames over TCP, for our own client and for Spark.
+"""The native door: frames over TCP or TLS, for our own client and for Spark.
 
     transport ─► FrameDecoder ─► Connection ─┬─► requests (stream_requests.py), a task each
                                              ├─► produce: parse, append, receipt when it is on disk
                                              └─► flow, ack, nack: at once
     outbox ─► pump, one task per consumer ─► transport, as long as the peer takes it
 
-What a peer can cost is bounded: a frame by its announced length, produced bytes that are not on disk by pausing the
-socket, deliveries by the permits it granted and by the socket's own buffer. Peers that do not greet, do not finish a
-frame, do not take what they asked for, or say nothing at all, are dropped (`StreamLimits`).
+What a peer can cost is bounded (`StreamLimits`): a frame by its announced length, produced bytes that are not on disk
+and requests under way by not reading the socket, deliveries by the permits it granted and by what may wait for the
+socket. Nothing is read from a peer that does not take its answers. Peers that do not greet, do not finish a frame, do
+not take what they asked for, or say nothing at all, are dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections import deque
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, cast
 
-from pydanube.api.stream_requests import Consuming, Producing, Requests
+from pydanube.api.stream_handles import Consuming, Producing, Undecided, failed, fits, pieces
+from pydanube.api.stream_requests import Requests
+from pydanube.broker.outbox import DeliveredBatch
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
-from pydanube.errors import DanubeError, InvalidBatch, NotServed, ProducerUnknown, ProtocolViolation, SubscriptionBusy
+from pydanube.config.stream import StreamLimits
+from pydanube.errors import (
+    ConsumerUnknown,
+    DanubeError,
+    InvalidBatch,
+    LimitReached,
+    MessageTooLarge,
+    NotServed,
+    ProducerUnknown,
+    ProtocolViolation,
+    SubscriptionBusy,
+)
 from pydanube.log.batch import Batch, messages, parse
 from pydanube.ports import Buffer
 from pydanube.wire import frames
@@ -34,20 +50,18 @@ log = logging.getLogger(__name__)
 MIB: Final = 1024 * 1024
 # Below this a batch is parsed on the loop: a hop to a thread and back costs more.
 PARSE_ON_LOOP_BYTES: Final = 64 * 1024
+WRITE_BUFFER_BYTES: Final = 1 * MIB
 SWEEP_SECONDS: Final = 2.0
+SHUTDOWN_SECONDS: Final = 2.0  # for a TLS peer's goodbye
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamLimits:
-    """What a peer may cost, and for how long."""
-
-    handshake_seconds: float = 10.0
-    keepalive_seconds: int = 15  # a peer that is silent for three of these is gone
-    frame_seconds: float = 60.0  # a frame that has begun is complete by then
-    stuck_seconds: float = 60.0  # a peer that takes nothing for so long is gone
-    unwritten_bytes: int = 32 * MIB  # produced on one connection and not on disk yet: then its socket is paused
-    requests: int = 256  # under way on one connection: then its socket is paused
-    connections: int = 10_000
+@lru_cache
+def _name() -> str:
+    """For people who look at what they are connected to."""
+    try:
+        return f"PyDanube {version('pydanube')}"
+    except PackageNotFoundError:  # run from its sources
+        return "PyDanube"
 
 
 class StreamDoor:
@@ -55,16 +69,24 @@ class StreamDoor:
 
     def __init__(self, broker: Broker, limits: StreamLimits | None = None) -> None:
         self.broker = broker
-        self.limits = limits or StreamLimits()
+        self.limits = limits or broker.config.stream.limits
         self.connections: set[Connection] = set()
         self.closing = False
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
-    async def open(self, host: str, port: int) -> int:
+    async def open(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Returns the port that was bound. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), host, port, backlog=1024)
+        self._server = await loop.create_server(
+            lambda: Connection(self),
+            host,
+            port,
+            backlog=1024,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else self.limits.handshake_seconds,
+            ssl_shutdown_timeout=None if tls is None else SHUTDOWN_SECONDS,
+        )
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep streams")
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
@@ -98,8 +120,9 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, door: StreamDoor) -> None:
         self.broker = door.broker
+        self.limits = door.limits
+        self.frame_size_max = frames.FRAME_SIZE_LIMIT  # that the peer takes
         self._door = door
-        self._limits = door.limits
         self._decoder = frames.FrameDecoder()
         self._transport: asyncio.Transport
         self._greeted = False
@@ -121,11 +144,14 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have all of its methods and are none of its subclasses.
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=1 * MIB)
-        if self._door.closing or len(self._door.connections) >= self._limits.connections:
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        if self._door.closing:
+            self._over = True
             self._transport.abort()
-            return
-        self._door.connections.add(self)
+        elif len(self._door.connections) >= self.limits.connections:
+            self.fail(LimitReached("connections", self.limits.connections))
+        else:
+            self._door.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.connections.discard(self)
@@ -138,9 +164,11 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._writable.clear()
         self._stuck_since = self.broker.clock.elapsed()
+        self._throttle()
 
     def resume_writing(self) -> None:
         self._writable.set()
+        self._throttle()
 
     def data_received(self, data: bytes) -> None:
         if self._over:
@@ -158,7 +186,7 @@ class Connection(asyncio.Protocol):
             self.fail(violation)
             return
         except Exception as error:
-            log.exception("stream failed", extra={"peer": self.peer})
+            log.exception("stream broken", extra={"peer": self.peer})
             self.fail(error)
             return
         if had == 0:
@@ -166,14 +194,15 @@ class Connection(asyncio.Protocol):
 
     def check_time(self, now: float) -> None:
         """Drops the peer if it broke a limit of time."""
-        limits = self._limits
+        limits = self.limits
+        self._requests.touch()
         if not self._greeted and now - self._opened_at > limits.handshake_seconds:
             self.abort("it did not greet in time")
         elif self._decoder.buffered_bytes and now - self._frame_since > limits.frame_seconds:
             self.abort("it did not finish a frame in time")
         elif not self._writable.is_set() and now - self._stuck_since > limits.stuck_seconds:
             self.abort("it took nothing for too long")
-        elif self._reading and now - self._heard_at > 3 * limits.keepalive_seconds:
+        elif self._reading and now - self._heard_at > 2 * limits.keepalive_seconds:
             self.abort("it was silent for too long")
 
     @property
@@ -192,9 +221,14 @@ class Connection(asyncio.Protocol):
     def fail(self, error: BaseException) -> None:
         """One clear error, then the end: nobody can go on after this."""
         if not self._over:
+            log.info("stream failed", extra={"peer": self.peer, "why": str(error)})
             self.send(pb.Command(error=to_wire(error)))
-            self._over = True
-            self._transport.close()
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """Ends the connection when what was said is written."""
+        self._over = True
+        self._transport.close()
 
     def abort(self, why: str) -> None:
         log.info("stream dropped", extra={"peer": self.peer, "why": why})
@@ -223,11 +257,11 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def _throttle(self) -> None:
-        """Stops reading while the peer has asked for more than it may have under way."""
+        """Stops reading while the peer has asked for more than it may have under way, or does not take its answers."""
         if self._over:
             return
-        busy = self._unwritten_bytes > self._limits.unwritten_bytes
-        busy = busy or len(self._tasks) - self._requests.pumps > self._limits.requests
+        busy = self._unwritten_bytes > self.limits.unwritten_bytes or not self._writable.is_set()
+        busy = busy or len(self._tasks) - self._requests.pumps > self.limits.requests
         if busy == self._reading:
             self._reading = not busy
             self._transport.pause_reading() if busy else self._transport.resume_reading()
@@ -248,14 +282,13 @@ class Connection(asyncio.Protocol):
                 consuming.grant(flow.messages, flow.bytes)
         elif kind == "ack":
             ranges = frames.ranges_of(command.ack.ranges)
-            if consuming := self._requests.consumer(command.ack.consumer):
-                consuming.ack(ranges)
-            self._done(command.request_id)
+            self._settle(command.request_id, command.ack.consumer, lambda consuming: consuming.ack(ranges))
         elif kind == "nack":
-            nack = command.nack
-            if consuming := self._requests.consumer(nack.consumer):
-                consuming.nack(frames.ranges_of(nack.ranges), nack.delay_ms / 1000, nack.reason)
-            self._done(command.request_id)
+            nack, refused = command.nack, frames.ranges_of(command.nack.ranges)
+            delay_seconds, reason = nack.delay_ms / 1000, nack.reason
+            self._settle(
+                command.request_id, nack.consumer, lambda consuming: consuming.nack(refused, delay_seconds, reason)
+            )
         elif kind == "ping":
             self.send(pb.Command(request_id=command.request_id, pong=pb.Pong()))
         elif kind == "pong":
@@ -266,25 +299,35 @@ class Connection(asyncio.Protocol):
         else:
             self._requests.take(kind, command)
 
-    def _done(self, request_id: int) -> None:
-        if request_id:
-            self.send(pb.Command(request_id=request_id, done=pb.Done()))
+    def _settle(self, request_id: int, handle: int, how: Callable[[Consuming], None]) -> None:
+        """An ack or nack. Without a request id nobody is told what became of it."""
+        consuming = self._requests.consumer(handle)
+        try:
+            if consuming is None:
+                raise ConsumerUnknown(handle)
+            how(consuming)
+        except DanubeError as error:
+            if request_id:
+                self.answer_error(request_id, error)
+        else:
+            if request_id:
+                self.send(pb.Command(request_id=request_id, done=pb.Done()))
 
     def _greet(self, frame: frames.Frame) -> None:
         if frame.kind != "hello":
             raise ProtocolViolation(f"the first command is {frame.kind}, not hello")
         hello = frame.command.hello
-        version = frames.negotiate(hello)
-        frames.frame_size_of(hello)
+        chosen = frames.negotiate(hello)
+        self.frame_size_max = frames.frame_size_of(hello)
         self._greeted = True
-        self._decoder.frame_size_max = frames.FRAME_SIZE_LIMIT
+        self._decoder.frame_size_max = self.limits.frame_bytes
         welcome = pb.Welcome(
-            version=version,
+            version=chosen,
             broker_id=self.broker.broker_id,
-            frame_size_max=frames.FRAME_SIZE_LIMIT,
+            frame_size_max=self.limits.frame_bytes,
             in_flight_max=frames.IN_FLIGHT_MAX,
-            keepalive_seconds=self._limits.keepalive_seconds,
-            broker="pydanube",
+            keepalive_seconds=self.limits.keepalive_seconds,
+            broker=_name(),
         )
         self.send(pb.Command(request_id=frame.command.request_id, welcome=welcome))
 
@@ -292,9 +335,10 @@ class Connection(asyncio.Protocol):
 
     def _produce(self, request_id: int, handle: int, body: memoryview) -> None:
         """Batches of a connection are appended in the order in which they came, small and large."""
-        producing = self._requests.producers.get(handle)
+        if not request_id:
+            raise ProtocolViolation("produce has no request id, so nobody could tell its receipt")
+        producing = self._requests.producer(handle)
         if producing is None:
-            # It ended a moment ago (the topic closed), or never was: the client opens it again and resends.
             self.answer_error(request_id, ProducerUnknown(handle))
             return
         self._unwritten_bytes += len(body)
@@ -308,56 +352,58 @@ class Connection(asyncio.Protocol):
 
     async def _parse_large(self) -> None:
         try:
-            while self._to_parse:
+            while self._to_parse and not self._over:
                 request_id, producing, body = self._to_parse.popleft()
-                if len(body) <= PARSE_ON_LOOP_BYTES:
-                    self._append(request_id, producing, body, None)
-                    continue
-                try:
-                    batch: Batch | None = await self.broker.run(lambda body=body: parse(body))  # type: ignore[misc]
-                except InvalidBatch as error:
-                    self._unwritten_bytes -= len(body)
-                    self.fail(error)
-                    return
+                batch: Batch | None = None
+                if len(body) > PARSE_ON_LOOP_BYTES:
+                    try:
+                        batch = await self.broker.run(lambda body=body: parse(body))  # type: ignore[misc]
+                    except InvalidBatch as error:
+                        self.fail(error)
+                        return
                 self._append(request_id, producing, body, batch)
         finally:
             self._parsing = None
 
     def _append(self, request_id: int, producing: Producing, body: memoryview, batch: Batch | None) -> None:
-        size = len(body)
-
-        def decided(future: asyncio.Future[Any]) -> None:
-            self._unwritten_bytes -= size
-            self._throttle()
-            if future.cancelled():
-                return
-            if error := future.exception():
-                producing.refused(first_sequence)
-                self.answer_error(request_id, error)
-            else:
-                self.send(pb.Command(request_id=request_id, receipt=producing.receipt(future.result(), rows)))
-            self._leave()
-
+        outcome: asyncio.Future[Any]
         try:
             batch = batch or parse(body)
-            rows, first_sequence = batch.header.rows, batch.header.first_sequence
+            header = batch.header
+            producing.check_room()
             producing.check(batch)
-        except InvalidBatch as error:
-            self._unwritten_bytes -= size
+            topic = producing.topic
+            if isinstance(topic, Topic):
+                outcome = topic.submit_batch(batch)
+            else:
+                outcome = asyncio.ensure_future(_fan_out(producing, batch))
+        except (InvalidBatch, ProtocolViolation) as error:
             self.fail(error)  # its bytes are not what it says: nothing on this connection can be believed
             return
         except DanubeError as error:
-            decided(_failed(error))
-            return
-        topic = producing.topic
-        if isinstance(topic, Topic):
-            try:
-                future: asyncio.Future[Any] = topic.submit_batch(batch)
-            except DanubeError as error:
-                future = _failed(error)
-            future.add_done_callback(decided)
+            outcome = failed(error)
+        producing.in_flight.append(Undecided(request_id, header.first_sequence, header.rows, len(body), outcome))
+        if outcome.done():
+            self._answer_decided(producing)
         else:
-            asyncio.ensure_future(_fan_out(producing, batch)).add_done_callback(decided)
+            outcome.add_done_callback(lambda _: self._answer_decided(producing))
+
+    def _answer_decided(self, producing: Producing) -> None:
+        """Receipts and refusals, in the order of the batches."""
+        while (decided := producing.decided()) is not None:
+            self._unwritten_bytes -= decided.size_bytes
+            outcome = decided.outcome
+            error = ProducerUnknown(producing.handle) if outcome.cancelled() else outcome.exception()
+            if error is None:
+                receipt = producing.receipt(outcome.result(), decided.rows)
+                self.send(pb.Command(request_id=decided.request_id, receipt=receipt))
+                continue
+            goes_on = producing.refused(decided.first_sequence, error)
+            self.answer_error(decided.request_id, error)
+            if not goes_on:
+                self.hang_up()
+        self._throttle()
+        self._leave()
 
     # --- delivering ---------------------------------------------------------------------------------
 
@@ -368,27 +414,34 @@ class Connection(asyncio.Protocol):
             if not items:
                 self._consumer_ended(consuming)
                 return
-            for item in items if consuming.is_reliable else await consuming.packed(items):
-                await self._writable.wait()
-                deliver = pb.Deliver(consumer=consuming.handle, ranges=frames.flat(item.ranges), attempt=item.attempt)
-                self.send(pb.Command(deliver=deliver), *item.batch.buffers)
-                consuming.sent(item)
+            for item in items if consuming.is_reliable else consuming.packed(items):
+                if fits(item.batch, self.frame_size_max):
+                    await self._deliver(consuming, item)
+                    continue
+                try:
+                    cut = await self.broker.run(lambda item=item: pieces(item, self.frame_size_max))  # type: ignore[misc]
+                except MessageTooLarge as error:
+                    self._requests.forget(consuming)
+                    consuming.subscription.detach(consuming.consumer_id, consuming.outbox)
+                    self.send(pb.Command(error=to_wire(error, consumer=consuming.handle)))
+                    return
+                for piece in cut:
+                    await self._deliver(consuming, piece)
+
+    async def _deliver(self, consuming: Consuming, item: DeliveredBatch) -> None:
+        await self._writable.wait()
+        deliver = pb.Deliver(consumer=consuming.handle, ranges=frames.flat(item.ranges), attempt=item.attempt)
+        self.send(pb.Command(deliver=deliver), *item.batch.buffers)
+        consuming.sent(item)
 
     def _consumer_ended(self, consuming: Consuming) -> None:
-        self._requests.forget(consuming)
         ended = consuming.outbox.ended
         if isinstance(ended, NotServed):
-            self.send(pb.Command(moved=pb.Moved(topic=consuming.topic.name)))
-        else:
+            return  # the topic closes: the peer is told when everything of it has ended
+        if self._requests.consumer(consuming.handle) is not None:  # else it was the peer who closed it
+            self._requests.forget(consuming)
             taken = SubscriptionBusy(consuming.topic.name, consuming.subscription.name, "a newer one of this name")
-            error = ended or taken
-            self.send(pb.Command(error=to_wire(error, consumer=consuming.handle)))
-
-
-def _failed(error: DanubeError) -> asyncio.Future[Any]:
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    future.set_exception(error)
-    return future
+            self.send(pb.Command(error=to_wire(ended or taken, consumer=consuming.handle)))
 
 
 async def _fan_out(producing: Producing, batch: Batch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydanube.broker.fanout import FanoutSubscription
 from pydanube.broker.outbox import AnyOutbox, Delivered, DeliveredBatch
@@ -36,13 +36,13 @@ class Undecided(NamedTuple):
     first_sequence: int
     rows: int
     size_bytes: int
-    outcome: asyncio.Future[Receipt | None]
+    outcome: asyncio.Future[Any]  # a Receipt, or None from a topic that keeps nothing
 
 
 class Producing:
     """A producer that the peer has opened."""
 
-    __slots__ = ("_idle", "handle", "hole", "in_flight", "name", "producer_id", "session", "topic")
+    __slots__ = ("_idle", "_registered", "handle", "hole", "in_flight", "name", "producer_id", "session", "topic")
 
     def __init__(self, handle: int, topic: AnyTopic, name: str, producer_id: ProducerId, session: int) -> None:
         self.handle = handle
@@ -53,11 +53,15 @@ class Producing:
         self.in_flight: deque[Undecided] = deque()
         self.hole: int | None = None  # sequence of the first batch that was refused: nothing behind it may pass
         self._idle: asyncio.Event | None = None
+        self._registered = topic.producers.get(producer_id)
 
-    def begin(self, undecided: Undecided) -> None:
+    def leave(self) -> None:
+        """The peer has closed it, or is gone: an exclusive place is free again."""
+        self.topic.producers.remove(self.producer_id, self._registered)
+
+    def check_room(self) -> None:
         if len(self.in_flight) >= frames.IN_FLIGHT_MAX:
             raise ProtocolViolation(f"producer {self.handle} has more than {frames.IN_FLIGHT_MAX} batches in flight")
-        self.in_flight.append(undecided)
 
     def decided(self) -> Undecided | None:
         """The oldest batch, if its fate is known."""
@@ -245,7 +249,7 @@ def fetched(batches: list[Batch], start: int, frame_size_max: int) -> list[Batch
     return found
 
 
-def failed(error: DanubeError) -> asyncio.Future[Receipt | None]:
-    future: asyncio.Future[Receipt | None] = asyncio.get_running_loop().create_future()
+def failed(error: DanubeError) -> asyncio.Future[Any]:
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     future.set_exception(error)
     return future

@@ -1,4 +1,4 @@
-"""What a native peer may ask for, request by request; and the producers and consumers it has opened.
+"""What a native peer may ask for, request by request.
 
 A request runs in a task of its own, so a slow one does not hold up the others, and answers with its request id. Errors
 become Error commands with the fields of the class they have inside the broker.
@@ -6,35 +6,31 @@ become Error commands with the fields of the class they have inside the broker.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pydanube.api.places import here, locate, make_topic
-from pydanube.broker.fanout import FanoutSubscription, FanoutTopic
-from pydanube.broker.outbox import AnyOutbox, Delivered, DeliveredBatch
+from pydanube.api.stream_handles import DELIVER_OVERHEAD_BYTES, DURABILITIES, Consuming, Producing, fetched
+from pydanube.broker.fanout import FanoutTopic
 from pydanube.broker.overview import Overview
-from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.broker.topics import AnyTopic
-from pydanube.core.events import Ranges
-from pydanube.core.names import ConsumerId, NamespaceName, ProducerId, SubscriptionName, TopicName
+from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind
-from pydanube.core.roster import Permits
+from pydanube.core.tiers import Descriptor
 from pydanube.errors import (
     DanubeError,
     DeliveryMismatch,
-    InvalidBatch,
-    MessageTooLarge,
+    LimitReached,
     NotServed,
     OffsetOutOfRange,
-    OutOfSequence,
     ProtocolViolation,
     TopicUnknown,
 )
-from pydanube.log.batch import Batch, encode, payload_size_max, rows_of, topic_hash
-from pydanube.log.wal import Receipt
-from pydanube.wire import frames
+from pydanube.log.batch import Batch, topic_hash
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
 if TYPE_CHECKING:
@@ -43,105 +39,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KINDS: Final = dict(enumerate(SubscriptionKind))
-DURABILITIES: Final = {"fsync": pb.FSYNC, "os": pb.OS}
 FETCH_BYTES_DEFAULT: Final = 1024 * 1024
 FETCH_BYTES_MAX: Final = 32 * 1024 * 1024
 FETCH_WAIT_MAX_SECONDS: Final = 60.0
-HANDLES_MAX: Final = 10_000
-
-
-class Producing:
-    """A producer that the peer has opened."""
-
-    __slots__ = ("handle", "hole", "name", "producer_id", "session", "topic")
-
-    def __init__(self, handle: int, topic: AnyTopic, name: str, producer_id: ProducerId, session: int) -> None:
-        self.handle = handle
-        self.topic = topic
-        self.name = name
-        self.producer_id = producer_id
-        self.session = session
-        self.hole: int | None = None  # sequence of the first batch that was refused: nothing behind it may pass
-
-    def refused(self, first_sequence: int) -> None:
-        if self.session and (self.hole is None or first_sequence < self.hole):
-            self.hole = first_sequence
-
-    def check(self, batch: Batch) -> None:
-        """The batch is this producer's, of this session, and no message in it is too large."""
-        header = batch.header
-        mine = (self.producer_id, self.session) if self.session else (0, 0)
-        if (header.producer_id, header.session) != mine:
-            raise InvalidBatch(f"it is of producer {header.producer_id}, session {header.session}; opened were {mine}")
-        if self.hole is not None:
-            if header.first_sequence > self.hole:
-                raise OutOfSequence(self.producer_id, header.first_sequence, self.hole)
-            self.hole = None
-        policy = self.topic.policy
-        if not policy.allows_message(header.uncompressed_length):  # then look closer
-            largest = payload_size_max(batch)
-            if not policy.allows_message(largest):
-                raise MessageTooLarge(largest, policy.max_message_size)
-        self.topic.touch_producer(self.producer_id)
-
-    def receipt(self, receipt: Receipt | None, rows: int) -> pb.Receipt:
-        if receipt is None:
-            return pb.Receipt(rows=rows, durability=pb.MEMORY)
-        return pb.Receipt(
-            offset=receipt.offset,
-            rows=rows,
-            epoch=receipt.epoch,
-            durability=DURABILITIES[receipt.durability],
-            duplicate=receipt.duplicate,
-        )
-
-
-class Consuming:
-    """A consumer that the peer has opened."""
-
-    __slots__ = ("_bytes", "_messages", "consumer_id", "handle", "outbox", "subscription", "topic")
-
-    def __init__(
-        self,
-        handle: int,
-        topic: AnyTopic,
-        subscription: Subscription | FanoutSubscription,
-        consumer_id: ConsumerId,
-        outbox: AnyOutbox,
-    ) -> None:
-        self.handle = handle
-        self.topic = topic
-        self.subscription = subscription
-        self.consumer_id = consumer_id
-        self.outbox = outbox
-        self._messages = self._bytes = 0  # granted and not used yet, as the peer sees it
-
-    @property
-    def is_reliable(self) -> bool:
-        return isinstance(self.subscription, Subscription)
-
-    def grant(self, messages: int, size_bytes: int) -> None:
-        self._messages = frames.granted(self._messages, messages)
-        self._bytes = frames.granted(self._bytes, size_bytes)
-        if isinstance(self.subscription, Subscription):
-            self.subscription.grant(self.consumer_id, Permits(messages, size_bytes))
-
-    def sent(self, item: DeliveredBatch) -> None:
-        self._messages -= min(self._messages, sum(end - first for first, end in item.ranges))
-        self._bytes -= min(self._bytes, item.batch.header.size_bytes)
-
-    def ack(self, ranges: Ranges) -> None:
-        if isinstance(self.subscription, Subscription):
-            self.subscription.ack_ranges(ranges)
-
-    def nack(self, ranges: Ranges, delay_seconds: float, reason: str) -> None:
-        if isinstance(self.subscription, Subscription):
-            self.subscription.nack_ranges(ranges, delay_seconds, reason)
-
-    async def packed(self, items: list[Delivered]) -> list[DeliveredBatch]:
-        """Messages of a non-reliable topic as one batch."""
-        batch = encode(rows_of([item.message for item in items]), topic=self.topic.name)
-        return [DeliveredBatch(batch, ((0, len(items)),), 1)]
 
 
 class Requests:
@@ -152,6 +52,7 @@ class Requests:
         self._broker = connection.broker
         self.producers: dict[int, Producing] = {}
         self._consumers: dict[int, Consuming] = {}
+        self._watched: dict[AnyTopic, Callable[[NotServed], None]] = {}  # topics that handles are of
         self._handles = 0
         self.pumps = 0
         self._kinds: dict[str, Callable[[pb.Command], Awaitable[dict[str, Any]]]] = {
@@ -167,38 +68,90 @@ class Requests:
             "delete_topic": self._delete_topic,
             "describe_topic": self._describe_topic,
             "describe_storage": self._describe_storage,
+            "swap_objects": self._swap_objects,
             "list_topics": self._list_topics,
             "get_lag": self._get_lag,
         }
 
     def take(self, kind: str, command: pb.Command) -> None:
         """Runs the request in a task of its own."""
+        if kind == "hello":
+            raise ProtocolViolation("the greeting is over")
+        if kind != "fetch" and kind not in self._kinds:
+            raise ProtocolViolation(f"{kind} is the broker's to say")
+        if not command.request_id:
+            raise ProtocolViolation(f"{kind} has no request id, so nobody could tell its answer")
         if kind == "fetch":
             self._connection.spawn(self._fetch(command))
-        elif kind in self._kinds:
-            self._connection.spawn(self._answer(self._kinds[kind], command))
         else:
-            raise ProtocolViolation(f"{kind} is the broker's to say")
+            self._connection.spawn(self._answer(self._kinds[kind], command))
+
+    def producer(self, handle: int) -> Producing | None:
+        """None for one that has ended: its topic closed a moment ago, and the peer will hear of it."""
+        self._check_handle("producer", handle)
+        return self.producers.get(handle)
 
     def consumer(self, handle: int) -> Consuming | None:
-        """None for one that has ended: what the peer says of it came too late, and changes nothing."""
-        if not 0 < handle <= self._handles:
-            raise ProtocolViolation(f"consumer {handle} was never opened on this connection")
+        """None for one that has ended: what the peer says of it came too late."""
+        self._check_handle("consumer", handle)
         return self._consumers.get(handle)
+
+    def _check_handle(self, what: str, handle: int) -> None:
+        if not 0 < handle <= self._handles:
+            raise ProtocolViolation(f"{what} {handle} was never opened on this connection")
 
     def forget(self, consuming: Consuming) -> None:
         self._consumers.pop(consuming.handle, None)
+        self._unwatch(consuming.topic)
+
+    def touch(self) -> None:
+        """The peer lives, so its producers do."""
+        for producing in self.producers.values():
+            producing.topic.touch_producer(producing.producer_id)
 
     def end(self) -> None:
         """The connection is gone: what its consumers held goes to others."""
         for consuming in self._consumers.values():
             consuming.subscription.detach(consuming.consumer_id, consuming.outbox)
+        for producing in self.producers.values():
+            producing.leave()
         self._consumers.clear()
         self.producers.clear()
+        for topic, watcher in self._watched.items():
+            topic.closed.forget(watcher)
+        self._watched.clear()
+
+    # --- topics that close --------------------------------------------------------------------------
+
+    def _watch(self, topic: AnyTopic) -> None:
+        if topic not in self._watched:
+            self._watched[topic] = partial(self._closed, topic)
+            topic.closed.watch(self._watched[topic])
+
+    def _unwatch(self, topic: AnyTopic) -> None:
+        """The peer has heard everything of this topic that it will, unless another of its handles is of it."""
+        handles: list[Producing | Consuming] = [*self.producers.values(), *self._consumers.values()]
+        if topic in self._watched and not any(each.topic is topic for each in handles):
+            topic.closed.forget(self._watched.pop(topic))
+
+    def _closed(self, topic: AnyTopic, why: NotServed) -> None:
+        """The topic is not served here any more: all its handles end, and the peer is told once."""
+        del self._watched[topic]
+        for producing in [each for each in self.producers.values() if each.topic is topic]:
+            del self.producers[producing.handle]
+        for consuming in [each for each in self._consumers.values() if each.topic is topic]:
+            del self._consumers[consuming.handle]
+        moved = pb.Command(moved=pb.Moved(topic=topic.name, stream_url=why.moved_to))
+        # Soon: receipts of what the topic stored last are on their way to be written.
+        asyncio.get_running_loop().call_soon(self._connection.send, moved)
+
+    # --- answers ------------------------------------------------------------------------------------
 
     async def _answer(self, handler: Callable[[pb.Command], Awaitable[dict[str, Any]]], command: pb.Command) -> None:
         try:
             answer = await handler(command)
+        except ProtocolViolation as violation:
+            self._connection.fail(violation)
         except DanubeError as error:
             self._connection.answer_error(command.request_id, error)
         except Exception as error:
@@ -208,8 +161,9 @@ class Requests:
             self._connection.send(pb.Command(request_id=command.request_id, **answer))
 
     def _new_handle(self) -> int:
-        if len(self.producers) + len(self._consumers) >= HANDLES_MAX:
-            raise ProtocolViolation(f"a connection has at most {HANDLES_MAX} producers and consumers")
+        limit = self._connection.limits.handles
+        if len(self.producers) + len(self._consumers) >= limit:
+            raise LimitReached("producers and consumers of a connection", limit)
         self._handles += 1
         return self._handles
 
@@ -296,6 +250,16 @@ class Requests:
             info.descriptors.extend(each.to_bytes() for each in tier.objects.keyed)
         return {"storage_info": info}
 
+    async def _swap_objects(self, command: pb.Command) -> dict[str, Any]:
+        request = command.swap_objects
+        topic = await self._reliable(request.topic)
+        try:
+            described = Descriptor.from_bytes(request.descriptor)
+        except (ValueError, TypeError) as error:
+            raise ProtocolViolation(f"the descriptor of an object cannot be understood: {error}") from error
+        await topic.swap_objects(request.old, described)
+        return {"done": pb.Done()}
+
     async def _list_topics(self, command: pb.Command) -> dict[str, Any]:
         request = command.list_topics
         namespace = NamespaceName(request.namespace) if request.namespace else None
@@ -324,6 +288,7 @@ class Requests:
             session = request.session or await topic.open_session(producer_id)
         handle = self._new_handle()
         self.producers[handle] = Producing(handle, topic, request.producer_name, producer_id, session)
+        self._watch(topic)
         opened = pb.ProducerOpened(
             producer=handle,
             producer_id=producer_id if session else 0,
@@ -335,7 +300,12 @@ class Requests:
         return {"producer_opened": opened}
 
     async def _close_producer(self, command: pb.Command) -> dict[str, Any]:
-        self.producers.pop(command.close_producer.producer, None)
+        producing = self.producer(command.close_producer.producer)
+        if producing is not None:
+            await producing.idle()
+            producing.leave()
+            self.producers.pop(producing.handle, None)
+            self._unwatch(producing.topic)
         return {"done": pb.Done()}
 
     # --- consuming ----------------------------------------------------------------------------------
@@ -348,20 +318,22 @@ class Requests:
         if kind is None:
             raise ProtocolViolation(f"subscription type {request.type} is none of {sorted(KINDS)}")
         filters = tuple(request.key_filters)
+        unsent_bytes = self._connection.limits.unsent_bytes
         handle = self._new_handle()
         if isinstance(topic, Topic):
             start = await _place(topic, request.start) if request.HasField("start") else None
             identity = await topic.subscribe(name, kind, request.consumer_name, filters, start, native=True)
             reliable = topic.require(name)
-            consuming = Consuming(handle, topic, reliable, identity, reliable.attach_native(identity))
+            consuming = Consuming(handle, topic, reliable, identity, reliable.attach_native(identity), unsent_bytes)
             cursor = reliable.get_lag_info().cursor
             next_unacked = 0 if cursor is None else cursor + 1
         else:
             identity = await topic.subscribe(name, kind, request.consumer_name, filters)
             fanned = topic.require(name)
-            consuming = Consuming(handle, topic, fanned, identity, fanned.attach(identity))
+            consuming = Consuming(handle, topic, fanned, identity, fanned.attach(identity), unsent_bytes)
             next_unacked = 0
         self._consumers[handle] = consuming
+        self._watch(topic)
         consuming.grant(request.messages, request.bytes)
         self._start_pump(consuming)
         subscribed = pb.Subscribed(
@@ -382,8 +354,9 @@ class Requests:
         task.add_done_callback(ended)
 
     async def _close_consumer(self, command: pb.Command) -> dict[str, Any]:
-        consuming = self._consumers.pop(command.close_consumer.consumer, None)
+        consuming = self.consumer(command.close_consumer.consumer)
         if consuming is not None:
+            self.forget(consuming)
             consuming.subscription.detach(consuming.consumer_id, consuming.outbox)
         return {"done": pb.Done()}
 
@@ -425,29 +398,38 @@ class Requests:
         try:
             topic = await self._reliable(request.topic)
             end = request.end if request.HasField("end") else None
-            found = await self._read(topic, request.start, end, request.bytes_max, request.wait_ms / 1000)
+            found, next_offset = await self._read(topic, request.start, end, request.bytes_max, request.wait_ms / 1000)
         except DanubeError as error:
             self._connection.answer_error(command.request_id, error)
             return
-        next_offset = found[-1].header.end_offset if found else request.start
-        fetched = pb.Fetched(next_offset=next_offset, head=topic.head, first_offset=topic.first_offset)
+        answer = pb.Fetched(next_offset=next_offset, head=topic.head, first_offset=topic.first_offset)
         body = [buffer for batch in found for buffer in batch.buffers]
-        self._connection.send(pb.Command(request_id=command.request_id, fetched=fetched), *body)
+        self._connection.send(pb.Command(request_id=command.request_id, fetched=answer), *body)
 
     async def _read(
         self, topic: Topic, start: int, end: int | None, bytes_max: int, wait_seconds: float
-    ) -> list[Batch]:
+    ) -> tuple[list[Batch], int]:
+        """Batches, and where to go on."""
         if start > topic.head:
             raise OffsetOutOfRange(topic.name, start, topic.first_offset, topic.head)
         if start >= topic.head and wait_seconds:
             await topic.wait_beyond(start, min(wait_seconds, FETCH_WAIT_MAX_SECONDS))
         bytes_max = min(bytes_max or FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX)
-        return await topic.batches(start, topic.head if end is None else end, bytes_max)
+        try:
+            found = await topic.batches(start, topic.head if end is None else end, bytes_max)
+        except OffsetOutOfRange as error:
+            if topic.first_offset <= start < error.first <= topic.head:
+                return [], error.first  # offsets that nobody ever used
+            raise
+        frame_size_max = self._connection.frame_size_max
+        if sum(batch.header.size_bytes for batch in found) + DELIVER_OVERHEAD_BYTES > frame_size_max:
+            found = await self._broker.run(lambda: fetched(found, start, frame_size_max))
+        return found, found[-1].header.end_offset if found else start
 
     async def _reliable(self, name: str) -> Topic:
         topic = await self._broker.topics.require(TopicName(name))
         if isinstance(topic, FanoutTopic):
-            raise NotServed(topic.name, "a non-reliable topic keeps no messages and has no offsets")
+            raise DeliveryMismatch(topic.name, Delivery.RELIABLE.value, topic.delivery.value)
         return topic
 
 

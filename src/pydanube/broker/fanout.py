@@ -21,6 +21,7 @@ from pydanube.broker.members import (
 from pydanube.broker.outbox import AnyOutbox, Delivered, MessageOutbox, Outbox, Registration
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.subscription import ATTACH_SECONDS, Services
+from pydanube.broker.watchers import Watchers
 from pydanube.core import keys
 from pydanube.core.keyring import Ring
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, consumer_id
@@ -199,6 +200,7 @@ class FanoutTopic:
         self.subscriptions: dict[SubscriptionName, FanoutSubscription] = {}
         self.producers = Producers(name, policy, services.clock)
         self.metrics = telemetry.topic(name)
+        self.closed = Watchers()
         self._telemetry = telemetry
         self._metadata = metadata
         self._services = services
@@ -221,6 +223,7 @@ class FanoutTopic:
             self._removing.cancel()
             await asyncio.gather(self._removing, return_exceptions=True)
         self._telemetry.forget_topic(self.name)
+        self.closed.tell(self._closing)
 
     # --- publishing ---------------------------------------------------------------------------------
 

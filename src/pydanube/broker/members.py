@@ -71,6 +71,14 @@ class Producers:
         self._producers[identity] = Producer(name, exclusive, self._clock.elapsed())
         return identity
 
+    def get(self, identity: ProducerId) -> Producer | None:
+        return self._producers.get(identity)
+
+    def remove(self, identity: ProducerId, registered: Producer | None) -> None:
+        """It has left; unless somebody took its name since."""
+        if registered is not None and self._producers.get(identity) is registered:
+            del self._producers[identity]
+
     def touch(self, identity: ProducerId) -> bool:
         """A sign of life; False for an unknown one."""
         producer = self._producers.get(identity)

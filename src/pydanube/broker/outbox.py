@@ -55,9 +55,11 @@ class Outbox(Generic[Item]):
             self._queue.extend(items)
             self._wake()
 
-    def clear(self) -> None:
-        """Drops what no stream has taken yet."""
+    def clear(self) -> list[Item]:
+        """Drops what no stream has taken yet, and returns it."""
+        dropped = list(self._queue)
         self._queue.clear()
+        return dropped
 
     def end(self, error: DanubeError | None = None) -> None:
         """Nothing more comes. What is queued is dropped: whoever ended it has it sent again."""

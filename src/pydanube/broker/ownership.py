@@ -51,6 +51,7 @@ class Claimable(NamedTuple):
     orphans: Sequence[Orphan]
     voids: Sequence[tuple[int, int]]
     leaves: Orphan | None  # what a claim leaves behind on the disk of a lost owner
+    covered_end: int = 0  # below, every offset that was given out has its place: an object, an orphan or a void
 
     @property
     def epoch(self) -> int:
@@ -106,6 +107,7 @@ async def look(metadata: MetadataStore, topic: TopicName, broker_id: BrokerId) -
         orphans,
         voids,
         orphan_left(owner, seal, reserved_end, covered_end, broker_id=broker_id),
+        covered_end,
     )
 
 
@@ -151,6 +153,8 @@ class Ownership:
             operations.append(Delete(keys.assignment(BrokerId(seen.owner.broker_id), topic)))
         if seen.leaves is not None:
             operations.append(Put(keys.orphan(topic, seen.leaves.start), seen.leaves.to_bytes()))
+        # What has its place already is not void, however much of the log was lost.
+        unproven_from = None if unproven_from is None else max(unproven_from, seen.covered_end)
         if unproven_from is not None and unproven_from < start:
             why = "the end of the log was lost"
             operations.append(Put(keys.void(topic, unproven_from), void_to_bytes(start, why)))

@@ -99,6 +99,9 @@ class Rescuer:
                 if (start := keys.start_of(item.key)) is not None
                 and (orphan := Orphan.from_bytes(start, item.value)).broker_id == self._broker_id
             ]
+            opened = self._topics.get(topic)
+            if isinstance(opened, Topic) and mine and not opened.orphans:
+                continue  # it was taken from us and we have not noticed yet
             for orphan in mine:
                 if (topic, orphan.epoch) not in self._brought:
                     await self._bring(topic, orphan)
@@ -138,13 +141,14 @@ class Rescuer:
         reader = source.reader(offset)
         while reader.offset < end and size < OBJECT_BYTES:
             try:
-                for batch in await reader.read(READ_BYTES):
+                read = await reader.read(READ_BYTES)
+                if not read:
+                    return batches, end  # the head
+                for batch in read:
                     first, upto = max(batch.header.base_offset, offset), min(batch.header.end_offset, end)
                     if first < upto:
                         batches.append(cut(batch, first, upto))
                         size += batch.header.size_bytes
-                if not batches:
-                    return batches, end
             except OffsetOutOfRange as gap:
                 return batches, (max(gap.first, reader.offset + 1) if not batches else reader.offset)
             except LogDamaged as damage:

@@ -67,7 +67,7 @@ class Broker:
         self._tasks: list[asyncio.Task[None]] = []
         self.broker_url = config.broker.broker_url or f"http://{config.broker.client_addr}"
         self.connect_url = config.broker.connect_url or self.broker_url
-        self.stream_url = f"danube://{reachable(config.broker.stream_addr, self.broker_url)}"
+        self.stream_url = f"{config.stream.scheme}://{reachable(config.broker.stream_addr, self.broker_url)}"
         # Set by `_start`, before anybody else has the broker.
         self.cloud: Cloud | None = None
         self.cluster: Cluster | None = None
@@ -246,7 +246,8 @@ class Broker:
 
     async def hand_over(self) -> None:
         """Seals every topic that can be, in the time there is, so that others continue without a gap."""
-        if self.hosting is not None:
+        if self.hosting is not None and self.cluster is not None:
+            await self.cluster.retire()  # nobody gives us topics any more
             left = await self.hosting.seal_all(self.config.cluster.shutdown_seconds)
             if left:
                 log.warning("topics not handed over", extra={"topics": left})

@@ -62,10 +62,10 @@ class Verified(NamedTuple):
 class StorageDesk:
     """`url` is that of the object store."""
 
-    def __init__(self, topics: Topics, url: str | None) -> None:
+    def __init__(self, topics: Topics, url: str) -> None:
         self._topics = topics
         self._metadata = topics.rooms.metadata
-        self._url = url or ""
+        self._url = url
 
     @property
     def has_store(self) -> bool:
@@ -76,7 +76,7 @@ class StorageDesk:
         parts = urlsplit(self._url)
         if parts.scheme == "file":
             return f"{normpath(unquote(parts.path))}/{key}"
-        return f"{self._url.rstrip('/')}/{key}" if self._url else key
+        return f"{self._url.rstrip('/')}/{key}"
 
     # --- list ---------------------------------------------------------------------------------------------
 
@@ -143,7 +143,8 @@ class StorageDesk:
         """
         cloud = self._topics.rooms.cloud
         assert cloud is not None, "ask has_store first"
-        verifier = TierVerifier(name, self._metadata, cloud.store, self._topics.rooms.work)
+        rooms, grace_seconds = self._topics.rooms, cloud.config.garbage_seconds
+        verifier = TierVerifier(name, self._metadata, cloud.store, rooms.work, grace_seconds=grace_seconds)
         topic: Topic | None = None
         not_served = ""
         try:
@@ -177,19 +178,20 @@ class StorageDesk:
     async def _remove(self, cloud: Cloud, topic: Topic, verifier: TierVerifier) -> None:
         """Removes what was judged garbage and still is: by what is stored, by what the owner knows, and if it owns."""
         assert topic.storage is not None
-        report = verifier.report
+        report, tier = verifier.report, topic.storage.tier
+        if not _garbage(report, ()):
+            return
+        await tier.fence()  # still ours, and no descriptor that was given up on comes late
         state = await read_state(self._metadata, topic.name)
         try:
             stored = await all_descriptors(cloud.store, state)
-            known = (await topic.storage.tier.know_all())[:]
+            known = (await tier.know_all())[:]
         except ObjectDamaged as error:
             report.findings.append(Finding(False, "repair", f"nothing was removed: {error}"))
             return
-        described = {topic.storage.tier.key(each.object_id) for each in (*stored, *known)}
-        described |= {state.manifest_key or "", topic.storage.tier.key(topic.storage.tier.history.manifest or "")}
-        doomed = _garbage(report, described)
-        await topic.storage.tier.fence()  # still ours, and what we know of descriptors is not out of date
-        await self._delete(cloud, report, doomed)
+        described = {tier.key(each.object_id) for each in (*stored, *known)}
+        described |= {state.manifest_key or "", tier.key(tier.history.manifest or "")}
+        await self._delete(cloud, report, _garbage(report, described))
 
     async def _remove_deleted(self, cloud: Cloud, verifier: TierVerifier) -> None:
         """Of a topic that is no more. Whoever makes it again begins with a newer epoch, so nobody can want these."""

@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 STAMP: Final = "danube-store.json"
 METADATA: Final = "metadata.sqlite"
 ETCD: Final = "etcd"
-OBJECTS: Final = "objects"  # history of a standalone broker that was not told where to keep it
 
 
 class Stores:
@@ -84,7 +83,7 @@ class Stores:
 
     async def open_objects(self, metadata: MetadataStore) -> ObjectStore:
         """Raises ConfigError for a store that refuses us or is another cluster's. One that is away is asked later."""
-        url = self._config.storage.url or self._beside_the_log()
+        url = self._config.objects_url
         store = await open_object_store(url, self._config.storage.options)
         self._closing.append(store.close)
         cluster_id = await self._cluster_id(metadata)
@@ -111,9 +110,6 @@ class Stores:
                 "it is not the store that the other brokers of this cluster use: "
                 "give every broker the same one, which all of them reach",
             )
-
-    def _beside_the_log(self) -> str:
-        return (Path(self._config.data_dir).absolute() / OBJECTS).as_uri()
 
     async def _cluster_id(self, metadata: MetadataStore) -> str:
         """One for all brokers of this metadata store, made by the first."""

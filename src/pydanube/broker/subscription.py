@@ -146,6 +146,7 @@ class Subscription:
         self._closed = False
         self._beat_at = 0.0
         self._read_error: DanubeError | None = None
+        self._seeks = 0
         self._frozen: DanubeError | None = None
         self._thawed = asyncio.Event()
         self._thawed.set()
@@ -344,12 +345,29 @@ class Subscription:
         self.nack_ranges((OffsetRange(offset, offset + 1),), delay_seconds, reason)
 
     def seek(self, offset: int) -> None:
-        """Delivery goes on at `offset`, whatever was acknowledged."""
+        """Delivery goes on at `offset`, whatever was acknowledged.
+
+        What was on its way to consumers is dropped; they never see it, so they get back the permits it took.
+        """
+        self._seeks += 1
+        sends = [effect for effect, _ in self._work if isinstance(effect, Send)]
         self._work.clear()
-        for each in self._consumers.values():
-            if each.outbox is not None:
-                each.outbox.clear()
+        unsent = {each.consumer_id: each.outbox.clear() for each in self._consumers.values() if each.outbox is not None}
         self._step(Sought(offset))
+        for send in sends:
+            self._take_back(send)
+        for consumer, items in unsent.items():
+            if self._consumers[consumer].native and items:
+                rows = sum(end - first for item in items for first, end in item.ranges)
+                size_bytes = sum(item.batch.header.size_bytes for item in items)
+                self._step(Granted(consumer, Permits(rows, size_bytes)))
+
+    def _take_back(self, send: Send) -> None:
+        """It will not be sent, and a seek has settled what becomes of its messages."""
+        registration = self._consumers.get(send.consumer)
+        if registration is not None and registration.native:
+            self._step(Shipped(send.consumer, 0, ()))
+            self._step(Granted(send.consumer, Permits(sum(each.size for each in send.ranges), 0)))
 
     def change(self, *, policy: FailurePolicy | None = None, limits: DispatchLimits | None = None) -> None:
         """Takes effect at once, also for what is in flight."""
@@ -495,19 +513,29 @@ class Subscription:
             return
         unsent: Ranges = ()
         rows: list[tuple[int, Envelope]] = []
-        for first, end in send.ranges:
+        seeks = self._seeks
+        for place, (first, end) in enumerate(send.ranges):
             got = await self._rows(first, end)
             rows += got
             reached = got[-1][0] + 1 if got else first
-            if reached < end:
-                unsent = (*unsent, OffsetRange(reached, end))
-        if registration.outbox is not outbox:
-            return  # it left while we read
+            if reached < end:  # what comes behind it waits, or it would come before it
+                unsent = (OffsetRange(reached, end), *send.ranges[place + 1 :])
+                break
+        if registration.outbox is not outbox or self._seeks != seeks:
+            return  # it left while we read, or wants something else now
         if rows:
             outbox.put(Delivered(offset, message, send.attempt) for offset, message in rows)
             self._count(send, len(rows), sum(len(message.payload) for _, message in rows))
         if unsent:
             self._step(Shipped(send.consumer, 0, unsent))
+            self._hold_back(outbox)
+
+    def _hold_back(self, outbox: AnyOutbox) -> None:
+        """Something could not be read: what is queued behind it for the same consumer waits too, to keep the order."""
+        later = [effect for effect, target in self._work if target is outbox and isinstance(effect, Send)]
+        self._work = deque(each for each in self._work if each[1] is not outbox or not isinstance(each[0], Send))
+        for send in later:
+            self._step(Shipped(send.consumer, 0, send.ranges))
 
     def _count(self, send: Send, rows: int, size_bytes: int) -> None:
         self.metrics.delivered.inc(rows)
@@ -521,7 +549,8 @@ class Subscription:
         size_bytes = rows = 0
         unsent: list[OffsetRange] = []
         items: list[DeliveredBatch] = []
-        for first, end in send.ranges:
+        seeks = self._seeks
+        for place, (first, end) in enumerate(send.ranges):
             reached = first
             while reached < end and size_bytes < size_max:
                 batches = await self._read(self._source.batches(reached, end, size_max - size_bytes))
@@ -540,12 +569,18 @@ class Subscription:
                     if size_bytes >= size_max:
                         break
             if reached < end:
-                unsent.append(OffsetRange(reached, end))
+                unsent = [OffsetRange(reached, end), *send.ranges[place + 1 :]]
+                break
         if registration.outbox is not outbox:
+            return
+        if self._seeks != seeks:
+            self._take_back(send)
             return
         outbox.put(items)
         self._count(send, rows, size_bytes)
         self._step(Shipped(send.consumer, size_bytes, tuple(unsent)))
+        if unsent and size_bytes < size_max:
+            self._hold_back(outbox)
 
     async def _rows(self, first: int, end: int) -> list[tuple[int, Envelope]]:
         """What the log has of [first, end) now. A reader with nothing to give is asked again by the heartbeat."""

@@ -30,6 +30,7 @@ from pydanube.broker.outbox import Registration
 from pydanube.broker.ownership import Ownership, Reservation
 from pydanube.broker.subscription import Services, Subscription
 from pydanube.broker.tiering import Tiering
+from pydanube.broker.watchers import Watchers
 from pydanube.core import keys
 from pydanube.core.delivery import FailurePolicy
 from pydanube.core.dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
@@ -43,6 +44,7 @@ from pydanube.core.ownership import Orphan, void_to_bytes
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
 from pydanube.core.ranges import OffsetRange
 from pydanube.core.roster import DispatchLimits
+from pydanube.core.tiers import Descriptor
 from pydanube.core.window import Progress
 from pydanube.errors import (
     DanubeError,
@@ -56,6 +58,7 @@ from pydanube.errors import (
 from pydanube.log.batch import Batch, Envelope, decode, messages
 from pydanube.log.cloud import CloudReader
 from pydanube.log.tier import TopicTier
+from pydanube.log.tier_swap import swap
 from pydanube.log.wal import Receipt, TopicLog
 from pydanube.ports import Delete, MetadataStore, Put
 from pydanube.telemetry import Telemetry
@@ -123,6 +126,7 @@ class Topic:
         self.subscriptions: dict[SubscriptionName, Subscription] = {}
         self.producers = Producers(name, policy, services.clock)
         self.metrics = telemetry.topic(name)
+        self.closed = Watchers()
         self._telemetry = telemetry
         self._metadata = metadata
         self._services = services
@@ -160,6 +164,7 @@ class Topic:
         else:
             await self._reservation.stop()
         self._telemetry.forget_topic(self.name)
+        self.closed.tell(self._closing)
 
     # --- leaving ------------------------------------------------------------------------------------
 
@@ -350,14 +355,14 @@ class Topic:
         return found
 
     async def _read(self, offset: int, something: bool) -> list[Batch]:
-        """As the log reads. Whoever has `something` already is told of a gap here only when he asks for it."""
+        """As the log reads. Whoever has `something` already is told of a gap or an error only when he asks for it."""
         for place, batch in enumerate(self._piece):
             if batch.header.base_offset <= offset < batch.header.end_offset:
                 return self._piece[place:]  # a small window asks for the same piece of a file again and again
         try:
             self._piece = await self._stored(offset, _READ_BYTES)
             return self._piece
-        except OffsetOutOfRange:
+        except DanubeError:
             if something:
                 return []
             raise
@@ -379,6 +384,15 @@ class Topic:
             described = await self.storage.tier.next_after(offset)
             following = error.first if described is None else min(error.first, described)
             raise OffsetOutOfRange(self.name, offset, following, self.head) from None
+
+    async def swap_objects(self, old: Sequence[str], new: Descriptor) -> None:
+        """Describes an object that a job made of several, instead of them. Raises Conflict, InvalidObject."""
+        carried = self.storage.tiering.get(self.name) if self.storage is not None else None
+        if carried is None:
+            raise NotServed(self.name, "its broker has no object store")
+        async with carried.working:
+            await swap(carried.tier, old, new)
+            await carried.tier.publish_snapshot()
 
     async def gaps(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Orphans and voids, as [first, end): offsets that no object and no log here holds."""

@@ -59,14 +59,17 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,  # errors are main()'s to report
     )
     app.callback()(_options)
-    from pydanube.cli import admin, broker, data, storage, subscriptions
+    from pydanube.cli import admin, broker, cluster, data, moves, pipeline, storage, subscriptions
 
     app.command("broker", help=broker.HELP, no_args_is_help=True)(broker.broker)
     app.command("produce")(data.produce)
     app.command("consume", no_args_is_help=True)(data.consume)
     admin.app.add_typer(subscriptions.app, name="subscriptions", help=subscriptions.HELP)
     admin.app.add_typer(storage.app, name="storage", help=storage.HELP)
+    admin.app.add_typer(cluster.app, name="cluster", help=cluster.HELP)
+    admin.topics.add_typer(moves.orphans, name="orphan", help=moves.HELP)
     app.add_typer(admin.app, name="admin")
+    app.add_typer(pipeline.app, name="pipeline", help=pipeline.HELP)
     # The log commands read data directories offline and bring Arrow along: a client installed without them still has
     # a working `danube`, and the other commands do not wait for them.
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "log")

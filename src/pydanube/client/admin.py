@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -11,6 +11,7 @@ from pydanube.client.connection import Brokers, patiently
 from pydanube.client.link import Link
 from pydanube.client.messages import OFFSET, Lag, Located, Place, StorageInfo, TopicInfo, place_of, with_offsets
 from pydanube.core.names import SubscriptionName, TopicName
+from pydanube.core.tiers import Descriptor
 from pydanube.errors import Refused, TopicExists, TopicUnknown, Unreachable
 from pydanube.log.batch import ENVELOPE, Batch, decode, load
 from pydanube.wire import frames
@@ -160,6 +161,11 @@ class Admin:
         describe = pb.DescribeStorage(topic=TopicName(topic))
         frame = await self.call(topic, pb.Command(describe_storage=describe), "storage_info", timeout)
         return StorageInfo.of(frame.command.storage_info)
+
+    async def swap_objects(self, topic: str, old: Sequence[str], new: Descriptor) -> None:
+        request = pb.SwapObjects(topic=TopicName(topic), old=old, descriptor=new.to_bytes())
+        link = await self._link(topic)
+        await link.request(pb.Command(swap_objects=request), "done")
 
     async def list_topics(self, namespace: str | None, timeout: float | None) -> list[str]:
         found: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from secrets import token_hex
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias
@@ -17,6 +17,7 @@ from pydanube.client.messages import TYPES, Lag, Located, Place, StorageInfo, Su
 from pydanube.client.producer import Producer
 from pydanube.client.publisher import Publisher
 from pydanube.core.names import SubscriptionName, TopicName
+from pydanube.core.tiers import Descriptor
 from pydanube.errors import ConfigError, TopicUnknown
 
 Compression: TypeAlias = Literal["none", "lz4", "zstd"]
@@ -262,6 +263,13 @@ class Client:
     async def describe_storage(self, topic: str, *, timeout: float | None = None) -> StorageInfo:
         """Which objects hold a topic's history, and which offsets nobody has. Of a partition, not of its base."""
         return await self._admin.describe_storage(topic, timeout)
+
+    async def swap_objects(self, topic: str, old: Sequence[str], new: Descriptor) -> None:
+        """Asks the owner to describe an object that was made of several neighbours, instead of them.
+
+        Asked once: whoever gets no answer looks with `describe_storage`. Raises Conflict if the owner has others now.
+        """
+        await self._admin.swap_objects(topic, old, new)
 
     async def list_topics(self, namespace: str | None = None, *, timeout: float | None = None) -> list[str]:
         """All topics, or those of one namespace, by name."""

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from pydanube.client.link import Link
+from pydanube.client.link import Link, tls_refusal
 from pydanube.errors import ClientClosed, ConfigError, DanubeError, DeadlineExceeded, TopicUnknown, Unreachable
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
@@ -163,6 +163,10 @@ class Brokers:
         except TopicUnknown:
             return await self.any()
 
+    def knows_route(self, topic: str) -> bool:
+        """Whether somebody has said where the topic is, and it was not tried yet."""
+        return topic in self._routes
+
     def moved(self, topic: str, url: str) -> None:
         """The topic's old broker has said where it is now."""
         if url:
@@ -217,7 +221,9 @@ class Brokers:
             if link is not None:
                 link.end(error)
             raise error from None
-        except (OSError, ssl.SSLError) as error:
+        except ssl.SSLError as error:
+            raise tls_refusal(url, error) from error
+        except OSError as error:
             raise Unreachable(url, error.strerror or str(error)) from error
         except asyncio.CancelledError:
             if link is not None:

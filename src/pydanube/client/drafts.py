@@ -61,6 +61,22 @@ class Draft:
             codec=settings.compression,
         )
 
+    def halves(self) -> tuple[Draft, Draft]:
+        """The same messages in two drafts; together they have the same size."""
+        middle = len(self.payloads) // 2
+        first, second = Draft(self.begun_at), Draft(self.begun_at)
+        for half, rows in ((first, slice(0, middle)), (second, slice(middle, None))):
+            half.payloads = self.payloads[rows]
+            half.times = self.times[rows]
+            half.keys = self.keys and self.keys[rows]
+            half.attributes = self.attributes and self.attributes[rows]
+        first.waiters = [(row, waiter) for row, waiter in self.waiters if row < middle]
+        second.waiters = [(row - middle, waiter) for row, waiter in self.waiters if row >= middle]
+        first.size = self.size // 2
+        second.size = self.size - first.size
+        second.done = self.done  # answers come in order: whoever waits for both waits for the second
+        return first, second
+
     def without_waiters(self) -> Draft:
         """Only the rows that nobody waits for."""
         gone = {row for row, _ in self.waiters}

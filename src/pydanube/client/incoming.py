@@ -1,11 +1,13 @@
 """Messages on their way from one topic: permits out, batches in, acks out.
 
     Flow ─► broker ─► Deliver ─► inbox ─► application ─► ack ─┐
-     ▲                             └── handed over: permits   ├─► ranges, one command per turn of the loop
+     ▲                             └── handed over: permits   ├─► ranges, one command per turn of the loop ─► Done
      └────────────── a quarter of the window at a time        └─► nack
 
 What is delivered and not handed to the application yet is bounded by the permits. When the connection is lost it is
-dropped, because the broker delivers it again; acks that were not sent go out first on the next connection.
+dropped, because the broker delivers it again. Acks are kept until the broker says that it has applied them. Those
+without an answer go out first on the next connection; and if their messages come again all the same, from a broker that
+knows nothing of their delivery, the application does not see them twice: it has said that they are done.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from pydanube.client.connection import Brokers
@@ -26,7 +29,38 @@ from pydanube.log.batch import load
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
-NACKS_MAX: Final = 10_000  # kept while there is no connection; the rest comes again anyway
+UNSENT_MAX: Final = 10_000  # nacks kept while there is no connection; the rest comes again anyway
+SETTLED_SECONDS: Final = 30.0
+
+
+class _Verdict:
+    """An ack or a nack on its way: of these offsets, until the broker has applied it."""
+
+    __slots__ = ("delay_ms", "done", "is_ack", "ranges", "reason", "seeks")
+
+    def __init__(
+        self, ranges: Sequence[tuple[int, int]], seeks: int, *, is_ack: bool, delay_ms: int = 0, reason: str = ""
+    ) -> None:
+        self.ranges = ranges
+        self.seeks = seeks
+        self.is_ack = is_ack
+        self.delay_ms = delay_ms
+        self.reason = reason
+        self.done: asyncio.Future[None] | None = None  # for `flush`
+
+    def command(self, consumer: int) -> pb.Command:
+        ranges = frames.flat(self.ranges)
+        if self.is_ack:
+            return pb.Command(ack=pb.Ack(consumer=consumer, ranges=ranges))
+        nack = pb.Nack(consumer=consumer, ranges=ranges, delay_ms=self.delay_ms, reason=self.reason)
+        return pb.Command(nack=nack)
+
+    def settle(self, error: DanubeError | None = None) -> None:
+        if self.done is not None and not self.done.done():
+            if error is None:
+                self.done.set_result(None)
+            else:
+                self.done.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +99,10 @@ class ConsumerLane(Lane):
         self._owed_messages = self._owed_bytes = 0  # permits to be granted again
         self._acks = OffsetRanges()
         self._ack_first = self._ack_end = 0  # the newest range, which mostly grows
-        self._nacks: list[tuple[Sequence[tuple[int, int]], float | None, str]] = []
+        self._unsent: deque[_Verdict] = deque()
+        self._unconfirmed: dict[_Verdict, None] = {}
+        self._settled = OffsetRanges()  # acknowledged, and perhaps nobody knows of it
+        self._seeks = 0
         self._is_scheduled = False
 
     # --- for the application ------------------------------------------------------------------------
@@ -85,8 +122,10 @@ class ConsumerLane(Lane):
         self._schedule()
 
     def nack(self, ranges: Sequence[tuple[int, int]], delay_seconds: float | None, reason: str) -> None:
-        if len(self._nacks) < NACKS_MAX:
-            self._nacks.append((ranges, delay_seconds, reason))
+        if len(self._unsent) < UNSENT_MAX:
+            # 0 means "as the policy says", so at once is a millisecond.
+            delay_ms = 0 if delay_seconds is None else max(1, min(round(delay_seconds * 1000), 2**32 - 1))
+            self._unsent.append(_Verdict(ranges, self._seeks, is_ack=False, delay_ms=delay_ms, reason=reason))
         self._schedule()
 
     def consumed(self, delivery: Delivery) -> None:
@@ -100,13 +139,17 @@ class ConsumerLane(Lane):
             self._grant()
 
     async def flush(self) -> None:
-        """Returns when the broker has applied every ack and nack so far."""
-        link = self.link
-        if link is None:
-            return  # they are sent when there is a connection
-        last = self._send_answers(link, confirmed=True)
-        if last is not None:
-            await link.request(last, "done")
+        """Returns when the broker has applied every ack and nack so far. Raises if it will not."""
+        self._collect_acks()
+        waiting = []
+        for verdict in (*self._unconfirmed, *self._unsent):
+            verdict.done = verdict.done or self._loop.create_future()
+            waiting.append(verdict.done)
+        if self.failure is not None and waiting:
+            raise self.failure
+        self._turn()
+        if waiting:
+            await asyncio.gather(*waiting)
 
     async def close(self) -> None:
         """Gives back what is not acknowledged, to be delivered to others."""
@@ -122,8 +165,17 @@ class ConsumerLane(Lane):
         """Delivers from another place on; what was delivered before and not handed over is dropped."""
         link = self.link or await self._find()
         request = pb.Seek(topic=self.topic, subscription=self._settings.subscription, to=place_of(to))
-        frame = await link.request(pb.Command(seek=request), "offset_found", accept=lambda _: self._drop_inbox())
+        frame = await link.request(pb.Command(seek=request), "offset_found", accept=lambda _: self._sought())
         return frame.command.offset_found.offset
+
+    def _sought(self) -> None:
+        """Nothing of what was delivered before counts any more, and no ack of it may be sent again."""
+        self._seeks += 1
+        for verdict in self._unsent:
+            verdict.settle()
+        self._unsent.clear()
+        self._settled.clear()
+        self._drop_inbox()
 
     # --- to the broker ------------------------------------------------------------------------------
 
@@ -137,27 +189,37 @@ class ConsumerLane(Lane):
         if self.link is not None:
             self._send_answers(self.link)
 
-    def _send_answers(self, link: Link, *, confirmed: bool = False) -> pb.Command | None:
-        """Sends acks and nacks. `confirmed`: returns the last command unsent, for who wants its answer."""
+    def _collect_acks(self) -> None:
+        """Acks so far, as commands may have them."""
         self._acks.add(self._ack_first, self._ack_end)
         self._ack_first = self._ack_end = 0
-        commands = []
         if self._acks:
             ranges = list(self._acks)
             self._acks.clear()
             for at in range(0, len(ranges), frames.RANGES_MAX):
-                some = frames.flat(ranges[at : at + frames.RANGES_MAX])
-                commands.append(pb.Command(ack=pb.Ack(consumer=self.handle, ranges=some)))
-        nacks, self._nacks = self._nacks, []
-        for nacked, delay, reason in nacks:
-            # 0 means "as the policy says", so at once is a millisecond.
-            delay_ms = 0 if delay is None else max(1, min(round(delay * 1000), 2**32 - 1))
-            nack = pb.Nack(consumer=self.handle, ranges=frames.flat(nacked), delay_ms=delay_ms, reason=reason)
-            commands.append(pb.Command(nack=nack))
-        last = commands.pop() if confirmed and commands else None
-        for command in commands:
-            link.say(command)
-        return last
+                self._unsent.append(_Verdict(ranges[at : at + frames.RANGES_MAX], self._seeks, is_ack=True))
+
+    def _send_answers(self, link: Link) -> None:
+        """Sends acks and nacks."""
+        self._collect_acks()
+        while self._unsent:
+            verdict = self._unsent.popleft()
+            self._unconfirmed[verdict] = None
+            link.ask(verdict.command(self.handle), partial(self._answered, self.generation, verdict))
+
+    def _answered(self, generation: int, verdict: _Verdict, answer: frames.Frame | DanubeError) -> None:
+        if generation != self.generation:
+            return  # of a handle that has ended: it is sent again
+        del self._unconfirmed[verdict]
+        if not isinstance(answer, DanubeError) or verdict.seeks != self._seeks:
+            verdict.settle()
+        elif not answer.retryable:
+            verdict.settle(answer)
+        else:
+            self._unsent.append(verdict)
+            if not self._is_scheduled:
+                self._is_scheduled = True
+                self._loop.call_later(self._backoff.seconds(), self._turn)
 
     def _grant(self) -> None:
         if self.link is not None:
@@ -173,8 +235,25 @@ class ConsumerLane(Lane):
         if ranges[0][0] < header.base_offset or ranges[-1][1] > header.end_offset:
             raise ProtocolViolation(f"ranges {ranges} are not in the batch delivered with them")
         self._progressed()
-        self._inbox.append(Delivery(self, batch, ranges, attempt, len(body)))
+        delivery = Delivery(self, batch, ranges, attempt, len(body))
+        if self._settled:
+            rest = self._without_settled(ranges)
+            if not rest:
+                self.consumed(delivery)
+                return
+            self._owed_messages += delivery.keep(rest)
+        self._inbox.append(delivery)
         self._arrived()
+
+    def _without_settled(self, ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+        """What the application has not acknowledged; the rest is acknowledged again."""
+        rest: list[tuple[int, int]] = []
+        for first, end in ranges:
+            rest += self._settled.gaps(first, end)
+            for settled in self._settled.overlap(first, end):
+                self._settled.remove(*settled)
+                self.ack_ranges((settled,))
+        return rest
 
     def leave(self, link: Link) -> None:
         if link is self.link:
@@ -190,24 +269,43 @@ class ConsumerLane(Lane):
     # --- the lane -----------------------------------------------------------------------------------
 
     def _on_lost(self, error: DanubeError) -> None:
+        self._unsent.extendleft(reversed(self._unconfirmed))
+        self._unconfirmed.clear()
+        self._settled.clear()
         self._drop_inbox()
         self._owed_messages = self._owed_bytes = 0
 
     def _on_failed(self, error: DanubeError) -> None:
         self._drop_inbox()
         self._arrived()  # whoever waits for a message is told instead
+        for verdict in (*self._unconfirmed, *self._unsent):
+            verdict.settle(error)
 
     def _forget_handle(self, link: Link) -> None:
         if link.consumers.pop(self.handle, None) is not None and link.usable:
             # The connection goes on without it, so the broker is told; nobody waits for the answer.
             link.ask(pb.Command(close_consumer=pb.CloseConsumer(consumer=self.handle)), lambda _: None)
 
+    def _remember_acks(self) -> None:
+        """For as long as a broker may take to deliver again what it does not know to be done."""
+        self._collect_acks()
+        for verdict in self._unsent:
+            if verdict.is_ack:
+                for first, end in verdict.ranges:
+                    self._settled.add(first, end)
+        if self._settled:
+            generation = self.generation
+            self._loop.call_later(SETTLED_SECONDS, lambda: self._forget_acks(generation))
+
+    def _forget_acks(self, generation: int) -> None:
+        if generation == self.generation:
+            self._settled.clear()
+
     async def _open_at(self, link: Link) -> None:
         settings = self._settings
-        self._acks.add(self._ack_first, self._ack_end)
-        self._ack_first = self._ack_end = 0
+        self._collect_acks()
         # Acks that could not be sent come first, so that these messages are not delivered again.
-        is_clean = not self._acks and not self._nacks
+        is_clean = not self._unsent
         request = pb.Subscribe(
             topic=self.topic,
             subscription=settings.subscription,
@@ -224,6 +322,7 @@ class ConsumerLane(Lane):
             self._attach(link, answer.consumer)
             link.consumers[answer.consumer] = self
             self._owed_messages = self._owed_bytes = 0
+            self._remember_acks()
             self._send_answers(link)
             if not is_clean:
                 self._owed_messages, self._owed_bytes = settings.window_messages, settings.window_bytes

@@ -14,7 +14,7 @@ from typing import Final
 
 from pydanube.client.connection import Backoff, Brokers
 from pydanube.client.link import Link
-from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded, Unreachable
+from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded, NotServed, Unreachable
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +65,12 @@ class Lane:
 
     # --- for links ----------------------------------------------------------------------------------
 
-    def ended(self, link: Link, error: DanubeError, moved_to: str = "") -> None:
+    def ended(self, link: Link, error: DanubeError) -> None:
         if link is not self.link:
             return
         if link.ended is None and not error.retryable:
             self._fail(error)  # the broker ended this handle alone, and says that trying again will not help
             return
-        self._brokers.moved(self.topic, moved_to)
         self._reopen(error)
 
     # --- for subclasses -----------------------------------------------------------------------------
@@ -111,10 +110,15 @@ class Lane:
         if self.link is None:
             return
         log.info("lane lost", extra={"lane": self.what, "topic": self.topic, "why": str(error)})
-        self._last_error = error
+        self._remember(error)
         self._on_lost(error)
         self._detach()
         self._lost.set()
+
+    def _remember(self, error: DanubeError) -> None:
+        self._last_error = error
+        if isinstance(error, NotServed) and error.moved_to:
+            self._brokers.moved(self.topic, error.moved_to)
 
     def _fail(self, error: DanubeError) -> None:
         if self.failure is None:
@@ -134,7 +138,7 @@ class Lane:
             try:
                 await self._try_open()
             except DanubeError as error:
-                self._last_error = error
+                self._remember(error)
                 if not error.retryable:
                     self._give_up(error)
                     return
@@ -142,7 +146,7 @@ class Lane:
                 if not self._first_open.done():
                     self._first_open.set_result(None)
                 await self._lost.wait()
-            if self.failure is None:
+            if not self._brokers.knows_route(self.topic) and self.failure is None:
                 await self._backoff.sleep()
 
     async def _try_open(self) -> None:

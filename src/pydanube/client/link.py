@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Protocol, TypeAlias, cast
 
-from pydanube.errors import DanubeError, InvalidBatch, NotServed, ProtocolViolation, Unreachable
+from pydanube.errors import ConfigError, DanubeError, InvalidBatch, NotServed, ProtocolViolation, Unreachable
 from pydanube.ports import Buffer
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -40,13 +41,26 @@ def _client_name() -> str:
         return "pydanube"
 
 
+def tls_refusal(url: str, error: ssl.SSLError) -> DanubeError:
+    """What is wrong with the TLS between us and a broker. Time does not help: somebody must change something."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        allowed = f"a broker whose certificate we trust ({error.verify_message}); give its authority with tls="
+        return ConfigError("tls", url, allowed)
+    reason = error.reason or str(error)
+    if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
+        return ConfigError("url", url, "the broker does not speak TLS on that port; use danube://")
+    if "CERTIFICATE_REQUIRED" in reason or "HANDSHAKE_FAILURE" in reason:
+        return ConfigError("tls", url, "the broker wants a certificate of ours; give tls= a context with one")
+    return ConfigError("tls", url, f"the broker and we cannot agree on TLS ({reason})")
+
+
 class Attached(Protocol):
     """A producer or consumer of one topic, as its link knows it. The methods never wait."""
 
     topic: str
 
-    def ended(self, link: Link, error: DanubeError, moved_to: str = "") -> None:
-        """Its handle on `link` is not valid any more. `moved_to` is the URL of the topic's new broker, if known."""
+    def ended(self, link: Link, error: DanubeError) -> None:
+        """Its handle on `link` is not valid any more. A NotServed may say which broker has the topic now."""
 
     def leave(self, link: Link) -> None:
         """The broker is going away; what was asked is still answered."""
@@ -182,9 +196,20 @@ class Link(asyncio.Protocol):
         self.say(pb.Command(request_id=GREETING_ID, hello=hello))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.end(Unreachable(self.url, str(exc) if exc else "the broker closed the connection"))
+        self.end(self._why_lost(exc))
         if not self.closed.done():
             self.closed.set_result(None)
+
+    def _why_lost(self, error: Exception | None) -> DanubeError:
+        if isinstance(error, ssl.SSLError):
+            return tls_refusal(self.url, error)
+        why = str(error) if error else "the broker closed the connection"
+        if not self.welcome.done():  # a broker hangs up on strangers without a word that would get through to us
+            is_tls = self.url.startswith("danube+tls")
+            why += " before it answered; " + (
+                "perhaps it wants a certificate of ours (tls=)" if is_tls else "if it speaks TLS, use danube+tls://"
+            )
+        return Unreachable(self.url, why)
 
     def data_received(self, data: bytes) -> None:
         if self.ended is not None:
@@ -258,14 +283,14 @@ class Link(asyncio.Protocol):
             self.end(error)
 
     def _moved(self, moved: pb.Moved) -> None:
-        error = NotServed(moved.topic, f"it moved to {moved.stream_url or 'another broker'}")
+        error = NotServed(moved.topic, f"it moved to {moved.stream_url or 'another broker'}", moved.stream_url)
         for handles in (self.producers, self.consumers):
             lanes: list[tuple[int, Attached]] = [
                 (handle, lane) for handle, lane in handles.items() if lane.topic == moved.topic
             ]
             for handle, lane in lanes:
                 del handles[handle]
-                lane.ended(self, error, moved.stream_url)
+                lane.ended(self, error)
 
     def _goodbye(self) -> None:
         self.leaving = True

@@ -79,6 +79,12 @@ class Delivery:
         self._rows: pa.RecordBatch | None = None
         self._columns: dict[str, list[Any]] = {}
 
+    def keep(self, ranges: Sequence[tuple[int, int]]) -> int:
+        """Only these are for the application; returns how many are not."""
+        before, self.ranges = self.count, ranges
+        self.count = sum(end - first for first, end in ranges)
+        return before - self.count
+
     @property
     def rows(self) -> pa.RecordBatch:
         """All rows of the batch, ours or not."""
@@ -166,7 +172,7 @@ class Message(MessageView):
     async def ack(self) -> None:
         """It is done. Many acks travel together, at the end of the event loop's turn; `consumer.flush` waits for them.
 
-        An ack that is lost with its connection means that the message comes again.
+        An ack that is lost with its connection is sent again on the next one; the message may have come again by then.
         """
         self._delivery.lane.ack(self.offset)
 

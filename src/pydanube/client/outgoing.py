@@ -33,6 +33,7 @@ from pydanube.errors import (
     DeadlineExceeded,
     DiskFull,
     InvalidBatch,
+    MessageTooLarge,
     OutOfSequence,
     ProducerFenced,
     ProtocolViolation,
@@ -47,6 +48,7 @@ from pydanube.wire._pb.pydanube import stream_pb2 as pb
 log = logging.getLogger(__name__)
 
 EAGER: Final = 2
+PRODUCE_OVERHEAD_BYTES: Final = 64  # lengths and command in front of a batch
 ENCODE_ON_LOOP_BYTES: Final = 1024 * 1024
 COMPRESS_ON_LOOP_BYTES: Final = 128 * 1024
 
@@ -70,6 +72,7 @@ class ProducerLane(Lane):
         self._sent = 0
         self._unanswered = 0
         self._in_flight_max = frames.IN_FLIGHT_MAX
+        self._frame_room_bytes = frames.FRAME_SIZE_LIMIT
         self._producer_id = 0
         self._session = 0
         self._next_sequence = 0
@@ -201,8 +204,18 @@ class ProducerLane(Lane):
             except InvalidBatch as error:
                 self._drop_draft(draft, error)
                 continue
+            if batch.header.size_bytes > self._frame_room_bytes:
+                self._split(draft)
+                continue
             self._enqueue(draft, batch)
             self._send(link, self._queue[-1])
+
+    def _split(self, draft: Draft) -> None:
+        """The broker does not take frames so long: half of it goes first, and what cannot be halved does not go."""
+        if len(draft.payloads) == 1:
+            self._drop_draft(draft, MessageTooLarge(len(draft.payloads[0]), self._frame_room_bytes))
+        else:
+            self._full.extendleft(reversed(draft.halves()))
 
     def _next_draft(self) -> Draft | None:
         """What is to be sent now."""
@@ -238,6 +251,8 @@ class ProducerLane(Lane):
         error = encoding.exception()
         if error is not None:
             self._drop_draft(draft, error if isinstance(error, DanubeError) else InvalidBatch(str(error)))
+        elif encoding.result().header.size_bytes > self._frame_room_bytes:
+            self._split(draft)
         else:
             self._enqueue(draft, encoding.result())
         self._pump()
@@ -395,9 +410,12 @@ class ProducerLane(Lane):
         pass  # `_pump` sends nothing more, and the link ends with the last answer
 
     def _on_lost(self, error: DanubeError) -> None:
-        unanswered = self._unanswered
+        unanswered, trouble = self._unanswered, self._trouble
         self._sent = self._unanswered = 0
         self._trouble = None
+        if trouble is not None and isinstance(trouble[0], OutOfSequence) and not self._resequence(trouble[0]):
+            self._fail(trouble[0])  # it hung up because of that, and would again
+            return
         if not unanswered:
             return
         if not (error.retryable or isinstance(error, SessionUnknown)):
@@ -438,7 +456,9 @@ class ProducerLane(Lane):
             link.producers[answer.producer] = self
             self.message_size_max = answer.message_size_max
             self._is_volatile = answer.durability == pb.MEMORY
-            self._in_flight_max = link.welcome.result().in_flight_max
+            welcome = link.welcome.result()
+            self._in_flight_max = welcome.in_flight_max
+            self._frame_room_bytes = welcome.frame_size_max - PRODUCE_OVERHEAD_BYTES
             if (answer.producer_id, answer.session) != (self._producer_id, self._session):
                 self._producer_id, self._session = answer.producer_id, answer.session
                 self._renumber_all(0)

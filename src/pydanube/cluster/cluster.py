@@ -109,6 +109,7 @@ class Cluster:
         """No part of this ends by itself: one that does ends the broker. Await `ended` to hear of it."""
         assert self.ended is not None
         if not task.cancelled() and not self.ended.done() and (error := task.exception()) is not None:
+            log.error("part of the cluster ended", extra={"part": task.get_name()}, exc_info=error)
             self.ended.set_exception(error)
 
     # --- questions ----------------------------------------------------------------------------------

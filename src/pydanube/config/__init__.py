@@ -4,7 +4,7 @@
            ├─► load(flags) ─► Config: one class per room, and warnings for whoever started the broker
     YAML  ─┘                  flags win over the file, the file wins over the defaults
 
-Keys are the reference's, plus ours: `broker.ports.stream`, `dispatch.heartbeat_interval` and `storage.url`.
+Keys are the reference's, plus ours: `broker.ports.stream`, `stream`, `dispatch.heartbeat_interval` and `storage.url`.
 `keys.py` has them all. Nothing else reads the file.
 """
 
@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 from pydanube.config import keys
 from pydanube.config.keys import HIDDEN, Values
+from pydanube.config.stream import StreamConfig, StreamLimits
 from pydanube.core.lag import Heartbeat
 from pydanube.core.lifecycle import TTL_SECONDS
 from pydanube.core.names import NamespaceName
@@ -28,9 +29,11 @@ from pydanube.errors import ConfigError
 Mode: TypeAlias = Literal["cluster", "standalone"]
 
 HEARTBEAT: Final = Heartbeat()
+STREAM: Final = StreamConfig()
 DATA_DIR: Final = Path("danube-data")
 ANY_HOST: Final = ("0.0.0.0", "[::]")
 DURABLE: Final = "storage.durable."
+OBJECTS: Final = "objects"  # below the data directory: history of a broker that was not told where to keep it
 TIER: Final = TierConfig()
 SCHEMES: Final = {"s3": "s3", "gcs": "gs", "azblob": "az"}
 
@@ -138,7 +141,13 @@ class Config:
     storage: StorageConfig = StorageConfig()
     cluster: ClusterConfig = ClusterConfig()
     load_manager: LoadManagerConfig = LoadManagerConfig()
+    stream: StreamConfig = STREAM
     warnings: tuple[str, ...] = ()
+
+    @property
+    def objects_url(self) -> str:
+        """Where history is kept: beside the log, unless somebody said where."""
+        return self.storage.url or (Path(self.data_dir).absolute() / OBJECTS).as_uri()
 
 
 def reachable(address: str, url: str) -> str:
@@ -170,6 +179,7 @@ def load(flags: Flags) -> Config:
         storage=storage,
         cluster=cluster,
         load_manager=_load_manager(values),
+        stream=_stream(values),
         warnings=(*warnings, *_warnings(mode, flags, values, broker)),
     )
 
@@ -341,6 +351,15 @@ def _seconds(flag: str, given: float | None, lowest: float, values: Values, key:
     if given < lowest:
         raise ConfigError(flag, given, f"{lowest:g} seconds or more")
     return given
+
+
+def _stream(values: Values) -> StreamConfig:
+    limits = {name: values[key] for name in StreamLimits.__slots__ if (key := f"stream.limits.{name}") in values}
+    files = {name: values.get(f"stream.tls.{name}") for name in ("cert_file", "key_file", "ca_file")}
+    for name, needed in (("key_file", "cert_file"), ("cert_file", "key_file"), ("ca_file", "cert_file")):
+        if files[name] is not None and files[needed] is None:
+            raise ConfigError(f"stream.tls.{needed}", None, f"stream.tls.{name} needs it")
+    return StreamConfig(limits=StreamLimits(**cast(dict[str, Any], limits)), **cast(dict[str, Any], files))
 
 
 def _load_manager(values: Values) -> LoadManagerConfig:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from pydanube.config.stream import FRAME_BYTES_MAX, FRAME_BYTES_MIN, StreamLimits
 from pydanube.core.lag import Heartbeat
 from pydanube.core.names import NamespaceName
 from pydanube.core.policies import MIB, TopicPolicy
@@ -185,6 +186,11 @@ SETTINGS: Final[Mapping[str, Check]] = {
     "dispatch.max_unacked_messages": whole(1, UNACKED_MAX_ALLOWED),
     "dispatch.heartbeat_interval": heartbeat,
     **{f"policies.{name}": whole(0, 2**32 - 1) for name in TopicPolicy.__slots__},
+    **{f"stream.limits.{name}": POSITIVE for name in StreamLimits.__slots__},
+    "stream.limits.keepalive_seconds": whole(1, 3600),
+    "stream.limits.frame_bytes": whole(FRAME_BYTES_MIN, FRAME_BYTES_MAX),
+    "stream.limits.unsent_bytes": whole(64 * 1024),
+    **{f"stream.tls.{name}": path for name in ("cert_file", "key_file", "ca_file")},
 }
 
 # Other names of the same settings, as the reference has them.

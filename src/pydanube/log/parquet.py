@@ -288,6 +288,8 @@ def _regrouped(objects: Sequence[tuple[Buffer, int]], stored: list[StoredBatch])
     size = rows = 0
     for data, crc in objects:
         footer = open_object(data, crc)
+        if runs and footer.start_offset != runs[-1].end_offset:
+            raise InvalidObject(f"offset {footer.start_offset}", f"it follows offset {runs[-1].end_offset - 1}")
         runs += footer.runs
         for number, group in enumerate(footer.row_groups):
             part = memoryview(data)[group.position : group.position + group.length]

@@ -253,12 +253,15 @@ class TopicTier:
     async def upload(self, topic_log: TopicLog) -> Descriptor | None:
         """One object from what waits; None if nothing does. What fails leaves no trace that anybody believes."""
         await self.make_sure()
-        found = self.waiting(topic_log)
-        if found is None:
-            return None
-        batches = await self._read(topic_log, *found)
-        if not batches:
-            return None
+        batches: list[Batch] = []
+        while not batches:
+            found = self.waiting(topic_log)
+            if found is None:
+                return None
+            unreadable = len(self.unreadable)
+            batches = await self._read(topic_log, *found)
+            if not batches and len(self.unreadable) == unreadable:
+                return None
         encoded, raw = await self._encode(batches)
         name = object_name(encoded.start_offset, encoded.end - 1, self.epoch, attempt=self._failed, raw=raw)
         try:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from crc32c import crc32c
+
 from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.core.ownership import Orphan, Owner, void_end
@@ -72,15 +74,16 @@ async def read_manifest(store: ObjectStore, state: TierState) -> list[Descriptor
     key = state.manifest_key
     if key is None:
         return []
+    history = state.history
     try:
-        listed = manifest_from_bytes(await store.get(key))
+        data = await store.get(key)
+        if history.manifest_crc and crc32c(data) != history.manifest_crc:
+            raise ValueError("its checksum differs")
+        listed = manifest_from_bytes(data)
     except (FileNotFoundError, ValueError) as error:
         why = "it is missing" if isinstance(error, FileNotFoundError) else str(error)
-        first = min((each.start_offset for each in state.keyed), default=0)
-        raise ObjectDamaged(state.topic, key, state.history.first_offset, first, why) from error
-    keyed = {each.start_offset for each in state.keyed}
-    # A crash between the manifest and its deletions cannot be: they are one transaction. A key wins all the same.
-    return [each for each in listed if each.start_offset not in keyed and each.end > state.history.first_offset]
+        raise ObjectDamaged(state.topic, key, history.first_offset, history.manifest_end, why) from error
+    return [each for each in listed if each.end > history.first_offset]
 
 
 async def all_descriptors(store: ObjectStore, state: TierState) -> list[Descriptor]:

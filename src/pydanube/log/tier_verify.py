@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.core.places import Fate, Place, Verdict, Where, judge, overlaps, places
-from pydanube.core.tiers import GARBAGE_SECONDS, PARQUET, RAW, Descriptor, epoch_of_name
+from pydanube.core.tiers import PARQUET, RAW, Descriptor, epoch_of_name
 from pydanube.errors import InvalidObject, ObjectDamaged
 from pydanube.log.batch import logical_crc
 from pydanube.log.parquet import (
@@ -124,13 +124,16 @@ async def _say_nothing(progress: Progress) -> None:
 class TierVerifier:
     """One run over one topic. `look` first, with nobody uploading meanwhile; then `read`, which takes its time."""
 
-    def __init__(self, topic: TopicName, metadata: MetadataStore, store: ObjectStore, work: Work) -> None:
+    def __init__(
+        self, topic: TopicName, metadata: MetadataStore, store: ObjectStore, work: Work, *, grace_seconds: float
+    ) -> None:
         self.report = TierReport(topic)
         self.state = TierState(topic)
         self._topic = topic
         self._metadata = metadata
         self._store = store
         self._work = work
+        self._grace_seconds = grace_seconds
         self._prefix = topic_prefix(topic)
         self._described: list[Descriptor] = []
         self._listed: dict[str, ObjectInfo] = {}
@@ -230,7 +233,7 @@ class TierVerifier:
         ours = [name for name in names if epoch_of_name(name) is not None]
         seen = owner.seen(ours) if owner else {}
         if self.state.owner is not None and self.state.owner.deleted:
-            seen = dict.fromkeys(ours, GARBAGE_SECONDS)  # nobody reads a topic that is no more
+            seen = dict.fromkeys(ours, self._grace_seconds)  # nobody reads a topic that is no more
         orphaned = {each.epoch for each in self.state.orphans}
         for name in names:
             verdict = judge(
@@ -238,7 +241,7 @@ class TierVerifier:
                 owner_epoch=self.report.epoch,
                 orphaned=orphaned,
                 seen_seconds=seen.get(name, 0.0),
-                grace_seconds=GARBAGE_SECONDS,
+                grace_seconds=self._grace_seconds,
                 all_known=all_known,
             )
             info = self._listed[name]

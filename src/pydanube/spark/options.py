@@ -79,6 +79,7 @@ SINK_OPTIONS: Final = (
     "staging",
     "writeId",
     "batchRows",
+    "rowsPerSecond",
     "compression",
 )
 # What Spark itself puts among them.

@@ -60,6 +60,7 @@ class SinkOptions(NamedTuple):
     write_id: str
     is_named: bool  # the write id was given, so the same write may come again
     batch_rows: int
+    rows_per_second: int | None
     compression: str
 
     @classmethod
@@ -98,7 +99,8 @@ class SinkOptions(NamedTuple):
             _staging(given),
             write_id or uuid4().hex,
             write_id is not None,
-            given.number("batchRows") or BATCH_ROWS,
+            given.number("batchRows") or min(BATCH_ROWS, max(1, (given.number("rowsPerSecond") or 1 << 40) // 4)),
+            given.number("rowsPerSecond"),
             given.one_of("compression", "none", ("none", "lz4", "zstd")),
         )
 
@@ -195,7 +197,10 @@ class _Writing:
 
     async def _publish(self, reach: Reach, query: str, batch: int, files: Sequence[StagedFile]) -> int:
         store = await reach.store(self.options.staging)
-        return await Publishing(query, store, await reach.client(), self.step).commit(batch, files)
+        publishing = Publishing(
+            query, store, await reach.client(), self.step, rows_per_second=self.options.rows_per_second
+        )
+        return await publishing.commit(batch, files)
 
     def discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         staged = [message for message in messages if isinstance(message, Staged)]

@@ -100,12 +100,19 @@ class Publishing:
     """The driver's side of one query. `step` is told every step before it is made; tests die there."""
 
     def __init__(
-        self, query: str, store: ObjectStore, client: Client, step: Callable[[str], None] = lambda name: None
+        self,
+        query: str,
+        store: ObjectStore,
+        client: Client,
+        step: Callable[[str], None] = lambda name: None,
+        *,
+        rows_per_second: int | None = None,
     ) -> None:
         self._query = query
         self._store = store
         self._client = client
         self._step = step
+        self._rows_per_second = rows_per_second
 
     async def commit(self, batch: int, files: Sequence[StagedFile]) -> int:
         """Makes the batch visible; returns how many rows this call stored. Raises BatchRefused, or what stopped it."""
@@ -171,6 +178,7 @@ class Publishing:
         """Sends what is not in the topic yet."""
         self._step("fence")
         stored = 0
+        began = asyncio.get_running_loop().time()
         async with self._client.publisher(topic, fence_name(self._query)) as publisher:
             self._step("scan")
             # A successor may have finished the batch, and removed its manifest, while this process slept.
@@ -182,6 +190,9 @@ class Publishing:
                 self._step("send")
                 await publisher.send(batch)
                 stored += batch.header.rows
+                if self._rows_per_second is not None:
+                    early = began + stored / self._rows_per_second - asyncio.get_running_loop().time()
+                    await asyncio.sleep(max(0.0, early))
             await publisher.flush()
         return stored
 

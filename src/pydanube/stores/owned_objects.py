@@ -7,6 +7,7 @@ that ignores conditions, on which two brokers could create one object.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
@@ -19,16 +20,19 @@ ID_KEY: Final = "danube-cluster.json"
 
 
 async def check_store(
-    store: ObjectStore, cluster_id: str, *, url: str = "", key: str = "storage.url"
+    store: ObjectStore, cluster_id: str, *, url: str = "", key: str = "storage.url", seconds: float = 10.0
 ) -> Unreachable | None:
     """Returns None for a store that is there and this cluster's, and why not for one that does not answer.
 
     Raises ConfigError for one that refuses us, or that belongs to another cluster. `url` and `key` are what the error
     calls the store and its setting. A store that did not answer is to be asked again before it is used, which
-    OwnedObjectStore does.
+    OwnedObjectStore does; so no start waits for longer than `seconds`.
     """
     try:
-        why_not = await _claim(store, cluster_id)
+        async with asyncio.timeout(seconds):
+            why_not = await _claim(store, cluster_id)
+    except TimeoutError:
+        return Unreachable(url, f"no answer within {seconds:g} s")
     except StoreRefused as error:
         hint = WHAT_TO_SET.get(error.peer.partition("://")[0])
         raise ConfigError(key, error.peer, f"{error.why}; give {hint}" if hint else error.why) from error

@@ -239,8 +239,8 @@ class Snapshot(NamedTuple):
         state, is_leader, brokers, lease_age = self.cluster
         states = [((each,), float(each == state)) for each in BROKER_STATES]
         yield _gauge("danube_broker_state", "1 for the state that this broker is in", ("state",), states)
-        yield _gauge("danube_leader_election_state", "1 if this broker leads the cluster", (), [((), is_leader)])
-        yield _gauge("danube_cluster_brokers", "Living brokers, as this one sees them", (), [((), brokers)])
+        yield _gauge("danube_leader_election_state", "1 if this broker leads the cluster", (), [((), float(is_leader))])
+        yield _gauge("danube_cluster_brokers", "Living brokers, as this one sees them", (), [((), float(brokers))])
         text = "Seconds since the last renewal of this broker's lease that was answered"
         yield _gauge("danube_broker_lease_age_seconds", text, (), [((), lease_age)])
 

@@ -6,12 +6,14 @@
     with pydanube.testing.broker() as broker:
         with pydanube.blocking.connect(broker.url) as client: ...
 
-It keeps what it is given on disk, and forgets it with the directory, unless `data_dir` says where to keep it.
+It keeps what it is given on disk, and forgets it with the directory, unless `data_dir` says where to keep it. With
+`memory` it is all in memory: no file is made, and a test that publishes much waits for no disk.
 """
 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +22,10 @@ from pydanube.api.server import Doors
 from pydanube.broker.service import Broker
 from pydanube.client.thread import LoopThread
 from pydanube.config import BrokerConfig, Config, StorageConfig
+from pydanube.config.stream import StreamConfig
+from pydanube.errors import ConfigError
+from pydanube.stores.memory import MemoryDisk, MemoryMetadataStore
+from pydanube.stores.system import SystemClock, SystemWork
 
 ANY_PORT = "127.0.0.1:0"
 
@@ -29,12 +35,23 @@ class TestBroker:
 
     __test__ = False  # its name is not that of a test
 
-    def __init__(self, data_dir: Path | str | None = None, *, storage: StorageConfig | None = None) -> None:
+    def __init__(
+        self,
+        data_dir: Path | str | None = None,
+        *,
+        memory: bool = False,
+        storage: StorageConfig | None = None,
+        stream: StreamConfig | None = None,
+    ) -> None:
+        if memory and data_dir is not None:
+            raise ConfigError("data_dir", str(data_dir), "None, with memory=True")
         self.url = ""  # for pydanube.connect
         self.grpc_url = ""  # for the official clients
         self.admin_url = ""  # for danube admin --endpoint
         self.data_dir = None if data_dir is None else Path(data_dir)
+        self._is_in_memory = memory
         self._storage = storage or StorageConfig()
+        self._stream = stream or StreamConfig()
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._broker: Broker | None = None
         self._doors: Doors | None = None
@@ -42,17 +59,24 @@ class TestBroker:
 
     async def start(self) -> Self:
         """As entering the `async with` block."""
-        if self.data_dir is None:
-            self._directory = tempfile.TemporaryDirectory(prefix="danube-")
-            self.data_dir = Path(self._directory.name)
         addresses = BrokerConfig(client_addr=ANY_PORT, admin_addr=ANY_PORT, metrics_addr=ANY_PORT, stream_addr=ANY_PORT)
-        self._broker = await Broker.start(Config(data_dir=self.data_dir, broker=addresses, storage=self._storage))
+        config = Config(broker=addresses, storage=self._storage, stream=self._stream)
+        if self._is_in_memory:
+            clock = SystemClock()
+            self._broker = await Broker.start_on(
+                config, disk=MemoryDisk(), metadata=MemoryMetadataStore(clock), clock=clock, work=SystemWork()
+            )
+        else:
+            if self.data_dir is None:
+                self._directory = tempfile.TemporaryDirectory(prefix="danube-")
+                self.data_dir = Path(self._directory.name)
+            self._broker = await Broker.start(replace(config, data_dir=self.data_dir))
         try:
             self._doors = await Doors.open(self._broker)
         except BaseException:
             await self._broker.stop()
             raise
-        self.url = f"danube://{self._doors.stream_addr}"
+        self.url = f"{self._stream.scheme}://{self._doors.stream_addr}"
         self.grpc_url = f"http://{self._doors.client_addr}"
         self.admin_url = f"http://{self._doors.admin_addr}"
         return self
@@ -95,8 +119,10 @@ class TestBroker:
             self._thread.stop()
 
 
-def broker(data_dir: Path | str | None = None) -> TestBroker:
+def broker(data_dir: Path | str | None = None, *, memory: bool = False) -> TestBroker:
     """A broker for the length of a `with` or `async with` block.
+
+    It keeps messages in `data_dir`, or in a directory that goes with it, or with `memory` in no file at all.
 
     >>> async with pydanube.testing.broker() as broker:
     ...     async with pydanube.connect(broker.url) as client:
@@ -104,4 +130,4 @@ def broker(data_dir: Path | str | None = None) -> TestBroker:
     ...         print(await client.list_topics())
     ['/default/orders']
     """
-    return TestBroker(data_dir)
+    return TestBroker(data_dir, memory=memory)

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
-from pydanube.broker.topics import AnyTopic
+from pydanube.broker.topics import AnyTopic, Live, Topics, append_to
 from pydanube.config import BrokerConfig, ClusterConfig, Config, DispatchConfig, LoadManagerConfig, StorageConfig
 from pydanube.core import keys
 from pydanube.core.names import TopicName
@@ -31,6 +31,7 @@ from pydanube.core.ownership import Owner
 from pydanube.core.policies import Delivery
 from pydanube.core.tiers import TierConfig
 from pydanube.errors import DanubeError, NotServed, Unreachable
+from pydanube.log.batch import Envelope
 from pydanube.ports import Buffer, ObjectInfo, ObjectStore
 from pydanube.stores.memory import MemoryDisk, MemoryMetadataStore, MemoryObjectStore
 from pydanube.testing.faulty_metadata import FaultyMetadata
@@ -111,6 +112,34 @@ class MortalMetadata(FaultyMetadata):
         return await super()._call(living, changes=changes)
 
 
+class Neighbours:
+    """What one broker asks of another, called directly. Implements `topics.Remote`."""
+
+    def __init__(self, town: Cluster) -> None:
+        self._town = town
+
+    async def delete(self, topic: TopicName) -> None:
+        node, found = self._owner(topic)
+        await node.call(node.topics.delete_here(found))
+
+    async def append(self, topic: TopicName, message: Envelope) -> None:
+        node, found = self._owner(topic)
+        await node.call(append_to(found, message))
+
+    async def live(self, topic: TopicName) -> Live:
+        _, found = self._owner(topic)
+        consumers = sum(each.connected for each in found.subscriptions.values())
+        first, head = (found.first_offset, found.head) if isinstance(found, Topic) else (0, 0)
+        return Live(first, head, len(found.producers), consumers)
+
+    def _owner(self, topic: TopicName) -> tuple[Node, AnyTopic]:
+        node = self._town.host(topic)
+        found = node.topic(topic) if node is not None else None
+        if node is None or found is None:
+            raise NotServed(topic, "nobody has it")
+        return node, found
+
+
 class Node:
     """One broker's machine: its disk stays, processes come and go."""
 
@@ -162,7 +191,13 @@ class Node:
                 home=f"node{self.number}",
             )
         )
+        self.broker.topics.remote = Neighbours(town)
         return self.broker
+
+    @property
+    def topics(self) -> Topics:
+        assert self.broker is not None
+        return self.broker.topics
 
     def kill(self) -> None:
         """kill -9: what was not synced is still in the page cache; see FaultyDisk for power cuts."""

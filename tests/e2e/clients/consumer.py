@@ -66,6 +66,7 @@ async def main() -> None:
             key=message.routing_key,
             attributes=dict(message.attributes),
             producer=message.producer_name,
+            publish_time=message.publish_time,
             nacked=is_nacked,
         )
         if options.no_ack:

@@ -236,20 +236,27 @@ class Calls:
             raise CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "") from None
 
     async def _expire_when_hopeless(self, asked: Endpoint, term: int, scope: asyncio.Timeout) -> None:
-        """Ends the scope when a newer leader is in office, or when others answer and the member that was asked does not.
+        """Ends the scope when a newer leader is in office, or when others answer and the one that was asked does not.
 
         While nobody answers, there is no better one to ask.
         """
-        loop = asyncio.get_running_loop()
+
+        def expire() -> None:
+            if not scope.expired():
+                scope.reschedule(asyncio.get_running_loop().time())
+
+        async def look(endpoint: Endpoint) -> int | None:
+            found = await self._term(endpoint)
+            if found is not None and found > term:
+                expire()
+            return found
+
         while True:
-            began = loop.time()
             endpoints = [each for each in self._endpoints if each.connected()]
-            answers = await asyncio.gather(*(self._term(each) for each in endpoints))
-            terms = {each: found for each, found in zip(endpoints, answers, strict=True) if found is not None}
-            if terms and (asked not in terms or max(terms.values()) > term):
-                scope.reschedule(loop.time())
-                return
-            await asyncio.sleep(began + self._attempt_seconds - loop.time())
+            terms = dict(zip(endpoints, await asyncio.gather(*map(look, endpoints)), strict=True))
+            if terms.get(asked) is None and any(terms.values()):
+                expire()
+            await asyncio.sleep(self._attempt_seconds / 4)
 
     async def _term(self, endpoint: Endpoint) -> int | None:
         """The term that a majority confirms, as this member sees it; None without an answer."""

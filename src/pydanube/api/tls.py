@@ -1,0 +1,47 @@
+"""TLS on the native door: certificate and key from files, and the certificates that clients must have, if any."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from pydanube.config.stream import StreamConfig
+from pydanube.errors import ConfigError
+
+KEYS = "stream.tls."
+
+
+def server_context(config: StreamConfig) -> ssl.SSLContext | None:
+    """None: the door is plain. Raises ConfigError, which names the file that cannot be used."""
+    if config.cert_file is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    assert config.key_file is not None, "the configuration has both or none"
+    for name, file in (("cert_file", config.cert_file), ("key_file", config.key_file)):
+        _check_readable(name, file)
+    try:
+        # An empty password, or OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(config.cert_file, config.key_file, password="")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise ConfigError(
+                f"{KEYS}key_file", str(config.key_file), "the key of the certificate in cert_file"
+            ) from error
+        allowed = f"a certificate in PEM with a key in PEM and without a password ({error.reason or error})"
+        raise ConfigError(f"{KEYS}cert_file", str(config.cert_file), allowed) from error
+    if config.ca_file is not None:
+        _check_readable("ca_file", config.ca_file)
+        try:
+            context.load_verify_locations(config.ca_file)
+        except ssl.SSLError as error:
+            raise ConfigError(f"{KEYS}ca_file", str(config.ca_file), f"certificates in PEM ({error.reason})") from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _check_readable(name: str, file: Path) -> None:
+    try:
+        file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{KEYS}{name}", str(file), f"a file that can be read ({error.strerror})") from error

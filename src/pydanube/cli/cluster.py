@@ -1,0 +1,228 @@
+"""`danube admin brokers` and `danube admin cluster`: drain and activate brokers, even out the load, manage members.
+
+danube admin brokers unload 4711 --dry-run     how many topics would move
+danube admin brokers unload 4711               moves them; the broker is drained afterwards
+danube admin brokers activate 4711             it may be given topics again
+danube admin brokers rebalance                 and some of them move back
+danube admin cluster status                    the members of the metadata store
+
+Names and lines are the reference's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+import typer
+
+from pydanube.cli.admin import BROKERS, OURS, ask, brokers
+from pydanube.cli.output import Output, OutputOption, print_done, print_fields, print_rows
+from pydanube.cli.rpc import CALL_SECONDS, Connection
+from pydanube.errors import ConfigError, Unreachable
+from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
+from pydanube.wire._pb.pydanube import admin_pb2 as ours
+
+CLUSTER: Final = "danube_admin.ClusterAdmin"
+HELP: Final = "The members of the metadata store: status, add-node, promote-node, remove-node."
+EXIT_FAILED: Final = 1
+
+app = typer.Typer(no_args_is_help=True)
+
+BrokerArgument = Annotated[
+    str | None, typer.Argument(metavar="BROKER", help="Its id: `brokers list` shows it.", show_default=False)
+]
+BrokerOption = Annotated[str | None, typer.Option("--broker-id", help="The same, as the reference spells it.")]
+NodeOption = Annotated[int, typer.Option("--node-id", min=0, help="By its id: `cluster status` shows it.")]
+
+
+# --- brokers ------------------------------------------------------------------------------------------
+
+
+@brokers.command("unload")
+def unload_broker(
+    broker: BrokerArgument = None,
+    broker_id: BrokerOption = None,
+    max_parallel: Annotated[int, typer.Option(min=1, help="So many topics move at once.")] = 1,
+    namespaces_include: Annotated[list[str] | None, typer.Option(help="Only topics of these namespaces.")] = None,
+    namespaces_exclude: Annotated[list[str] | None, typer.Option(help="No topic of these namespaces.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many topics would move.")] = False,
+    timeout_seconds: Annotated[
+        int, typer.Option(min=1, help="How long to wait. What is pending then goes on moving.")
+    ] = 60,
+    output: OutputOption = Output.table,
+) -> None:
+    """Move a broker's topics to others. It is drained afterwards: it gets no topics until `brokers activate`."""
+    request = pb.UnloadBrokerRequest(
+        broker_id=_one_of(broker, broker_id),
+        max_parallel=max_parallel,
+        namespaces_include=namespaces_include or (),
+        namespaces_exclude=namespaces_exclude or (),
+        dry_run=dry_run,
+        timeout_seconds=timeout_seconds,
+    )
+    seconds = timeout_seconds + CALL_SECONDS
+    found = ask(BROKERS, "UnloadBroker", request, pb.UnloadBrokerResponse, seconds=seconds)
+    numbers = ("started", "total", "succeeded", "failed", "pending")
+    if output is Output.json:
+        fields = {name: getattr(found, name) for name in numbers}
+        print_fields({**fields, "failed_topics": list(found.failed_topics)}, output)
+    else:
+        texts = (f"{name}={str(getattr(found, name)).lower()}" for name in numbers)
+        print(f"UnloadBroker {' '.join(texts)}")
+        for line in found.failed_topics:
+            print(f"Failed: {line}")
+    if found.failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@brokers.command("activate")
+def activate_broker(
+    broker: BrokerArgument = None,
+    broker_id: BrokerOption = None,
+    reason: Annotated[str, typer.Option(help="Why; it is kept with the broker's state.")] = "",
+    output: OutputOption = Output.table,
+) -> None:
+    """Let a drained broker be given topics again."""
+    request = pb.ActivateBrokerRequest(broker_id=_one_of(broker, broker_id), reason=reason)
+    ask(BROKERS, "ActivateBroker", request, pb.ActivateBrokerResponse)
+    print_done("ActivateBroker success=true", output, broker_id=request.broker_id)
+
+
+def _one_of(argument: str | None, option: str | None) -> str:
+    if (argument is None) == (option is None):
+        raise ConfigError("BROKER", argument, "the id of one broker, once: `brokers list` shows those that are")
+    return argument or option or ""
+
+
+@brokers.command("balance")
+def balance(output: OutputOption = Output.table) -> None:
+    """How evenly the load lies on the active brokers."""
+    found = ask(BROKERS, "GetClusterBalance", pb.ClusterBalanceRequest(), pb.ClusterBalanceResponse)
+    fields = {
+        "assignment_strategy": found.assignment_strategy,
+        "coefficient_of_variation": round(found.coefficient_of_variation, 4),
+        "mean_load": round(found.mean_load, 4),
+        "max_load": round(found.max_load, 4),
+        "min_load": round(found.min_load, 4),
+        "std_deviation": round(found.std_deviation, 4),
+        "broker_count": found.broker_count,
+    }
+    columns = ("broker_id", "load", "topic_count", "is_overloaded", "is_underloaded")
+    rows = [{name: getattr(each, name) for name in columns} for each in found.brokers]
+    if output is Output.json:
+        print_fields({**fields, "brokers": rows}, output)
+        return
+    print_fields(fields, output)
+    print_rows([{**row, "load": round(row["load"], 2)} for row in rows], columns, output)
+
+
+@brokers.command("rebalance")
+def rebalance(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which topic would move first.")] = False,
+    max_moves: Annotated[int | None, typer.Option(min=1, help="No more than so many, one after the other.")] = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Even the load out, one topic after the other; the broker that is asked goes on in the background."""
+    request = pb.RebalanceRequest(dry_run=dry_run, max_moves=max_moves)
+    found = ask(BROKERS, "TriggerRebalance", request, pb.RebalanceResponse)
+    columns = ("topic_name", "from_broker", "to_broker", "estimated_load", "reason")
+    rows = [{name: getattr(each, name) for name in columns} for each in found.proposed_moves]
+    if output is Output.json:
+        fields = {"success": found.success, "moves_executed": found.moves_executed}
+        print_fields({**fields, "proposed_moves": rows, "message": found.error_message}, output)
+        return
+    print(f"Rebalance success={str(found.success).lower()} moves_executed={found.moves_executed}")
+    for row in rows:
+        print(f"Move: {row['topic_name']} from {row['from_broker']} to {row['to_broker']} ({row['reason']})")
+    if found.error_message:
+        print(found.error_message)
+
+
+@brokers.command("history")
+def history(
+    count: Annotated[int, typer.Option("--count", "-c", min=1, help="The newest so many.")] = 20,
+    output: OutputOption = Output.table,
+) -> None:
+    """What rebalancing has moved, newest first."""
+    request = ours.RebalancingHistoryRequest(count_max=count)
+    found = ask(OURS, "RebalancingHistory", request, ours.RebalancingHistoryResponse).moves
+    columns = ("time", "topic", "from_broker", "to_broker", "estimated_load", "reason")
+    rows = [
+        {
+            "time": datetime.fromtimestamp(each.time_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+            "topic": each.topic,
+            "from_broker": each.from_broker,
+            "to_broker": each.to_broker,
+            "estimated_load": round(each.estimated_load, 4),
+            "reason": each.reason,
+        }
+        for each in found
+    ]
+    print_rows(rows, columns, output)
+
+
+# --- members of the metadata store ----------------------------------------------------------------------
+
+
+@app.command("status")
+def status(output: OutputOption = Output.table) -> None:
+    """Who keeps the metadata, and who leads there."""
+    found = ask(CLUSTER, "ClusterStatus", pb.Empty(), pb.ClusterStatusResponse)
+    fields = {
+        "self_node_id": found.self_node_id,
+        "raft_addr": found.raft_addr,
+        "leader_id": found.leader_id or None,
+        "current_term": found.current_term,
+        "last_applied": found.last_applied,
+        "voters": list(found.voters),
+        "learners": list(found.learners),
+    }
+    if output is Output.json:
+        print_fields(fields, output)
+        return
+    print(f"Self Node ID: {found.self_node_id}")
+    print(f"Raft Address: {found.raft_addr}")
+    print(f"Leader: {found.leader_id or 'none'}")
+    print(f"Term: {found.current_term}")
+    print(f"Last Applied: {found.last_applied}")
+    print(f"Voters: {list(found.voters)}")
+    print(f"Learners: {list(found.learners)}")
+
+
+@app.command("add-node")
+def add_node(
+    node_addr: Annotated[str, typer.Option(metavar="URL", help="The admin address of the new node.")],
+    output: OutputOption = Output.table,
+) -> None:
+    """Make a member of a node that is running. A broker that is started with --join does this by itself."""
+    new = _status_of(node_addr)
+    request = pb.AddNodeRequest(addr=new.raft_addr, node_id=new.self_node_id)
+    found = ask(CLUSTER, "AddNode", request, pb.AddNodeResponse)
+    print_done(f"Success: node {found.node_id}: {found.message}", output, node_id=found.node_id, message=found.message)
+
+
+def _status_of(url: str) -> pb.ClusterStatusResponse:
+    async def call() -> pb.ClusterStatusResponse:
+        async with Connection(url, "--node-addr") as node:
+            return await node.call(f"{CLUSTER}/ClusterStatus", pb.Empty(), pb.ClusterStatusResponse)
+
+    try:
+        return asyncio.run(call())
+    except Unreachable as error:
+        raise ConfigError("--node-addr", url, f"{error.why}; start it with --join, and it adds itself") from error
+
+
+@app.command("promote-node")
+def promote_node(node_id: NodeOption, output: OutputOption = Output.table) -> None:
+    """Let a learner that has caught up vote."""
+    found = ask(CLUSTER, "PromoteNode", pb.PromoteNodeRequest(node_id=node_id), pb.PromoteNodeResponse)
+    print_done(f"Success: {found.message}", output, node_id=node_id, message=found.message)
+
+
+@app.command("remove-node")
+def remove_node(node_id: NodeOption, output: OutputOption = Output.table) -> None:
+    """Remove a member. To come back it joins with an empty directory."""
+    found = ask(CLUSTER, "RemoveNode", pb.RemoveNodeRequest(node_id=node_id), pb.RemoveNodeResponse)
+    print_done(f"Success: {found.message}", output, node_id=node_id, message=found.message)

@@ -1,0 +1,139 @@
+"""`danube admin topics unload`, `moves` and `orphan`: topics on their way between brokers, and what a lost one left.
+
+danube admin topics unload /default/orders --wait          moves it; says how long each phase took
+danube admin topics moves /default/orders                  its last moves
+danube admin topics orphan list /default/orders            offsets that only a lost broker's disk has
+danube admin topics orphan discard /default/orders 4200    gives them up, for ever
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+import typer
+
+from pydanube.cli.admin import ENDPOINT, OURS, TopicArgument, ask, topics
+from pydanube.cli.output import Output, OutputOption, print_done, print_json, print_rows
+from pydanube.cli.rpc import Connection
+from pydanube.core.names import parse_broker_id
+from pydanube.wire._pb.pydanube import admin_pb2 as ours
+
+EXIT_FAILED: Final = 1
+
+HELP: Final = "What a lost broker may have written, and nobody else has."
+
+orphans = typer.Typer(no_args_is_help=True)
+
+
+# --- moving -------------------------------------------------------------------------------------------
+
+
+@topics.command("unload")
+def unload_topic(
+    topic: TopicArgument,
+    to: Annotated[
+        str | None, typer.Option(metavar="BROKER", help="Its id.", show_default="whichever is least loaded")
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Until the new broker serves it; shows what happens and how long it took.")
+    ] = False,
+    timeout: Annotated[int, typer.Option("--timeout", min=1, metavar="SECONDS", help="How long to wait.")] = 60,
+    output: OutputOption = Output.table,
+) -> None:
+    """Let another broker serve the topic, or each partition of it. Returns when the old one has let go."""
+    request = ours.UnloadTopicRequest(
+        topic=topic, to_broker=parse_broker_id(to) if to is not None else 0, wait=wait, timeout_seconds=timeout
+    )
+    results = asyncio.run(_unload(request, tell=wait and output is Output.table))
+    moved = all(not result.failure for result in results)
+    if output is Output.json:
+        print_json({"success": moved, "topic": topic, "results": [_result(each) for each in results]})
+    else:
+        print(f"Topic Unloaded: {str(moved).lower()}")
+        for each in results if wait or len(results) > 1 or not moved else ():
+            print(_line(each))
+    if not moved:
+        raise typer.Exit(EXIT_FAILED)
+
+
+async def _unload(request: ours.UnloadTopicRequest, *, tell: bool) -> list[ours.UnloadResult]:
+    results = []
+    async with Connection(ENDPOINT.get(), "--endpoint") as broker:
+        async for answer in broker.stream(f"{OURS}/UnloadTopic", request, ours.UnloadTopicResponse):
+            if answer.HasField("result"):
+                results.append(answer.result)
+            elif tell:
+                print(f"{answer.progress.topic}: {answer.progress.sentence}", file=sys.stderr, flush=True)
+    return results
+
+
+def _result(result: ours.UnloadResult) -> dict[str, object]:
+    return {
+        "topic": result.topic,
+        "from_broker": result.from_broker or None,
+        "to_broker": result.to_broker or None,
+        "phases_ms": _milliseconds(result.phases),
+        "failure": result.failure or None,
+    }
+
+
+def _line(result: ours.UnloadResult) -> str:
+    if result.failure:
+        return f"  {result.topic}: {result.failure}"
+    target = f"broker {result.to_broker}" if result.to_broker else "another broker"
+    return f"  {result.topic}: broker {result.from_broker} -> {target}; {_phases_text(result.phases)}"
+
+
+def _milliseconds(phases: Iterable[ours.Phase]) -> dict[str, float]:
+    return {phase.name: round(phase.duration_ms, 1) for phase in phases}
+
+
+def _phases_text(phases: Iterable[ours.Phase]) -> str:
+    return ", ".join(f"{name} {ms:g} ms" for name, ms in _milliseconds(phases).items()) or "its phases are not known"
+
+
+@topics.command("moves")
+def moves(topic: TopicArgument, output: OutputOption = Output.table) -> None:
+    """The last moves of a topic, newest first, and how long each phase took; as long as the old owners remember."""
+    found = ask(OURS, "MovePhases", ours.MovePhasesRequest(topic=topic), ours.MovePhasesResponse).moves
+    rows = [
+        {
+            "time": datetime.fromtimestamp(each.started_at_us / 1e6, UTC).isoformat(timespec="milliseconds"),
+            "from_broker": each.from_broker,
+            "to_broker": each.to_broker or None,
+            "phases_ms": _milliseconds(each.phases) if output is Output.json else _phases_text(each.phases),
+            "failure": each.failure or None,
+        }
+        for each in found
+    ]
+    print_rows(rows, ("time", "from_broker", "to_broker", "phases_ms", "failure"), output)
+
+
+# --- orphans --------------------------------------------------------------------------------------------
+
+
+@orphans.command("list")
+def list_orphans(topic: TopicArgument, output: OutputOption = Output.table) -> None:
+    """Offsets that only the disk of a lost broker may have, and what brings them back."""
+    found = ask(OURS, "TopicState", ours.TopicStateRequest(topic=topic), ours.TopicStateResponse).orphans
+    columns = ("first", "end", "broker_id", "epoch", "sentence")
+    print_rows([{name: getattr(each, name) for name in columns} for each in found], columns, output)
+
+
+@orphans.command("discard")
+def discard_orphan(
+    topic: TopicArgument,
+    start: Annotated[int, typer.Argument(metavar="START", min=0, help="The first offset of it.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    output: OutputOption = Output.table,
+) -> None:
+    """Give up what the lost broker may have there: it will never be delivered, even if the broker comes back."""
+    if not yes:
+        typer.confirm(f"Give up what may be in {topic} from offset {start} on, for ever?", abort=True, err=True)
+    request = ours.DiscardOrphanRequest(topic=topic, first=start)
+    done = ask(OURS, "DiscardOrphan", request, ours.DiscardOrphanResponse)
+    print_done(f"Orphan Discarded: {done.first} up to {done.end}", output, first=done.first, end=done.end)

@@ -1,0 +1,229 @@
+"""Job *lake*: topics become tables. Raw as the log has them, then typed, without repetitions, what does not fit aside.
+
+    topic ─► batch ─► raw table ─► decode ─┬─► typed table       one row per message, or per business key
+                                           └─► quarantine table  with the reason
+
+Everything of a batch is written under its number, raw first; a batch that comes again after a crash finds or replaces
+its own rows. So the tables have each message once, from offset 0 to the live end, with no seam between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
+
+from pydanube.errors import ConfigError
+from pydanube.pipeline import steps
+from pydanube.pipeline.report import Report, Watch
+from pydanube.pipeline.settings import CONNECTION, TOPICS, Settings
+from pydanube.pipeline.tables import IcebergTable, ParquetTable, Table, with_date
+from pydanube.spark.rows import arrow_schema
+
+KNOWN: Final = (
+    *CONNECTION,
+    *TOPICS,
+    "name",
+    "target",
+    "format",
+    "catalog",
+    "schema",
+    "key",
+    "time",
+    "deduplicate_days",
+    "checkpoint",
+    "batch_rows",
+    "rows_per_file",
+    "follow_seconds",
+    "start",
+    "orphans",
+    "fail_on_data_loss",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lake:
+    """The job's settings, checked."""
+
+    source: dict[str, str]
+    name: str
+    target: str
+    format: str
+    catalog: dict[str, Any]
+    schema: StructType | None
+    key: Sequence[str]
+    time: str | None
+    deduplicate_days: int
+    checkpoint: str
+    rows_per_file: int
+    follow_seconds: int | None
+
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> Lake:
+        settings = Settings(values, KNOWN, "lake")
+        topics = settings.topics()
+        target = settings.required("target", "the directory for the tables")
+        name = settings.text("name") or topics[0].rpartition("/")[2]
+        text = settings.text("schema")
+        schema = _schema(text) if text is not None else None
+        key, time = settings.texts("key"), settings.text("time")
+        for column in [*key, *([time] if time else [])]:
+            if schema is None or column not in schema.names:
+                raise ConfigError("key" if column in key else "time", column, "a column of the schema")
+        source = {
+            **settings.connection(),
+            "subscribe": ",".join(topics),
+            "startingOffsets": settings.text("start", "earliest") or "earliest",
+            "maxOffsetsPerTrigger": str(settings.number("batch_rows", 1_000_000)),
+            "columns": ",".join(steps.RAW_COLUMNS),
+            "orphans": settings.one_of("orphans", "wait", ("wait", "skip")),
+            "failOnDataLoss": str(settings.flag("fail_on_data_loss", True)).lower(),
+            "group.id": f"lake-{name}",
+        }
+        return cls(
+            source=source,
+            name=name,
+            target=target.rstrip("/"),
+            format=settings.one_of("format", "parquet", ("parquet", "iceberg")),
+            catalog=settings.mapping("catalog"),
+            schema=schema,
+            key=key,
+            time=time,
+            deduplicate_days=settings.number("deduplicate_days", 1, least=0) or 0,
+            checkpoint=settings.text("checkpoint") or f"{target.rstrip('/')}/_checkpoint-{name}",
+            rows_per_file=settings.number("rows_per_file", 1_000_000) or 1_000_000,
+            follow_seconds=settings.number("follow_seconds"),
+        )
+
+
+def _schema(text: str) -> StructType:
+    """Columns as SQL writes them: `order_id string not null, amount double, at timestamp`."""
+    try:
+        found = StructType.fromDDL(text)
+        if not isinstance(found, StructType):
+            raise ValueError("these are no columns")
+        return found
+    except Exception as error:  # Spark's parser has its own errors, and some are Java's
+        why = str(error).partition("\n")[0]
+        raise ConfigError("schema", text, f"columns as in SQL, `id string not null, amount double`: {why}") from error
+
+
+class Writer:
+    """Adds batches to the tables. Spark calls it once per batch, on the driver; rows never come here."""
+
+    def __init__(self, spark: SparkSession, lake: Lake) -> None:
+        self._lake = lake
+        self.raw = self._table(spark, "raw")
+        self.typed = self._table(spark, "typed") if lake.schema is not None else None
+        self.quarantine = self._table(spark, "quarantine") if lake.schema is not None else None
+        raw_schema = with_date(from_arrow_schema(arrow_schema(steps.RAW_COLUMNS)))
+        self.raw.evolve(raw_schema)
+        if lake.schema is not None and self.typed is not None and self.quarantine is not None:
+            self.typed.evolve(_typed_schema(spark, lake.schema, lake.time))
+            self.quarantine.evolve(_quarantine_schema(raw_schema))
+
+    def _table(self, spark: SparkSession, kind: str) -> Table:
+        lake = self._lake
+        name = f"{lake.name}_{kind}".replace("-", "_")
+        if lake.format == "iceberg":
+            identifier = f"danube.{name}"
+            return IcebergTable(
+                spark, catalog(lake), identifier, job=f"lake-{lake.name}", rows_per_file=lake.rows_per_file
+            )
+        return ParquetTable(spark, f"{lake.target}/{name}", rows_per_file=lake.rows_per_file)
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        lake = self._lake
+        rows = steps.without_repetitions(steps.raw(frame))
+        known = self.raw.before(batch) if lake.deduplicate_days else None
+        if known is not None:
+            rows = steps.unseen_messages(rows, _recent(known, rows, lake.deduplicate_days))
+        self.raw.write(rows, batch)
+        if lake.schema is None or self.typed is None or self.quarantine is None:
+            return
+        decoded = steps.decoded(self.raw.batch(batch), lake.schema)
+        good = steps.typed(decoded, lake.schema, time=lake.time)
+        if lake.key:
+            good = steps.first_by_key(good, lake.key)
+            earlier = self.typed.before(batch)
+            if earlier is not None:
+                good = steps.unseen(good, earlier, lake.key)
+        self.typed.write(good, batch)
+        self.quarantine.write(steps.quarantined(decoded), batch)
+
+
+def _recent(known: DataFrame, rows: DataFrame, days: int) -> DataFrame:
+    """Rows of the table that may be copies: published about when the batch was."""
+    oldest = rows.agg(F.date_sub(F.min("date"), days).alias("__oldest"))
+    return known.join(F.broadcast(oldest), known["date"] >= oldest["__oldest"]).drop("__oldest")
+
+
+def _typed_schema(spark: SparkSession, schema: StructType, time: str | None) -> StructType:
+    raw = spark.createDataFrame([], with_date(from_arrow_schema(arrow_schema(steps.RAW_COLUMNS))))
+    return steps.typed(steps.decoded(raw, schema), schema, time=time).schema
+
+
+def _quarantine_schema(raw: StructType) -> StructType:
+    fields = {field.name: field for field in raw.fields}
+    fields["reason"] = StructType().add("reason", "string").fields[0]
+    return StructType([fields[name] for name in steps.QUARANTINE_COLUMNS])
+
+
+def catalog(lake: Lake) -> Any:
+    """The Iceberg catalog: as the settings say, or a SQLite file beside the tables."""
+    from pyiceberg.catalog import load_catalog
+
+    target = Path(lake.target.removeprefix("file://")).absolute()
+    target.mkdir(parents=True, exist_ok=True)
+    chosen = lake.catalog or {
+        "type": "sql",
+        "uri": f"sqlite:///{target}/catalog.sqlite",
+        "warehouse": f"file://{target}",
+    }
+    return load_catalog("danube", **{name: str(value) for name, value in chosen.items()})
+
+
+def start(spark: SparkSession, lake: Lake) -> tuple[StreamingQuery, Writer]:
+    """The query, running."""
+    writer = Writer(spark, lake)
+    stream = spark.readStream.format("danube").options(**lake.source).load()
+    made = stream.writeStream.foreachBatch(writer).option("checkpointLocation", lake.checkpoint)
+    made = made.queryName(f"lake-{lake.name}")
+    if lake.follow_seconds is None:
+        made = made.trigger(availableNow=True)
+    else:
+        made = made.trigger(processingTime=f"{lake.follow_seconds} seconds")
+    return made.start(), writer
+
+
+def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
+    """Runs until everything that is there is in the tables, or, with follow_seconds, until it is stopped."""
+    lake = Lake.parse(values)
+    query, writer = start(spark, lake)
+    rows = batches = 0
+    seen = -1
+    try:
+        while True:
+            ended = query.awaitTermination(1)
+            for progress in query.recentProgress:
+                if progress["batchId"] > seen and progress["numInputRows"]:
+                    seen = progress["batchId"]
+                    rows += progress["numInputRows"]
+                    batches += 1
+            watch.says(f"{rows:,} messages in {batches} batches", rows, None, batches=batches)
+            if ended:
+                break
+    except KeyboardInterrupt:
+        query.stop()
+    report = Report("lake", {"messages": rows, "batches": batches, "tables": writer.raw.path.rpartition("/")[0]})
+    for name, table in (("raw", writer.raw), ("typed", writer.typed), ("quarantine", writer.quarantine)):
+        if table is not None:
+            report.values[f"{name}_rows"] = table.read().count() if batches else 0
+    return report

@@ -1,0 +1,98 @@
+"""Job *replay*: a range of a topic again, all of it or what passes a filter, to another topic or to a file.
+
+Into a topic it is exactly-once: the write has a name, and the same replay made again stores nothing twice. Into a file
+it replaces what an earlier attempt left. `rows_per_second` bounds how fast messages enter the other topic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pydanube.core.names import TopicName
+from pydanube.errors import ConfigError
+from pydanube.pipeline.report import Report, Watch
+from pydanube.pipeline.settings import CONNECTION, TOPICS, Settings
+
+KNOWN: Final = (
+    *CONNECTION,
+    *TOPICS,
+    "name",
+    "start",
+    "end",
+    "start_time",
+    "end_time",
+    "filter",
+    "to_topic",
+    "to_file",
+    "file_format",
+    "staging",
+    "rows_per_second",
+)
+
+
+def chosen(messages: DataFrame, filter: str | None) -> DataFrame:
+    """The messages to replay, in order. The filter is a SQL expression over the source's columns."""
+    text = F.when(F.expr("is_valid_utf8(payload)"), F.col("payload").cast("string"))
+    found = messages.withColumn("text", text) if filter else messages
+    try:
+        passed = found.where(filter) if filter else found
+    except PySparkException as error:
+        why = str(error).partition("\n")[0]
+        raise ConfigError("filter", filter, f"a SQL expression over columns and `text`: {why}") from error
+    marked = F.map_concat(
+        F.col("attributes"),
+        F.create_map(
+            F.lit("x-replayed-topic"), F.col("topic"), F.lit("x-replayed-offset"), F.col("offset").cast("string")
+        ),
+    )
+    return passed.orderBy("topic", "offset").select(
+        "topic", "offset", "publish_time", "routing_key", marked.alias("attributes"), "payload"
+    )
+
+
+def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
+    settings = Settings(values, KNOWN, "replay")
+    topics = settings.topics()
+    to_topic, to_file = settings.text("to_topic"), settings.text("to_file")
+    if (to_topic is None) == (to_file is None):
+        raise ConfigError("to_topic", to_topic, "either to_topic or to_file")
+    if to_topic in topics:
+        raise ConfigError("to_topic", to_topic, "another topic: this one would be read and written at once")
+    reader = spark.read.format("danube").options(**settings.connection()).option("subscribe", ",".join(topics))
+    names = {
+        "start": "startingOffsets",
+        "end": "endingOffsets",
+        "start_time": "startingTimestamp",
+        "end_time": "endingTimestamp",
+    }
+    for name, option in names.items():
+        value = values.get(name)
+        if value is not None:
+            reader = reader.option(option, json.dumps(value) if isinstance(value, dict) else str(value))
+    frame = chosen(reader.load(), settings.text("filter"))
+    watch.says("replaying")
+    if to_file is not None:
+        form = settings.one_of("file_format", "jsonl", ("jsonl", "parquet"))
+        if form == "parquet":
+            frame.write.mode("overwrite").parquet(to_file)
+        else:
+            frame.withColumn("payload", F.col("payload").cast("string")).write.mode("overwrite").json(to_file)
+        return Report("replay", {"to": to_file, "messages": _written(spark, form, to_file)})
+    assert to_topic is not None
+    name = settings.text("name") or hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+    options = {**settings.connection(), "topic": str(TopicName(to_topic)), "writeId": f"replay-{name[:40]}"}
+    for setting, option in (("staging", "staging"), ("rows_per_second", "rowsPerSecond")):
+        if setting in settings:
+            options[option] = str(settings.text(setting))
+    frame.drop("topic").write.format("danube").options(**options).mode("append").save()
+    return Report("replay", {"to": to_topic, "name": name[:40]})
+
+
+def _written(spark: SparkSession, form: str, path: str) -> int:
+    return spark.read.parquet(path).count() if form == "parquet" else spark.read.text(path).count()

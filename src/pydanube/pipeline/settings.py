@@ -1,0 +1,127 @@
+"""A job's settings: one YAML or JSON file, with dotted names on the command line on top of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pydanube.core.names import TopicName
+from pydanube.errors import ConfigError
+
+
+class Settings:
+    """Values by name. Every one that the job does not know is refused."""
+
+    def __init__(self, values: Mapping[str, Any], known: Collection[str], where: str = "the settings") -> None:
+        self._values = dict(values)
+        for name, value in self._values.items():
+            if name not in known:
+                meant = get_close_matches(name, known, 1)
+                hint = f"did you mean {meant[0]}?" if meant else f"{where} may have {', '.join(sorted(known))}"
+                raise ConfigError(name, value, hint)
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        value = self._values.get(name)
+        return default if value is None else str(value)
+
+    def required(self, name: str, what: str) -> str:
+        value = self.text(name)
+        if not value:
+            raise ConfigError(name, None, what)
+        return value
+
+    def number(self, name: str, default: int | None = None, least: int = 1) -> int | None:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not str(value).isdigit() or int(value) < least:
+            raise ConfigError(name, value, f"a whole number, {least} or more")
+        return int(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self._values.get(name, default)
+        if not isinstance(value, bool):
+            raise ConfigError(name, value, "true or false")
+        return value
+
+    def one_of(self, name: str, default: str, allowed: Collection[str]) -> str:
+        value = str(self._values.get(name) or default)
+        if value not in allowed:
+            raise ConfigError(name, value, " or ".join(allowed))
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self._values.get(name) or ()
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        if not isinstance(value, list | tuple):
+            raise ConfigError(name, value, "a list")
+        return tuple(str(each) for each in value)
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        value = self._values.get(name) or {}
+        if not isinstance(value, dict):
+            raise ConfigError(name, value, "names and values")
+        return value
+
+    def topics(self) -> tuple[str, ...]:
+        found = self.texts("topics") or self.texts("topic")
+        if not found:
+            raise ConfigError("topic", None, "the topic to read, or topics: a list of them")
+        return tuple(str(TopicName(name)) for name in found)
+
+    def connection(self) -> dict[str, str]:
+        """Options of `format("danube")` that say how to reach brokers and objects."""
+        names = ("service.url", "storage.url", "token", "tls.ca", "tls.cert", "tls.key", "timeout")
+        found = {name: str(self._values[name]) for name in names if self._values.get(name) is not None}
+        if "service.url" not in found and "storage.url" not in found:
+            raise ConfigError("service.url", None, "danube://host:6651, or storage.url to read without brokers")
+        if self._values.get("storage.options"):
+            found["storage.options"] = json.dumps(self.mapping("storage.options"))
+        return found
+
+
+CONNECTION = ("service.url", "storage.url", "storage.options", "token", "tls.ca", "tls.cert", "tls.key", "timeout")
+TOPICS = ("topic", "topics")
+
+
+def read_settings(file: Path | None, changes: Collection[str] = ()) -> dict[str, Any]:
+    """The file's values, and `name=value` on top. Nested names become dotted ones, but for maps that are values."""
+    values: dict[str, Any] = {}
+    if file is not None:
+        try:
+            found = yaml.safe_load(file.read_text())
+        except OSError as error:
+            raise ConfigError("--conf", str(file), f"a file that can be read: {error.strerror}") from error
+        except yaml.YAMLError as error:
+            raise ConfigError("--conf", str(file), f"YAML or JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise ConfigError("--conf", str(file), "names and values")
+        values.update(_dotted(found))
+    for change in changes:
+        name, separator, value = change.partition("=")
+        if not separator or not name:
+            raise ConfigError("--set", change, "name=value")
+        values[name.strip()] = yaml.safe_load(value)
+    return values
+
+
+_NESTED = ("service", "storage", "tls")  # everything else that holds names is a value itself
+
+
+def _dotted(found: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in found.items():
+        if name in _NESTED and isinstance(value, dict):
+            values.update({f"{name}.{inner}": each for inner, each in value.items()})
+        else:
+            values[str(name)] = value
+    return values

@@ -1,0 +1,193 @@
+"""What jobs do to rows: functions from DataFrames to DataFrames. The last `select` of each is its promise.
+
+None of them reads a clock, a file or a broker, collects, or keeps anything between batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+
+# What the raw table keeps of a message: everything that the log knows.
+RAW_COLUMNS: Final = (
+    "topic",
+    "offset",
+    "publish_time",
+    "append_time",
+    "producer_name",
+    "producer_id",
+    "sequence",
+    "epoch",
+    "routing_key",
+    "schema_id",
+    "schema_version",
+    "attributes",
+    "payload",
+)
+# What a row of a typed table carries besides its values: where it came from.
+ORIGIN: Final = ("_topic", "_offset", "_publish_time", "_key")
+QUARANTINE_COLUMNS: Final = (*RAW_COLUMNS, "reason", "date")
+_BROKEN: Final = "__broken"
+_VALUE: Final = "__value"
+
+
+def raw(messages: DataFrame) -> DataFrame:
+    """Messages as they are, with the date (UTC) on which they were published."""
+    return messages.select(*RAW_COLUMNS, F.to_date("publish_time").alias("date"))
+
+
+def message_id() -> Column:
+    """The same for two copies of one message, and for nothing else.
+
+    After a crash takeover a message whose ack was lost may be in the log twice, under two offsets: sent again by its
+    producer, unchanged. Every session counts from 0, so the number alone says little; with the moment at which it was
+    first sent, and the payload, it does. A message that was sent without a session has only its offset.
+    """
+    sent = F.concat_ws("/", "topic", *_sent())
+    place = F.concat_ws("@", "topic", F.col("offset").cast("string"))
+    return F.when(F.col("sequence").isNull() | (F.col("producer_id") == 0), place).otherwise(sent)
+
+
+def _sent() -> list[Column]:
+    numbers = (F.col("producer_id"), F.col("sequence"), F.unix_micros("publish_time"), F.xxhash64("payload"))
+    return [number.cast("string") for number in numbers]
+
+
+def without_repetitions(rows: DataFrame) -> DataFrame:
+    """One row per message: the copy with the smallest offset."""
+    return _first_by(rows, [message_id()], ["offset"])
+
+
+def unseen_messages(rows: DataFrame, table: DataFrame) -> DataFrame:
+    """Rows of which the table has no copy, whatever its offset."""
+    known = table.select(message_id().alias("__id"))
+    return rows.withColumn("__id", message_id()).join(known, "__id", "left_anti").drop("__id")
+
+
+def _first_by(rows: DataFrame, keys: Sequence[Column], order: Sequence[str]) -> DataFrame:
+    place = Window.partitionBy(*keys).orderBy(*order)
+    ranked = rows.withColumn("__place", F.row_number().over(place))
+    return ranked.where(F.col("__place") == 1).drop("__place")
+
+
+def decoded(rows: DataFrame, schema: StructType) -> DataFrame:
+    """Raw rows with their JSON as `__value`, and `reason`: why it cannot be one; null if it can."""
+    is_text = F.expr("is_valid_utf8(payload)")
+    text = F.when(is_text, F.col("payload").cast("string"))
+    with_broken = StructType([*schema.fields, StructField(_BROKEN, StringType())])
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BROKEN, "allowNonNumericNumbers": "false"}
+    parsed = rows.withColumn("__text", text).withColumn(_VALUE, F.from_json("__text", with_broken, options))
+    required = [field.name for field in schema.fields if not field.nullable]
+    is_json = F.get_json_object("__text", "$").isNotNull()
+    reason = F.when(~is_text, F.lit("the payload is not UTF-8"))
+    reason = reason.when(~is_json, F.lit("the payload is not JSON"))
+    reason = reason.when(
+        F.col(f"{_VALUE}.{_BROKEN}").isNotNull(), F.lit("a value does not have the type that the schema says")
+    )
+    for name in required:
+        reason = reason.when(F.col(f"{_VALUE}.{name}").isNull(), F.lit(f"{name} is missing"))
+    return parsed.withColumn("reason", reason).drop("__text")
+
+
+def typed(rows: DataFrame, schema: StructType, *, time: str | None = None) -> DataFrame:
+    """The good rows of `decoded`: the schema's columns, where each came from, and its date.
+
+    The date is that of the column `time`, however late the row comes, or else of publishing.
+    """
+    moment = F.col(f"{_VALUE}.{time}") if time is not None else F.col("publish_time")
+    return rows.where(F.col("reason").isNull()).select(
+        *(F.col(f"{_VALUE}.{field.name}").alias(field.name) for field in schema.fields),
+        F.col("topic").alias("_topic"),
+        F.col("offset").alias("_offset"),
+        F.col("publish_time").alias("_publish_time"),
+        F.col("routing_key").alias("_key"),
+        F.coalesce(F.to_date(moment), F.to_date("publish_time")).alias("date"),
+    )
+
+
+def quarantined(rows: DataFrame) -> DataFrame:
+    """The others, with the reason."""
+    return rows.where(F.col("reason").isNotNull()).select(*QUARANTINE_COLUMNS)
+
+
+def first_by_key(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """One row per business key: the first that was published. Typed rows in, typed rows out."""
+    return _first_by(rows, [F.col(name) for name in keys], ["_offset"])
+
+
+def unseen(rows: DataFrame, table: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """Rows whose key is not in the table yet."""
+    known = table.select(*(F.col(name).alias(f"__{name}") for name in keys)).distinct()
+    same = [rows[name].eqNullSafe(known[f"__{name}"]) for name in keys]
+    condition = same[0]
+    for each in same[1:]:
+        condition = condition & each
+    return rows.join(known, condition, "left_anti")
+
+
+# --- stats ---------------------------------------------------------------------------------------------------
+
+
+def hourly(messages: DataFrame) -> DataFrame:
+    """Per topic and hour: messages, bytes, keys, and how long messages took from their producer to the log."""
+    latency = (F.unix_micros("append_time") - F.unix_micros("publish_time")) / 1000.0
+    return (
+        messages.withColumn("hour", F.date_trunc("hour", "publish_time"))
+        .withColumn("latency_ms", latency)
+        .groupBy("topic", "hour")
+        .agg(
+            F.count("*").alias("messages"),
+            F.sum(F.length("payload")).alias("bytes"),
+            F.approx_count_distinct("routing_key").alias("keys"),
+            F.percentile_approx("latency_ms", [0.5, 0.95, 0.99]).alias("latency"),
+        )
+        .select(
+            "topic",
+            "hour",
+            "messages",
+            "bytes",
+            "keys",
+            F.col("latency")[0].alias("latency_p50_ms"),
+            F.col("latency")[1].alias("latency_p95_ms"),
+            F.col("latency")[2].alias("latency_p99_ms"),
+        )
+    )
+
+
+def top_keys(messages: DataFrame, count: int) -> DataFrame:
+    """The keys with the most messages, per topic."""
+    totals = messages.where(F.col("routing_key").isNotNull()).groupBy("topic", "routing_key")
+    counted = totals.agg(F.count("*").alias("messages"), F.sum(F.length("payload")).alias("bytes"))
+    place = Window.partitionBy("topic").orderBy(F.desc("messages"), "routing_key")
+    ranked = counted.withColumn("rank", F.row_number().over(place)).where(F.col("rank") <= count)
+    return ranked.select("topic", "rank", "routing_key", "messages", "bytes")
+
+
+# --- audit ---------------------------------------------------------------------------------------------------
+
+
+def repeated(messages: DataFrame) -> DataFrame:
+    """Messages that are in the log more than once, under several offsets. See `message_id`."""
+    numbered = messages.where(F.col("sequence").isNotNull() & (F.col("producer_id") != 0))
+    offsets = F.sort_array(F.collect_list("offset")).alias("offsets")
+    found = (
+        numbered.withColumn("__id", message_id())
+        .groupBy("topic", "producer_id", "sequence", "__id")
+        .agg(F.count("*").alias("copies"), offsets)
+    )
+    return found.where(F.col("copies") > 1).select("topic", "producer_id", "sequence", "copies", "offsets")
+
+
+def missing_receipts(receipts: DataFrame, messages: DataFrame) -> DataFrame:
+    """Receipts whose offset is not in the log exactly once, or holds another payload, if the receipt says which."""
+    stored = messages.select("topic", "offset", F.sha2("payload", 256).alias("stored"))
+    joined = receipts.join(stored, ["topic", "offset"], "left")
+    counted = joined.groupBy("topic", "offset", "sha256").agg(
+        F.count("stored").alias("copies"), F.first("stored").alias("stored")
+    )
+    wrong = (F.col("copies") != 1) | (F.col("sha256").isNotNull() & (F.col("sha256") != F.col("stored")))
+    return counted.where(wrong).select("topic", "offset", "copies", "sha256", "stored")

@@ -1,0 +1,372 @@
+"""The promises, one function each, asked of a recorded history (history.py).
+
+    violations = check(History.read(path))
+
+What counts as an exception is what is recorded as one, and nothing else: voids, orphans, rescued messages. Each rule
+says nothing where there is no evidence, so a history may leave out what its recorder could not see.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from pydanube.testing.history import (
+    Acked,
+    Claimed,
+    Created,
+    Cursor,
+    Damaged,
+    Dead,
+    Done,
+    Event,
+    Got,
+    Head,
+    History,
+    Kept,
+    Nacked,
+    Orphaned,
+    Policy,
+    Quiet,
+    Released,
+    Sent,
+    Serving,
+    Subscribed,
+)
+
+SHARED: Final = "Shared"  # the one kind of subscription that keeps no order
+
+
+class Violation(NamedTuple):
+    """A broken promise. `offsets` and `messages` are what it is about, so that the history can be shortened to it."""
+
+    rule: str
+    topic: str
+    what: str
+    offsets: tuple[int, ...] = ()
+    messages: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.topic}: {self.what}"
+
+
+Found = Iterator[tuple[str, str, tuple[int, ...], tuple[str, ...]]]
+
+
+def check(history: History) -> list[Violation]:
+    """Every broken promise. Empty: all was well."""
+    return [Violation(rule.__name__, *found) for rule in RULES for found in rule(history)]
+
+
+# --- what is in the log -------------------------------------------------------------------------------------
+
+
+def lost_write(history: History) -> Found:
+    """An acknowledged message is in the log at the end, at the offset that its producer was told."""
+    for kept in history.all(Kept):
+        damaged = bool(history.of(Damaged, kept.topic))
+        for acked in history.of(Acked, kept.topic):
+            found = kept.messages.get(acked.offset)
+            if acked.offset < kept.first or found == acked.message:
+                continue
+            if damaged and _inside(kept.voids, acked.offset):
+                continue  # bytes went bad on a disk, and it is recorded where
+            what = f"{acked.message!r} was acknowledged at {acked.offset} in epoch {acked.epoch}; there is {found!r}"
+            yield kept.topic, what, (acked.offset,), (acked.message,)
+
+
+def duplicate_offset(history: History) -> Found:
+    """No offset is given to two messages, whoever says so: a broker's answer, a delivery, the log at the end."""
+    for topic in _reliable(history, Acked, Got, Kept):
+        given: dict[int, str] = {}
+        seen: list[tuple[int, str]] = [(acked.offset, acked.message) for acked in history.of(Acked, topic)]
+        seen += [(got.offset, got.message) for got in history.of(Got, topic)]
+        seen += [item for kept in history.of(Kept, topic) for item in kept.messages.items()]
+        for offset, message in dict.fromkeys(seen):
+            other = given.setdefault(offset, message)
+            if other != message:
+                yield topic, f"offset {offset} has {other!r} and {message!r}", (offset,), (other, message)
+
+
+def gap(history: History) -> Found:
+    """Every offset from the first to the head has a message, or is recorded as a void or an orphan."""
+    for kept in history.all(Kept):
+        recorded = sorted([*kept.voids, *kept.orphans])
+        at = kept.first
+        for offset in [*sorted(kept.messages), kept.head]:
+            if at < offset and not _covered(recorded, at, offset):
+                yield kept.topic, f"offsets {at} to {offset - 1} are nowhere", (at, offset - 1), ()
+            at = max(at, offset + 1)
+
+
+def phantom(history: History) -> Found:
+    """What a consumer received was sent by somebody, and is in the log afterwards; nothing else is in there."""
+    sent = {event.message for event in history.all(Sent)}
+    for kept in history.all(Kept):
+        there = set(kept.messages.values())
+        for got in history.of(Got, kept.topic):
+            if got.offset >= kept.first and got.message not in there:
+                what = f"{got.subscription} received {got.message!r} at {got.offset}, which is not in the log"
+                yield kept.topic, what, (got.offset,), (got.message,)
+        if sent:
+            for offset, message in kept.messages.items():
+                if message not in sent:
+                    yield kept.topic, f"offset {offset} has {message!r}, which nobody sent", (offset,), (message,)
+
+
+# --- who writes it ------------------------------------------------------------------------------------------
+
+
+def head_back(history: History) -> Found:
+    """A topic only grows: its head, from one epoch to the next, and from one answer to whatever is sent after it."""
+    for topic in _reliable(history, Acked, Head):
+        heads: dict[int, int] = {}
+        for head in history.of(Head, topic):
+            if head.head < heads.get(head.epoch, 0):
+                what = f"the head of epoch {head.epoch} went from {heads[head.epoch]} back to {head.head}"
+                yield topic, what, (head.head,), ()
+            heads[head.epoch] = head.head
+        for claimed in history.of(Claimed, topic):
+            for epoch, reached in heads.items():
+                if epoch < claimed.epoch and reached > claimed.start:
+                    what = f"epoch {epoch} reached {reached} and epoch {claimed.epoch} begins at {claimed.start}"
+                    yield topic, what, (claimed.start, reached), ()
+        yield from _overtaken(history, topic)
+
+
+def _overtaken(history: History, topic: str) -> Found:
+    """An offset below one that was told before the message was sent. What a lost owner took is late by nature."""
+    late = [(orphan.start, orphan.end) for orphan in history.of(Orphaned, topic)]
+    sent = {event.message: event.at for event in history.all(Sent)}
+    acks = [acked for acked in history.of(Acked, topic) if not _inside(late, acked.offset)]
+    acks.sort(key=lambda acked: acked.at)
+    times: list[float] = []
+    highest: list[int] = []
+    for acked in acks:
+        before = bisect_right(times, sent.get(acked.message, 0.0) - 1e-9)
+        if before and highest[before - 1] > acked.offset:
+            what = f"{acked.message!r} got {acked.offset}; {highest[before - 1]} was given before it was sent"
+            yield topic, what, (acked.offset, highest[before - 1]), (acked.message,)
+        times.append(acked.at)
+        highest.append(max(acked.offset, highest[-1] if highest else -1))
+
+
+def two_owners(history: History) -> Found:
+    """One owner per epoch, each epoch above the last, and what it gives out lies between its start and the next one's.
+
+    A broker that was replaced and does not know it may go on writing; what it writes must stay in its own place. By a
+    clock that tells the truth, no two brokers say at one moment that they may serve the topic.
+    """
+    for topic in history.topics(Claimed, Serving):
+        claims = history.of(Claimed, topic)
+        for earlier, later in pairwise(claims):
+            if later.epoch <= earlier.epoch:
+                what = f"broker {later.broker} claimed epoch {later.epoch} after broker {earlier.broker} had"
+                yield topic, f"{what} {earlier.epoch}", (), ()
+        starts = {claimed.epoch: (claimed.broker, claimed.start) for claimed in claims}
+        ends = {earlier.epoch: later.start for earlier, later in pairwise(claims)}
+        for acked in history.of(Acked, topic):
+            if acked.epoch not in starts:
+                continue
+            broker, start = starts[acked.epoch]
+            if acked.broker not in (0, broker):
+                what = f"broker {acked.broker} acknowledged {acked.offset} in epoch {acked.epoch} of broker {broker}"
+                yield topic, what, (acked.offset,), (acked.message,)
+            end = ends.get(acked.epoch)
+            if acked.offset < start or (end is not None and acked.offset >= end and _is_reliable(history, topic)):
+                what = f"epoch {acked.epoch} has {start} up to {end} and gave out {acked.offset}"
+                yield topic, what, (acked.offset,), (acked.message,)
+        for serving in history.of(Serving, topic):
+            if len(serving.brokers) > 1:
+                yield topic, f"brokers {list(serving.brokers)} served it at {serving.at:.3f} s", (), ()
+
+
+# --- who reads it -------------------------------------------------------------------------------------------
+
+
+def cursor_back(history: History) -> Found:
+    """A stored cursor never goes back."""
+    for topic in history.topics(Cursor):
+        stored: dict[str, int] = {}
+        for cursor in history.of(Cursor, topic):
+            before = stored.get(cursor.subscription, cursor.cursor)
+            if cursor.cursor < before:
+                what = f"the cursor of {cursor.subscription} went from {before} back to {cursor.cursor}"
+                yield topic, what, (cursor.cursor, before), ()
+            stored[cursor.subscription] = cursor.cursor
+
+
+def repeated_after_move(history: History) -> Found:
+    """After a clean move nothing comes again that the old owner had an acknowledgement for."""
+    for topic in history.topics(Released):
+        clean = {released.epoch for released in history.of(Released, topic) if released.clean}
+        epochs = [claimed.epoch for claimed in history.of(Claimed, topic)]
+        done: dict[int, set[tuple[str, int]]] = defaultdict(set)
+        for event in history.of(Done, topic):
+            done[event.epoch].add((event.subscription, event.offset))
+        known: dict[int, set[tuple[str, int]]] = {}  # what each owner was told of its predecessors' acknowledgements
+        for before, after in pairwise(epochs):
+            known[after] = known.get(before, set()) | done[before] if before in clean else set()
+        for got in history.of(Got, topic):
+            if (got.subscription, got.offset) in known.get(got.epoch, ()):
+                what = f"{got.subscription} had acknowledged {got.offset} and got it again in epoch {got.epoch}"
+                yield topic, what, (got.offset,), (got.message,)
+
+
+def key_order(history: History) -> Found:
+    """Messages of one key come in the order of the log, the first time; only what was rescued may come late."""
+    for topic in _reliable(history, Got):
+        ordered = {event.subscription for event in history.of(Subscribed, topic) if event.kind != SHARED}
+        newest: dict[tuple[str, str], int] = {}
+        seen: set[tuple[str, int]] = set()
+        for got in history.of(Got, topic):
+            if got.subscription not in ordered or got.rescued or (got.subscription, got.offset) in seen:
+                continue
+            seen.add((got.subscription, got.offset))
+            before = newest.get((got.subscription, got.key), -1)
+            if got.offset < before:
+                what = f"{got.subscription} received {got.offset} of key {got.key!r} after {before}"
+                yield topic, what, (got.offset, before), (got.message,)
+            newest[got.subscription, got.key] = max(before, got.offset)
+
+
+def never_delivered(history: History) -> Found:
+    """At least once: every message from a subscription's start on reached one of its consumers."""
+    for kept in history.all(Kept):
+        received: dict[str, set[int]] = defaultdict(set)
+        for got in history.of(Got, kept.topic):
+            received[got.subscription].add(got.offset)
+        for event in history.of(Subscribed, kept.topic):
+            first = max(event.start, kept.first)
+            missing = sorted(at for at in kept.messages if at >= first and at not in received[event.subscription])
+            if missing:
+                what = f"{event.subscription} never received {len(missing)} messages, the first at {missing[0]}"
+                yield kept.topic, what, tuple(missing[:3]), (kept.messages[missing[0]],)
+
+
+def delivered_twice(history: History) -> Found:
+    """At most once, in a topic that keeps nothing: each subscription gets a message once or not at all."""
+    for topic in history.topics(Got):
+        if not _is_reliable(history, topic):
+            counts = Counter((got.subscription, got.message) for got in history.of(Got, topic))
+            for (subscription, message), count in counts.items():
+                if count > 1:
+                    yield topic, f"{subscription} received {message!r} {count} times", (), (message,)
+
+
+def dead_letter(history: History) -> Found:
+    """A message is a dead letter when its policy says so: not before its last try, and then always.
+
+    Tries are counted by the owner, so a new one may begin again; but no owner tries more often than it may.
+    """
+    for topic in history.topics(Policy):
+        policies: dict[str, list[Policy]] = defaultdict(list)
+        for policy in history.of(Policy, topic):
+            policies[policy.subscription].append(policy)
+        nacks = Counter((event.subscription, event.offset) for event in history.of(Nacked, topic))
+        by_epoch = Counter((event.subscription, event.offset, event.epoch) for event in history.of(Nacked, topic))
+        dead = {(event.subscription, event.offset): event for event in history.of(Dead, topic)}
+        for (subscription, offset), event in dead.items():
+            allowed = [each.redeliveries for each in policies[subscription] if each.dead_letter]
+            if not allowed or nacks[subscription, offset] <= min(allowed):
+                count = nacks[subscription, offset]
+                what = f"{offset} of {subscription} is a dead letter after {count} failures; policies {allowed}"
+                yield topic, what, (offset,), (event.message,)
+        for (subscription, offset, epoch), count in by_epoch.items():
+            tries = [each.redeliveries for each in policies[subscription]]
+            if all(each.dead_letter for each in policies[subscription]) and tries and count > max(tries) + 1:
+                what = f"{subscription} tried {offset} {count} times in epoch {epoch}; its policy says {max(tries) + 1}"
+                yield topic, what, (offset,), ()
+        yield from _unsettled(history, topic, set(policies), dead)
+
+
+def _unsettled(history: History, topic: str, judged: set[str], dead: dict[tuple[str, int], Dead]) -> Found:
+    """What was refused and neither acknowledged nor copied."""
+    done = {(event.subscription, event.offset) for event in history.of(Done, topic)}
+    refused = {(event.subscription, event.offset) for event in history.of(Nacked, topic)}
+    for kept in history.of(Kept, topic):
+        for subscription, offset in sorted(refused - done - set(dead)):
+            if subscription in judged and offset in kept.messages:
+                what = f"{subscription} refused {offset} for good, and it is nowhere"
+                yield topic, what, (offset,), (kept.messages[offset],)
+
+
+def stuck(history: History) -> Found:
+    """When nothing fails any more, a subscription that has something to get goes on getting it."""
+    quiet = next(iter(history.all(Quiet)), None)
+    if quiet is None:
+        return
+    for kept in history.all(Kept):
+        for event in history.of(Subscribed, kept.topic):
+            deliveries = [got for got in history.of(Got, kept.topic) if got.subscription == event.subscription]
+            waiting = {at for at in kept.messages if at >= max(event.start, kept.first)}
+            waiting -= {got.offset for got in deliveries if got.at <= quiet.at}
+            waiting -= {acked.offset for acked in history.of(Acked, kept.topic) if acked.at > quiet.at}
+            last = quiet.at
+            for got in (got for got in deliveries if got.at > quiet.at):
+                if waiting and got.at - last > quiet.patience_seconds:
+                    what = f"{event.subscription} got nothing for {got.at - last:.1f} s; {min(waiting)} was waiting"
+                    yield kept.topic, what, (min(waiting),), ()
+                waiting.discard(got.offset)
+                last = got.at
+
+
+# --- help ---------------------------------------------------------------------------------------------------
+
+
+RULES: Final[Sequence[Callable[[History], Found]]] = (
+    lost_write,
+    duplicate_offset,
+    gap,
+    phantom,
+    head_back,
+    two_owners,
+    cursor_back,
+    repeated_after_move,
+    key_order,
+    never_delivered,
+    delivered_twice,
+    dead_letter,
+    stuck,
+)
+
+
+def shortened(history: History, violations: Sequence[Violation], *, events_max: int = 60) -> list[Event]:
+    """The events that the violations are about, and who owned the topic meanwhile."""
+    topics = {violation.topic for violation in violations}
+    offsets = {(each.topic, offset) for each in violations for offset in each.offsets}
+    messages = {message for violation in violations for message in violation.messages}
+
+    def matters(event: Event) -> bool:
+        if isinstance(event, Kept | Serving | Head):
+            return False
+        if isinstance(event, Claimed | Released | Orphaned | Created | Subscribed):
+            return event.topic in topics
+        if getattr(event, "message", None) in messages:
+            return True
+        return (getattr(event, "topic", None), getattr(event, "offset", None)) in offsets
+
+    return [event for event in history.events if matters(event)][:events_max]
+
+
+def _is_reliable(history: History, topic: str) -> bool:
+    return all(event.reliable for event in history.of(Created, topic))
+
+
+def _reliable(history: History, *kinds: type[Event]) -> list[str]:
+    return [topic for topic in history.topics(*kinds) if _is_reliable(history, topic)]
+
+
+def _inside(ranges: Sequence[tuple[int, int]], offset: int) -> bool:
+    return any(first <= offset < end for first, end in ranges)
+
+
+def _covered(ranges: Sequence[tuple[int, int]], first: int, end: int) -> bool:
+    """Whether `ranges`, sorted, cover [first, end) together."""
+    for start, stop in ranges:
+        if start <= first < stop:
+            first = stop
+    return first >= end

@@ -1,0 +1,148 @@
+"""Clusters of real brokers: one process each, metadata members beside them, a shared store, on free ports.
+
+with cluster_in(directory) as cluster:        three brokers, a TTL of 3 s
+    cluster[0].kill()
+    cluster.admin("topics", "unload", "/default/orders")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import re
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from pydanube.stores.etcd import CLIENT_PORT_OFFSET
+from tests.e2e.processes import BrokerProcess, danube_here, until
+
+TTL = 3.0
+
+
+class ClusterBroker(BrokerProcess):
+    def __init__(self, directory: Path, raft_addr: str, seeds: Sequence[str], storage: str, *flags: str) -> None:
+        self.raft_addr = raft_addr
+        super().__init__(
+            directory,
+            *("--raft-addr", raft_addr, "--seed-nodes", ",".join(seeds), "--storage-url", storage),
+            *("--registration-ttl", str(TTL), "--upload-interval", "2"),
+            *flags,
+        )
+
+    @property
+    def command(self) -> list[str]:
+        return ["cluster" if word == "standalone" else word for word in super().command]
+
+    @property
+    def stream_url(self) -> str:
+        return f"danube://127.0.0.1:{self.stream_port}"
+
+    @property
+    def broker_id(self) -> str:
+        found = re.search(r"cluster broker (\d+), is ready", self.output.read_text(errors="replace"))
+        assert found, self.output.read_text(errors="replace")
+        return found[1]
+
+    paused = False
+
+    def pause(self) -> None:
+        assert self.process is not None
+        self.paused = True
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self.process is not None
+        self.paused = False
+        self.process.send_signal(signal.SIGCONT)
+
+
+class ClusterProcesses:
+    def __init__(self, brokers: Sequence[ClusterBroker], store: Path) -> None:
+        self.brokers = list(brokers)
+        self.store = store
+
+    def __getitem__(self, number: int) -> ClusterBroker:
+        return self.brokers[number]
+
+    def start(self) -> None:
+        """All at once: a metadata store needs a majority."""
+        with ThreadPoolExecutor(len(self.brokers)) as pool:
+            list(pool.map(lambda broker: broker.start(), self.brokers))
+
+    @property
+    def url(self) -> str:
+        return ",".join(broker.stream_url for broker in self.brokers)
+
+    @property
+    def living(self) -> list[ClusterBroker]:
+        running = [each for each in self.brokers if each.process is not None and each.process.exit_code is None]
+        return [each for each in running if not each.paused]
+
+    def admin(self, *arguments: object, asked: int | None = None) -> str:
+        """What `danube admin` of some living broker prints. It must succeed."""
+        broker = self.living[0] if asked is None else self.brokers[asked]
+        return broker.admin(*arguments)
+
+    def refused(self, *arguments: object, asked: int = 0) -> str:
+        """What a command that must fail says."""
+        done = danube_here("admin", "--endpoint", self.brokers[asked].endpoint, *arguments)
+        assert done.returncode != 0, done.stdout
+        return done.stderr
+
+    def json(self, *arguments: object) -> Any:
+        return json.loads(self.admin(*arguments, "--output", "json"))
+
+    def by_id(self, broker_id: str) -> ClusterBroker:
+        return next(each for each in self.brokers if each.broker_id == broker_id)
+
+    def host(self, topic: str) -> ClusterBroker | None:
+        """Who has the topic now, as the cluster says; None while it does not know, or the one it names is gone."""
+        asked = ("admin", "--endpoint", self.living[0].endpoint, "topics", "describe", topic, "--output", "json")
+        done = danube_here(*asked)
+        if done.returncode != 0:
+            return None
+        broker_id = str(json.loads(done.stdout).get("broker_id") or "")
+        return self.by_id(broker_id) if broker_id else None
+
+    def hosted(self, topic: str, *, other_than: ClusterBroker | None = None, seconds: float = 60.0) -> ClusterBroker:
+        """Waits until somebody (else) has the topic."""
+
+        def found() -> ClusterBroker | None:
+            host = self.host(topic)
+            return None if host is other_than else host
+
+        return until(found, f"{topic} has another broker", seconds=seconds) or self.brokers[0]
+
+
+def _raft_ports(count: int) -> list[int]:
+    """Ports with the one that clients of the member use, both free."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(20_000, 50_000)
+        with contextlib.suppress(OSError), socket.socket() as peer, socket.socket() as client:
+            peer.bind(("127.0.0.1", port))
+            client.bind(("127.0.0.1", port + CLIENT_PORT_OFFSET))
+            found.append(port)
+    return found
+
+
+@contextlib.contextmanager
+def cluster_in(directory: Path, *flags: str, count: int = 3, storage: str | None = None) -> Iterator[ClusterProcesses]:
+    seeds = [f"127.0.0.1:{port}" for port in _raft_ports(count)]
+    store = directory / "store"
+    brokers = []
+    for number, raft_addr in enumerate(seeds):
+        place = directory / f"broker{number}"
+        place.mkdir(parents=True, exist_ok=True)
+        brokers.append(ClusterBroker(place, raft_addr, seeds, storage or store.absolute().as_uri(), *flags))
+    cluster = ClusterProcesses(brokers, store)
+    with contextlib.ExitStack() as stack:
+        for broker in brokers:
+            stack.callback(lambda broker=broker: broker.process.kill() if broker.process else None)
+        cluster.start()
+        yield cluster

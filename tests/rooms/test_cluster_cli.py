@@ -1,0 +1,173 @@
+"""`danube admin` on a cluster: what an operator types, and what is printed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from pydanube.core import keys
+from pydanube.core.names import TopicName
+from pydanube.core.ownership import Orphan
+from pydanube.ports import Put
+from tests.e2e.processes import danube_here
+from tests.rooms.clustered import OneMember, SmallQuorum, Town, clustered, reliable
+
+pytestmark = pytest.mark.slow  # every command is a program that starts
+
+TOPIC = TopicName("/default/orders")
+
+
+class Admin:
+    """`danube admin` in a thread, asking one of the brokers."""
+
+    def __init__(self, town: Town, number: int) -> None:
+        self._endpoint = f"http://{town.node(number).doors.admin_addr}"
+
+    async def run(self, *words: object) -> tuple[int, str, str]:
+        done = await asyncio.to_thread(danube_here, "admin", "--endpoint", self._endpoint, *words)
+        return done.returncode, done.stdout, done.stderr
+
+    async def __call__(self, *words: object) -> str:
+        """What it prints. It must succeed."""
+        code, output, errors = await self.run(*words)
+        assert code == 0, errors
+        return output
+
+    async def json(self, *words: object) -> Any:
+        return json.loads(await self(*words, "--output", "json"))
+
+    async def refused(self, *words: object) -> str:
+        """The one line of a refusal."""
+        code, output, errors = await self.run(*words)
+        assert (code, output) == (1, "")
+        [line] = errors.splitlines()
+        assert line.startswith("danube: ")
+        return line
+
+
+@clustered(2)
+async def test_topics_are_moved_and_described_from_the_command_line(town: Town) -> None:
+    await town.create(TOPIC, on=1)
+    one, two = str(town.node(1).id), str(town.node(2).id)
+    admin = Admin(town, 2)
+    assert await admin("topics", "unload", TOPIC) == "Topic Unloaded: true\n"
+    await town.settled(TOPIC, 2)
+    moved, *lines = (await admin("topics", "unload", TOPIC, "--to", one, "--wait")).splitlines()
+    assert moved == "Topic Unloaded: true" and len(lines) == 1
+    assert f"broker {two} -> broker {one}" in lines[0]
+    assert all(f"{phase} " in lines[0] for phase in ("upload", "quiet", "cursors", "rest", "seal", "claim"))
+    done = await admin.json("topics", "unload", TOPIC, "--wait")
+    [result] = done["results"]
+    assert done["success"] and (result["from_broker"], result["to_broker"]) == (int(one), int(two))
+    assert {"seal", "claim"} <= {*result["phases_ms"]} and result["failure"] is None
+    moves = await admin.json("topics", "moves", TOPIC)
+    assert [(str(each["from_broker"]), str(each["to_broker"])) for each in moves][:3] == [
+        (one, two),
+        (two, one),
+        (one, two),
+    ]
+    described = await admin.json("topics", "describe", TOPIC)
+    assert (described["broker_id"], described["state"], described["orphans"]) == (two, "active", [])
+    assert f"active: broker {two} serves it" in await Admin(town, 1)("topics", "describe", TOPIC)
+    for words, sentence in (
+        (("/default/nothing",), "unable to find the topic /default/nothing"),
+        ((TOPIC, "--to", two), "hosts it already"),
+        ((TOPIC, "--to", "7"), "no broker 7 in this cluster"),
+        ((TOPIC, "--to", "x"), "broker id"),
+    ):
+        assert sentence in await admin.refused("topics", "unload", *words)
+
+
+@clustered(2)
+async def test_every_partition_has_its_line_and_one_that_stays_is_exit_code_1(town: Town) -> None:
+    admin = Admin(town, 1)
+    await admin("topics", "create", TOPIC, "--partitions", 2, "--dispatch-strategy", "reliable")
+    parts = TOPIC.partition_names(2)
+    await town.until(lambda: {town.host(part) for part in parts} == {*town.nodes})
+    first = town.host(parts[0])
+    assert first is not None
+    code, output, _ = await admin.run("topics", "unload", TOPIC, "--to", first.id)  # one is there already
+    moved, *lines = output.splitlines()
+    assert (code, moved, len(lines)) == (1, "Topic Unloaded: false", 2)
+    assert "hosts it already" in lines[0] and f"{parts[1]}: broker" in lines[1]
+
+
+@clustered(2)
+async def test_brokers_are_listed_drained_and_activated_from_the_command_line(town: Town) -> None:
+    topics = [await town.create(f"/default/t{number}", on=1) for number in range(2)]
+    admin, one, two = Admin(town, 2), str(town.node(1).id), str(town.node(2).id)
+    listed = {each["broker_id"]: each for each in await admin.json("brokers", "list")}
+    assert {*listed} == {one, two} and {each["broker_status"] for each in listed.values()} == {"active"}
+    assert await admin("brokers", "leader-broker") == f'Leader Broker: "{town.node(1).cluster.leader}"\n'
+    dry = await admin("brokers", "unload", "--broker-id", one, "--dry-run")
+    assert dry == "UnloadBroker started=false total=2 succeeded=0 failed=0 pending=2\n"
+    done = await admin("brokers", "unload", "--broker-id", one, "--max-parallel", 2)
+    assert done == "UnloadBroker started=true total=2 succeeded=2 failed=0 pending=0\n"
+    await town.until(lambda: all(town.host(topic) is town.node(2) for topic in topics))
+    await town.until(lambda: town.node(2).cluster.requests.mode_of(town.node(1).broker.broker_id).value == "drained")  # type: ignore[union-attr]
+    listed = {each["broker_id"]: each for each in await admin.json("brokers", "list")}
+    assert listed[one]["broker_status"] == "drained"
+    assert "no other broker is active" in await admin.refused("brokers", "unload", "--broker-id", two)
+    assert await admin("brokers", "activate", one) == "ActivateBroker success=true\n"
+    for command in ("unload", "activate"):
+        assert "no broker 7 in this cluster" in await admin.refused("brokers", command, "--broker-id", 7)
+        assert "the id of one broker" in await admin.refused("brokers", command)
+    balance = await admin.json("brokers", "balance")
+    assert balance["assignment_strategy"] == "Fair" and balance["broker_count"] == 2
+    assert "coefficient_of_variation" in await admin("brokers", "balance")
+    await town.until(lambda: len(town.node(2).cluster.view.reports[town.node(2).broker.broker_id].topics) == 2)
+    rebalance = await admin("brokers", "rebalance", "--dry-run")
+    assert rebalance.startswith("Rebalance success=true moves_executed=0\n")
+    assert await admin.json("brokers", "history") == []
+
+
+@clustered(1)
+async def test_members_of_the_metadata_store_are_managed_from_the_command_line(town: Town) -> None:
+    admin, broker = Admin(town, 1), town.node(1).broker
+    assert "run by somebody else" in await admin.refused("cluster", "status")
+    raft_addr = broker.config.cluster.raft_addr
+    broker.members = SmallQuorum(
+        OneMember(11, ("http://other:7650",)),
+        OneMember(22, (f"http://{raft_addr}",)),
+        OneMember(33, ("http://third:1",)),
+    )
+    assert (await admin("cluster", "status")).splitlines() == [
+        "Self Node ID: 22",
+        f"Raft Address: {raft_addr}",
+        "Leader: 11",
+        "Term: 4",
+        "Last Applied: 100",
+        "Voters: [11, 22, 33]",
+        "Learners: []",
+    ]
+    assert (await admin.json("cluster", "status"))["voters"] == [11, 22, 33]
+    endpoint = f"http://{town.node(1).doors.admin_addr}"
+    assert await admin("cluster", "add-node", "--node-addr", endpoint) == "Success: node 22: it is a member already\n"
+    assert "start it with --join" in await admin.refused("cluster", "add-node", "--node-addr", "http://127.0.0.1:1")
+    promoted = await admin("cluster", "promote-node", "--node-id", 33)
+    assert promoted == "Success: node 33 is already a voter\n"
+    assert await admin("cluster", "remove-node", "--node-id", 33) == "Success: node 33 is removed\n"
+    assert "there is no node 33" in await admin.refused("cluster", "remove-node", "--node-id", 33)
+
+
+@clustered(2)
+async def test_an_orphan_is_listed_and_given_up_only_when_it_is_confirmed(town: Town) -> None:
+    await town.create(TOPIC, on=1)
+    await town.calls(1).send(await town.calls(1).create_producer(TOPIC), topic=TOPIC)
+    topic = reliable(town.node(1), TOPIC)
+    lost = Orphan(start=1, end=5, broker_id=77, epoch=topic.ownership.epoch)
+    await topic.ownership.write([Put(keys.orphan(TOPIC, 1), lost.to_bytes())])
+    topic.adopted([lost], rescued=(), voided=())
+    admin = Admin(town, 2)
+    [listed] = await admin.json("topics", "orphan", "list", TOPIC)
+    assert (listed["first"], listed["end"], listed["broker_id"]) == (1, 5, 77)
+    described = await admin("topics", "describe", TOPIC)
+    assert "offsets 1 up to 5: start broker 77 again on its data directory" in described
+    code, _, _ = await admin.run("topics", "orphan", "discard", TOPIC, 1)  # nobody is there to say yes
+    assert code == 1 and topic.orphans == [lost]
+    assert await admin("topics", "orphan", "discard", TOPIC, 1, "--yes") == "Orphan Discarded: 1 up to 5\n"
+    assert topic.orphans == [] and await admin.json("topics", "orphan", "list", TOPIC) == []
+    assert "has no orphan that begins at 1" in await admin.refused("topics", "orphan", "discard", TOPIC, 1, "-y")
