@@ -42,14 +42,16 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def broker(scratch: Path) -> Iterator[BrokerProcess]:
-    """A standalone broker that is ready to be used."""
+def broker(scratch: Path, *flags: str, data_dir: Path | None = None) -> Iterator[BrokerProcess]:
+    """A standalone broker that is ready to be used. Its data goes with it, unless `data_dir` says where to leave it."""
     client, admin, stream, metrics = free_ports(4)
-    with tempfile.TemporaryDirectory(dir=scratch) as place:
+    with contextlib.ExitStack() as stack:
+        place = str(data_dir or stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
+        Path(place).mkdir(exist_ok=True)
         command = [
             sys.executable, "-m", "pydanube", "broker", "--mode", "standalone", "--data-dir", place,
             "--broker-addr", f"127.0.0.1:{client}", "--admin-addr", f"127.0.0.1:{admin}",
-            "--stream-addr", f"127.0.0.1:{stream}", "--prom-exporter", f"127.0.0.1:{metrics}",
+            "--stream-addr", f"127.0.0.1:{stream}", "--prom-exporter", f"127.0.0.1:{metrics}", *flags,
         ]  # fmt: skip
         with (Path(place) / "out").open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
             try:

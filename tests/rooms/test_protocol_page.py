@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pydanube.api.stream_handles import DELIVER_OVERHEAD_BYTES
+from pydanube.config.keys import SETTINGS
+from pydanube.config.stream import FRAME_BYTES_MAX, FRAME_BYTES_MIN, StreamLimits
 from pydanube.core.names import TopicName, partition_of_key, producer_id
 from pydanube.core.roster import DispatchLimits
 from pydanube.log import batch
@@ -125,6 +128,15 @@ def test_the_limits_are_ours() -> None:
     ):
         assert re.search(rf"\b{number}\b", limits), number
     assert str(frames.FRAME_SIZE_LIMIT) in PROTO
+
+
+def test_every_setting_of_the_port_is_in_the_table_with_its_default() -> None:
+    table = {key.strip("`"): default for key, default, _ in rows_under("13. Settings of a broker")[1:]}
+    assert set(table) == {key for key in SETTINGS if key.startswith("stream.")}
+    for name in StreamLimits.__slots__:
+        assert table[f"stream.limits.{name}"] == str(getattr(StreamLimits(), name))
+    assert (FRAME_BYTES_MIN, FRAME_BYTES_MAX) == (frames.HANDSHAKE_SIZE_MAX, frames.FRAME_SIZE_LIMIT)
+    assert str(DELIVER_OVERHEAD_BYTES) in PAGE
 
 
 def test_keys_are_routed_as_the_page_says() -> None:

@@ -107,8 +107,9 @@ class Broker:
         work: Work,
         objects: ObjectStore | None = None,
         home: str = "",
+        wal: WalConfig | None = None,
     ) -> Broker:
-        """The same broker on ports that the caller owns: for simulation and for tests."""
+        """The same broker on ports that the caller owns: for simulation and for tests, with a small log (`wal`)."""
         broker = cls(config, disk, clock, work, home=home)
 
         async def given_metadata() -> MetadataStore:
@@ -117,13 +118,14 @@ class Broker:
         async def given_objects(_: MetadataStore) -> ObjectStore | None:
             return objects
 
-        await broker._start(given_metadata, given_objects)
+        await broker._start(given_metadata, given_objects, wal)
         return broker
 
     async def _start(
         self,
         open_metadata: Callable[[], Awaitable[MetadataStore]],
         open_objects: Callable[[MetadataStore], Awaitable[ObjectStore | None]],
+        wal: WalConfig | None = None,
     ) -> None:
         config = self.config
         storage = config.storage
@@ -133,7 +135,7 @@ class Broker:
             self._disk,
             self.clock,
             self._work,
-            WalConfig(segment_bytes=storage.segment_bytes, segment_seconds=storage.segment_seconds),
+            wal or WalConfig(segment_bytes=storage.segment_bytes, segment_seconds=storage.segment_seconds),
             observe=self._observe_group,
         )
         self.broker_id = await self._node_id()

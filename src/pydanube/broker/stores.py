@@ -68,7 +68,9 @@ class Stores:
             endpoints = member.endpoints
             self.members = EtcdCluster(endpoints)
             self._closing.append(self.members.close)
-        store = EtcdMetadataStore(endpoints)
+        # A renewal must have its answer, from another member if need be, well before the lease runs out.
+        ttl = cluster.ttl_seconds
+        store = EtcdMetadataStore(endpoints, timeout_seconds=min(5.0, ttl), attempt_seconds=min(1.0, ttl / 6))
         self._closing.append(store.close)
         return store
 

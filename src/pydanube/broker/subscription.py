@@ -381,6 +381,10 @@ class Subscription:
     def limits(self) -> DispatchLimits:
         return self._machine.roster.limits
 
+    @property
+    def policy(self) -> FailurePolicy:
+        return self._machine.policy
+
     def standing(self) -> Standing:
         return self._machine.standing(self._source.log.head)
 

@@ -42,7 +42,8 @@ A message is on disk before its producer is told so: kill -9 loses none.
 SIGTERM or Ctrl-C finishes commits, saves cursors and exits 0; a second one exits at once (130). \
 A mistake in flags or configuration, a taken port and a directory in use are one line and exit code 1.
 
-Authentication and TLS do not exist yet. A configuration that asks for them is refused; \
+Authentication does not exist yet, and TLS only on the native port (stream.tls in the configuration file). \
+A configuration that asks for more is refused; \
 keep the ports on a network that you trust.
 """
 

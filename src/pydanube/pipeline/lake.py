@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -140,12 +141,23 @@ class Writer:
         return ParquetTable(spark, f"{lake.target}/{name}", rows_per_file=lake.rows_per_file)
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
-        lake = self._lake
-        rows = steps.without_repetitions(steps.raw(frame))
-        known = self.raw.before(batch) if lake.deduplicate_days else None
+        # Kept on the executors, in memory or on their disks: the topic is read once per batch.
+        rows = steps.raw(frame).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            self._write_raw(rows, batch)
+        finally:
+            rows.unpersist()
+        self._write_typed(batch)
+
+    def _write_raw(self, rows: DataFrame, batch: int) -> None:
+        known = self.raw.before(batch) if self._lake.deduplicate_days else None
+        fresh = steps.without_repetitions(rows)
         if known is not None:
-            rows = steps.unseen_messages(rows, _recent(known, rows, lake.deduplicate_days))
-        self.raw.write(rows, batch)
+            fresh = steps.unseen_messages(fresh, _recent(known, rows, self._lake.deduplicate_days))
+        self.raw.write(fresh, batch)
+
+    def _write_typed(self, batch: int) -> None:
+        lake = self._lake
         if lake.schema is None or self.typed is None or self.quarantine is None:
             return
         decoded = steps.decoded(self.raw.batch(batch), lake.schema)

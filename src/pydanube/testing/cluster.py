@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from random import Random
 from typing import Any, Final, TypeVar
@@ -26,118 +26,41 @@ from pydanube.broker.topic import Topic
 from pydanube.broker.topics import AnyTopic, Live, Topics, append_to
 from pydanube.config import BrokerConfig, ClusterConfig, Config, DispatchConfig, LoadManagerConfig, StorageConfig
 from pydanube.core import keys
+from pydanube.core.lag import Heartbeat
 from pydanube.core.names import TopicName
 from pydanube.core.ownership import Owner
 from pydanube.core.policies import Delivery
 from pydanube.core.tiers import TierConfig
 from pydanube.errors import DanubeError, NotServed, Unreachable
 from pydanube.log.batch import Envelope
-from pydanube.ports import Buffer, ObjectInfo, ObjectStore
+from pydanube.log.batch import Envelope
+from pydanube.log.wal import WalConfig
+from pydanube.ports import Disk
 from pydanube.stores.memory import MemoryDisk, MemoryMetadataStore, MemoryObjectStore
+from pydanube.testing.faulty_disk import Faults, FaultyDisk, ProcessDisk
 from pydanube.testing.faulty_metadata import FaultyMetadata
-from pydanube.testing.loop import Process, SimClock, SimWork
+from pydanube.testing.faulty_objects import FaultyObjects
+from pydanube.testing.loop import Process, ProcessDied, SimClock, SimWork
 
 T = TypeVar("T")
 
 TTL: Final = 8.0
+CALL_SECONDS: Final = 3.0  # how long one broker waits for another
 TIER: Final = TierConfig(upload_seconds=5.0, object_bytes=256 * 1024, retention_check_seconds=30.0)
 
 
-class FaultyObjects:
-    """One node's way to the object store. `away`: nothing gets through. Answers may be lost after the store did it."""
+class Wire:
+    """The network between clients, or other brokers, and one node."""
 
-    def __init__(self, under: ObjectStore, clock: SimClock, dice: Random) -> None:
-        self._under = under
-        self._clock = clock
-        self._dice = dice
-        self.away = False
-        self.errors = 0.0
-        self.answers_lost = 0.0
+    def __init__(self) -> None:
+        self.requests_lost = False  # one way: nothing reaches the node
+        self.answers_lost = False  # the other way: nothing comes back
         self.delay_max_seconds = 0.0
-        self.dead = False
+        self.duplicates = 0.0  # of the requests, this part arrives twice, as after a reconnect
 
-    async def put(self, key: str, data: Sequence[Buffer], *, create: bool = False) -> ObjectInfo:
-        return await self._call(lambda: self._under.put(key, data, create=create), changes=True)
-
-    async def get(self, key: str) -> bytes:
-        return await self._call(lambda: self._under.get(key))
-
-    async def get_range(self, key: str, position: int, length: int) -> bytes:
-        return await self._call(lambda: self._under.get_range(key, position, length))
-
-    async def head(self, key: str) -> ObjectInfo:
-        return await self._call(lambda: self._under.head(key))
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        await self._call(_nothing)
-        async for info in self._under.list(prefix, after=after):
-            yield info
-
-    async def delete(self, key: str) -> None:
-        await self._call(lambda: self._under.delete(key), changes=True)
-
-    async def _call(self, call: Callable[[], Awaitable[T]], *, changes: bool = False) -> T:
-        if self.dead:
-            await asyncio.get_running_loop().create_future()
-        if self.delay_max_seconds:
-            await self._clock.sleep(self._dice.random() * self.delay_max_seconds)
-        if self.away or self._dice.random() < self.errors:
-            raise Unreachable("object store", "it is away")
-        answer = await call()
-        if self.dead:
-            await asyncio.get_running_loop().create_future()
-        if changes and self._dice.random() < self.answers_lost:
-            raise Unreachable("object store", "the answer was lost")
-        return answer
-
-
-async def _nothing() -> None:
-    return None
-
-
-class MortalMetadata(FaultyMetadata):
-    """Of a dead process no call returns, and none changes anything."""
-
-    dead = False
-
-    async def _call(self, call: Callable[[], Awaitable[T]], *, changes: bool = False) -> T:
-        if self.dead:
-            await asyncio.get_running_loop().create_future()
-
-        async def living() -> T:
-            if self.dead:
-                await asyncio.get_running_loop().create_future()
-            return await call()
-
-        return await super()._call(living, changes=changes)
-
-
-class Neighbours:
-    """What one broker asks of another, called directly. Implements `topics.Remote`."""
-
-    def __init__(self, town: Cluster) -> None:
-        self._town = town
-
-    async def delete(self, topic: TopicName) -> None:
-        node, found = self._owner(topic)
-        await node.call(node.topics.delete_here(found))
-
-    async def append(self, topic: TopicName, message: Envelope) -> None:
-        node, found = self._owner(topic)
-        await node.call(append_to(found, message))
-
-    async def live(self, topic: TopicName) -> Live:
-        _, found = self._owner(topic)
-        consumers = sum(each.connected for each in found.subscriptions.values())
-        first, head = (found.first_offset, found.head) if isinstance(found, Topic) else (0, 0)
-        return Live(first, head, len(found.producers), consumers)
-
-    def _owner(self, topic: TopicName) -> tuple[Node, AnyTopic]:
-        node = self._town.host(topic)
-        found = node.topic(topic) if node is not None else None
-        if node is None or found is None:
-            raise NotServed(topic, "nobody has it")
-        return node, found
+    def heal(self) -> None:
+        self.requests_lost = self.answers_lost = False
+        self.delay_max_seconds = self.duplicates = 0.0
 
 
 class Node:
@@ -146,13 +69,17 @@ class Node:
     def __init__(self, town: Cluster, number: int) -> None:
         self.town = town
         self.number = number
-        self.disk = MemoryDisk()
+        self.disk: MemoryDisk | FaultyDisk
+        self.disk = FaultyDisk(Random(town.dice.getrandbits(62))) if town.faulty_disks else MemoryDisk()
         self.boots = 0
         self.broker: Broker | None = None
         self.process: Process | None = None
-        self.metadata: MortalMetadata
+        self.metadata: FaultyMetadata
         self.objects: FaultyObjects
+        self.wire = Wire()
         self.clock = SimClock()
+        self.paused_at = -1.0  # when it was paused last
+        self.fenced_late = False  # the store forgot its lease before the time: it cannot know yet
 
     @property
     def alive(self) -> bool:
@@ -167,8 +94,8 @@ class Node:
         assert not self.alive
         self.boots += 1
         town = self.town
-        self._access = self.disk.another_process(self.boots)
-        self.metadata = MortalMetadata(town.metadata, self.clock, town.dice)
+        self._access = self._open_disk()
+        self.metadata = FaultyMetadata(town.metadata, self.clock, town.dice)
         self.objects = FaultyObjects(town.objects, self.clock, town.dice)
         self.process = Process(f"broker {self.number}.{self.boots}")
         config = replace(
@@ -180,42 +107,59 @@ class Node:
                 metrics_addr=f"node{self.number}:9040",
             ),
         )
-        self.broker = await self.process.call(
+        self.broker = None
+        broker = await self.process.call(
             Broker.start_on(
                 config,
-                disk=self._access,
+                disk=town.wrap_disk(self._access),
                 metadata=self.metadata,
                 clock=self.clock,
                 work=SimWork(town.dice),
                 objects=self.objects,
                 home=f"node{self.number}",
+                wal=town.wal,
             )
         )
-        self.broker.topics.remote = Neighbours(town)
-        return self.broker
+        broker.topics.remote = _Neighbours(self, broker)
+        self.broker = broker
+        return broker
 
-    @property
-    def topics(self) -> Topics:
-        assert self.broker is not None
-        return self.broker.topics
+    def _open_disk(self) -> MemoryDisk | ProcessDisk:
+        if isinstance(self.disk, FaultyDisk):
+            return self.disk.process(self.boots)
+        return self.disk.another_process(self.boots)
 
     def kill(self) -> None:
-        """kill -9: what was not synced is still in the page cache; see FaultyDisk for power cuts."""
+        """kill -9: what was not synced is still in the page cache."""
+        self._end()
+        if isinstance(self.disk, FaultyDisk):
+            assert isinstance(self._access, ProcessDisk)
+            self.disk.kill(self._access)
+
+    def power_cut(self) -> None:
+        """What was not synced is there in any part."""
+        self._end()
+        if isinstance(self.disk, FaultyDisk):
+            self.disk.crash()
+
+    def _end(self) -> None:
         assert self.process is not None
-        self.metadata.dead = self.objects.dead = True
         self.process.kill()
-        self._access.end_process()
+        if isinstance(self._access, MemoryDisk):
+            self._access.end_process()
 
     async def stop(self) -> None:
         """SIGTERM."""
         assert self.process is not None and self.broker is not None
-        await self.process.call(self.broker.stop())
-        self.process.kill()
-        self._access.end_process()
+        process = self.process
+        await process.call(self.broker.stop())
+        if process.alive:
+            self.kill()
 
     def pause(self) -> None:
         assert self.process is not None
         self.process.pause()
+        self.paused_at = self.clock.elapsed()
 
     def resume(self) -> None:
         assert self.process is not None
@@ -226,13 +170,66 @@ class Node:
         self.metadata.cut = cut
         self.objects.away = cut
 
-    async def call(self, coroutine: Any) -> Any:
-        """As a client's request: runs in the broker's process."""
+    def heal(self) -> None:
+        """Whatever was wrong around the process is right again."""
+        if self.alive:
+            self.resume()
+        self.metadata.heal()
+        self.objects.heal()
+        self.wire.heal()
+        if isinstance(self.disk, FaultyDisk):
+            self.disk.faults = Faults(latency_seconds_max=0.0)
+            self.disk.capacity_bytes = None
+
+    async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """As a request that arrives: runs in the broker's process."""
         assert self.process is not None
         return await self.process.call(coroutine)
 
     def topic(self, name: TopicName) -> AnyTopic | None:
         return self.broker.topics.get(name) if self.broker is not None and self.alive else None
+
+
+class _Neighbours:
+    """The other brokers, as one node reaches them: `topics.Remote` without gRPC."""
+
+    def __init__(self, node: Node, broker: Broker) -> None:
+        self._node = node
+        self._broker = broker
+
+    async def delete(self, topic: TopicName) -> None:
+        await self._ask(topic, lambda broker: self._delete(broker, topic))
+
+    async def append(self, topic: TopicName, message: Envelope) -> None:
+        await self._ask(topic, lambda broker: self._append(broker, topic, message))
+
+    async def live(self, topic: TopicName) -> Live:
+        raise NotServed(topic, "nobody asks for that here")
+
+    async def _delete(self, broker: Broker, topic: TopicName) -> None:
+        await broker.topics.delete_here(await broker.topics.require(topic))
+
+    async def _append(self, broker: Broker, topic: TopicName, message: Envelope) -> None:
+        await append_to(await broker.topics.require(topic), message)
+
+    async def _ask(self, topic: TopicName, request: Callable[[Broker], Coroutine[Any, Any, None]]) -> None:
+        """Whom this broker takes for the owner; it may be wrong."""
+        assert self._broker.cluster is not None
+        owner = self._broker.cluster.host_of(topic)
+        found = next((node for node in self._node.town.living if node.broker and node.broker.broker_id == owner), None)
+        if found is None or found is self._node or found.broker is None:
+            raise NotServed(topic, "nobody has it")
+        if found.wire.requests_lost:
+            await self._node.clock.sleep(CALL_SECONDS)
+            raise Unreachable(f"broker {owner}", "it did not answer")
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                await found.call(request(found.broker))
+        except (TimeoutError, ProcessDied) as error:
+            raise Unreachable(f"broker {owner}", "it did not answer") from error
+        if found.wire.answers_lost:
+            await self._node.clock.sleep(CALL_SECONDS)
+            raise Unreachable(f"broker {owner}", "its answer was lost")
 
 
 class Cluster:
@@ -247,17 +244,23 @@ class Cluster:
         load_manager: LoadManagerConfig | None = None,
         segment_bytes: int = 64 * 1024,
         unacked_max: int = 1000,
+        heartbeat: Heartbeat = Heartbeat(),  # noqa: B008
+        wal: WalConfig | None = None,
+        faulty_disks: bool = False,
     ) -> None:
         self.dice = Random(seed)
         self.clock = SimClock()
         self.metadata = MemoryMetadataStore(self.clock)
         self.objects = MemoryObjectStore()
+        self.wal = wal
+        self.faulty_disks = faulty_disks
+        self.wrap_disk: Callable[[Disk], Disk] = lambda disk: disk  # stands between the log and its disk
         self.nodes: list[Node] = []
         self.config = Config(
             mode="cluster",
             cluster=ClusterConfig(cluster_name="simulated", ttl_seconds=ttl_seconds, etcd=("memory:0",)),
             storage=StorageConfig(url="file:///shared", tier=tier, segment_bytes=segment_bytes),
-            dispatch=DispatchConfig(max_unacked_messages=unacked_max),
+            dispatch=DispatchConfig(max_unacked_messages=unacked_max, heartbeat=heartbeat),
             load_manager=load_manager or LoadManagerConfig(assignment_strategy="fair"),
         )
 
@@ -323,7 +326,7 @@ class Cluster:
         node = asked or self.living[0]
         assert node.broker is not None and node.broker.cluster is not None
         target = self.node(to).broker_id if to is not None else None
-        await node.call(node.broker.cluster.requests.unload(topic, target))  # type: ignore[arg-type]
+        await node.call(node.broker.cluster.requests.unload(topic, target))
 
     async def owner(self, topic: TopicName) -> Owner:
         item = await self.metadata.get(keys.owner(topic))

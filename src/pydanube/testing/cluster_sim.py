@@ -3,432 +3,435 @@
     outcome = run_seed(42)        the same seed, the same run
     outcome.problems              what was not as promised; empty is good
 
-Safety first: for some minutes of simulated time brokers are killed, paused, cut off and restarted, the stores fail and
-lose answers, operators move topics. Then everything heals, and within a bound of time every topic must be served, every
-orphan resolved, and every subscription caught up.
+Safety first: for some minutes of simulated time brokers are killed, paused, cut off and restarted, disks and stores
+fail, operators move topics (cluster_faults.py), while clients go on (cluster_clients.py). Then everything heals: within
+a bound of time every topic must be served, every orphan resolved, and every subscription caught up. What happened is
+recorded (history.py) and judged by rules that know nothing of brokers (checkers.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final
+from typing import Final
 
+from pydanube.broker.fanout import FanoutTopic
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
-from pydanube.core.names import ProducerId, SubscriptionName, TopicName
-from pydanube.core.ownership import void_end
+from pydanube.core.delivery import FailurePolicy, Poison
+from pydanube.core.lag import Heartbeat
+from pydanube.core.names import SubscriptionName, TopicName
+from pydanube.core.ownership import Orphan, Owner, Seal, void_end
 from pydanube.core.policies import SubscriptionKind
-from pydanube.errors import DanubeError, OffsetOutOfRange, OutOfSequence, ProducerFenced, SessionUnknown
-from pydanube.log.batch import Envelope, encode, rows_of
-from pydanube.ports import Event
-from pydanube.testing.cluster import Cluster, Node
-from pydanube.testing.cluster_history import Acked, Got, History, check
-from pydanube.testing.cluster_history import Final as FinalLog
+from pydanube.core.tiers import Retention, TierConfig
+from pydanube.errors import DanubeError, OffsetOutOfRange
+from pydanube.log.wal import WalConfig
+from pydanube.ports import Delete, Put
+from pydanube.stores.memory import MemoryMetadataStore
+from pydanube.testing.checkers import Violation, check
+from pydanube.testing.cluster import Cluster
+from pydanube.testing.cluster_clients import Clients
+from pydanube.testing.cluster_faults import DEAD_LETTERS, REDELIVERIES, Breaking, Planned, plan
+from pydanube.testing.history import (
+    Claimed,
+    Created,
+    Cursor,
+    Dead,
+    Head,
+    History,
+    Kept,
+    Orphaned,
+    Policy,
+    Quiet,
+    Released,
+    Serving,
+    life,
+)
 from pydanube.testing.log_history import small_constants
 from pydanube.testing.loop import Deadlock, Livelock, ProcessDied, SimLoop
 
-SAFETY_SECONDS: Final = 300.0
-LIVENESS_SECONDS: Final = 300.0
-CALL_SECONDS: Final = 3.0  # a client's patience
-FAULT_SECONDS: Final = 20.0  # on average between two faults
 BROKERS: Final = 3
-TOPICS: Final = 5
+RELIABLE: Final = 4
+NON_RELIABLE: Final = 1
+FAULTS_FROM: Final = 12.0
+FAULTS_UNTIL: Final = 250.0
+LIVENESS_SECONDS: Final = 200.0  # until everything is served again and nobody misses anything
+DRAIN_SECONDS: Final = 60.0  # until everything that is served has been delivered
+PATIENCE_SECONDS: Final = 6.0  # a heartbeat, the longest wait for a redelivery, and a consumer that thinks
+LOOK_SECONDS: Final = 5.0
+STEPS_MAX: Final = 3_000_000
+CHECKED_MIN: Final = 50
+
+TIER: Final = TierConfig(
+    upload_seconds=20.0,
+    object_bytes=64 * 1024,
+    merge_count_min=4,
+    descriptors_max=6,
+    descriptors_moved=3,
+    garbage_seconds=40.0,
+    local=Retention(seconds=60.0),
+    retention_check_seconds=30.0,
+    sweep_seconds=90.0,
+)
+WAL: Final = WalConfig(
+    segment_bytes=2048, segment_seconds=60.0, journal_bytes=8192, copy_bytes=4096, ballast_bytes=512, cache_bytes=4096
+)
 
 
 @dataclass(slots=True)
 class Outcome:
     seed: int
     problems: list[str]
+    violations: list[Violation]
     faults: Counter[str]
-    acked: int
+    acknowledged: int
     delivered: int
-    simulated_seconds: float
-    schedule: list[str] = field(default_factory=list)
+    checked: int
+    seconds: float  # of simulated time
+    steps: int
+    digest: str  # of everything that was recorded
+    schedule: list[Planned] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    history: History | None = None
+
+    @property
+    def rules(self) -> set[str]:
+        """Which promises were broken."""
+        return {violation.rule for violation in self.violations} or {each.partition(":")[0] for each in self.problems}
 
 
-def run_seed(seed: int, *, tweak: Callable[[Cluster], None] | None = None) -> Outcome:
-    """Runs the history of this seed. Never raises: what goes wrong is a problem of the outcome."""
-    loop = SimLoop(Random(seed), steps_max=20_000_000)  # type: ignore[abstract]
-    run = _Run(seed, tweak)
+def run_seed(
+    seed: int,
+    *,
+    tweak: Callable[[Cluster], None] | None = None,
+    leave_out: Sequence[int] = (),
+    keep_history: bool = False,
+) -> Outcome:
+    """Runs the history of this seed. What goes wrong is a problem of the outcome.
+
+    `tweak` may change the cluster before it starts. `leave_out`: these faults of the schedule do not happen.
+    """
+    loop = SimLoop(Random(seed), steps_max=STEPS_MAX)  # type: ignore[abstract]
+    run = _Run(seed, tweak, leave_out)
     try:
         with small_constants():
             loop.run_until_complete(run.main())
-        run.problems += [f"error that nobody took: {each}" for each in loop.problems[:3]]
+        run.problems += [_told(each) for each in loop.problems[:3]]
     except (Deadlock, Livelock, AssertionError) as error:
-        run.problems.append(f"{type(error).__name__}: {error}")
+        run.problems.append(f"{type(error).__name__}: {str(error)[:4000]}")
     finally:
         loop.close()
-    return run.outcome(loop.time())
+    return run.outcome(loop, keep_history=keep_history)
+
+
+def _told(problem: dict[str, object]) -> str:
+    return f"error that nobody took: {problem.get('message')}: {problem.get('exception')!r}"
+
+
+class RecordingStore(MemoryMetadataStore):
+    """Tells what it takes, in the order in which it takes it."""
+
+    tell: Callable[[Put | Delete], None] = staticmethod(lambda operation: None)
+
+    def _change(self, operations: Sequence[Put | Delete]) -> None:
+        super()._change(operations)
+        for operation in operations:
+            self.tell(operation)
 
 
 class _Run:
-    def __init__(self, seed: int, tweak: Callable[[Cluster], None] | None) -> None:
+    def __init__(self, seed: int, tweak: Callable[[Cluster], None] | None, leave_out: Sequence[int]) -> None:
         self.seed = seed
         self.dice = Random(seed ^ 0x5EED)
         self.history = History()
-        self.faults: Counter[str] = Counter()
         self.problems: list[str] = []
-        self.schedule: list[str] = []
-        self.working = True
-        self.publishing = True
+        self.violations: list[Violation] = []
+        self.said: list[str] = []
+        everything = plan(seed, nodes=BROKERS, first=FAULTS_FROM, end=FAULTS_UNTIL)
+        self.schedule = [planned for planned in everything if planned.number not in leave_out]
+        self.checked = 0
         self._tweak = tweak
+        self._lives: dict[TopicName, str] = {}
         self.town: Cluster
 
-    def outcome(self, seconds: float) -> Outcome:
+    def outcome(self, loop: SimLoop, *, keep_history: bool) -> Outcome:
+        digest = hashlib.blake2b(digest_size=16)
+        for line in [*self.history.lines(), *self.said, *self.problems]:
+            digest.update(line.encode() + b"\n")
+        acked = sum(type(event).__name__ == "Acked" for event in self.history.events)
+        got = sum(type(event).__name__ == "Got" for event in self.history.events)
         return Outcome(
             self.seed,
             self.problems,
-            self.faults,
-            len(self.history.acked),
-            len(self.history.got),
-            seconds,
+            self.violations,
+            Counter(planned.kind for planned in self.schedule),
+            acked,
+            got,
+            self.checked,
+            loop.time(),
+            loop.steps,
+            digest.hexdigest(),
             self.schedule,
+            self.said,
+            self.history if keep_history or self.problems else None,
         )
 
     def say(self, what: str) -> None:
-        self.schedule.append(f"{asyncio.get_running_loop().time():9.3f} {what}")
+        self.said.append(f"{self.now():9.3f} {what}")
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    # --- the story --------------------------------------------------------------------------------------------
 
     async def main(self) -> None:
-        self.town = Cluster(self.seed)
+        town = self.town = Cluster(
+            self.seed, tier=TIER, wal=WAL, heartbeat=Heartbeat(1000), faulty_disks=True, step_seconds=0.1
+        )
+        store = RecordingStore(town.clock)
+        store.tell = self._stored  # type: ignore[method-assign]
+        town.metadata = store
         if self._tweak is not None:
-            self._tweak(self.town)
-        await self.town.start(BROKERS)
-        watching = asyncio.create_task(self._watch_cursors(), name="watch cursors")
-        topics = [await self.town.create(f"/default/topic-{number}") for number in range(TOPICS)]
-        clients: list[asyncio.Task[None]] = []
-        for topic in topics:
+            self._tweak(town)
+        await town.start(BROKERS)
+        reliable = [TopicName(f"/default/topic-{number}") for number in range(RELIABLE)]
+        others = [TopicName(f"/default/topic-{RELIABLE + number}") for number in range(NON_RELIABLE)]
+        breaking = Breaking(town, self.history, [*reliable, *others], self.say)
+        clients = Clients(town, self.history, self.dice)
+        await self._prepare(breaking, clients, reliable, others)
+        watching = [
+            asyncio.create_task(self._look_on([*reliable, *others]), name="look on"),
+            asyncio.create_task(self._supervise(breaking), name="supervise"),
+        ]
+        await breaking.run(self.schedule)
+        await asyncio.sleep(max(0.0, FAULTS_UNTIL - self.now()))
+        await self._heal(breaking, [*reliable, *others])
+        clients.publishing = False
+        clients.quiet = True
+        await self._settle([*reliable, *others], [*reliable, DEAD_LETTERS])
+        await clients.stop()
+        for task in watching:
+            task.cancel()
+        for result in await asyncio.gather(*watching, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+        await self._end(reliable)
+
+    async def _prepare(
+        self, breaking: Breaking, clients: Clients, reliable: Sequence[TopicName], others: Sequence[TopicName]
+    ) -> None:
+        for topic in reliable:
+            await breaking.make(topic)
+        for topic in others:
+            await breaking.make(topic, reliable=False)
+        for topic in [*reliable, *others]:
+            await self.town.until(lambda topic=topic: self.town.host(topic) is not None)  # type: ignore[misc]
+        for topic in reliable:
+            host = self.town.host(topic)
+            assert host is not None
+            await breaking.set_policy(host, topic, REDELIVERIES)
+        for topic in [*reliable, *others]:
             for number in range(2):
                 kind = self.dice.choice(list(SubscriptionKind))
                 name = SubscriptionName(f"sub-{number}")
-                await self._subscribe(topic, name, kind)
-                for consumer in range(self.dice.choice([1, 1, 2])):
-                    clients.append(self._spawn(self._consume(topic, name, kind, f"c{consumer}")))
-            clients.append(self._spawn(self._produce_native(topic)))
-            clients.append(self._spawn(self._produce_plain(topic)))
-        await self._break()
-        await self._heal()
-        self.publishing = False
-        await self._settle(topics)
-        self.working = False
-        for task in [*clients, watching]:
-            task.cancel()
-        await asyncio.gather(*clients, watching, return_exceptions=True)
-        finals = [await self._final(topic) for topic in topics]
-        self.problems += check(self.history, finals)
-        if len(self.history.acked) < 50 or len(self.history.got) < 50:
-            self.problems.append(f"checked nothing: {len(self.history.acked)} acks, {len(self.history.got)} deliveries")
+                for consumer in range(1 if kind is SubscriptionKind.EXCLUSIVE else self.dice.choice((1, 2))):
+                    clients.start(clients.consume(topic, name, kind, f"c{consumer}"))
+        for topic in reliable:
+            # Some fall silent while things still go wrong: then nothing but a heartbeat finds what was missed.
+            for produce in (clients.produce, clients.produce_plainly):
+                clients.start(produce(topic, until=self.dice.choice((0.5, 0.8, 1.0, 1.0)) * FAULTS_UNTIL))
+        for topic in others:
+            clients.start(clients.shout(topic, until=FAULTS_UNTIL))
 
-    def _spawn(self, client: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return asyncio.create_task(client, name=f"client {client.__name__}")
-
-    # --- clients --------------------------------------------------------------------------------------------
-
-    async def _call(self, topic: TopicName, request: Callable[[Topic], Coroutine[Any, Any, Any]]) -> Any:
-        """One request to whoever serves the topic. Raises DanubeError, TimeoutError or ProcessDied, as clients see it."""
-        # A client asks brokers; it may reach one that has lost the topic and does not know it yet.
-        nodes = [node for node in self.town.living if node.topic(topic) is not None]
-        if not nodes:
-            raise TimeoutError
-        node = self.dice.choice(nodes)
-        found = node.topic(topic)
-        assert isinstance(found, Topic)
-        async with asyncio.timeout(CALL_SECONDS):
-            return await node.call(request(found))
-
-    async def _pause(self, low: float, high: float) -> None:
-        await asyncio.sleep(self.dice.uniform(low, high))
-
-    async def _produce_native(self, topic: TopicName) -> None:
-        """An idempotent producer: one batch in flight, resent unchanged until it is answered."""
-        name = f"native-{topic[-1]}"
-        session = sequence = number = 0
+    async def _supervise(self, breaking: Breaking) -> None:
+        """Starts brokers again that ended by themselves."""
         while True:
-            if not self.publishing:
-                return
-            count = self.dice.randint(1, 3)
-            texts = [f"{name}:{number + row}" for row in range(count)]
-            number += count
-            self.history.sent[topic].update(texts)
-            answered = False
-            while not answered and self.working:
-                try:
-                    if not session:
-                        session = await self._call(topic, lambda found: found.open_session(ProducerId(7)))
-                        sequence = 0
-                    receipt = await self._call(topic, lambda found: _submit(found, session, sequence, texts, name))  # noqa: B023
-                except (SessionUnknown, OutOfSequence, ProducerFenced):
-                    session = 0
-                except (DanubeError, TimeoutError, ProcessDied):
-                    await self._pause(0.1, 1.0)
-                else:
-                    self._acked(topic, texts, receipt.offset, receipt.epoch)
-                    sequence += count
-                    answered = True
-            await self._pause(0.5, 6.0)
-
-    async def _produce_plain(self, topic: TopicName) -> None:
-        """As the official clients do: no session, so a resend may be a second message."""
-        name = f"plain-{topic[-1]}"
-        number = 0
-        while self.publishing:
-            text = f"{name}:{number}"
-            number += 1
-            self.history.sent[topic].add(text)
-            while self.working:
-                try:
-                    offset = await self._call(
-                        topic, lambda found: found.append(Envelope(text.encode(), 1, "key", name))
-                    )  # noqa: B023
-                except (DanubeError, TimeoutError, ProcessDied):
-                    await self._pause(0.2, 1.0)
-                else:
-                    self._acked(topic, [text], offset, 0)
-                    break
-            await self._pause(0.5, 8.0)
-
-    def _acked(self, topic: TopicName, texts: list[str], offset: int, epoch: int) -> None:
-        now = asyncio.get_running_loop().time()
-        for row, text in enumerate(texts):
-            self.history.acked.append(Acked(topic, text, offset + row, epoch, now))
-
-    async def _subscribe(self, topic: TopicName, name: SubscriptionName, kind: SubscriptionKind) -> None:
-        found = await self.town.served(topic)
-        await found.subscribe(name, kind, "c0", (), 0)
-        self.history.subscribed[topic, name] = 0
-
-    async def _consume(self, topic: TopicName, name: SubscriptionName, kind: SubscriptionKind, consumer: str) -> None:
-        while self.working:
-            try:
-                await self._call(topic, lambda found: self._stream(found, name, kind, consumer))
-            except (DanubeError, TimeoutError, ProcessDied):
-                pass
-            await self._pause(0.2, 2.0)
-
-    async def _stream(self, topic: Topic, name: SubscriptionName, kind: SubscriptionKind, consumer: str) -> None:
-        """One connection: runs inside the broker's process, and ends with it, or after a while."""
-        identity = await topic.subscribe(name, kind, consumer)
-        subscription = topic.require(name)
-        outbox = subscription.attach(identity)
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self.dice.choice([2.0, 2.5, 2.9])
-        try:
-            while loop.time() < until:
-                try:
-                    async with asyncio.timeout(max(0.01, until - loop.time())):
-                        messages = await outbox.get()
-                except TimeoutError:
-                    return
-                if not messages:
-                    return
-                for each in messages:
-                    text = each.message.payload.decode()
-                    self.history.got.append(Got(topic.name, name, text, each.offset, each.attempt, loop.time()))
-                if self.dice.random() < 0.1:
-                    await asyncio.sleep(self.dice.uniform(0.0, 0.5))
-                for each in messages:
-                    if self.dice.random() < 0.05:
-                        subscription.nack(each.offset, 0.1)
-                    else:
-                        subscription.ack(each.offset)
-        finally:
-            subscription.detach(identity, outbox)
-
-    async def _watch_cursors(self) -> None:
-        """What is stored, in the order in which the store took it."""
-        async for events in self.town.metadata.watch(keys.TOPICS, 0):
-            for event in events:
-                self._cursor(event)
-
-    def _cursor(self, event: Event) -> None:
-        place = keys.subscription_of_cursor(event.key)
-        if place is not None and event.value is not None:
-            self.history.cursors[place].append(int(event.value))
-
-    # --- faults -------------------------------------------------------------------------------------------------
-
-    async def _break(self) -> None:
-        kinds = [
-            self._kill,
-            self._kill,
-            self._restart,
-            self._pause_node,
-            self._cut_metadata,
-            self._cut_store,
-            self._lose_answers,
-            self._slow,
-            self._unload,
-            self._unload,
-            self._unload,
-            self._drop_events,
-        ]
-        until = asyncio.get_running_loop().time() + SAFETY_SECONDS
-        while asyncio.get_running_loop().time() < until:
-            await self._pause(1.0, 2 * FAULT_SECONDS)
-            fault = self.dice.choice(kinds)
-            name = fault.__name__.lstrip("_")
-            node = self.dice.choice(self.town.nodes)
-            self.faults[name] += 1
-            self.say(f"{name} node {node.number}")
-            task = asyncio.create_task(self._guarded(fault(node)), name=f"fault {name}")
-            if self.dice.random() < 0.5:  # else the next one comes while this one lasts
-                await task
-        self.say("end of faults")
-
-    async def _guarded(self, fault: Coroutine[Any, Any, None]) -> None:
-        try:
-            await fault
-        except (DanubeError, ProcessDied):
-            pass
-
-    async def _kill(self, node: Node) -> None:
-        if not node.alive:
-            return
-        node.kill()
-        await self._pause(0.5, self.dice.choice([4.0, 40.0]))
-        await self._boot(node)
-
-    async def _boot(self, node: Node) -> None:
-        if not node.alive and self.working:
-            try:
-                async with asyncio.timeout(120):
-                    await node.boot()
-            except (TimeoutError, ProcessDied):
-                if node.alive:
+            await asyncio.sleep(LOOK_SECONDS)
+            for node in self.town.nodes:
+                ended = node.broker.cluster.ended if node.broker is not None and node.broker.cluster else None
+                if node.alive and ended is not None and ended.done():
+                    self.say(f"node {node.number} ended: {ended.exception()}")
                     node.kill()
-            else:
-                await self._activate(node)
+                    await breaking.boot(node)
 
-    async def _activate(self, node: Node) -> None:
-        """The operator looks at it and lets it work again."""
-        await self._pause(1.0, 5.0)
-        if node.alive and node.broker is not None and node.broker.cluster is not None:
-            await node.call(node.broker.cluster.requests.activate(node.broker.broker_id))
-
-    async def _restart(self, node: Node) -> None:
-        if not node.alive:
-            return
-        try:
-            async with asyncio.timeout(60):
-                await node.stop()
-        except TimeoutError:
-            node.kill()
-        await self._pause(0.1, 5.0)
-        await self._boot(node)
-
-    async def _pause_node(self, node: Node) -> None:
-        if not node.alive:
-            return
-        node.pause()
-        await self._pause(0.5, self.dice.choice([3.0, 30.0]))
-        if node.alive:
-            node.resume()
-            await self._activate(node)
-
-    async def _cut_metadata(self, node: Node) -> None:
-        if not node.alive:
-            return
-        metadata = node.metadata
-        metadata.cut = True
-        await self._pause(0.5, self.dice.choice([5.0, 30.0]))
-        metadata.cut = False
-        await self._activate(node)
-
-    async def _cut_store(self, node: Node) -> None:
-        if node.alive:
-            objects = node.objects
-            objects.away = True
-            await self._pause(1.0, 40.0)
-            objects.away = False
-
-    async def _lose_answers(self, node: Node) -> None:
-        if node.alive:
-            metadata, objects = node.metadata, node.objects
-            metadata.answers_lost, objects.answers_lost = 0.3, 0.3
-            await self._pause(1.0, 30.0)
-            metadata.answers_lost = objects.answers_lost = 0.0
-
-    async def _slow(self, node: Node) -> None:
-        if node.alive:
-            metadata, objects = node.metadata, node.objects
-            metadata.delay_max_seconds, objects.delay_max_seconds = 0.5, 1.0
-            await self._pause(1.0, 30.0)
-            metadata.delay_max_seconds = objects.delay_max_seconds = 0.0
-
-    async def _drop_events(self, node: Node) -> None:
-        if node.alive:
-            node.metadata.drop_every = self.dice.choice([2, 10])
-
-    async def _unload(self, node: Node) -> None:
-        if node.alive:
-            topic = TopicName(f"/default/topic-{self.dice.randrange(TOPICS)}")
-            await self.town.unload(topic, asked=node)
-
-    # --- the end ------------------------------------------------------------------------------------------------
-
-    async def _heal(self) -> None:
+    async def _heal(self, breaking: Breaking, topics: Sequence[TopicName]) -> None:
+        """Nothing fails from now on, and every broker is there."""
         self.say("healing")
-        await asyncio.sleep(60)  # faults that are under way end by themselves
+        await breaking.end()
         for node in self.town.nodes:
-            if node.alive:
-                node.resume()
-                node.metadata.cut = node.objects.away = False
-                node.metadata.answers_lost = node.objects.answers_lost = 0.0
-                node.metadata.delay_max_seconds = node.objects.delay_max_seconds = 0.0
-                node.metadata.drop_every = 0
-            else:
-                await node.boot()
-        await asyncio.sleep(30)
+            node.heal()
         for node in self.town.nodes:
-            await self._activate(node)
+            while not node.alive or node.broker is None:
+                if node.alive:
+                    node.kill()  # it was just starting, by somebody who is gone
+                try:
+                    await node.boot()
+                except (DanubeError, ProcessDied) as error:
+                    self.problems.append(f"boot: node {node.number} does not start on a machine that is well: {error}")
+                    return
+        await asyncio.sleep(10)
+        for node in self.town.nodes:
+            await breaking.activate(node)
+        for topic in topics:
+            await breaking.make(topic, reliable=topic in topics[:RELIABLE])
 
-    async def _settle(self, topics: list[TopicName]) -> None:
+    async def _settle(self, topics: Sequence[TopicName], reliable: Sequence[TopicName]) -> None:
         """Liveness: with all brokers there and nothing failing, everything is served, resolved and delivered."""
-        began = asyncio.get_running_loop().time()
-        waiting = "nothing was looked at"
-        while asyncio.get_running_loop().time() - began < LIVENESS_SECONDS:
-            waiting = await self._unsettled(topics)
-            if not waiting:
-                return
-            await asyncio.sleep(1.0)
-        self.problems.append(f"not settled after {LIVENESS_SECONDS:g} s: {waiting}")
+        if await self._until(lambda: self._unserved(topics), LIVENESS_SECONDS):
+            self.say("quiet")
+            self.history.add(Quiet(PATIENCE_SECONDS, self.now()))
+            await self._until(lambda: self._undelivered(reliable), DRAIN_SECONDS)
 
-    async def _unsettled(self, topics: list[TopicName]) -> str:
+    async def _until(self, waiting: Callable[[], str], seconds: float) -> bool:
+        began = self.now()
+        while why := waiting():
+            if self.now() - began > seconds:
+                self.problems.append(f"not settled after {seconds:g} s: {why}")
+                return False
+            await asyncio.sleep(1.0)
+        return True
+
+    def _unserved(self, topics: Sequence[TopicName]) -> str:
         for topic in topics:
             node = self.town.host(topic)
             found = node.topic(topic) if node is not None else None
-            if not isinstance(found, Topic):
+            if found is None:
                 return f"nobody serves {topic}"
-            if found.orphans:
+            if isinstance(found, Topic) and found.orphans:
                 return f"{topic} has orphans {found.orphans}"
-            for subscription in found.subscriptions.values():
-                if subscription.has_lag():
-                    return f"{topic} {subscription.name}: {subscription.explain()}"
+            for number in range(2):
+                subscription = found.subscriptions.get(SubscriptionName(f"sub-{number}"))
+                if subscription is None or not subscription.connected:
+                    return f"nobody is connected to sub-{number} of {topic}"
         return ""
 
-    async def _final(self, topic: TopicName) -> FinalLog:
+    def _undelivered(self, topics: Sequence[TopicName]) -> str:
+        for topic in topics:
+            node = self.town.host(topic)
+            found = node.topic(topic) if node is not None else None
+            if isinstance(found, Topic):
+                for subscription in found.subscriptions.values():
+                    if subscription.has_lag():
+                        return f"{topic} {subscription.name}: {subscription.explain()}"
+        return ""
+
+    async def _end(self, topics: Sequence[TopicName]) -> None:
+        for topic in topics:
+            self.history.add(await self._kept(topic))
+        if self.town.host(DEAD_LETTERS) is not None:
+            await self._read_dead_letters()
+        self.violations = check(self.history)
+        self.problems += [str(violation) for violation in self.violations]
+        self.checked = sum(len(kept.messages) for kept in self.history.all(Kept))
+        if self.checked < CHECKED_MIN:
+            self.problems.append(f"nothing checked: {self.checked} messages are too few")
+
+    # --- looking on ---------------------------------------------------------------------------------------------
+
+    def _stored(self, operation: Put | Delete) -> None:
+        """The store took this."""
+        key, now = operation.key, self.now()
+        value = operation.value if isinstance(operation, Put) else None
+        if value is None:
+            return
+        if (topic := keys.topic_of_owner(key)) is not None:
+            self._owner(topic, Owner.from_bytes(value))
+        elif (place := keys.subscription_of_cursor(key)) is not None:
+            self.history.add(Cursor(self._life(place[0]), place[1], int(value), now))
+        elif (place := keys.subscription_of_failure_policy(key)) is not None:
+            policy = FailurePolicy.from_json(json.loads(value))
+            letter = policy.poison_policy is Poison.DEAD_LETTER
+            self.history.add(Policy(self._life(place[0]), place[1], policy.max_redelivery_count, letter, now))
+        elif (topic := keys.topic_of_orphan(key)) is not None and (start := keys.start_of(key)) is not None:
+            orphan = Orphan.from_bytes(start, value)
+            self.history.add(Orphaned(self._life(topic), orphan.start, orphan.end, now))
+
+    def _life(self, topic: TopicName) -> str:
+        return self._lives.get(topic, topic)
+
+    def _owner(self, topic: TopicName, owner: Owner) -> None:
+        now = self.now()
+        if owner.deleted:
+            return
+        label = life(topic, owner.created)
+        if self._lives.get(topic) != label:
+            self._lives[topic] = label
+            reliable = not topic[-1].isdecimal() or int(topic[-1]) < RELIABLE
+            self.history.add(Created(label, reliable, now))
+        number = next((node.number for node in self.town.nodes if node.known_id == owner.broker_id), 0)
+        if owner.released:
+            self.history.add(Released(label, owner.epoch, 0, self._is_clean(topic, number), now))
+        elif not self._claims.get(label) == owner.epoch:
+            self._claims[label] = owner.epoch
+            self.history.add(Claimed(label, owner.epoch, number, owner.start_offset, now))
+
+    def _is_clean(self, topic: TopicName, number: int) -> bool:
+        """Whether nothing can have kept the owner from storing its cursors, since it took no more acknowledgements."""
+        node = self.town.node(number)
+        broker = node.broker
+        phases = broker.hosting.moving.get(topic) if broker is not None and broker.hosting is not None else None
+        if phases is None:
+            return False
+        frozen_at = phases.frozen_at
+        return frozen_at is not None and max(node.metadata.failed_at, node.paused_at) < frozen_at
+
+    async def _look_on(self, topics: Sequence[TopicName]) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = self.now()
+            for topic in topics:
+                serving = []
+                for node in self.town.living:
+                    found = node.topic(topic)
+                    if found is None or node.broker is None:
+                        continue
+                    label, epoch = life(topic, found.ownership.created), found.ownership.epoch
+                    if isinstance(found, Topic):
+                        self.history.add(Head(label, epoch, node.number, found.head, now))
+                    if node.serves(topic) and not node.fenced_late:
+                        serving.append(node.number)
+                if len(serving) > 1:
+                    self.history.add(Serving(self._life(topic), serving, now))
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    async def _kept(self, topic: TopicName) -> Kept:
         found = await self.town.served(topic)
-        messages: dict[int, str] = {}
-        offset = found.first_offset
-        while offset < found.head:
-            try:
-                rows = await found.rows(offset, found.head)
-            except OffsetOutOfRange as gap:
-                offset = gap.first
-                continue
-            if not rows:
-                break
-            messages.update({at: each.payload.decode() for at, each in rows})
-            offset = rows[-1][0] + 1
+        messages = {offset: text for offset, text, _ in await _everything(found)}
         items = await self.town.metadata.list(keys.voids(topic))
         voids = [(start, void_end(item.value)) for item in items if (start := keys.start_of(item.key)) is not None]
-        return FinalLog(topic, found.first_offset, found.head, messages, voids)
+        orphans = [(each.start, each.end) for each in found.orphans]
+        label = life(topic, found.ownership.created)
+        return Kept(label, found.first_offset, found.head, messages, voids, orphans, self.now())
+
+    async def _read_dead_letters(self) -> None:
+        found = await self.town.served(DEAD_LETTERS)
+        for _, text, attributes in await _everything(found):
+            topic, name = attributes["x-original-topic"], attributes["x-original-subscription"]
+            offset = int(attributes["x-original-topic-offset"])
+            self.history.add(Dead(self._life(TopicName(topic)), name, text, offset, self.now()))
 
 
-async def _submit(topic: Topic, session: int, sequence: int, texts: list[str], name: str) -> Any:
-    rows = rows_of([Envelope(text.encode(), 1, f"k{row}", name) for row, text in enumerate(texts)])
-    batch = encode(rows, topic=topic.name, producer_id=7, session=session, first_sequence=sequence)
-    return await topic.submit_batch(batch)
+async def _everything(topic: Topic) -> list[tuple[int, str, dict[str, str]]]:
+    """Every message that can be read."""
+    found: list[tuple[int, str, dict[str, str]]] = []
+    offset = topic.first_offset
+    while offset < topic.head:
+        try:
+            rows = await topic.rows(offset, topic.head)
+        except OffsetOutOfRange as gap:
+            offset = max(gap.first, offset + 1)
+            continue
+        if not rows:
+            break
+        found += [(at, each.payload.decode(), dict(each.attributes)) for at, each in rows]
+        offset = rows[-1][0] + 1
+    return found
+
+
+__all__ = ["FanoutTopic", "Outcome", "Seal", "run_seed"]

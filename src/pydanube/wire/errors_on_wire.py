@@ -66,6 +66,8 @@ CODES: Final[Mapping[type[DanubeError], pb.Code]] = {
     errors.DiskFailed: pb.DISK_FAILED,
     errors.LogStopped: pb.LOG_STOPPED,
     errors.LogDamaged: pb.LOG_DAMAGED,
+    errors.InvalidObject: pb.INVALID_OBJECT,
+    errors.ObjectDamaged: pb.OBJECT_DAMAGED,
     errors.TailUnproven: pb.TAIL_UNPROVEN,
     errors.DirectoryInUse: pb.DIRECTORY_IN_USE,
     errors.FormatTooNew: pb.FORMAT_TOO_NEW,

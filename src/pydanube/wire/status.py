@@ -29,12 +29,14 @@ from pydanube.errors import (
     DataDamaged,
     DeliveryMismatch,
     InvalidName,
+    InvalidObject,
     LimitReached,
     LogDamaged,
     MoveRefused,
     NamespaceExists,
     NamespaceNotEmpty,
     NamespaceUnknown,
+    ObjectDamaged,
     OffsetOutOfRange,
     OffsetTaken,
     OutOfSequence,
@@ -111,6 +113,8 @@ STATUS: Final[Table] = {
     # an operator acts
     DataDamaged: Code.INTERNAL,
     LogDamaged: Code.DATA_LOSS,
+    InvalidObject: Code.DATA_LOSS,
+    ObjectDamaged: Code.DATA_LOSS,
     TailUnproven: Code.DATA_LOSS,
 }
 LIMITS: Final = {

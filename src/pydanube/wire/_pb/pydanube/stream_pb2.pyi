@@ -53,6 +53,8 @@ class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TAIL_UNPROVEN: _ClassVar[Code]
     DIRECTORY_IN_USE: _ClassVar[Code]
     FORMAT_TOO_NEW: _ClassVar[Code]
+    INVALID_OBJECT: _ClassVar[Code]
+    OBJECT_DAMAGED: _ClassVar[Code]
     NODE_ID_IN_USE: _ClassVar[Code]
     MOVE_FAILED: _ClassVar[Code]
 
@@ -118,6 +120,8 @@ LOG_DAMAGED: Code
 TAIL_UNPROVEN: Code
 DIRECTORY_IN_USE: Code
 FORMAT_TOO_NEW: Code
+INVALID_OBJECT: Code
+OBJECT_DAMAGED: Code
 NODE_ID_IN_USE: Code
 MOVE_FAILED: Code
 DURABILITY_UNSPECIFIED: Durability

@@ -1,0 +1,293 @@
+"""Clients of a simulated cluster: they send, receive, acknowledge, refuse, lose their connections, and write it down.
+
+A client asks any node that seems to have the topic, also one that has lost it and does not know. It waits a few seconds
+for an answer and sends again: an idempotent producer the same batch in the same session, a plain one the same text,
+which may then be there twice. Consumers come and go. What was recorded happened; what is not known is not recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, Final, NamedTuple, TypeVar
+
+from pydanube.broker.fanout import FanoutTopic
+from pydanube.broker.subscription import Subscription
+from pydanube.broker.topic import Topic
+from pydanube.broker.topics import AnySubscription, AnyTopic
+from pydanube.core.delivery import Poison
+from pydanube.core.names import ProducerId, SubscriptionName, TopicName
+from pydanube.core.policies import SubscriptionKind
+from pydanube.errors import DanubeError, OutOfSequence, ProducerFenced, SessionUnknown
+from pydanube.log.batch import Envelope, encode, rows_of
+from pydanube.testing.cluster import Cluster, Node
+from pydanube.testing.history import Acked, Done, Got, History, Nacked, Sent, Subscribed, life
+from pydanube.testing.loop import ProcessDied
+
+T = TypeVar("T")
+
+CALL_SECONDS: Final = 3.0  # a client's patience
+STREAM_SECONDS: Final = (4.0, 30.0, 120.0)  # how long connections last, at most
+PAUSE_SECONDS: Final = (2.0, 16.0)  # between two messages of one producer
+POISON: Final = "!"  # a text that ends so is refused by subscriptions that have a dead-letter policy
+KEYS: Final = ("a", "b", "c")
+PRODUCER: Final = ProducerId(7)
+
+
+class Answer(NamedTuple):
+    offset: int
+    epoch: int
+    broker: int
+    topic: str  # with its life
+
+
+class Clients:
+    """All clients of one run. `publishing` and `working` end them; `quiet` keeps consumers connected."""
+
+    def __init__(self, town: Cluster, history: History, dice: Random) -> None:
+        self.town = town
+        self.history = history
+        self.dice = dice
+        self.working = True
+        self.publishing = True
+        self.quiet = False
+        self._subscribed: set[tuple[str, str]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, client: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(client, name=f"client {client.__name__}"))
+
+    async def stop(self) -> None:
+        self.working = self.publishing = False
+        for task in self._tasks:
+            task.cancel()
+        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+    # --- asking ---------------------------------------------------------------------------------------------
+
+    def _find(self, topic: TopicName) -> tuple[Node, AnyTopic] | None:
+        """A node that seems to have the topic: it may have lost it without knowing."""
+        found = [(node, each) for node in self.town.living if (each := node.topic(topic)) is not None]
+        return self.dice.choice(found) if found else None
+
+    async def _ask(self, topic: TopicName, request: Callable[[Node, AnyTopic], Coroutine[Any, Any, T]]) -> T:
+        """One request. Raises DanubeError, TimeoutError or ProcessDied, as a client sees it."""
+        chosen = self._find(topic)
+        if chosen is None:
+            raise TimeoutError
+        node, found = chosen
+        wire = node.wire
+        async with asyncio.timeout(CALL_SECONDS):
+            if wire.delay_max_seconds:
+                await asyncio.sleep(self.dice.random() * wire.delay_max_seconds)
+            if wire.requests_lost:
+                await asyncio.sleep(CALL_SECONDS)
+            if wire.duplicates and self.dice.random() < wire.duplicates:
+                self._tasks.append(asyncio.create_task(self._again(node, request(node, found)), name="duplicate"))
+            answer = await node.call(request(node, found))
+            if wire.answers_lost:
+                await asyncio.sleep(CALL_SECONDS)
+            return answer
+
+    async def _again(self, node: Node, request: Coroutine[Any, Any, Any]) -> None:
+        """The same request once more; nobody hears what becomes of it."""
+        try:
+            await node.call(request)
+        except (DanubeError, ProcessDied):
+            pass
+
+    async def _pause(self, low: float, high: float) -> None:
+        await asyncio.sleep(self.dice.uniform(low, high))
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    # --- sending --------------------------------------------------------------------------------------------
+
+    async def produce(self, topic: TopicName, *, until: float) -> None:
+        """An idempotent producer: one batch in flight, sent again unchanged until it is answered."""
+        name = f"native-{topic[-1]}"
+        session = sequence = number = 0
+        await self._pause(0.0, PAUSE_SECONDS[1])
+        while self.publishing and self.now() < until:
+            texts = [self._text(name, number + row) for row in range(self.dice.choice((1, 1, 2, 3)))]
+            number += len(texts)
+            self._sent(topic, texts)
+            time_us = self.town.clock.time_us()  # once: what is sent again is the same, byte for byte
+            answered = False
+            while not answered and self.working:
+                try:
+                    if not session:
+                        session = await self._ask(topic, _open_session)
+                        sequence = 0
+                    answer = await self._ask(topic, _submission(session, sequence, texts, name, time_us))
+                except (SessionUnknown, OutOfSequence, ProducerFenced):
+                    session = 0
+                except (DanubeError, TimeoutError, ProcessDied):
+                    await self._pause(0.2, 2.0)
+                else:
+                    self._acked(texts, answer)
+                    sequence += len(texts)
+                    answered = True
+            await self._pause(*PAUSE_SECONDS)
+
+    async def produce_plainly(self, topic: TopicName, *, until: float) -> None:
+        """As the official clients do: no session, so what is sent again may be a second message."""
+        name = f"plain-{topic[-1]}"
+        number = 0
+        await self._pause(0.0, PAUSE_SECONDS[1])
+        while self.publishing and self.now() < until:
+            text = self._text(name, number)
+            number += 1
+            await self.send(topic, name, text)
+            await self._pause(*PAUSE_SECONDS)
+
+    async def send(self, topic: TopicName, name: str, text: str) -> None:
+        """Until it is answered."""
+        self._sent(topic, [text])
+        while self.working:
+            try:
+                answer = await self._ask(topic, _publication(text, name))
+            except (DanubeError, TimeoutError, ProcessDied):
+                await self._pause(0.2, 2.0)
+            else:
+                self._acked([text], answer)
+                return
+
+    async def shout(self, topic: TopicName, *, until: float) -> None:
+        """To a topic that keeps nothing: once, whatever comes of it."""
+        name = f"fanout-{topic[-1]}"
+        number = 0
+        while self.publishing and self.now() < until:
+            await self._pause(*PAUSE_SECONDS)
+            text = f"{name}:{number}"
+            number += 1
+            self._sent(topic, [text])
+            try:
+                await self._ask(topic, _publication(text, name))
+            except (DanubeError, TimeoutError, ProcessDied):
+                pass
+
+    def _text(self, name: str, number: int) -> str:
+        return f"{name}:{number}{POISON if self.dice.random() < 0.04 else ''}"
+
+    def _sent(self, topic: TopicName, texts: list[str]) -> None:
+        now = self.now()
+        for text in texts:
+            self.history.add(Sent(topic, text, key_of(text), now))
+
+    def _acked(self, texts: list[str], answer: Answer) -> None:
+        now = self.now()
+        for row, text in enumerate(texts):
+            self.history.add(Acked(answer.topic, text, answer.offset + row, answer.epoch, answer.broker, now))
+
+    # --- receiving ------------------------------------------------------------------------------------------
+
+    async def consume(self, topic: TopicName, name: SubscriptionName, kind: SubscriptionKind, consumer: str) -> None:
+        """One connection after the other."""
+        while self.working:
+            chosen = self._find(topic)
+            if chosen is not None and not chosen[0].wire.requests_lost:
+                node, found = chosen
+                lasts = self.dice.uniform(1.0, self.dice.choice(STREAM_SECONDS))
+                try:
+                    await node.call(self._stream(node, found, name, kind, consumer, self.now() + lasts))
+                except (DanubeError, ProcessDied):
+                    pass
+            await self._pause(0.2, 2.0)
+
+    async def _stream(
+        self, node: Node, topic: AnyTopic, name: SubscriptionName, kind: SubscriptionKind, consumer: str, until: float
+    ) -> None:
+        """One connection: runs inside the broker's process and ends with it, or after a while, or with the network."""
+        identity = await topic.subscribe(name, kind, consumer, (), 0)
+        label = life(topic.name, topic.ownership.created)
+        subscription = topic.require(name)
+        if (label, name) not in self._subscribed:
+            self._subscribed.add((label, name))
+            self.history.add(Subscribed(label, name, kind.value, 0, self.now()))
+        outbox = subscription.attach(identity)
+        try:
+            while self.quiet or self.now() < until:
+                try:
+                    async with asyncio.timeout(max(0.01, until - self.now()) if not self.quiet else None):
+                        messages = await outbox.get()
+                except TimeoutError:
+                    continue
+                if not messages:
+                    return
+                if node.wire.answers_lost:
+                    await asyncio.sleep(1.0)  # they are lost on the way, and the connection with them
+                    return
+                for each in messages:
+                    text = each.message.payload.decode()
+                    rescued = "x-danube-rescued" in each.message.attributes
+                    key, now = each.message.routing_key or "", self.now()
+                    epoch = topic.ownership.epoch
+                    self.history.add(
+                        Got(label, name, consumer, text, each.offset, key, each.attempt, epoch, rescued, now)
+                    )
+                if self.dice.random() < 0.1:
+                    await asyncio.sleep(self.dice.random() * 0.5)
+                if node.wire.requests_lost:
+                    await asyncio.sleep(1.0)  # nothing of what we say gets through
+                    return
+                if isinstance(topic, FanoutTopic):
+                    continue
+                for each in messages:
+                    if topic.subscriptions.get(name) is not subscription:
+                        return  # the topic left while we worked
+                    if (each.message.payload.endswith(b"!") and gives_up(subscription)) or (not self.quiet and self.dice.random() < 0.03):
+                        subscription.nack(each.offset, 0.1)
+                        self.history.add(Nacked(label, name, each.offset, topic.ownership.epoch, self.now()))
+                    else:
+                        subscription.ack(each.offset)
+                        self.history.add(Done(label, name, each.offset, topic.ownership.epoch, self.now()))
+        finally:
+            subscription.detach(identity, outbox)
+
+
+def gives_up(subscription: AnySubscription) -> bool:
+    """Whether messages that fail too often become dead letters: then those that are meant to fail do."""
+    return isinstance(subscription, Subscription) and subscription.policy.poison_policy is Poison.DEAD_LETTER
+
+
+def key_of(text: str) -> str:
+    return KEYS[sum(text.encode()) % len(KEYS)]
+
+
+def _answer(node: Node, topic: AnyTopic, offset: int, epoch: int) -> Answer:
+    # What was stored before, and is answered again, may have been taken by another.
+    broker = node.number if epoch == topic.ownership.epoch else 0
+    return Answer(offset, epoch, broker, life(topic.name, topic.ownership.created))
+
+
+async def _open_session(node: Node, topic: AnyTopic) -> int:
+    assert isinstance(topic, Topic)
+    return await topic.open_session(PRODUCER)
+
+
+def _submission(
+    session: int, sequence: int, texts: list[str], name: str, time_us: int
+) -> Callable[[Node, AnyTopic], Coroutine[Any, Any, Answer]]:
+    async def submit(node: Node, topic: AnyTopic) -> Answer:
+        assert isinstance(topic, Topic)
+        rows = rows_of([Envelope(text.encode(), time_us, key_of(text), name) for text in texts])
+        batch = encode(rows, topic=topic.name, producer_id=PRODUCER, session=session, first_sequence=sequence)
+        receipt = await topic.submit_batch(batch)
+        return _answer(node, topic, receipt.offset, receipt.epoch)
+
+    return submit
+
+
+def _publication(text: str, name: str) -> Callable[[Node, AnyTopic], Coroutine[Any, Any, Answer]]:
+    async def publish(node: Node, topic: AnyTopic) -> Answer:
+        producer = await topic.add_producer(name)
+        epoch = topic.ownership.epoch
+        offset = await topic.publish(producer, Envelope(text.encode(), node.clock.time_us(), key_of(text), name))
+        return _answer(node, topic, offset, epoch)
+
+    return publish

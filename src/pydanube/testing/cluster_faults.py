@@ -1,0 +1,424 @@
+"""Everything that goes wrong in a simulated cluster, one function per kind.
+
+    schedule = plan(seed)                  what happens when to which node, all drawn before anything runs
+    await Breaking(...).run(schedule)
+
+Each fault has dice of its own, so leaving one out of the schedule changes nothing in what the others draw: a failing
+run is made smaller by leaving out faults (cluster_sim.py). A fault lasts as long as its function; several may last at
+once. Whatever is still wrong at the end is put right by `Node.heal`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from pydanube.core.delivery import Backoff, FailurePolicy, Poison
+from pydanube.core.lag import Heartbeat
+from pydanube.core.names import SubscriptionName, TopicName
+from pydanube.core.policies import Delivery
+from pydanube.errors import DanubeError, TopicExists
+from pydanube.testing.cluster import Cluster, Node
+from pydanube.testing.faulty_disk import Faults, FaultyDisk
+from pydanube.testing.history import Damaged, Fault, History
+from pydanube.testing.loop import ProcessDied
+
+FAULT_SECONDS: Final = 15.0  # on average between two faults
+BOOT_SECONDS_MAX: Final = 60.0
+DEAD_LETTERS: Final = TopicName("/default/dead")
+REDELIVERIES: Final = 2
+
+
+class Planned(NamedTuple):
+    """One fault of a schedule."""
+
+    number: int
+    at: float
+    kind: str
+    node: int
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.number:3} {self.at:9.3f} s  {self.kind} on node {self.node}"
+
+
+def plan(seed: int, *, nodes: int, first: float, end: float) -> list[Planned]:
+    """What happens between `first` and `end`."""
+    dice = Random(seed ^ 0xFA17)
+    schedule: list[Planned] = []
+    at = first
+    while True:
+        at += dice.uniform(0.5, 2 * FAULT_SECONDS)
+        if at >= end:
+            return schedule
+        kind = dice.choice(_DRAWN)
+        schedule.append(Planned(len(schedule), at, kind, dice.randint(1, nodes), dice.getrandbits(62)))
+
+
+class Breaking:
+    """Breaks one cluster. `topics` are those that operators move and change; the first may be deleted."""
+
+    def __init__(
+        self,
+        town: Cluster,
+        history: History,
+        topics: Sequence[TopicName],
+        say: Callable[[str], None],
+    ) -> None:
+        self.town = town
+        self.history = history
+        self.topics = topics
+        self.say = say
+        self.over = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._deleted = False
+
+    async def run(self, schedule: Sequence[Planned]) -> None:
+        loop = asyncio.get_running_loop()
+        for planned in schedule:
+            await asyncio.sleep(max(0.0, planned.at - loop.time()))
+            self.say(f"{planned.kind} node {planned.node}")
+            self.history.add(Fault(planned.kind, planned.node, loop.time()))
+            fault = KINDS[planned.kind](self, self.town.node(planned.node), Random(planned.seed))
+            self._tasks.append(asyncio.create_task(self._guarded(fault), name=f"fault {planned.kind}"))
+
+    async def end(self) -> None:
+        """No fault goes on."""
+        self.over = True
+        for task in self._tasks:
+            task.cancel()
+        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+    async def _guarded(self, fault: Coroutine[Any, Any, None]) -> None:
+        try:
+            await fault
+        except (DanubeError, ProcessDied, TimeoutError):
+            pass  # what an operator asked for was refused, or went down with its broker
+
+    # --- processes ------------------------------------------------------------------------------------------
+
+    async def kill(self, node: Node, dice: Random) -> None:
+        if node.alive:
+            node.kill()
+            await _pause(dice, 0.5, dice.choice((4.0, 40.0)))
+            await self.boot(node)
+
+    async def power_cut(self, node: Node, dice: Random) -> None:
+        if node.alive:
+            node.power_cut()
+            await _pause(dice, 0.5, dice.choice((4.0, 40.0)))
+            await self.boot(node)
+
+    async def restart(self, node: Node, dice: Random) -> None:
+        """SIGTERM, and then SIGKILL for one that takes too long."""
+        if node.broker is not None and node.alive:
+            process = node.process
+            try:
+                async with asyncio.timeout(40):
+                    await node.stop()
+            except (TimeoutError, DanubeError):
+                if node.alive and node.process is process:
+                    node.kill()
+            await _pause(dice, 0.1, 6.0)
+            await self.boot(node)
+
+    async def pause(self, node: Node, dice: Random) -> None:
+        if node.alive:
+            process = node.process
+            node.pause()
+            await _pause(dice, 0.5, dice.choice((3.0, 30.0)))
+            if node.process is process:
+                node.resume()
+                await self.activate(node)
+
+    async def clock_jump(self, node: Node, dice: Random) -> None:
+        node.clock.jump(dice.choice((-1, 1)) * dice.choice((1.0, 100.0, 100_000.0)))
+
+    async def boot(self, node: Node) -> None:
+        """As a supervisor does: a broker that does not come up, or ends by itself, is started again."""
+        while not node.alive and not self.over:
+            try:
+                async with asyncio.timeout(BOOT_SECONDS_MAX):
+                    await node.boot()
+            except (TimeoutError, ProcessDied, DanubeError) as error:
+                self.say(f"node {node.number} did not come up: {error}")
+                if node.alive:
+                    node.kill()
+                await asyncio.sleep(2.0)
+            else:
+                await self.activate(node)
+                return
+
+    async def activate(self, node: Node) -> None:
+        """An operator looks at it and lets it work again."""
+        await asyncio.sleep(3.0)
+        if node.alive and node.broker is not None and node.broker.cluster is not None:
+            await node.call(node.broker.cluster.requests.activate(node.broker.broker_id))
+
+    # --- network --------------------------------------------------------------------------------------------
+
+    async def metadata_cut(self, node: Node, dice: Random) -> None:
+        await self._for_a_while(node, dice, node.metadata, "cut")
+
+    async def metadata_mute(self, node: Node, dice: Random) -> None:
+        await self._for_a_while(node, dice, node.metadata, "mute")
+
+    async def metadata_deaf(self, node: Node, dice: Random) -> None:
+        await self._for_a_while(node, dice, node.metadata, "deaf")
+
+    async def clients_cut(self, node: Node, dice: Random) -> None:
+        node.wire.requests_lost = node.wire.answers_lost = True
+        await _pause(dice, 0.5, 20.0)
+        node.wire.requests_lost = node.wire.answers_lost = False
+
+    async def requests_lost(self, node: Node, dice: Random) -> None:
+        await self._for_a_while(node, dice, node.wire, "requests_lost")
+
+    async def answers_lost(self, node: Node, dice: Random) -> None:
+        await self._for_a_while(node, dice, node.wire, "answers_lost")
+
+    async def slow_network(self, node: Node, dice: Random) -> None:
+        node.wire.delay_max_seconds, node.wire.duplicates = 1.0, 0.3
+        await _pause(dice, 5.0, 40.0)
+        node.wire.delay_max_seconds, node.wire.duplicates = 0.0, 0.0
+
+    # --- metadata store -------------------------------------------------------------------------------------
+
+    async def metadata_answers_lost(self, node: Node, dice: Random) -> None:
+        await self._for_a_while(node, dice, node.metadata, "answers_lost", 0.3)
+
+    async def metadata_late(self, node: Node, dice: Random) -> None:
+        await self._for_a_while(node, dice, node.metadata, "late", 0.3)
+
+    async def metadata_slow(self, node: Node, dice: Random) -> None:
+        await self._for_a_while(node, dice, node.metadata, "delay_max_seconds", dice.choice((0.2, 1.0)))
+
+    async def watch_gaps(self, node: Node, dice: Random) -> None:
+        await self._for_a_while(node, dice, node.metadata, "drop_every", dice.choice((1, 2, 5)))
+
+    async def metadata_election(self, node: Node, dice: Random) -> None:
+        """The store has no leader for a while: nobody gets through."""
+        ports = [each.metadata for each in self.town.living]
+        for port in ports:
+            port.cut = True
+        await _pause(dice, 0.5, 6.0)
+        for port in ports:
+            port.cut = False
+
+    async def lease_expiry(self, node: Node, dice: Random) -> None:
+        """The store forgets the lease long before its time, so the broker believes in it: no clock protects anything."""
+        if node.alive and node.broker is not None and node.broker.cluster is not None:
+            node.fenced_late = True
+            await self.town.metadata.revoke(node.broker.cluster.membership.lease.id)
+            await _pause(dice, 5.0, 10.0)
+            node.fenced_late = False
+            await self.activate(node)
+
+    # --- object store ---------------------------------------------------------------------------------------
+
+    async def objects_away(self, node: Node, dice: Random) -> None:
+        await self._for_a_while(node, dice, node.objects, "away")
+
+    async def objects_gone(self, node: Node, dice: Random) -> None:
+        """For everybody."""
+        ports = [each.objects for each in self.town.living]
+        for port in ports:
+            port.away = True
+        await _pause(dice, 1.0, 40.0)
+        for port in ports:
+            port.away = False
+
+    async def objects_failing(self, node: Node, dice: Random) -> None:
+        await self._for_a_while(node, dice, node.objects, "errors", 0.3)
+
+    async def objects_answers_lost(self, node: Node, dice: Random) -> None:
+        await self._for_a_while(node, dice, node.objects, "answers_lost", 0.5)
+
+    async def objects_late(self, node: Node, dice: Random) -> None:
+        await self._for_a_while(node, dice, node.objects, "late", 0.5)
+
+    async def objects_slow(self, node: Node, dice: Random) -> None:
+        node.objects.delay_max_seconds, node.objects.listing_seconds = dice.choice((0.5, 4.0)), 2.0
+        await _pause(dice, 5.0, 40.0)
+        node.objects.delay_max_seconds = node.objects.listing_seconds = 0.0
+
+    async def _for_a_while(self, node: Node, dice: Random, what: Any, field: str, value: Any = True) -> None:
+        if node.alive:
+            setattr(what, field, value)
+            await _pause(dice, 0.5, dice.choice((5.0, 40.0)))
+            setattr(what, field, type(value)())
+            if what is node.metadata:
+                await self.activate(node)
+
+    # --- disks ----------------------------------------------------------------------------------------------
+
+    async def disk_slow(self, node: Node, dice: Random) -> None:
+        faults = _faults(node)
+        faults.delays, faults.delay_seconds_max = 0.3, dice.choice((0.2, 3.0))
+        await _pause(dice, 5.0, 40.0)
+        faults.delays = 0.0
+
+    async def sync_fails(self, node: Node, dice: Random) -> None:
+        faults = _faults(node)
+        faults.sync_fails = faults.directory_sync_fails = dice.choice((0.1, 0.6))
+        faults.write_fails = dice.choice((0.0, 0.1))
+        await _pause(dice, 1.0, 30.0)
+        faults.sync_fails = faults.directory_sync_fails = faults.write_fails = 0.0
+
+    async def disk_full(self, node: Node, dice: Random) -> None:
+        assert isinstance(node.disk, FaultyDisk)
+        node.disk.capacity_bytes = node.disk.used_bytes + dice.choice((0, 300, 3000))
+        await _pause(dice, 1.0, 40.0)
+        node.disk.capacity_bytes = None
+
+    async def bit_flip(self, node: Node, dice: Random) -> None:
+        """While the broker is down, some bits of its log go bad."""
+        assert isinstance(node.disk, FaultyDisk)
+        if not node.alive:
+            return
+        node.kill()
+        segments = [path for path in node.disk.paths() if path.startswith("wal/default/") and path.endswith(".wal")]
+        for path in dice.sample(segments, min(len(segments), 1)):
+            durable = node.disk.durable(path)
+            if durable:
+                node.disk.flip(path, dice.randrange(len(durable)), dice.randrange(8))
+                self.say(f"flipped a bit of {path} of node {node.number}")
+                self.history.add(Damaged("/" + "/".join(path.split("/")[1:3]), asyncio.get_running_loop().time()))
+        await _pause(dice, 0.5, 5.0)
+        await self.boot(node)
+
+    # --- operators ------------------------------------------------------------------------------------------
+
+    async def unload(self, node: Node, dice: Random) -> None:
+        if node.broker is not None and node.alive:
+            await self.town.unload(dice.choice(self.topics), asked=node)
+
+    async def drain(self, node: Node, dice: Random) -> None:
+        requests = _requests(node)
+        if requests is not None and node.broker is not None:
+            await node.call(requests.drain(node.broker.broker_id))
+            await _pause(dice, 5.0, 40.0)
+            await self.activate(node)
+
+    async def rebalance(self, node: Node, dice: Random) -> None:
+        requests = _requests(node)
+        if requests is not None:
+            await node.call(requests.rebalance(dry_run=False))
+
+    async def delete(self, node: Node, dice: Random) -> None:
+        """Deletes a topic and makes another of its name. Once: the others' histories are to be long."""
+        if node.broker is None or not node.alive or self._deleted:
+            return
+        self._deleted = True
+        await node.call(node.broker.topics.delete(self.topics[0]))
+        await _pause(dice, 0.1, 10.0)
+        await self.make(self.topics[0])
+
+    async def make(self, topic: TopicName, *, reliable: bool = True) -> None:
+        """As often as it takes."""
+        delivery = Delivery.RELIABLE if reliable else Delivery.NON_RELIABLE
+        while True:
+            for node in self.town.living:
+                if node.broker is not None:
+                    try:
+                        await node.call(node.broker.topics.make(topic, delivery=delivery))
+                        return
+                    except TopicExists:
+                        return
+                    except (DanubeError, ProcessDied):
+                        pass
+            await asyncio.sleep(1.0)
+
+    async def policy_change(self, node: Node, dice: Random) -> None:
+        """Of a subscription: how many messages may be in flight, how often it is looked at, when it gives up."""
+        topic, name = dice.choice(self.topics), SubscriptionName(f"sub-{dice.randrange(2)}")
+        host = next((each for each in self.town.living if each.topic(topic) is not None), None)
+        if host is None or host.broker is None:
+            return
+        if name == "sub-0" and dice.random() < 0.5:
+            await self.set_policy(host, topic, dice.choice((REDELIVERIES, REDELIVERIES + 1)))
+        else:
+            beat = Heartbeat(dice.choice((500, 1000)))
+            unacked_max = dice.choice((1, 3, 1000))
+            topics = host.broker.topics
+            await host.call(topics.set_dispatch_config(topic, name, unacked_max=unacked_max, heartbeat=beat))
+
+    async def set_policy(self, host: Node, topic: TopicName, redeliveries: int) -> None:
+        """The first subscription of a topic gives messages up that fail too often."""
+        assert host.broker is not None
+        policy = FailurePolicy(
+            max_redelivery_count=redeliveries,
+            ack_timeout_ms=0,
+            base_redelivery_delay_ms=500,
+            max_redelivery_delay_ms=1000,
+            backoff_strategy=Backoff.FIXED,
+            poison_policy=Poison.DEAD_LETTER,
+            dead_letter_topic=DEAD_LETTERS,
+        )
+        await host.call(host.broker.topics.set_failure_policy(topic, SubscriptionName("sub-0"), policy))
+
+
+FaultKind: TypeAlias = Callable[[Breaking, Node, Random], Coroutine[Any, Any, None]]
+
+KINDS: Final[dict[str, FaultKind]] = {
+    kind.__name__: kind
+    for kind in (
+        Breaking.kill,
+        Breaking.power_cut,
+        Breaking.restart,
+        Breaking.pause,
+        Breaking.clock_jump,
+        Breaking.metadata_cut,
+        Breaking.metadata_mute,
+        Breaking.metadata_deaf,
+        Breaking.clients_cut,
+        Breaking.requests_lost,
+        Breaking.answers_lost,
+        Breaking.slow_network,
+        Breaking.metadata_answers_lost,
+        Breaking.metadata_late,
+        Breaking.metadata_slow,
+        Breaking.watch_gaps,
+        Breaking.metadata_election,
+        Breaking.lease_expiry,
+        Breaking.objects_away,
+        Breaking.objects_gone,
+        Breaking.objects_failing,
+        Breaking.objects_answers_lost,
+        Breaking.objects_late,
+        Breaking.objects_slow,
+        Breaking.disk_slow,
+        Breaking.sync_fails,
+        Breaking.disk_full,
+        Breaking.bit_flip,
+        Breaking.unload,
+        Breaking.drain,
+        Breaking.rebalance,
+        Breaking.delete,
+        Breaking.policy_change,
+    )
+}
+
+# What is most worth interrupting, and being interrupted, comes more often.
+_OFTEN: Final = {"kill": 3, "power_cut": 3, "unload": 4, "restart": 2, "pause": 2}
+_DRAWN: Final = [kind for kind in sorted(KINDS) for _ in range(_OFTEN.get(kind, 1))]
+
+
+async def _pause(dice: Random, low: float, high: float) -> None:
+    await asyncio.sleep(dice.uniform(low, max(low, high)))
+
+
+def _requests(node: Node) -> Any:
+    alive = node.alive and node.broker is not None and node.broker.cluster is not None
+    return node.broker.cluster.requests if alive else None  # type: ignore[union-attr]
+
+
+def _faults(node: Node) -> Faults:
+    assert isinstance(node.disk, FaultyDisk)
+    return node.disk.faults
+
+

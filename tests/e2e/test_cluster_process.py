@@ -1,0 +1,164 @@
+"""Brokers of a cluster as processes: how they start, how they are told to stop, and who is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pydanube
+from pydanube.stores.etcd import CLIENT_PORT_OFFSET
+from tests.e2e.clusters import TTL, ClusterBroker, cluster_in
+from tests.e2e.etcd import EtcdServer
+from tests.e2e.processes import BrokerProcess, Process, danube_here, free_ports, until
+from tests.support import run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOPIC = "/default/orders"
+
+
+async def produce(url: str, topic: str, *texts: str) -> list[int]:
+    async with pydanube.connect(url, timeout=60) as client, client.producer(topic, reliable=True) as producer:
+        return [(await producer.send(text.encode())).offset for text in texts]
+
+
+def test_a_broker_that_waits_for_the_others_stops_when_it_is_told_to(tmp_path: Path) -> None:
+    base = _free_base()
+    seeds = [f"127.0.0.1:{base + number}" for number in range(3)]
+    broker = ClusterBroker(tmp_path, seeds[0], seeds, (tmp_path / "store").as_uri())
+    with Process(broker.command, tmp_path / "broker.log") as process:
+        until(lambda: "waiting for the metadata store" in process.text(), "it waits", say=process.text)
+        assert process.stop() == 0
+        assert "Traceback" not in process.text()
+    with socket.socket() as probe:  # nobody is left behind
+        probe.bind(("127.0.0.1", base + CLIENT_PORT_OFFSET))
+
+
+def test_a_broker_that_is_told_to_stop_hands_its_topics_over(tmp_path: Path) -> None:
+    with cluster_in(tmp_path) as cluster:
+        topics = [f"/default/t{number}" for number in range(6)]
+        for topic in topics:
+            assert run(produce(cluster.url, topic, "a", "b")) == [0, 1]
+        host = cluster.hosted(topics[0])
+        assert host.stop() == 0
+        assert "handed over" not in host.output.read_text()  # all were
+        for topic in topics:
+            assert cluster.hosted(topic) is not host
+            assert run(produce(",".join(each.stream_url for each in cluster.living), topic, "c")) == [2]
+            described = cluster.json("topics", "describe", topic)
+            assert (described["state"], described["orphans"]) == ("active", [])
+        host.start()
+        listed = {each["broker_id"]: each["broker_status"] for each in cluster.json("brokers", "list")}
+        assert [*listed.values()] == ["active"] * 3
+
+
+class EtcdBroker(BrokerProcess):
+    """A broker that keeps its metadata in an etcd that somebody else runs."""
+
+    def __init__(self, directory: Path, etcd: EtcdServer, store: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        super().__init__(
+            directory, "--etcd", etcd.client, "--storage-url", store.as_uri(), "--registration-ttl", str(TTL)
+        )
+
+    @property
+    def command(self) -> list[str]:
+        return ["cluster" if word == "standalone" else word for word in super().command]
+
+
+def test_a_copy_of_a_brokers_directory_is_refused_and_the_etcd_of_others_is_left_alone(tmp_path: Path) -> None:
+    client, peer = free_ports(2)
+    with (
+        EtcdServer(tmp_path / "etcd", "only", (client, peer)) as etcd,
+        EtcdBroker(tmp_path / "one", etcd, tmp_path / "store") as broker,
+    ):
+        for command in (("status",), ("promote-node", "--node-id", "1"), ("remove-node", "--node-id", "1")):
+            done = danube_here("admin", "--endpoint", broker.endpoint, "cluster", *command)
+            assert done.returncode == 1 and "run by somebody else" in done.stderr
+        other = EtcdBroker(tmp_path / "two", etcd, tmp_path / "store")
+        other.data_dir.mkdir()
+        shutil.copy(broker.data_dir / "node_id", other.data_dir / "node_id")
+        with Process(other.command, tmp_path / "copy.log") as copy:
+            assert copy.wait(60) == 1
+            [line] = [line for line in copy.text().splitlines() if line.startswith("danube: ")]
+            assert "is running already" in line and broker.url in line
+        assert run(produce(f"danube://127.0.0.1:{broker.stream_port}", TOPIC, "a")) == [0]
+
+
+# --- the commands that people type --------------------------------------------------------------------------
+
+
+def _free_base() -> int:
+    """A port with the next ones behind it, and those that the members' clients use."""
+    while True:
+        base = random.randrange(20_000, 30_000)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            for port in [*range(base, base + 60), *range(base + CLIENT_PORT_OFFSET, base + CLIENT_PORT_OFFSET + 3)]:
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return base
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    base = _free_base()
+    numbers = {"CLIENT": 10, "STREAM": 20, "ADMIN": 30, "METRICS": 40, "RAFT": 0}
+    settings = {
+        **os.environ,
+        **{name: str(base + offset) for name, offset in numbers.items()},
+        "DANUBE_CLUSTER_DIR": str(tmp_path / "cluster"),
+        "TMPDIR": str(tmp_path),
+    }
+    yield settings
+    subprocess.run(["scripts/brokers", "clean"], cwd=REPOSITORY, env=settings, check=True, timeout=120)
+
+
+def test_make_brokers_starts_a_cluster_that_goes_on_with_its_topics(environment: dict[str, str]) -> None:
+    def brokers(verb: str, *flags: str) -> str:
+        command = ["scripts/brokers", verb, *flags]
+        done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=150)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def admin(*words: object) -> Any:
+        done = danube_here("admin", "--endpoint", f"http://127.0.0.1:{environment['ADMIN']}", *words, "-o", "json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    url = f"danube://127.0.0.1:{environment['STREAM']}"
+    assert brokers("start", "--registration-ttl", "3").count("broker ") == 3
+    for number in range(4):
+        assert run(produce(url, f"/default/t{number}", "a")) == [0]
+    assert len(admin("cluster", "status")["voters"]) == 3
+    assert brokers("start") == brokers("start")  # they run: nothing happens
+    brokers("stop")
+    began = time.monotonic()
+    brokers("start", "--registration-ttl", "3")
+    assert [each["broker_status"] for each in admin("brokers", "list")] == ["active"] * 3
+    for number in range(4):
+        assert run(produce(url, f"/default/t{number}", "b")) == [1]
+    assert time.monotonic() - began < 90
+    brokers("clean")
+    assert not Path(environment["DANUBE_CLUSTER_DIR"]).exists()
+
+
+def test_the_example_moves_a_topic_under_load_and_loses_nothing(environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        ["examples/cluster.sh"], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("Topic Unloaded: true") == 3
+    assert "sent 2000, offsets 0 to 1999, no gap" in done.stdout
+    assert "received 2000, every one as it was sent" in done.stdout
+    assert "everything verifies" in done.stdout
