@@ -344,10 +344,11 @@ def test_locks_pin_every_package_by_hash_and_name_no_address() -> None:
             assert version and hashes, f"{lock.name}: {name} is not pinned with a hash"
 
 
-def test_the_test_lock_contains_the_core_lock() -> None:
-    core = locked((REPOSITORY / "requirements" / "core.lock").read_text())
-    test = locked((REPOSITORY / "requirements" / "test.lock").read_text())
-    assert {name: test.get(name) for name in core} == core
+@pytest.mark.parametrize(("smaller", "larger"), [("core", "test"), ("test", "spark")])
+def test_a_lock_contains_the_smaller_one(smaller: str, larger: str) -> None:
+    inner = locked((REPOSITORY / "requirements" / f"{smaller}.lock").read_text())
+    outer = locked((REPOSITORY / "requirements" / f"{larger}.lock").read_text())
+    assert {name: outer.get(name) for name in inner} == inner
 
 
 def test_the_package_and_the_project_file_agree_on_the_version() -> None:

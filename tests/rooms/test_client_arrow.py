@@ -87,7 +87,7 @@ async def test_polars_takes_a_batch_as_it_is(client: pydanube.Client, batch: Mes
 
 @with_readings
 async def test_duckdb_queries_a_batch_by_its_name(client: pydanube.Client, batch: MessageBatch) -> None:
-    found = duckdb.sql("select routing_key, count(*), min(offset) from batch group by 1 order by 3").fetchall()
+    found = duckdb.sql('select routing_key, count(*), min("offset") from batch group by 1 order by 3').fetchall()
     assert found == [("kitchen", 10, 0), ("garden", 10, 1), (None, 10, 2)]
     units = duckdb.sql("select distinct attributes['unit'] from batch order by 1 nulls last").fetchall()
     assert [unit for (unit,) in units] == ["C", None]
@@ -102,7 +102,7 @@ async def test_some_rows_of_a_batch_are_all_that_anybody_sees(client: pydanube.C
     assert [list(each) for each in ours.offsets] == [[2, 3], [9]]
     assert ours.arrow.to_pandas()["offset"].tolist() == [2, 3, 9]
     assert pl.DataFrame(ours)["offset"].to_list() == [2, 3, 9]
-    assert duckdb.sql("select offset from ours order by 1").fetchall() == [(2,), (3,), (9,)]
+    assert duckdb.sql('select "offset" from ours order by 1').fetchall() == [(2,), (3,), (9,)]
     batch._delivery.keep([(0, 30)])
 
 
@@ -119,4 +119,4 @@ async def test_a_fetched_range_is_a_table_for_all_of_them(client: pydanube.Clien
     assert fetched.to_pandas()["offset"].tolist() == list(range(5, 25))
     frame: Any = pl.from_arrow(fetched)
     assert frame["offset"].to_list() == list(range(5, 25))
-    assert duckdb.sql("select min(offset), max(offset) from fetched").fetchone() == (5, 24)
+    assert duckdb.sql('select min("offset"), max("offset") from fetched').fetchone() == (5, 24)

@@ -19,7 +19,7 @@ from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.core.ownership import Orphan
 from pydanube.errors import NotServed
-from pydanube.ports import Put
+from pydanube.ports import Delete, Put
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
@@ -419,6 +419,24 @@ async def test_a_cluster_of_one_broker_has_nobody_to_unload_to(town: Town) -> No
     )
     request = admin_pb.UnloadBrokerRequest(broker_id=str(town.node(1).id))
     assert (await refused(town.calls(1).brokers.UnloadBroker(request))).code is StatusCode.FAILED_PRECONDITION
+
+
+@clustered(2)
+async def test_values_that_are_none_of_ours_are_named_and_left_as_they_are(town: Town) -> None:
+    await town.create(TOPIC, on=1)
+    for value in (b"not json", b'"text"', b'{"reason": "because", "from_broker": 1}'):
+        await town.metadata.transact([], [Put(keys.unassigned(NAME), value)])
+        await town.until(lambda: all(node.cluster.view.revision(keys.unassigned(NAME)) for node in town.nodes))
+        code, sentence = await refused(plain_unload(town.calls(2)))
+        assert code is StatusCode.FAILED_PRECONDITION and keys.unassigned(NAME) in sentence
+        item = await town.metadata.get(keys.unassigned(NAME))
+        assert item is not None and item.value == value
+        await town.metadata.transact([], [Delete(keys.unassigned(NAME))])
+        await town.until(lambda: not any(node.cluster.view.revision(keys.unassigned(NAME)) for node in town.nodes))
+    await town.metadata.transact([], [Put(keys.orphan(NAME, 7), b"[]")])
+    code, sentence = await refused(town.calls(1).ours.TopicState(ours.TopicStateRequest(topic=TOPIC)))
+    assert code is StatusCode.INTERNAL and keys.orphan(NAME, 7) in sentence
+    assert town.host(NAME) is town.node(1)
 
 
 @clustered(2)

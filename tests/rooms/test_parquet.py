@@ -331,12 +331,13 @@ def test_no_flipped_bit_is_taken_for_a_message(small_groups: None) -> None:
             check_bytes(broken, encoded.footer_crc)
             harmless += 1
     assert found > 1000 and harmless > 10
-    for place in range(0, len(data), 97):
+    for place in range(0, len(data) - 8, 97):
         broken = flipped(data, place)
-        try:
+        if any(first <= place < end for first, end in used):
+            with pytest.raises(InvalidObject, match="checksum is"):
+                read(broken, encoded.footer_crc)
+        else:
             assert rows(read(broken, encoded.footer_crc)) == expected
-        except InvalidObject:
-            assert any(first <= place < end for first, end in used)
 
 
 def test_an_object_that_is_cut_short_or_something_else_is_refused() -> None:

@@ -7,17 +7,17 @@ What is stored between two changes is the same wherever in between a process die
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
 
 from pydanube.broker.topic import Topic
+from pydanube.core import keys
 from pydanube.core.policies import UNLIMITED, TopicPolicy
-from pydanube.errors import DanubeError
-from pydanube.log.tier import TopicTier
+from pydanube.errors import Conflict
+from pydanube.ports import Compare, Delete, Item, Put
 from tests.rooms.brokers import ORDERS, find_topic, make_topic, one_topic, simulated
 from tests.rooms.tiers import (
     SMALL,
@@ -252,47 +252,52 @@ def test_an_owner_that_was_overtaken_in_the_middle_of_anything_changes_nothing_a
 
 
 class LateWrites:
-    """Takes a tier's writes on their way to the store, and lets them arrive when it is told to."""
+    """Takes a topic's changes of descriptors on their way to the metadata store, and lets them arrive when told to."""
 
-    def __init__(self, tier: TopicTier) -> None:
-        self._under = tier._write
-        self.flying: list[Callable[[], Awaitable[object]]] = []
-        self.hold = False
-        tier._write = self.write  # type: ignore[method-assign]
+    def __init__(self, host: TierHost) -> None:
+        self._transact = host.metadata.transact
+        self.flying: list[tuple[Sequence[Compare], Sequence[Put | Delete]]] = []
+        self.hold = True
+        host.metadata.transact = self.transact  # type: ignore[method-assign]
 
-    async def write(self, compares: object, operations: object) -> object:
-        if self.hold:
-            self.flying.append(lambda: self._under(compares, operations))  # type: ignore[arg-type]
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> int | None:
+        if self.hold and any(each.key == keys.history(ORDERS) for each in operations):
+            self.flying.append((compares, operations))
             await asyncio.get_running_loop().create_future()
-        return await self._under(compares, operations)  # type: ignore[arg-type]
+        return await self._transact(compares, operations)
 
-    async def land(self) -> list[object]:
-        landed = [await each() for each in self.flying]
-        self.flying.clear()
-        return landed
+    async def land(self) -> list[bool]:
+        """Whether each took effect."""
+        flying, self.flying = self.flying, []
+        return [await self._transact(*each) is not None for each in flying]
+
+
+async def given_up(host: TierHost, orders: Topic) -> LateWrites:
+    """An upload that is cancelled while its descriptor is on its way: a move that is called off does that."""
+    late = LateWrites(host)
+    uploading = asyncio.ensure_future(carried(orders).tier.upload(orders.log))
+    await asyncio.sleep(1)
+    uploading.cancel()
+    await asyncio.gather(uploading, return_exceptions=True)
+    assert late.flying
+    late.hold = False
+    return late
 
 
 @simulated
 async def test_a_descriptor_that_was_given_up_and_comes_late_does_not_undo_what_was_done_since() -> None:
-    """A move that is called off cancels an upload; its last write is still on its way when the topic serves on."""
-    host = TierHost(replace(SMALL, upload_seconds=1e9))
+    host = TierHost(replace(SMALL, upload_seconds=1e9, sweep_seconds=1e9))
     _, orders = await one_topic(host)
     teller = Teller()
     found = carried(orders)
-    late = LateWrites(found.tier)
     await teller.tell(orders)
-    late.hold = True
-    uploading = asyncio.ensure_future(found.tier.upload(orders.log))
-    await asyncio.sleep(1)
-    uploading.cancel()
-    await asyncio.gather(uploading, return_exceptions=True)
-    late.hold = False
+    late = await given_up(host, orders)
     for _ in range(2):
         await teller.tell(orders)
         assert await found.tier.upload(orders.log) is not None
     assert await found.tidy.merge() is not None
     assert covered(await check_stored(host)) == [(0, 3)]
-    assert await late.land() == [None]
+    assert await late.land() == [False]
     assert covered(await check_stored(host)) == [(0, 3)]
     host.kill()
     await recovered(host, teller.told)
@@ -300,80 +305,62 @@ async def test_a_descriptor_that_was_given_up_and_comes_late_does_not_undo_what_
 
 @simulated
 async def test_a_descriptor_that_was_given_up_and_arrives_all_the_same_is_believed() -> None:
-    host = TierHost(replace(SMALL, upload_seconds=1e9, garbage_seconds=0.0))
+    host = TierHost(replace(SMALL, upload_seconds=1e9, sweep_seconds=1e9, garbage_seconds=0.0))
     _, orders = await one_topic(host)
-    teller = Teller()
     found = carried(orders)
-    late = LateWrites(found.tier)
-    await teller.tell(orders)
-    late.hold = True
-    uploading = asyncio.ensure_future(found.tier.upload(orders.log))
-    await asyncio.sleep(1)
-    uploading.cancel()
-    await asyncio.gather(uploading, return_exceptions=True)
-    late.hold = False
-    assert (await late.land())[0] is not None
+    await Teller().tell(orders)
+    late = await given_up(host, orders)
+    assert await late.land() == [True]
     assert await found.tidy.sweep() == []  # it is described: that its writer does not know is no reason to remove it
     assert await found.tier.upload(orders.log) is None
     assert [each.object_id for each in await check_stored(host)] == ["data-0-0-1.parquet"]
 
 
 @simulated
+async def test_a_descriptor_that_was_given_up_does_not_come_back_to_an_object_that_was_swept() -> None:
+    host = TierHost(replace(SMALL, upload_seconds=1e9, sweep_seconds=1e9, garbage_seconds=0.0))
+    _, orders = await one_topic(host)
+    await Teller().tell(orders)
+    late = await given_up(host, orders)
+    assert await carried(orders).tidy.sweep() == ["data-0-0-1.parquet"]
+    assert await late.land() == [False]
+    assert await check_stored(host) == []
+
+
+@simulated
 async def test_a_late_write_that_arrives_between_reading_anew_and_the_next_change_is_found() -> None:
-    host = TierHost(replace(SMALL, upload_seconds=1e9))
+    host = TierHost(replace(SMALL, upload_seconds=1e9, sweep_seconds=1e9))
     _, orders = await one_topic(host)
     teller = Teller()
     found = carried(orders)
-    late = LateWrites(found.tier)
     await teller.tell(orders)
-    late.hold = True
-    uploading = asyncio.ensure_future(found.tier.upload(orders.log))
-    await asyncio.sleep(1)
-    uploading.cancel()
-    await asyncio.gather(uploading, return_exceptions=True)
-    late.hold = False
+    late = await given_up(host, orders)
     await found.tier.make_sure()
-    await late.land()
+    assert await late.land() == [True]
     await teller.tell(orders)
-    for _ in range(2):
-        try:
-            await found.tier.upload(orders.log)
-        except DanubeError as error:
-            assert "history" in str(error)
+    with pytest.raises(Conflict, match="history"):
+        await found.tier.upload(orders.log)
+    await found.tier.upload(orders.log)
     assert covered(await check_stored(host)) == [(0, 2)]
     assert list(await found.tier.know_all()) == await check_stored(host)
 
 
 @simulated
 async def test_a_descriptor_in_flight_while_its_topic_is_deleted_does_not_outlive_it() -> None:
-    host = TierHost(replace(SMALL, upload_seconds=1e9))
+    """It arrives behind the back of the deletion, which has listed what there is to delete."""
+    host = TierHost(replace(SMALL, upload_seconds=1e9, sweep_seconds=1e9))
     broker, orders = await one_topic(host)
     await Teller().tell(orders, label="old")
-    late = LateWrites(carried(orders).tier)
-    late.hold = True
-    uploading = asyncio.ensure_future(carried(orders).tier.upload(orders.log))
-    await asyncio.sleep(1)
-    uploading.cancel()
-    transact = host.metadata.transact
+    late = await given_up(host, orders)
+    listed = host.metadata.list
 
-    async def just_before_the_tombstone(compares: object, operations: object) -> object:
-        if any(b'"deleted": true' in getattr(each, "value", b"") for each in operations):  # type: ignore[attr-defined]
-            assert await late.land() == []
-        return await transact(compares, operations)  # type: ignore[arg-type]
-
-    late_landing = late.flying.copy()
-    late.flying.clear()
-
-    async def listing(prefix: str) -> object:
-        found = await type(host.metadata).list(host.metadata, prefix)
-        for each in late_landing:  # behind the back of whoever is about to delete what it has listed
-            with suppress(DanubeError):
-                await each()
-        late_landing.clear()
+    async def listing(prefix: str) -> list[Item]:
+        found = await listed(prefix)
+        if prefix == keys.below_storage(ORDERS):
+            assert await late.land() in ([False], [])
         return found
 
-    host.metadata.transact = just_before_the_tombstone  # type: ignore[method-assign,assignment]
-    host.metadata.list = listing  # type: ignore[method-assign,assignment]
+    host.metadata.list = listing  # type: ignore[method-assign]
     await broker.topics.delete(ORDERS)
     again = await make_topic(broker)
     assert again.head == 0

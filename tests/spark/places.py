@@ -26,9 +26,12 @@ NEVER = 1e9
 class Place:
     """A broker and its objects. `upload` is the only thing that uploads."""
 
-    def __init__(self, directory: Path, thread: LoopThread) -> None:
+    def __init__(
+        self, directory: Path, thread: LoopThread, url: str | None = None, options: dict[str, object] | None = None
+    ) -> None:
         self.directory = directory
-        self.storage_url = f"file://{directory}/objects"
+        self.storage_url = url or f"file://{directory}/objects"
+        self.storage_options = options or {}
         self._thread = thread
         self._broker: TestBroker | None = None
         self._made = 0
@@ -38,7 +41,7 @@ class Place:
 
     def start(self) -> None:
         tier = TierConfig(upload_seconds=NEVER, sweep_seconds=NEVER, retention_check_seconds=NEVER)
-        storage = StorageConfig(url=self.storage_url, tier=tier)
+        storage = StorageConfig(url=self.storage_url, options=self.storage_options, tier=tier)
         self._broker = self.run(TestBroker(self.directory / "data", storage=storage).start())
 
     def stop(self) -> None:
@@ -155,9 +158,9 @@ class Place:
 
 
 @contextmanager
-def place_in(directory: Path) -> Iterator[Place]:
+def place_in(directory: Path, url: str | None = None, options: dict[str, object] | None = None) -> Iterator[Place]:
     thread = LoopThread("tests' broker")
-    place = Place(directory, thread)
+    place = Place(directory, thread, url, options)
     try:
         place.start()
         yield place

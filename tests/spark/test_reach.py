@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from pydanube.errors import ObjectDamaged, TopicUnknown
@@ -9,7 +12,8 @@ from pydanube.spark.options import CONNECTION_OPTIONS, Connection, Given
 from pydanube.spark.plan import Share, TopicState, layout
 from pydanube.spark.reach import Reach
 from pydanube.spark.rows import Wanted, read_share
-from tests.spark.places import Place, numbers
+from tests.e2e.objectstores import S3Server
+from tests.spark.places import Place, numbers, place_in
 
 
 def reach(**options: str) -> Reach:
@@ -82,6 +86,31 @@ def test_a_range_that_changes_its_place_while_it_is_read_comes_once_and_in_order
                     if not place.is_described(topic, path.name):
                         path.unlink()
         assert seen == numbers(0, 100)
+
+
+def test_history_in_s3_is_read_from_there_with_the_keys_that_the_query_was_given(
+    tmp_path: Path, s3_server: S3Server
+) -> None:
+    with place_in(tmp_path, s3_server.url(), s3_server.options) as far:
+        topic = far.new_topic("remote")
+        for first in (0, 20):
+            far.send(topic, numbers(first, first + 20))
+            far.upload(topic)
+        far.send(topic, numbers(40, 50))
+        options = {"storage.options": json.dumps(s3_server.options)}
+        with reach(**{"service.url": far.url, **options}) as online:
+            [state] = online.states([topic])
+            assert len(state.objects) == 2
+            assert payloads(online, state) == numbers(0, 50)
+        with reach(**{"storage.url": far.storage_url, **options}) as offline:
+            [state] = offline.states([topic])
+            assert payloads(offline, state) == numbers(0, 40)
+            some = Share(tuple(layout(state, 15, 25).pieces))
+            wanted = Wanted(("offset",), urls={topic: far.storage_url})
+            found = [
+                offset for batch in read_share(offline, some, wanted) for offset in batch.column("offset").to_pylist()
+            ]
+            assert found == list(range(15, 25))
 
 
 def test_an_object_that_is_gone_is_an_error_and_not_a_hole(place: Place) -> None:

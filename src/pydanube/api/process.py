@@ -113,7 +113,7 @@ async def _serve(config: Config, announce: Callable[[Listening], None], stopping
                     config.objects_url,
                 )
             )
-            await _until_over(broker, stopping)
+            await _until_over(broker, doors, stopping)
         finally:
             await doors.close()
     finally:
@@ -138,7 +138,7 @@ async def _started(config: Config, stopping: asyncio.Event) -> Broker | None:
         await asyncio.gather(stopped, return_exceptions=True)
 
 
-async def _until_over(broker: Broker, stopping: asyncio.Event) -> None:
+async def _until_over(broker: Broker, doors: Doors, stopping: asyncio.Event) -> None:
     """Returns when it is time to stop, with the topics handed over. Raises what ended this broker's membership."""
     stopped = asyncio.create_task(stopping.wait(), name="told to stop")
     ended = broker.cluster.ended if broker.cluster is not None else None
@@ -151,4 +151,5 @@ async def _until_over(broker: Broker, stopping: asyncio.Event) -> None:
     if ended is not None and ended.done():
         ended.result()
     # The doors are still open: a topic is refused only from when it leaves, and clients go where it went.
+    doors.stop_being_ready()
     await broker.hand_over()

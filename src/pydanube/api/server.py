@@ -92,7 +92,7 @@ class Doors:
         Topics first: for a moment every call is answered UNAVAILABLE, which clients try again. A gRPC server that stops
         cancels calls it has not looked at yet, and CANCELLED is final to a producer.
         """
-        self._why_not_ready = "the broker is shutting down"
+        self.stop_being_ready()
         await self._broker.topics.close_all("the broker is shutting down")
         if grace_seconds:
             await self._broker.clock.sleep(REFUSING_SECONDS)
@@ -101,6 +101,10 @@ class Doors:
         )
         await self._metrics.close()
         await self._peers.close()
+
+    def stop_being_ready(self) -> None:
+        """For whoever sends clients here. Everything is answered as before."""
+        self._why_not_ready = "the broker is shutting down"
 
     async def _open(self) -> None:
         addresses = self._broker.config.broker

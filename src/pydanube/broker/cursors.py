@@ -2,7 +2,8 @@
 
 A subscription is written when it has 1,000 acks that are not saved, or when the oldest of them is 5 s old, but at most
 once a second; and at once when a consumer leaves or the topic closes. Many subscriptions share one transaction.
-Losing a write repeats messages, it never skips one.
+Losing a write repeats messages, it never skips one. Each compares the cursor that it replaces, so that one whose answer
+was lost, and that comes late, does not put an older cursor over a newer one.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from pydanube.core import keys
 from pydanube.core.names import SubscriptionName
 from pydanube.core.window import SavedPosition
 from pydanube.errors import DanubeError, OwnershipLost
-from pydanube.ports import Clock, Delete, MetadataStore, Put
+from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
 
 log = logging.getLogger(__name__)
 
 ACKS_MAX: Final = 1_000
 AGE_MAX_SECONDS: Final = 5.0
 ROUND_SECONDS: Final = 1.0
-# A transaction takes 128 operations and as many compares; each subscription has two values and its topic's owner.
+# A transaction takes 128 operations and as many compares; each subscription has two values, and its topic's owner and
+# its cursor are compared.
 PER_TRANSACTION: Final = 60
 
 
@@ -35,6 +37,8 @@ class Positioned(Protocol):
     def name(self) -> SubscriptionName: ...
     @property
     def ownership(self) -> Ownership: ...
+
+    cursor_revision: int | None  # of the stored cursor; 0: there is none; None: not known, an answer was lost
 
     def saved(self) -> SavedPosition: ...
 
@@ -112,7 +116,7 @@ class Cursors:
             position = subscription.saved()
             if self._saved_changes.get(subscription, 0) == position.changes:
                 return
-            await subscription.ownership.write(operations_of(subscription, position))
+            await self._replace(subscription, operations_of(subscription, position))
             self.transactions += 1
             self._dirty.pop(subscription, None)
             self._saved_changes[subscription] = position.changes
@@ -122,18 +126,29 @@ class Cursors:
             async with self._writing:
                 await self._save_together(due[start : start + PER_TRANSACTION])
 
+    async def _replace(self, subscription: Positioned, operations: Sequence[Put | Delete]) -> None:
+        """Writes over the stored cursor, and over no other than the one we know. Raises OwnershipLost, Unreachable."""
+        key = keys.cursor(subscription.ownership.topic, subscription.name)
+        while True:
+            if subscription.cursor_revision is None:
+                item = await self._metadata.get(key)
+                subscription.cursor_revision = item.revision if item else 0
+            known, subscription.cursor_revision = subscription.cursor_revision, None
+            revision = await subscription.ownership.write_if([Compare(key, known)], operations)
+            if revision is not None:
+                subscription.cursor_revision = revision
+                return
+
     async def _save_together(self, group: Sequence[Positioned]) -> None:
-        """One transaction for all. If one topic was lost, the others are written on their own."""
+        """One transaction for all. If one topic was lost, or one cursor is not known, each is written on its own."""
         positions = [(each, each.saved()) for each in group]
-        compares = {each.ownership.topic: each.ownership.compare for each in group}
-        operations = [operation for each, position in positions for operation in operations_of(each, position)]
         for each in group:
             self._dirty.pop(each, None)  # what changes from now on counts anew
         self.transactions += 1
         try:
-            if await self._metadata.transact(list(compares.values()), operations) is None:
-                if len(group) == 1:
-                    raise OwnershipLost(group[0].ownership.topic)
+            if len(group) == 1:
+                await self._replace(group[0], operations_of(*positions[0]))
+            elif not await self._replace_all(positions):
                 for each in group:
                     await self._save_together([each])
                 return
@@ -147,6 +162,27 @@ class Cursors:
             return
         for each, position in positions:
             self._saved_changes[each] = position.changes
+
+
+    async def _replace_all(self, positions: Sequence[tuple[Positioned, SavedPosition]]) -> bool:
+        """All at once, or nothing and False."""
+        compares = {each.ownership.topic: each.ownership.compare for each, _ in positions}
+        known = [
+            Compare(keys.cursor(each.ownership.topic, each.name), each.cursor_revision)
+            for each, _ in positions
+            if each.cursor_revision is not None
+        ]
+        if len(known) < len(positions):
+            return False
+        operations = [operation for each, position in positions for operation in operations_of(each, position)]
+        for each, _ in positions:
+            each.cursor_revision = None  # until we know what became of it
+        revision = await self._metadata.transact([*compares.values(), *known], operations)
+        if revision is None:
+            return False
+        for each, _ in positions:
+            each.cursor_revision = revision
+        return True
 
 
 def operations_of(subscription: Positioned, position: SavedPosition) -> list[Put | Delete]:

@@ -126,6 +126,7 @@ class StoredSubscription(NamedTuple):
     cursor: int | None
     holes: bytes | None
     consumers: list[Registration]
+    cursor_revision: int = 0
 
 
 class StoredConfig(NamedTuple):
@@ -153,6 +154,7 @@ async def read_subscriptions(metadata: MetadataStore, topic: TopicName) -> list[
                 int(cursor.value) if cursor else None,
                 holes.value if holes else None,
                 [_registration(each) for each in items.values() if _belongs(each, topic, name)],
+                cursor.revision if cursor else 0,
             )
         )
     return found

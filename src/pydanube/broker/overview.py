@@ -22,7 +22,8 @@ from pydanube.core.names import BrokerId, SubscriptionName, TopicName
 from pydanube.core.ownership import Orphan, Owner
 from pydanube.core.placement import MOVES
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy, effective
-from pydanube.errors import TopicUnknown
+from pydanube.errors import DataDamaged, TopicUnknown
+from pydanube.ports import Item
 
 ACTIVE: Final = "active"
 MOVING: Final = "moving"
@@ -73,7 +74,10 @@ class Overview:
         item = await self._metadata.get(keys.delivery(name))
         if item is None:
             raise TopicUnknown(name)
-        return Delivery(json.loads(item.value))
+        try:
+            return Delivery(json.loads(item.value))
+        except ValueError:
+            raise _foreign(item) from None
 
     async def policy(self, name: TopicName) -> TopicPolicy:
         own = await self._metadata.get(keys.topic_policy(name))
@@ -83,15 +87,13 @@ class Overview:
     async def describe(self, name: TopicName) -> Described:
         """Raises TopicUnknown."""
         delivery = await self.delivery(name)
-        subject = await self._metadata.get(keys.schema(name))
-        stored = await read_subscriptions(self._metadata, name)
-        return Described(
-            name,
-            delivery,
-            json.loads(subject.value) if subject else None,
-            {each.name: each.kind for each in stored},
-            self.host_of(name),
-        )
+        item = await self._metadata.get(keys.schema(name))
+        try:
+            subject = json.loads(item.value) if item else None
+            stored = await read_subscriptions(self._metadata, name)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataDamaged(f"what is stored about {name} is none of ours: {error}") from error
+        return Described(name, delivery, subject, {each.name: each.kind for each in stored}, self.host_of(name))
 
     # --- where it is --------------------------------------------------------------------------------------
 
@@ -99,7 +101,11 @@ class Overview:
         """Raises TopicUnknown."""
         await self.delivery(name)
         item = await self._metadata.get(keys.owner(name))
-        owner = Owner.from_bytes(item.value) if item else None
+        try:
+            owner = Owner.from_bytes(item.value) if item else None
+        except (ValueError, KeyError, TypeError):
+            assert item is not None
+            raise _foreign(item) from None
         state, sentence, to = self._where(name)
         hosting = self._broker.hosting
         moving = hosting.moving.get(name) if hosting is not None else None
@@ -148,7 +154,10 @@ class Overview:
         for item in await self._metadata.list(keys.orphans(name)):
             start = keys.start_of(item.key)
             if start is not None:
-                orphan = Orphan.from_bytes(start, item.value)
+                try:
+                    orphan = Orphan.from_bytes(start, item.value)
+                except (ValueError, KeyError, TypeError):
+                    raise _foreign(item) from None
                 found.append((orphan, self._rescue_of(orphan)))
         return found
 
@@ -179,3 +188,9 @@ class Overview:
         if isinstance(topic, FanoutTopic):
             return Live(0, 0, len(topic.producers), consumers)
         return Live(topic.first_offset, topic.head, len(topic.producers), consumers)
+
+
+def _foreign(item: Item) -> DataDamaged:
+    return DataDamaged(
+        f"{item.key} in the metadata store has a value that is none of ours: bring it back from a backup"
+    )

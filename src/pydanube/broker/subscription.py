@@ -130,10 +130,12 @@ class Subscription:
         *,
         heartbeat: Heartbeat = POLLING,
         consumers: Iterable[Registration] = (),
+        cursor_revision: int | None = None,
     ) -> None:
         self.name = name
         self.kind = kind
         self.heartbeat = heartbeat
+        self.cursor_revision = cursor_revision
         self.metrics = metrics
         self._source = source
         self._machine = machine

@@ -47,6 +47,7 @@ from pydanube.core.roster import DispatchLimits
 from pydanube.core.tiers import Descriptor
 from pydanube.core.window import Progress
 from pydanube.errors import (
+    Conflict,
     DanubeError,
     LimitReached,
     LogDamaged,
@@ -60,7 +61,7 @@ from pydanube.log.cloud import CloudReader
 from pydanube.log.tier import TopicTier
 from pydanube.log.tier_swap import swap
 from pydanube.log.wal import Receipt, TopicLog
-from pydanube.ports import Delete, MetadataStore, Put
+from pydanube.ports import Compare, Delete, MetadataStore, Put
 from pydanube.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -511,9 +512,18 @@ class Topic:
         if not self.policy.allows_subscription(len(self.subscriptions)):
             raise LimitReached("subscriptions", self.policy.max_subscriptions_per_topic)
         position = self.head if start is None else min(max(start, self.first_offset), self.head)
-        stored = StoredSubscription(name, kind, position - 1, None, [])
+        put = subscription_put(self.name, name, kind)
         cursor = Put(keys.cursor(self.name, name), str(position - 1).encode())
-        await self.ownership.write([subscription_put(self.name, name, kind), cursor])
+        # Only if there is none: one of an earlier try whose answer was lost stands where it stood then, and a try that
+        # comes late must not put a cursor back.
+        revision = await self.ownership.write_if([Compare(put.key, 0)], [put, cursor])
+        if revision is None:
+            found = await read_subscriptions(self._metadata, self.name)
+            stored = next((each for each in found if each.name == name), None)
+            if stored is None:
+                raise Conflict(put.key)
+            return await self._restore(stored)
+        stored = StoredSubscription(name, kind, position - 1, None, [], revision)
         log.info("subscription created", extra={"topic": self.name, "subscription": name, "start": position})
         return await self._restore(stored)
 
@@ -533,6 +543,7 @@ class Topic:
             self._telemetry.subscription(self.name, stored.name),
             heartbeat=config.heartbeat or self._defaults.heartbeat,
             consumers=stored.consumers,
+            cursor_revision=stored.cursor_revision,
         )
         subscription.metrics.standing = subscription.standing
         self.subscriptions[stored.name] = subscription

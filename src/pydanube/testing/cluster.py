@@ -78,6 +78,7 @@ class Node:
         self.objects: FaultyObjects
         self.wire = Wire()
         self.clock = SimClock()
+        self.known_id = 0  # its broker's, from the first boot on
         self.paused_at = -1.0  # when it was paused last
         self.fenced_late = False  # the store forgot its lease before the time: it cannot know yet
 
@@ -122,6 +123,7 @@ class Node:
         )
         broker.topics.remote = _Neighbours(self, broker)
         self.broker = broker
+        self.known_id = broker.broker_id
         return broker
 
     def _open_disk(self) -> MemoryDisk | ProcessDisk:
@@ -189,6 +191,13 @@ class Node:
     def topic(self, name: TopicName) -> AnyTopic | None:
         return self.broker.topics.get(name) if self.broker is not None and self.alive else None
 
+    def serves(self, name: TopicName) -> bool:
+        """Whether it has the topic, is not about to let it go, and may serve at all."""
+        broker = self.broker
+        if self.topic(name) is None or broker is None or name in broker.topics.leaving:
+            return False
+        return broker.cluster is None or broker.cluster.may_serve()
+
 
 class _Neighbours:
     """The other brokers, as one node reaches them: `topics.Remote` without gRPC."""
@@ -247,6 +256,7 @@ class Cluster:
         heartbeat: Heartbeat = Heartbeat(),  # noqa: B008
         wal: WalConfig | None = None,
         faulty_disks: bool = False,
+        step_seconds: float = 0.01,
     ) -> None:
         self.dice = Random(seed)
         self.clock = SimClock()
@@ -254,6 +264,7 @@ class Cluster:
         self.objects = MemoryObjectStore()
         self.wal = wal
         self.faulty_disks = faulty_disks
+        self._step_seconds = step_seconds  # how often `until` looks
         self.wrap_disk: Callable[[Disk], Disk] = lambda disk: disk  # stands between the log and its disk
         self.nodes: list[Node] = []
         self.config = Config(
@@ -283,7 +294,7 @@ class Cluster:
         began = self.clock.elapsed()
         while not true():
             assert self.clock.elapsed() - began < seconds, "it did not become true in time"
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(self._step_seconds)
         return self.clock.elapsed() - began
 
     # --- topics ---------------------------------------------------------------------------------------------
@@ -303,13 +314,7 @@ class Cluster:
 
     def host(self, topic: TopicName) -> Node | None:
         """Who serves it; there must not be two that may."""
-        serving = [
-            node
-            for node in self.living
-            if node.topic(topic) is not None
-            and topic not in node.broker.topics.leaving  # type: ignore[union-attr]
-            and node.broker._may_serve()  # type: ignore[union-attr]
-        ]
+        serving = [node for node in self.living if node.serves(topic)]
         assert len(serving) <= 1, f"{topic} is served by {[node.number for node in serving]}"
         return serving[0] if serving else None
 

@@ -85,7 +85,7 @@ class Clients:
                 await asyncio.sleep(self.dice.random() * wire.delay_max_seconds)
             if wire.requests_lost:
                 await asyncio.sleep(CALL_SECONDS)
-            if wire.duplicates and self.dice.random() < wire.duplicates:
+            if wire.duplicates and isinstance(found, Topic) and self.dice.random() < wire.duplicates:
                 self._tasks.append(asyncio.create_task(self._again(node, request(node, found)), name="duplicate"))
             answer = await node.call(request(node, found))
             if wire.answers_lost:

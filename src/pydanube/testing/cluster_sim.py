@@ -13,45 +13,25 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from pydanube.broker.fanout import FanoutTopic
 from pydanube.broker.topic import Topic
-from pydanube.core import keys
-from pydanube.core.delivery import FailurePolicy, Poison
 from pydanube.core.lag import Heartbeat
 from pydanube.core.names import SubscriptionName, TopicName
-from pydanube.core.ownership import Orphan, Owner, Seal, void_end
 from pydanube.core.policies import SubscriptionKind
 from pydanube.core.tiers import Retention, TierConfig
-from pydanube.errors import DanubeError, OffsetOutOfRange
+from pydanube.errors import DanubeError
 from pydanube.log.wal import WalConfig
-from pydanube.ports import Delete, Put
-from pydanube.stores.memory import MemoryMetadataStore
 from pydanube.testing.checkers import Violation, check
 from pydanube.testing.cluster import Cluster
 from pydanube.testing.cluster_clients import Clients
 from pydanube.testing.cluster_faults import DEAD_LETTERS, REDELIVERIES, Breaking, Planned, plan
-from pydanube.testing.history import (
-    Claimed,
-    Created,
-    Cursor,
-    Dead,
-    Head,
-    History,
-    Kept,
-    Orphaned,
-    Policy,
-    Quiet,
-    Released,
-    Serving,
-    life,
-)
+from pydanube.testing.cluster_recorder import Recorder
+from pydanube.testing.history import Acked, Got, History, Kept, Quiet
 from pydanube.testing.log_history import small_constants
 from pydanube.testing.loop import Deadlock, Livelock, ProcessDied, SimLoop
 
@@ -133,17 +113,6 @@ def _told(problem: dict[str, object]) -> str:
     return f"error that nobody took: {problem.get('message')}: {problem.get('exception')!r}"
 
 
-class RecordingStore(MemoryMetadataStore):
-    """Tells what it takes, in the order in which it takes it."""
-
-    tell: Callable[[Put | Delete], None] = staticmethod(lambda operation: None)
-
-    def _change(self, operations: Sequence[Put | Delete]) -> None:
-        super()._change(operations)
-        for operation in operations:
-            self.tell(operation)
-
-
 class _Run:
     def __init__(self, seed: int, tweak: Callable[[Cluster], None] | None, leave_out: Sequence[int]) -> None:
         self.seed = seed
@@ -156,22 +125,19 @@ class _Run:
         self.schedule = [planned for planned in everything if planned.number not in leave_out]
         self.checked = 0
         self._tweak = tweak
-        self._lives: dict[TopicName, str] = {}
         self.town: Cluster
 
     def outcome(self, loop: SimLoop, *, keep_history: bool) -> Outcome:
         digest = hashlib.blake2b(digest_size=16)
         for line in [*self.history.lines(), *self.said, *self.problems]:
             digest.update(line.encode() + b"\n")
-        acked = sum(type(event).__name__ == "Acked" for event in self.history.events)
-        got = sum(type(event).__name__ == "Got" for event in self.history.events)
         return Outcome(
             self.seed,
             self.problems,
             self.violations,
             Counter(planned.kind for planned in self.schedule),
-            acked,
-            got,
+            len(self.history.all(Acked)),
+            len(self.history.all(Got)),
             self.checked,
             loop.time(),
             loop.steps,
@@ -193,9 +159,7 @@ class _Run:
         town = self.town = Cluster(
             self.seed, tier=TIER, wal=WAL, heartbeat=Heartbeat(1000), faulty_disks=True, step_seconds=0.1
         )
-        store = RecordingStore(town.clock)
-        store.tell = self._stored  # type: ignore[method-assign]
-        town.metadata = store
+        recorder = Recorder(town, self.history, reliable_below=RELIABLE)
         if self._tweak is not None:
             self._tweak(town)
         await town.start(BROKERS)
@@ -205,7 +169,7 @@ class _Run:
         clients = Clients(town, self.history, self.dice)
         await self._prepare(breaking, clients, reliable, others)
         watching = [
-            asyncio.create_task(self._look_on([*reliable, *others]), name="look on"),
+            asyncio.create_task(recorder.look_on([*reliable, *others]), name="look on"),
             asyncio.create_task(self._supervise(breaking), name="supervise"),
         ]
         await breaking.run(self.schedule)
@@ -220,7 +184,7 @@ class _Run:
         for result in await asyncio.gather(*watching, return_exceptions=True):
             if isinstance(result, Exception):
                 raise result
-        await self._end(reliable)
+        await self._end(recorder, reliable)
 
     async def _prepare(
         self, breaking: Breaking, clients: Clients, reliable: Sequence[TopicName], others: Sequence[TopicName]
@@ -320,118 +284,10 @@ class _Run:
                         return f"{topic} {subscription.name}: {subscription.explain()}"
         return ""
 
-    async def _end(self, topics: Sequence[TopicName]) -> None:
-        for topic in topics:
-            self.history.add(await self._kept(topic))
-        if self.town.host(DEAD_LETTERS) is not None:
-            await self._read_dead_letters()
+    async def _end(self, recorder: Recorder, topics: Sequence[TopicName]) -> None:
+        await recorder.read(topics, DEAD_LETTERS)
         self.violations = check(self.history)
         self.problems += [str(violation) for violation in self.violations]
         self.checked = sum(len(kept.messages) for kept in self.history.all(Kept))
         if self.checked < CHECKED_MIN:
             self.problems.append(f"nothing checked: {self.checked} messages are too few")
-
-    # --- looking on ---------------------------------------------------------------------------------------------
-
-    def _stored(self, operation: Put | Delete) -> None:
-        """The store took this."""
-        key, now = operation.key, self.now()
-        value = operation.value if isinstance(operation, Put) else None
-        if value is None:
-            return
-        if (topic := keys.topic_of_owner(key)) is not None:
-            self._owner(topic, Owner.from_bytes(value))
-        elif (place := keys.subscription_of_cursor(key)) is not None:
-            self.history.add(Cursor(self._life(place[0]), place[1], int(value), now))
-        elif (place := keys.subscription_of_failure_policy(key)) is not None:
-            policy = FailurePolicy.from_json(json.loads(value))
-            letter = policy.poison_policy is Poison.DEAD_LETTER
-            self.history.add(Policy(self._life(place[0]), place[1], policy.max_redelivery_count, letter, now))
-        elif (topic := keys.topic_of_orphan(key)) is not None and (start := keys.start_of(key)) is not None:
-            orphan = Orphan.from_bytes(start, value)
-            self.history.add(Orphaned(self._life(topic), orphan.start, orphan.end, now))
-
-    def _life(self, topic: TopicName) -> str:
-        return self._lives.get(topic, topic)
-
-    def _owner(self, topic: TopicName, owner: Owner) -> None:
-        now = self.now()
-        if owner.deleted:
-            return
-        label = life(topic, owner.created)
-        if self._lives.get(topic) != label:
-            self._lives[topic] = label
-            reliable = not topic[-1].isdecimal() or int(topic[-1]) < RELIABLE
-            self.history.add(Created(label, reliable, now))
-        number = next((node.number for node in self.town.nodes if node.known_id == owner.broker_id), 0)
-        if owner.released:
-            self.history.add(Released(label, owner.epoch, 0, self._is_clean(topic, number), now))
-        elif not self._claims.get(label) == owner.epoch:
-            self._claims[label] = owner.epoch
-            self.history.add(Claimed(label, owner.epoch, number, owner.start_offset, now))
-
-    def _is_clean(self, topic: TopicName, number: int) -> bool:
-        """Whether nothing can have kept the owner from storing its cursors, since it took no more acknowledgements."""
-        node = self.town.node(number)
-        broker = node.broker
-        phases = broker.hosting.moving.get(topic) if broker is not None and broker.hosting is not None else None
-        if phases is None:
-            return False
-        frozen_at = phases.frozen_at
-        return frozen_at is not None and max(node.metadata.failed_at, node.paused_at) < frozen_at
-
-    async def _look_on(self, topics: Sequence[TopicName]) -> None:
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            now = self.now()
-            for topic in topics:
-                serving = []
-                for node in self.town.living:
-                    found = node.topic(topic)
-                    if found is None or node.broker is None:
-                        continue
-                    label, epoch = life(topic, found.ownership.created), found.ownership.epoch
-                    if isinstance(found, Topic):
-                        self.history.add(Head(label, epoch, node.number, found.head, now))
-                    if node.serves(topic) and not node.fenced_late:
-                        serving.append(node.number)
-                if len(serving) > 1:
-                    self.history.add(Serving(self._life(topic), serving, now))
-
-    # --- the end ------------------------------------------------------------------------------------------------
-
-    async def _kept(self, topic: TopicName) -> Kept:
-        found = await self.town.served(topic)
-        messages = {offset: text for offset, text, _ in await _everything(found)}
-        items = await self.town.metadata.list(keys.voids(topic))
-        voids = [(start, void_end(item.value)) for item in items if (start := keys.start_of(item.key)) is not None]
-        orphans = [(each.start, each.end) for each in found.orphans]
-        label = life(topic, found.ownership.created)
-        return Kept(label, found.first_offset, found.head, messages, voids, orphans, self.now())
-
-    async def _read_dead_letters(self) -> None:
-        found = await self.town.served(DEAD_LETTERS)
-        for _, text, attributes in await _everything(found):
-            topic, name = attributes["x-original-topic"], attributes["x-original-subscription"]
-            offset = int(attributes["x-original-topic-offset"])
-            self.history.add(Dead(self._life(TopicName(topic)), name, text, offset, self.now()))
-
-
-async def _everything(topic: Topic) -> list[tuple[int, str, dict[str, str]]]:
-    """Every message that can be read."""
-    found: list[tuple[int, str, dict[str, str]]] = []
-    offset = topic.first_offset
-    while offset < topic.head:
-        try:
-            rows = await topic.rows(offset, topic.head)
-        except OffsetOutOfRange as gap:
-            offset = max(gap.first, offset + 1)
-            continue
-        if not rows:
-            break
-        found += [(at, each.payload.decode(), dict(each.attributes)) for at, each in rows]
-        offset = rows[-1][0] + 1
-    return found
-
-
-__all__ = ["FanoutTopic", "Outcome", "Seal", "run_seed"]

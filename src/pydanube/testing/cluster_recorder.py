@@ -1,0 +1,180 @@
+"""Looks at a simulated cluster from outside and writes down what it sees: owners, cursors, heads, and the logs at the end.
+
+The store itself tells what it takes, in the order in which it takes it: owner keys, cursors, policies, orphans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from pydanube.broker.topic import Topic
+from pydanube.core import keys
+from pydanube.core.delivery import FailurePolicy, Poison
+from pydanube.core.names import TopicName
+from pydanube.core.ownership import Orphan, Owner, Seal, void_end
+from pydanube.errors import OffsetOutOfRange
+from pydanube.ports import Clock, Delete, Put
+from pydanube.stores.memory import MemoryMetadataStore
+from pydanube.testing.cluster import Cluster
+from pydanube.testing.history import (
+    Claimed,
+    Created,
+    Cursor,
+    Dead,
+    Head,
+    History,
+    Kept,
+    Orphaned,
+    Policy,
+    Released,
+    Serving,
+    life,
+)
+
+LOOK_SECONDS: Final = 5.0
+
+
+class RecordingStore(MemoryMetadataStore):
+    """A metadata store that says what it takes."""
+
+    def __init__(self, clock: Clock, taken: Callable[[str, bytes], None]) -> None:
+        super().__init__(clock)
+        self._taken = taken
+
+    def _change(self, operations: Sequence[Put | Delete]) -> None:
+        super()._change(operations)
+        for operation in operations:
+            if isinstance(operation, Put):
+                self._taken(operation.key, operation.value)
+
+
+class Recorder:
+    """Gives `town` a store that tells, and keeps the record. Topics whose number is smaller keep what they are sent."""
+
+    def __init__(self, town: Cluster, history: History, *, reliable_below: int) -> None:
+        self._town = town
+        self._history = history
+        self._reliable_below = reliable_below
+        self._lives: dict[TopicName, str] = {}
+        self._epochs: dict[TopicName, int] = {}  # of the last claim
+        self._sealed: dict[TopicName, int] = {}  # next offset of the last seal
+        town.metadata = RecordingStore(town.clock, self._stored)
+
+    # --- the store --------------------------------------------------------------------------------------------
+
+    def _stored(self, key: str, value: bytes) -> None:
+        """The store took this."""
+        parts = key.split("/")
+        if key.startswith(keys.STORAGE) and len(parts) > 5:
+            topic = TopicName(f"/{parts[3]}/{parts[4]}")
+            match parts[5]:
+                case "owner":
+                    self._owner(topic, Owner.from_bytes(value))
+                case "state":
+                    self._sealed[topic] = Seal.from_bytes(value).next_offset
+                case "orphans":
+                    orphan = Orphan.from_bytes(int(parts[6]), value)
+                    self._history.add(Orphaned(self._life(topic), orphan.start, orphan.end, self._now()))
+        elif key.startswith(keys.TOPICS) and len(parts) == 7:
+            topic, name = TopicName(f"/{parts[2]}/{parts[3]}"), parts[5]
+            if parts[6] == "cursor":
+                self._history.add(Cursor(self._life(topic), name, int(value), self._now()))
+            elif parts[6] == "failure_policy":
+                policy = FailurePolicy.from_json(json.loads(value))
+                letters = policy.poison_policy is Poison.DEAD_LETTER
+                told = Policy(self._life(topic), name, policy.max_redelivery_count, letters, self._now())
+                self._history.add(told)
+
+    def _owner(self, topic: TopicName, owner: Owner) -> None:
+        if owner.deleted:
+            return
+        label = life(topic, owner.created)
+        if self._lives.get(topic) != label:
+            self._lives[topic] = label
+            reliable = not topic[-1].isdecimal() or int(topic[-1]) < self._reliable_below
+            self._history.add(Created(label, reliable, self._now()))
+        number = next((node.number for node in self._town.nodes if node.known_id == owner.broker_id), 0)
+        if owner.released:
+            clean = self._is_clean(topic, number)
+            self._history.add(Released(label, owner.epoch, self._sealed.get(topic, 0), clean, self._now()))
+        elif self._epochs.get(topic) != owner.epoch:  # else its owner wrote it anew
+            self._epochs[topic] = owner.epoch
+            self._history.add(Claimed(label, owner.epoch, number, owner.start_offset, self._now()))
+
+    def _is_clean(self, topic: TopicName, number: int) -> bool:
+        """Whether nothing can have kept the owner from storing its cursors after it took its last acknowledgement."""
+        node = self._town.node(number)
+        broker = node.broker
+        phases = broker.hosting.moving.get(topic) if broker is not None and broker.hosting is not None else None
+        if phases is None:
+            return False
+        frozen_at = phases._began - phases.pause_ms / 1000
+        return max(node.metadata.failed_at, node.paused_at) < frozen_at
+
+    def _life(self, topic: TopicName) -> str:
+        return self._lives.get(topic, topic)
+
+    def _now(self) -> float:
+        return self._town.clock.elapsed()
+
+    # --- brokers ----------------------------------------------------------------------------------------------
+
+    async def look_on(self, topics: Sequence[TopicName]) -> None:
+        """Notes now and then what brokers say of the topics they have, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for topic in topics:
+                self._look(topic)
+
+    def _look(self, topic: TopicName) -> None:
+        serving = []
+        for node in self._town.living:
+            found = node.topic(topic)
+            if found is None:
+                continue
+            ownership = found.ownership
+            if isinstance(found, Topic):
+                label = life(topic, ownership.created)
+                self._history.add(Head(label, ownership.epoch, node.number, found.head, self._now()))
+            if node.serves(topic) and not node.fenced_late:
+                serving.append(node.number)
+        if len(serving) > 1:
+            self._history.add(Serving(self._life(topic), serving, self._now()))
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    async def read(self, topics: Sequence[TopicName], dead_letters: TopicName) -> None:
+        """Every topic as it is now, and what was given up."""
+        for topic in topics:
+            found = await self._town.served(topic)
+            messages = {offset: text for offset, text, _ in await everything(found)}
+            items = await self._town.metadata.list(keys.voids(topic))
+            voids = [(start, void_end(item.value)) for item in items if (start := keys.start_of(item.key)) is not None]
+            orphans = [(each.start, each.end) for each in found.orphans]
+            label = life(topic, found.ownership.created)
+            self._history.add(Kept(label, found.first_offset, found.head, messages, voids, orphans, self._now()))
+        if dead_letters in self._lives:
+            for _, text, attributes in await everything(await self._town.served(dead_letters)):
+                topic, name = TopicName(attributes["x-original-topic"]), attributes["x-original-subscription"]
+                offset = int(attributes["x-original-topic-offset"])
+                self._history.add(Dead(self._life(topic), name, text, offset, self._now()))
+
+
+async def everything(topic: Topic) -> list[tuple[int, str, dict[str, str]]]:
+    """Every message that can be read: its offset, its text, its attributes."""
+    found: list[tuple[int, str, dict[str, str]]] = []
+    offset = topic.first_offset
+    while offset < topic.head:
+        try:
+            rows = await topic.rows(offset, topic.head)
+        except OffsetOutOfRange as gap:
+            offset = max(gap.first, offset + 1)
+            continue
+        if not rows:
+            break
+        found += [(at, each.payload.decode(), dict(each.attributes)) for at, each in rows]
+        offset = rows[-1][0] + 1
+    return found
