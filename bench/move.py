@@ -1,7 +1,7 @@
 """Moves and crashes of a real cluster under load: how long publishing pauses, and whether anything is lost.
 
-Three brokers as processes, an etcd member beside each, one object store for all. Native producers send 2,000 messages of
-1 KiB a second in total to ten topics; then one topic after the other is moved. Every receipt and every delivery is kept
+Three brokers as processes, an etcd member beside each, one object store for all. Native producers send 2,000 messages
+of 1 KiB a second in total to ten topics; then one topic after the other is moved. Every receipt and delivery is kept
 and compared at the end. Figures belong to the machine and the moment; the zeros do not.
 """
 

@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from pydanube.wire._pb.danube import DanubeAdmin_pb2, SchemaRegistry_pb2
 from pydanube.wire._pb.danube import DanubeApi_pb2 as api
-from pydanube.wire._pb.pydanube import admin_pb2
+from pydanube.wire._pb.pydanube import admin_pb2, peers_pb2
 
 BIG = bytes(5 * 1024 * 1024)
 
@@ -75,7 +75,9 @@ def services() -> list[tuple[str, ServiceDescriptor]]:
     """Which door each is behind, and the service."""
     client = [("client", service) for service in api.DESCRIPTOR.services_by_name.values()]
     admin = [("admin", service) for service in DanubeAdmin_pb2.DESCRIPTOR.services_by_name.values()]
-    ours = [("admin", service) for service in admin_pb2.DESCRIPTOR.services_by_name.values()]
+    ours = [
+        ("admin", service) for file in (admin_pb2, peers_pb2) for service in file.DESCRIPTOR.services_by_name.values()
+    ]
     registry = SchemaRegistry_pb2.DESCRIPTOR.services_by_name["SchemaRegistry"]
     return [*client, *admin, *ours, ("client", registry), ("admin", registry)]
 

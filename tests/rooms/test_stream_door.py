@@ -454,6 +454,27 @@ async def test_a_batch_larger_than_the_peers_frames_is_cut() -> None:
 
 
 @simulated
+async def test_a_peer_with_small_frames_is_sent_no_more_bytes_than_it_has_granted() -> None:
+    """A batch in parts is longer than it was."""
+    door = await opened_door()
+    producer = await Peer.greeted(door)
+    opened = await producer.open_producer()
+    for first in range(0, 300, 30):
+        producer.produce(opened, first, *(bytes(5 * KIB) for _ in range(30)))
+        await settle()
+    peer = await Peer.greeted(door, frame_size_max=64 * KIB)
+    subscribed = await peer.subscribe(messages=300, size_bytes=0)
+    granted = 0
+    while len(peer.offsets) < 300:
+        peer.say(flow=pb.Flow(consumer=subscribed.consumer, bytes=100 * KIB))
+        granted += 100 * KIB
+        await settle()
+        sent = sum(len(frame.body) for frame in peer.frames if frame.kind == "deliver")
+        assert sent <= granted + 160 * KIB, "it may be overdrawn by one batch"
+        assert granted < 4 * MIB
+
+
+@simulated
 async def test_a_message_larger_than_the_peers_frames_ends_the_consumer_with_a_clear_error() -> None:
     door = await opened_door()
     producer = await Peer.greeted(door)

@@ -425,6 +425,7 @@ class Connection(asyncio.Protocol):
                     consuming.subscription.detach(consuming.consumer_id, consuming.outbox)
                     self.send(pb.Command(error=to_wire(error, consumer=consuming.handle)))
                     return
+                consuming.stretched(item, cut)
                 for piece in cut:
                     await self._deliver(consuming, piece)
 

@@ -171,6 +171,12 @@ class Consuming:
         self._lent_bytes -= min(self._lent_bytes, size)
         self._lend()
 
+    def stretched(self, item: DeliveredBatch, parts: list[DeliveredBatch]) -> None:
+        """It goes out in parts, which are longer together: the subscription took less from the permits than the peer
+        will, so the difference comes off what it has not been told of yet.
+        """
+        self._unlent_bytes -= sum(part.batch.header.size_bytes for part in parts) - item.batch.header.size_bytes
+
     def _lend(self, messages: int = 0) -> None:
         if not isinstance(self.subscription, Subscription):
             return

@@ -215,6 +215,8 @@ class Broker:
         self.hosting = hosting
         self.topics.elsewhere = hosting
         self.wal.answer_only_while(self._may_serve)
+        # Without its log this broker is of no use to its topics: others must get them.
+        self.wal.tell_when_stopped(self.cluster.fail)
         await self.cluster.register()
 
     def _may_serve(self) -> bool:

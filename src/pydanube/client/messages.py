@@ -177,7 +177,15 @@ class Message(MessageView):
         self._delivery.lane.ack(self.offset)
 
     async def nack(self, delay: float | None = None, *, reason: str = "") -> None:
-        """It failed: deliver it again after `delay` seconds, or as the subscription's failure policy says."""
+        """It failed: deliver it again after `delay` seconds, or as the subscription's failure policy says.
+
+        >>> async with client.consumer("/default/numbers", subscription="later", start=2) as consumer:
+        ...     message = await consumer.receive()
+        ...     await message.nack(delay=0.1, reason="not now")
+        ...     again = await consumer.receive()
+        ...     print(again.payload, again.attempt)
+        b'3' 2
+        """
         self._delivery.lane.nack(((self.offset, self.offset + 1),), delay, reason)
 
 

@@ -105,6 +105,11 @@ class Cluster:
         task.add_done_callback(self._finish)
         self._tasks.append(task)
 
+    def fail(self, error: Exception) -> None:
+        """Something without which this broker cannot serve is gone: it must stop, and others take its topics."""
+        if self.ended is not None and not self.ended.done():
+            self.ended.set_exception(error)
+
     def _finish(self, task: asyncio.Task[Any]) -> None:
         """No part of this ends by itself: one that does ends the broker. Await `ended` to hear of it."""
         assert self.ended is not None

@@ -35,7 +35,7 @@ from pydanube.telemetry import CloudMetrics
 
 log = logging.getLogger(__name__)
 
-CACHE_BYTES: Final = 24 * MIB  # of row groups, as batches
+CACHE_BYTES: Final = 16 * MIB  # of row groups, as batches
 FOOTER_BYTES: Final = 8 * MIB
 LOADS_AT_ONCE: Final = 2  # row groups that are being fetched and decoded
 FOOTER: Final = -1  # stands where the number of a row group does

@@ -186,6 +186,7 @@ class Committer:
         self._full: DiskFull | None = None
         self.stopped: LogStopped | None = None
         self.may_answer: Callable[[], bool] = lambda: True  # asked between sync and acknowledgement
+        self.when_stopped: Callable[[LogStopped], None] = lambda error: None
         self.pending_bytes = 0
         self.groups = 0
         self.journaled_groups = 0
@@ -745,6 +746,7 @@ class Committer:
         if self.stopped is None:
             self.stopped = LogStopped(str(error) or repr(error))
             log.critical("log stopped", extra={"why": str(error)}, exc_info=not isinstance(error, DanubeError))
+            self.when_stopped(self.stopped)
         for each in [*self._ready, *self._waiting]:
             self._refuse_pending(each, self.stopped)
         self._wake.set()

@@ -641,11 +641,11 @@ class _Pieces(io.RawIOBase):
         self._position = base + offset
         return self._position
 
-    def read(self, size: int | None = -1) -> bytes:
+    def read(self, size: int | None = -1) -> Buffer:
         length = self._size - self._position if size is None or size < 0 else size
         for position, data in self._pieces:
             start = self._position - position
             if start >= 0 and start + length <= len(data):
                 self._position += length
-                return bytes(memoryview(data)[start : start + length])
+                return memoryview(data)[start : start + length]  # Arrow keeps it, and what is below it
         raise OSError(f"bytes {self._position} to {self._position + length} are not here")

@@ -157,6 +157,10 @@ class Wal:
         """Asked between sync and acknowledgement: a broker whose lease may have run out acknowledges nothing."""
         self._committer.may_answer = may_answer
 
+    def tell_when_stopped(self, tell: Callable[[LogStopped], None]) -> None:
+        """Called once, when the disk has failed for good. Never waits."""
+        self._committer.when_stopped = tell
+
     async def topic(
         self,
         topic: str,

@@ -82,7 +82,7 @@ class Breaking:
             self.say(f"{planned.kind} node {planned.node}")
             self.history.add(Fault(planned.kind, planned.node, loop.time()))
             fault = KINDS[planned.kind](self, self.town.node(planned.node), Random(planned.seed))
-            self._tasks.append(asyncio.create_task(self._guarded(fault), name=f"fault {planned.kind}"))
+            self._tasks.append(asyncio.create_task(self.guarded(fault), name=f"fault {planned.kind}"))
 
     async def end(self) -> None:
         """No fault goes on."""
@@ -93,7 +93,7 @@ class Breaking:
             if isinstance(result, Exception):
                 raise result
 
-    async def _guarded(self, fault: Coroutine[Any, Any, None]) -> None:
+    async def guarded(self, fault: Coroutine[Any, Any, None]) -> None:
         try:
             await fault
         except (DanubeError, ProcessDied, TimeoutError):
@@ -114,17 +114,25 @@ class Breaking:
             await self.boot(node)
 
     async def restart(self, node: Node, dice: Random) -> None:
-        """SIGTERM, and then SIGKILL for one that takes too long."""
         if node.broker is not None and node.alive:
-            process = node.process
-            try:
-                async with asyncio.timeout(40):
-                    await node.stop()
-            except (TimeoutError, DanubeError):
-                if node.alive and node.process is process:
-                    node.kill()
+            await self.stop(node)
             await _pause(dice, 0.1, 6.0)
             await self.boot(node)
+
+    async def replace(self, node: Node) -> None:
+        """It ended by itself, and its supervisor starts another."""
+        await self.stop(node)
+        await self.boot(node)
+
+    async def stop(self, node: Node) -> None:
+        """SIGTERM, and then SIGKILL for one that takes too long."""
+        process = node.process
+        try:
+            async with asyncio.timeout(40):
+                await node.stop()
+        except (TimeoutError, DanubeError, ProcessDied):
+            if node.alive and node.process is process:
+                node.kill()
 
     async def pause(self, node: Node, dice: Random) -> None:
         if node.alive:

@@ -220,8 +220,7 @@ class _Run:
                 ended = node.broker.cluster.ended if node.broker is not None and node.broker.cluster else None
                 if node.alive and ended is not None and ended.done():
                     self.say(f"node {node.number} ended: {ended.exception()}")
-                    node.kill()
-                    await breaking.boot(node)
+                    await breaking.guarded(breaking.replace(node))
 
     async def _heal(self, breaking: Breaking, topics: Sequence[TopicName]) -> None:
         """Nothing fails from now on, and every broker is there."""
