@@ -114,6 +114,10 @@ build/peers/.made: requirements/bench.lock
 bench: setup build/peers/.made ## Measure the native protocol beside NATS and (where redis-server is) Redis
 	@$(PYTHON_IN_VENV) bench/native.py
 
+.PHONY: bench-tier
+bench-tier: setup-test ## Measure uploads and reading history, on a real S3-compatible server
+	@$(PYTHON_IN_VENV) bench/tier.py
+
 .PHONY: bench-move
 bench-move: setup-test ## Measure moves and a crash of a real cluster under load
 	@$(PYTHON_IN_VENV) bench/move.py

@@ -100,9 +100,10 @@ async def fill(client: Any, topic: str, count: int) -> dict[str, float]:
         await producer.send(payload)
         began = time.perf_counter()
         for n in range(count):
+            if producer.buffered_bytes >= producer.buffer_bytes:
+                await producer.room()
             producer.send_nowait(payload)
             if n % 1000 == 999:
-                await producer.room()
                 await asyncio.sleep(0)
         await producer.flush()
         return {"rate": count / (time.perf_counter() - began)}
@@ -165,6 +166,8 @@ async def paced(client: Any, topic: str, count: int) -> dict[str, float]:
             meant = begin + n / 10_000
             if n % 10 == 0 and (pause := meant - time.perf_counter()) > 0:
                 await asyncio.sleep(pause)
+            if producer.buffered_bytes >= producer.buffer_bytes:
+                await producer.room()
             producer.send_nowait(b"%d %f" % (n, meant))
         await producer.flush()
         seconds = time.perf_counter() - begin

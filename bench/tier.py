@@ -6,7 +6,7 @@
     memory      the same with 1 MiB messages in objects of 256 MB
 
 Broker, producer, reader and server are processes of their own on this machine. Every figure is a ratio to a limit or
-to something measured in the same run. `bounds.json` has what we want to reach; a bound that is missed is shown as
+to something measured in the same run. `tier_bounds.json` has what we want to reach; a bound that is missed is shown as
 missed and the exit code is 1. `--scale 0.05` is a quick look: less of everything, and its figures prove nothing.
 """
 
@@ -401,7 +401,7 @@ def judge(bench: Bench, parts: Sequence[str]) -> bool:
     if "memory" in parts:
         name = "reader memory, 1 MiB payloads in 256 MB objects, MB (at most)"
         reached[name] = m("large: reader memory MB")
-    bounds: dict[str, float] = json.loads((HERE / "bounds.json").read_text())["tier"]
+    bounds: dict[str, float] = json.loads((HERE / "tier_bounds.json").read_text())
     print(f"\n{'bound':<80} {'wanted':>8} {'reached':>10}")
     all_held = True
     for name, value in reached.items():

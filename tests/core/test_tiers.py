@@ -223,8 +223,25 @@ def carry(sizes: Sequence[int], overhead: int = 4600) -> tuple[int, int, float]:
             merged = described(run[0].start_offset, run[-1].end, size=size_merged)
             written += size_merged
             kept = sorted([*(each for each in kept if each not in run), merged], key=lambda each: each.start_offset)
+        kept = kept[descriptors_to_move(len(kept), CONFIG) :]  # those have no keys any more, and are not merged
         most = max(most, len(kept))
     return most, len(kept), written / sum(size + overhead for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("size", "keys", "amplification"),
+    [
+        (300, 18, 1.6),
+        pytest.param(100_000, 74, 4.9, marks=pytest.mark.long),
+        pytest.param(3 * MIB, 256, 3.2, marks=pytest.mark.long),
+    ],
+)
+def test_a_week_of_uploads_every_30_seconds_leaves_few_keys_and_writes_each_byte_a_few_times(
+    size: int, keys: int, amplification: float
+) -> None:
+    most, _, written = carry([size] * (7 * 24 * 120))
+    assert most <= keys
+    assert written <= amplification
 
 
 @settings(max_examples=40, deadline=None)

@@ -13,12 +13,14 @@ from grpc import StatusCode
 
 from pydanube.api.forward import OWNERS
 from pydanube.api.peers import FORWARDED
+from pydanube.api.process import check_ports
 from pydanube.client.connection import Brokers, addresses_of
 from pydanube.client.link import Link
+from pydanube.config import BrokerConfig, Config, reachable
 from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.core.ownership import Orphan
-from pydanube.errors import NotServed
+from pydanube.errors import ConfigError, NotServed
 from pydanube.ports import Delete, Put
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
@@ -668,3 +670,28 @@ async def test_a_broker_that_is_alone_has_states_and_no_moves(calls: Calls) -> N
     code, sentence = await refused(unload(calls))
     assert code is StatusCode.FAILED_PRECONDITION and sentence.startswith("Cannot unload topic: single broker")
     assert (await refused(state(calls, "/default/nothing"))).code is StatusCode.NOT_FOUND
+
+
+# --- what others are told -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("address", "url", "expected"),
+    [
+        ("10.0.0.1:50051", "http://example:6650", "10.0.0.1:50051"),
+        ("0.0.0.0:50051", "http://example:6650", "example:50051"),
+        ("[::]:50051", "https://[2001:db8::1]:6650/", "[2001:db8::1]:50051"),
+        ("0.0.0.0:50051", "http://0.0.0.0:6650", "0.0.0.0:50051"),
+    ],
+)
+def test_a_broker_that_listens_everywhere_is_found_where_its_clients_find_it(
+    address: str, url: str, expected: str
+) -> None:
+    assert reachable(address, url) == expected
+
+
+@pytest.mark.parametrize("flag", ["client_addr", "stream_addr", "admin_addr"])
+def test_a_broker_of_a_cluster_needs_ports_that_can_be_told_before_it_listens(flag: str) -> None:
+    check_ports(Config(mode="cluster"))
+    with pytest.raises(ConfigError, match="does not change"):
+        check_ports(Config(mode="cluster", broker=BrokerConfig(**{flag: "127.0.0.1:0"})))

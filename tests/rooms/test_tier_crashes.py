@@ -237,14 +237,15 @@ async def overtaken(scene: Scene, policies: TopicPolicy, at: int) -> None:
     assert fresh.told.items() <= found.items()
 
 
-@pytest.mark.parametrize("all_calls", [False, pytest.param(True, marks=pytest.mark.long)], ids=["changes", "all calls"])
+@pytest.mark.parametrize("all_calls", [False, pytest.param(True, marks=pytest.mark.long)], ids=["some", "all"])
 @pytest.mark.parametrize(
     ("scene", "policies"), [(everything, UNLIMITED), (forgetting, FORGETFUL)], ids=["tidying", "retention"]
 )
 def test_an_owner_that_was_overtaken_in_the_middle_of_anything_changes_nothing_and_deletes_nothing_described(
     scene: Scene, policies: TopicPolicy, all_calls: bool
 ) -> None:
-    for at in points(scene, policies, all_calls=all_calls):
+    chosen = points(scene, policies, all_calls=all_calls)
+    for at in chosen if all_calls else chosen[::2]:
         overtaken(scene, policies, at)
 
 

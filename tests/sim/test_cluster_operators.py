@@ -114,8 +114,10 @@ async def test_a_dead_letter_topic_is_made_and_may_live_on_another_broker() -> N
     topic = await town.create("/default/orders", on=1)
     letters = TopicName("/default/letters")
     owner = await town.served(topic)
+    broker = town.node(1).broker
+    assert broker is not None
     policy = FailurePolicy(max_redelivery_count=0, poison_policy=Poison.DEAD_LETTER, dead_letter_topic=letters)
-    await town.node(1).topics.set_failure_policy(topic, SubscriptionName("sub"), policy)
+    await broker.topics.set_failure_policy(topic, SubscriptionName("sub"), policy)
     stream = await consume(owner, "sub", Kind.SHARED)
     await send(town, topic, *numbers(3))
     await asyncio.sleep(0.1)

@@ -80,6 +80,7 @@ async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases)
         await save_cursors(topic, clock)
         phases.enter("rest")
         await _within(clock, REST_SECONDS, "uploading the rest", tiering.upload_until(topic.name, 0))
+        await _within(clock, REST_SECONDS, "writing down what is lost", topic.give_up_damaged())
         carried = await tiering.remove(topic.name)  # nothing is forgotten or merged behind the seal
         phases.enter("seal")
         await _seal(topic, clock, marker)

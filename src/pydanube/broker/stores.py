@@ -15,7 +15,7 @@ from typing import Final
 
 from pydanube.config import Config
 from pydanube.core import keys
-from pydanube.errors import ConfigError, Conflict
+from pydanube.errors import ConfigError, Conflict, Unreachable
 from pydanube.ports import Clock, Compare, Disk, MetadataStore, ObjectStore, Put, Work
 from pydanube.stores.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, MemberConfig
 from pydanube.stores.object_urls import open_object_store
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 STAMP: Final = "danube-store.json"
 METADATA: Final = "metadata.sqlite"
 ETCD: Final = "etcd"
+RETRY_SECONDS: Final = 1.0
 
 
 class Stores:
@@ -114,13 +115,20 @@ class Stores:
             )
 
     async def _cluster_id(self, metadata: MetadataStore) -> str:
-        """One for all brokers of this metadata store, made by the first."""
+        """One for all brokers of this metadata store, made by the first. Waits for a store that does not answer."""
+        said = ""
         while True:
-            item = await metadata.get(keys.CLUSTER_ID)
-            if item is not None:
-                return str(json.loads(item.value))
-            made = json.dumps(f"{self._config.cluster.cluster_name}-{self._work.random_u64():016x}").encode()
-            await metadata.transact([Compare(keys.CLUSTER_ID, 0)], [Put(keys.CLUSTER_ID, made)])
+            try:
+                item = await metadata.get(keys.CLUSTER_ID)
+                if item is not None:
+                    return str(json.loads(item.value))
+                made = json.dumps(f"{self._config.cluster.cluster_name}-{self._work.random_u64():016x}").encode()
+                await metadata.transact([Compare(keys.CLUSTER_ID, 0)], [Put(keys.CLUSTER_ID, made)])
+            except Unreachable as error:
+                if str(error) != said:
+                    log.warning("waiting for the metadata store", extra={"why": str(error)})
+                said = str(error)
+                await self._clock.sleep(RETRY_SECONDS)
 
     async def close(self) -> None:
         for close in reversed(self._closing):

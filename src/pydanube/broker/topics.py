@@ -404,9 +404,13 @@ class Topics:
                 await self._remove_files(name)
 
     async def _forget_files(self, name: TopicName, topic: AnyTopic) -> None:
-        """Everything is in the object store now, unless this disk has what nobody could adopt yet."""
-        if isinstance(topic, Topic) and not any(each.broker_id == self._rooms.broker_id for each in topic.orphans):
-            await self._remove_files(name)
+        """Everything is in the object store now, unless this disk has what nobody could adopt yet, or read."""
+        if not isinstance(topic, Topic) or any(each.broker_id == self._rooms.broker_id for each in topic.orphans):
+            return
+        if topic.has_damage:
+            log.warning("damaged files are left", extra={"topic": name, "path": topic_directory(name)})
+            return
+        await self._remove_files(name)
 
     async def lose_all(self, why: str) -> None:
         """Others have, or will have, our topics: closes them and writes nothing. Their files stay."""

@@ -44,7 +44,8 @@ Three such commands, one on each machine, are a cluster; beside them only an obj
     danube broker --mode cluster --data-dir ./danube-data --seed-nodes a:7650,b:7650,c:7650 --raft-addr a:7650 \
 --broker-addr a:6650 --admin-addr a:50051 --stream-addr a:6651 --storage-url s3://bucket/prefix
 
-SIGTERM or Ctrl-C finishes commits, saves cursors, in a cluster hands topics over, and exits 0; a second one exits at once (130). \
+SIGTERM or Ctrl-C finishes commits, saves cursors, in a cluster hands topics over, and exits 0; \
+a second one exits at once (130). \
 A mistake in flags or configuration, a taken port and a directory in use are one line and exit code 1.
 
 Authentication does not exist yet, and TLS only on the native port (stream.tls in the configuration file). \

@@ -329,7 +329,6 @@ class TopicLog:
         self.append_time = newest.append_time
         self.max_publish_time = newest.max_publish_time
         self.reserved_end: int | None = None
-        self.committed_bytes = 0  # by this process, as stored: grows only
         self.sessions: Sessions = newest.sessions
         self.pending: deque[Pending] = deque()
         self.active: SegmentFile | None = None
@@ -407,7 +406,6 @@ class TopicLog:
                 self.head = header.base_offset + header.rows
                 if header.max_publish_time > self.max_publish_time:
                     self.max_publish_time = header.max_publish_time
-                self.committed_bytes += header.size_bytes
                 self._cache.add(self.tail, batch, segment)
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:

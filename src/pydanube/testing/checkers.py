@@ -107,8 +107,9 @@ def phantom(history: History) -> Found:
     sent = {event.message for event in history.all(Sent)}
     for kept in history.all(Kept):
         there = set(kept.messages.values())
+        damaged = kept.voids if history.of(Damaged, kept.topic) else ()
         for got in history.of(Got, kept.topic):
-            if got.offset >= kept.first and got.message not in there:
+            if got.offset >= kept.first and got.message not in there and not _inside(damaged, got.offset):
                 what = f"{got.subscription} received {got.message!r} at {got.offset}, which is not in the log"
                 yield kept.topic, what, (got.offset,), (got.message,)
         if sent:

@@ -15,14 +15,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from pydanube.core import keys
 from pydanube.core.delivery import Backoff, FailurePolicy, Poison
 from pydanube.core.lag import Heartbeat
 from pydanube.core.names import SubscriptionName, TopicName
+from pydanube.core.ownership import Owner
 from pydanube.core.policies import Delivery
 from pydanube.errors import DanubeError, TopicExists
+from pydanube.ports import Item
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.faulty_disk import Faults, FaultyDisk
-from pydanube.testing.history import Damaged, Fault, History
+from pydanube.testing.history import Damaged, Fault, History, life
 from pydanube.testing.loop import ProcessDied
 
 FAULT_SECONDS: Final = 15.0  # on average between two faults
@@ -72,6 +75,7 @@ class Breaking:
         self.topics = topics
         self.say = say
         self.over = False
+        self.damaged: set[TopicName] = set()  # topics of which bytes were changed
         self._tasks: list[asyncio.Task[None]] = []
         self._deleted = False
 
@@ -284,20 +288,31 @@ class Breaking:
         node.disk.capacity_bytes = None
 
     async def bit_flip(self, node: Node, dice: Random) -> None:
-        """While the broker is down, some bits of its log go bad."""
+        """While the broker is down, a bit of its log goes bad.
+
+        Not in the newest segment of an epoch: the end of a log that was cut off and one that went bad look alike.
+        """
         assert isinstance(node.disk, FaultyDisk)
         if not node.alive:
             return
         node.kill()
         segments = [path for path in node.disk.paths() if path.startswith("wal/default/") and path.endswith(".wal")]
+        newest = {path.rpartition("/")[0]: path for path in segments}  # they are sorted
+        segments = [path for path in segments if newest[path.rpartition("/")[0]] != path]
         for path in dice.sample(segments, min(len(segments), 1)):
             durable = node.disk.durable(path)
             if durable:
                 node.disk.flip(path, dice.randrange(len(durable)), dice.randrange(8))
                 self.say(f"flipped a bit of {path} of node {node.number}")
-                self.history.add(Damaged("/" + "/".join(path.split("/")[1:3]), asyncio.get_running_loop().time()))
+                topic = TopicName("/" + "/".join(path.split("/")[1:3]))
+                self.damaged.add(topic)
+                created = Owner.from_bytes(item.value).created if (item := await self._owner(topic)) else 1
+                self.history.add(Damaged(life(topic, created), asyncio.get_running_loop().time()))
         await _pause(dice, 0.5, 5.0)
         await self.boot(node)
+
+    async def _owner(self, topic: TopicName) -> Item | None:
+        return await self.town.metadata.get(keys.owner(topic))
 
     # --- operators ------------------------------------------------------------------------------------------
 
