@@ -87,7 +87,9 @@ async def ours(what: str, port: int, count: int, topic: str) -> dict[str, float]
         if what == "paced":
             return await paced(client, topic, count)
         if what == "fan":
-            names = [f"fan-{os.getpid()}-{n}" for n in range(int(os.environ["FAN"]))]
+            return await fan(client, topic, count, int(os.environ["FAN"]))
+        if what == "drain":
+            names = [f"drain-{os.getpid()}-{n}" for n in range(int(os.environ["FAN"]))]
             await asyncio.gather(*(drain(client, topic, name, count) for name in names))
             return {}
     raise SystemExit(f"unknown: {what}")
@@ -109,8 +111,29 @@ async def fill(client: Any, topic: str, count: int) -> dict[str, float]:
         return {"rate": count / (time.perf_counter() - began)}
 
 
-async def drain(client: Any, topic: str, subscription: str, count: int) -> None:
-    async with client.consumer(topic, subscription=subscription, start="earliest") as consumer:
+async def fan(client: Any, topic: str, count: int, subscriptions: int) -> dict[str, float]:
+    """Everybody gets everything, while it is published."""
+    await client.create_topic(topic, exist_ok=True)
+    ready = asyncio.Barrier(subscriptions + 1)
+    names = [f"fan-{os.getpid()}-{n}" for n in range(subscriptions)]
+    draining = [asyncio.ensure_future(drain(client, topic, name, count, "latest", ready)) for name in names]
+    await ready.wait()
+    result = await fill(client, topic, count)
+    await asyncio.gather(*draining)
+    return result
+
+
+async def drain(
+    client: Any,
+    topic: str,
+    subscription: str,
+    count: int,
+    start: str = "earliest",
+    ready: asyncio.Barrier | None = None,
+) -> None:
+    async with client.consumer(topic, subscription=subscription, start=start) as consumer:
+        if ready is not None:
+            await ready.wait()
         got = 0
         async for batch in consumer.batches():
             got += len(batch)
@@ -363,10 +386,14 @@ class Run:
             figures.add("ours, consume batches", child("ours", "batches", server.stream, count, topic)["rate"])
             figures.add("ours, consume each", child("ours", "each", server.stream, count // 2, topic)["rate"])
         if "fan" in wanted:
-            for subscriptions in (1, 10):
-                before = server.cpu_seconds
-                child("ours", "fan", server.stream, count, topic, FAN=str(subscriptions))
-                figures.add(f"ours, broker CPU s, {subscriptions} subscriptions", server.cpu_seconds - before)
+            for what, name in (("fan", "publish to"), ("drain", "a backlog to")):
+                for subscriptions in (1, 10):
+                    before = server.cpu_seconds
+                    place = topic if what == "drain" else f"{topic}-fan-{subscriptions}"
+                    child("ours", what, server.stream, count, place, FAN=str(subscriptions))
+                    figures.add(
+                        f"ours, broker CPU s, {name} {subscriptions} subscriptions", server.cpu_seconds - before
+                    )
 
     def once(self) -> None:
         figures, server = self._figures, self._server
@@ -423,7 +450,7 @@ def reached_by(figures: Figures) -> Mapping[str, float | None]:
         "consume, batches(): times nats-py fetch and ack": over("ours, consume batches", "nats default, consume"),
         "consume, async for: times nats-py fetch and ack": over("ours, consume each", "nats default, consume"),
         "fan-out: broker CPU for 10 subscriptions over 1 (at most)": over(
-            "ours, broker CPU s, 10 subscriptions", "ours, broker CPU s, 1 subscriptions"
+            "ours, broker CPU s, publish to 10 subscriptions", "ours, broker CPU s, publish to 1 subscriptions"
         ),
         "a minute at 10,000/s: messages/s": rate,
         "a minute at 10,000/s: missing, repeated or left over (at most)": wrong,

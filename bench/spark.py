@@ -119,7 +119,8 @@ def measure(spark: SparkSession, broker: TestBroker, directory: Path) -> None:
     files = [str(path) for path in (directory / "objects").rglob("data-*.parquet")]
     cloud = seconds(to_nowhere(spark.read.format("danube").options(**options).load()))
     line("source, from objects", cloud, memory)
-    native = seconds(to_nowhere(spark.read.parquet(*files)))
+    columns = [name for name in COLUMNS if name != "topic"]
+    native = seconds(to_nowhere(spark.read.parquet(*files).select(*columns)))
     line("ceiling: spark.read.parquet of the objects", native, None)
     fast = seconds(to_nowhere(pydanube.spark.history(spark, TOPIC, service_url=broker.url)))
     line("history()", fast, native)

@@ -86,9 +86,10 @@ def fill(random: Random, message: Any) -> None:
         elif field.message_type is not None:
             fill(random, getattr(message, field.name))
         elif field.is_repeated:
-            getattr(message, field.name).extend(
-                ["a*", "ü"] if field.cpp_type == field.CPPTYPE_STRING else [3, 9, 10, 11]
-            )
+            several: dict[int, list[Any]] = {field.TYPE_STRING: ["a*", "ü"], field.TYPE_BYTES: [b"{}", b"\xff"]}
+            getattr(message, field.name).extend(several.get(field.type, [3, 9, 10, 11]))
+        elif field.type == field.TYPE_BYTES:
+            setattr(message, field.name, random.choice((b"", b"\x00\xff")))
         elif field.cpp_type == field.CPPTYPE_STRING:
             setattr(message, field.name, random.choice(("/default/orders", "é", "x" * 200)))
         elif field.cpp_type == field.CPPTYPE_BOOL:

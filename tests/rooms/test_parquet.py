@@ -233,6 +233,25 @@ def test_merged_objects_hold_the_same_messages_and_say_less_about_batches(small_
     assert pq.read_table(pa.BufferReader(data)).equals(before)
 
 
+def test_who_sent_what_survives_merging_and_merging_again() -> None:
+    """Else messages that a lost owner brings back would not be compared with those that were sent again."""
+    written = [
+        batch(text(2), 0, producer=7, sequence=10),
+        batch(text(2, 2), 2),
+        batch(text(2, 4), 4, producer=7, sequence=12),
+        batch(text(1, 6), 6, producer=2**64 - 1, sequence=3),
+        batch(text(1, 7), 7, producer=7, sequence=5, epoch=4),
+    ]
+    parts = [encode_object(TOPIC, 4, written[first:end]) for first, end in ((0, 2), (2, 4), (4, 5))]
+    expected = {(7, 9, 3, 10), (2**64 - 1, 9, 3, 3), (7, 9, 4, 5)}
+    once = merge_objects(TOPIC, 4, [(bytes_of(each), each.footer_crc) for each in parts[:2]])
+    twice = merge_objects(TOPIC, 5, [(bytes_of(each), each.footer_crc) for each in (once, parts[2])])
+    for data in (bytes_of(twice), bytes_of(encode_object(TOPIC, 4, written))):
+        found = open_object(data).producers
+        assert {(each.producer_id, each.session, each.epoch, each.first_sequence) for each in found} == expected
+    assert open_object(bytes_of(encode_object(TOPIC, 3, written[1:2]))).producers == []
+
+
 def test_objects_that_do_not_follow_each_other_or_are_damaged_are_not_merged() -> None:
     first, second, third = (encode_object(TOPIC, 3, [each]) for each in batches_of(5, 5, 5))
     with pytest.raises(InvalidObject, match="offset 10"):

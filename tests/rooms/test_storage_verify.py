@@ -493,3 +493,17 @@ async def test_a_broker_that_lost_its_log_takes_nothing_for_void_that_is_in_an_o
     report = await scene.verify()
     assert report.ok and report.messages == 150
     assert [(place.first, place.where) for place in report.places] == [(0, Where.OBJECTS), (150, Where.VOID)]
+
+
+@simulated
+async def test_a_topic_that_cannot_be_opened_is_checked_without_its_log_and_nothing_is_removed() -> None:
+    scene = await Scene.make()
+    await scene.objects.put(LEFT_OVER, [b"half"])
+    second = await scene.descriptor(50)
+    await scene.describe(replace(second, start_offset=40, object_id="data-40-99-1.parquet"))
+    broker = await scene.host.restart()
+    scene = Scene(scene.host, broker, scene.orders)
+    verified = await scene.verified(repair=True)
+    assert ORDERS in broker.topics.unopened and "descriptors" in verified.not_served
+    assert ("overlap", 40, 50) in {(each.kind, each.first, each.end) for each in verified.report.problems}
+    assert verified.report.removed == [] and LEFT_OVER in await scene.names()

@@ -394,8 +394,7 @@ async def test_a_damaged_part_of_the_log_is_named_and_everything_around_it_is_up
     orders = await find_topic(await host.boot())
     found = carried(orders)
     assert orders.storage is not None
-    with pytest.raises(InvalidObject, match="offsets 2 up to 3"):
-        await orders.storage.tiering.upload_until(ORDERS, 0)
+    await orders.storage.tiering.upload_until(ORDERS, 0)
     assert covered(await check_stored(host)) == [(0, 2), (3, 6)]
     assert list(found.tier.unreadable) == [(2, 3)]
     assert await found.tidy.free(orders.log, 10**18) == 2, "the only copy of something stays, and what lies behind it"

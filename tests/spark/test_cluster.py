@@ -55,15 +55,15 @@ def standalone(directory: Path) -> Iterator[str]:
     running = []
     try:
         for number, command in enumerate(commands):
-            log = (directory / f"{number}.log").open("wb")
-            running.append(
-                subprocess.Popen(
-                    [str(SPARK_CLASS), f"org.apache.spark.deploy.{command[0]}", *command[1:]],
-                    env=environment(directory),
-                    stdout=log,
-                    stderr=log,
+            with (directory / f"{number}.log").open("wb") as log:  # the child has a copy of its own
+                running.append(
+                    subprocess.Popen(
+                        [str(SPARK_CLASS), f"org.apache.spark.deploy.{command[0]}", *command[1:]],
+                        env=environment(directory),
+                        stdout=log,
+                        stderr=log,
+                    )
                 )
-            )
             if number == 0:
                 wait_for(port)
         yield url

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pydanube.core.tiers import Descriptor
@@ -80,6 +80,7 @@ def test_without_a_broker_what_is_not_uploaded_is_missing() -> None:
 spans = st.lists(st.integers(0, 60), min_size=2, max_size=12, unique=True).map(sorted)
 
 
+@settings(deadline=None)
 @given(spans, spans, spans, st.booleans())
 def test_every_offset_is_in_exactly_one_place(
     objects: list[int], voids: list[int], orphans: list[int], live: bool
@@ -229,6 +230,8 @@ def test_a_checkpoint_that_is_none_of_ours_is_refused(text: str) -> None:
 # --- the same messages whatever happens meanwhile ---------------------------------------------------------
 
 
+# How long an example takes says nothing here: many draws, and a machine that others use too.
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
 def test_a_trigger_reads_every_message_once_whatever_tier_it_is_in_and_however_it_is_replayed(
     data: st.DataObject,

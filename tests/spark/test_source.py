@@ -125,6 +125,14 @@ def test_partitions_of_a_topic_and_patterns_expand(spark: SparkSession, place: P
     }
 
 
+def test_spark_finds_the_source_by_itself_where_it_is_installed(spark: SparkSession, place: Place) -> None:
+    topic = place.new_topic("found")
+    place.send(topic, numbers(0, 10))
+    fresh = spark.newSession()  # in which nobody has registered anything, and filters are Spark's
+    assert fresh.conf.get("spark.sql.python.filterPushdown.enabled") == "false"
+    assert read(fresh, place.options(topic)).where("offset < 4").count() == 4
+
+
 def test_bad_input_is_a_sentence(spark: SparkSession, place: Place) -> None:
     topic = place.new_topic("bad")
     place.send(topic, numbers(0, 100))

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from pydanube.core.tiers import Retention, SteadyTime, TierConfig
-from pydanube.errors import DanubeError, InvalidObject, LogClosed, LogStopped, ObjectDamaged, OwnershipLost
+from pydanube.errors import DanubeError, LogClosed, LogStopped, ObjectDamaged, OwnershipLost
 from pydanube.log.tier import TopicTier
 from pydanube.log.tier_tidy import Tidy
 from pydanube.log.wal import TopicLog
@@ -99,15 +99,13 @@ class Tiering:
     async def upload_until(self, topic: str, rest_bytes: int) -> None:
         """Uploads now, until no more than `rest_bytes` of log wait; 0: everything. Raises what goes wrong.
 
-        A log with a part that cannot be read is never uploaded as a whole: that raises too.
+        What cannot be read is left: `TopicTier.unreadable` names it.
         """
         carried = self._topics[topic]
         async with carried.working:
             while carried.tier.waiting(carried.log) is not None and (not rest_bytes or carried.lag_bytes > rest_bytes):
                 if not await self.upload_all(carried):
                     await self._clock.sleep(LOOK_SECONDS)
-            for (first, end), why in carried.tier.unreadable.items():
-                raise InvalidObject(f"offsets {first} up to {end}", f"they cannot be uploaded: {why}")
 
     async def remove(self, topic: str) -> Carried | None:
         """The topic closes: nothing of it is carried when this returns. What it returns may be added again."""

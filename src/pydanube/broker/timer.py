@@ -25,14 +25,14 @@ class Timer:
         self._clock = clock
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = count()
-        self._earlier = asyncio.Event()
+        self._earlier: asyncio.Future[None] | None = None  # while it sleeps
         self._sleeping_until = math.inf
 
     def call_at(self, time: float, function: Callable[[float], None]) -> None:
         """`function(now)` is called once. What is no longer wanted then must know by itself."""
         heappush(self._heap, (time, next(self._numbers), function))
-        if time < self._sleeping_until:
-            self._earlier.set()
+        if time < self._sleeping_until and self._earlier is not None and not self._earlier.done():
+            self._earlier.set_result(None)
 
     def next_beat(self, interval_seconds: float) -> float:
         """The next multiple of the interval: everybody with one interval beats together."""
@@ -53,17 +53,17 @@ class Timer:
                 except Exception:
                     log.exception("timer call failed")
             self._sleeping_until = self._heap[0][0] if self._heap else math.inf
-            self._earlier.clear()
             await self._sleep(self._sleeping_until - now)
 
     async def _sleep(self, seconds: float) -> None:
         """Until the time has come or something earlier was registered."""
-        earlier = asyncio.ensure_future(self._earlier.wait())
-        waits: set[asyncio.Future[object]] = {earlier}  # type: ignore[arg-type]
+        self._earlier = asyncio.get_running_loop().create_future()
+        waits: list[asyncio.Future[None]] = [self._earlier]
         if seconds != math.inf:
-            waits.add(asyncio.ensure_future(self._clock.sleep(seconds)))
+            waits.append(asyncio.ensure_future(self._clock.sleep(seconds)))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._earlier = None
             for wait in waits:
                 wait.cancel()

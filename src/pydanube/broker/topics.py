@@ -486,13 +486,13 @@ class Topics:
                 if seen.owner is None or seen.owner.broker_id != rooms.broker_id or seen.sealed:
                     unproven_from = None
                 ownership = await self._claim(name, seen, topic_log.head, unproven_from)
+                storage = await self._storage(name, ownership)
             except DanubeError:
                 await topic_log.close()
                 raise
             reservation = Reservation(
                 ownership, topic_log, rooms.services.clock, seen.reserved_end, seen.reserve_revision
             )
-            storage = await self._storage(name, ownership)
             topic = Topic(
                 name,
                 topic_log,

@@ -108,14 +108,14 @@ class View:
         """Returns when `version` is not `since` any more, after `seconds` at the latest."""
         if self.version != since or seconds <= 0:
             return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
         self._waiting.append(waiter)
+        patience = loop.call_later(seconds, _wake, waiter)  # cheaper than a timeout, and several tasks wait all the time
         try:
-            async with asyncio.timeout(seconds):
-                await waiter
-        except TimeoutError:
-            pass
+            await waiter
         finally:
+            patience.cancel()
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
 
@@ -202,8 +202,7 @@ class View:
         if changed:
             self.version += 1
             for waiter in self._waiting:
-                if not waiter.done():
-                    waiter.set_result(None)
+                _wake(waiter)
             self._waiting.clear()
 
     # --- one key ------------------------------------------------------------------------------------
@@ -259,6 +258,11 @@ class View:
             self._lives[broker] = _Life(seen.value.session, now, is_old=not self._listed)
         else:
             life.until = None
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 K = TypeVar("K")

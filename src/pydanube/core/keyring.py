@@ -43,6 +43,12 @@ def _pattern(glob: str) -> re.Pattern[str]:
     return re.compile(first + middle + last, re.DOTALL)
 
 
+@lru_cache(maxsize=1024)
+def _points_of(consumer: ConsumerId) -> tuple[int, ...]:
+    """Consumers come back: their points are the same, and cost a millisecond."""
+    return tuple(ring_hash(f"{consumer}-{number}") for number in range(POINTS_PER_CONSUMER))
+
+
 class Ring:
     """Consumers on a circle. Adding or removing one moves only the keys of its own arcs."""
 
@@ -57,8 +63,7 @@ class Ring:
     def put(self, consumer: ConsumerId, filters: tuple[str, ...]) -> None:
         self._filters[consumer] = filters
         if consumer not in self._points:
-            labels = (f"{consumer}-{number}" for number in range(POINTS_PER_CONSUMER))
-            self._points[consumer] = [(ring_hash(label), consumer) for label in labels]
+            self._points[consumer] = [(point, consumer) for point in _points_of(consumer)]
             self._build()
 
     def remove(self, consumer: ConsumerId) -> None:

@@ -130,10 +130,10 @@ class CloudReader:
         raise AssertionError("unreachable")
 
     async def stored_batches(self, tier: TopicTier, described: Descriptor) -> Sequence[StoredBatch]:
-        """How the log had the object's messages: batch by batch."""
+        """Of every producer's session, in every epoch, the first batch in the object, as the log had it; or more."""
         if described.format == RAW:
             return [summary(batch) for batch in await self._group(tier, described, None, 0)]
-        return (await self._footer(tier, described)).batches
+        return (await self._footer(tier, described)).producers
 
     async def offset_at(self, tier: TopicTier, time_us: int, elsewhere: Sequence[tuple[int, int]] = ()) -> int | None:
         """The smallest kept offset in an object that was published at or after `time_us`; None if there is none.

@@ -11,7 +11,8 @@ read back can be compared with what was in the log. Nothing that a reader uses i
 has the footer's, the footer has every row group's, and both are compared before Arrow sees a byte.
 
 A merged object is the same, but what its footer calls batches are the rows of one row group and one epoch: where
-producers' batches began is not kept for ever.
+producers' batches began is not kept for ever. Who sent is: danube.producers has the first batch of every session in
+every epoch, by which rescued messages are compared with what was sent again.
 
 Everything here is CPU work on bytes; callers run it away from the event loop.
 """
@@ -22,7 +23,7 @@ import base64
 import io
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -138,6 +139,15 @@ class Footer(NamedTuple):
         """Unpacked anew each time."""
         return list(_unpack_batches(self.metadata))
 
+    @property
+    def producers(self) -> Sequence[StoredBatch]:
+        """Of every producer's session, in every epoch, the batch with the lowest sequence."""
+        merged = self.metadata.metadata.get(b"danube.producers")
+        found = _unpack_batches(self.metadata) if merged is None else map(StoredBatch._make, _from_text(merged, _BATCH))
+        lowest: dict[tuple[int, int, int], StoredBatch] = {}
+        _add_producers(lowest, found)
+        return list(lowest.values())
+
     def row_group_of(self, offset: int) -> int:
         """Its number; `offset` lies inside the object."""
         return bisect_right(self.row_groups, offset, key=lambda each: each.first_offset) - 1
@@ -165,9 +175,10 @@ def merge_objects(topic: str, epoch: int, objects: Sequence[tuple[Buffer, int]])
 
     Raises InvalidObject if one is not what it should be.
     """
-    stored: list[StoredBatch] = []  # grows while the rows are written
+    stored: list[StoredBatch] = []  # both grow while the rows are written
+    producers: dict[tuple[int, int, int], StoredBatch] = {}
     try:
-        data, earliest, latest = _write(topic, epoch, stored, _regrouped(objects, stored))
+        data, earliest, latest = _write(topic, epoch, stored, _regrouped(objects, stored, producers), producers)
     except (pa.ArrowException, OSError, LookupError) as error:
         raise InvalidObject("the merged object", str(error)) from error
     _check_contiguous(stored)
@@ -281,8 +292,19 @@ def _signed(number: int) -> int:
     return number if number < _I64_MAX else number - 2 * _I64_MAX
 
 
-def _regrouped(objects: Sequence[tuple[Buffer, int]], stored: list[StoredBatch]) -> Iterator[pa.Table]:
-    """Row groups of several objects, small ones put together. What they hold is added to `stored`."""
+def _add_producers(known: dict[tuple[int, int, int], StoredBatch], batches: Iterable[StoredBatch]) -> None:
+    for batch in batches:
+        key = (batch.producer_id, batch.session, batch.epoch)
+        if batch.producer_id and (key not in known or batch.first_sequence < known[key].first_sequence):
+            known[key] = batch
+
+
+def _regrouped(
+    objects: Sequence[tuple[Buffer, int]],
+    stored: list[StoredBatch],
+    producers: dict[tuple[int, int, int], StoredBatch],
+) -> Iterator[pa.Table]:
+    """Row groups of several objects, small ones put together. What they hold is added to `stored` and `producers`."""
     waiting: list[pa.Table] = []
     runs: list[StoredBatch] = []
     size = rows = 0
@@ -291,6 +313,7 @@ def _regrouped(objects: Sequence[tuple[Buffer, int]], stored: list[StoredBatch])
         if runs and footer.start_offset != runs[-1].end_offset:
             raise InvalidObject(f"offset {footer.start_offset}", f"it follows offset {runs[-1].end_offset - 1}")
         runs += footer.runs
+        _add_producers(producers, footer.producers)
         for number, group in enumerate(footer.row_groups):
             part = memoryview(data)[group.position : group.position + group.length]
             table = read_table(footer, number, part, COLUMNS.names)
@@ -319,8 +342,12 @@ def _write(
     epoch: int,
     stored: Sequence[StoredBatch],
     groups: Iterator[pa.Table],
+    producers: Mapping[tuple[int, int, int], StoredBatch] | None = None,
 ) -> tuple[Buffer, int, int]:
-    """The object's bytes, and its earliest and latest publish time. `stored` may grow while groups are drawn."""
+    """The object's bytes, and its earliest and latest publish time. `stored` may grow while groups are drawn.
+
+    `producers` of a merged object, which `stored` does not name.
+    """
     sink = _Sink()
     records: list[bytes] = []
     times: list[int] = []
@@ -358,6 +385,10 @@ def _write(
                 "danube.row_groups": _to_text(records),
             }
         )
+        if producers is not None:
+            writer.add_key_value_metadata(
+                {"danube.producers": _to_text([_BATCH.pack(*each) for each in producers.values()])}
+            )
     return sink.data, min(times), max(times)
 
 

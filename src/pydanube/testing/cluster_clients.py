@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pydanube.broker.fanout import FanoutTopic
+from pydanube.broker.outbox import MessageOutbox
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.broker.topics import AnySubscription, AnyTopic
@@ -28,8 +29,8 @@ from pydanube.testing.loop import ProcessDied
 T = TypeVar("T")
 
 CALL_SECONDS: Final = 3.0  # a client's patience
-STREAM_SECONDS: Final = (4.0, 30.0, 120.0)  # how long connections last, at most
-PAUSE_SECONDS: Final = (2.0, 16.0)  # between two messages of one producer
+STREAM_SECONDS: Final = (6.0, 60.0, 300.0)  # how long connections last, at most
+PAUSE_SECONDS: Final = (3.0, 21.0)  # between two messages of one producer
 POISON: Final = "!"  # a text that ends so is refused by subscriptions that have a dead-letter policy
 KEYS: Final = ("a", "b", "c")
 PRODUCER: Final = ProducerId(7)
@@ -210,13 +211,10 @@ class Clients:
             self._subscribed.add((label, name))
             self.history.add(Subscribed(label, name, kind.value, 0, self.now()))
         outbox = subscription.attach(identity)
+        hanging_up = asyncio.get_running_loop().call_at(until, self._hang_up, outbox)
         try:
-            while self.quiet or self.now() < until:
-                try:
-                    async with asyncio.timeout(max(0.01, until - self.now()) if not self.quiet else None):
-                        messages = await outbox.get()
-                except TimeoutError:
-                    continue
+            while True:
+                messages = await outbox.get()
                 if not messages:
                     return
                 if node.wire.answers_lost:
@@ -247,7 +245,12 @@ class Clients:
                         subscription.ack(each.offset)
                         self.history.add(Done(label, name, each.offset, topic.ownership.epoch, self.now()))
         finally:
+            hanging_up.cancel()
             subscription.detach(identity, outbox)
+
+    def _hang_up(self, outbox: MessageOutbox) -> None:
+        if not self.quiet:
+            outbox.end()
 
 
 def gives_up(subscription: AnySubscription) -> bool:

@@ -8,6 +8,8 @@ that is paused in a simulation does not pause the leases of the others.
 from __future__ import annotations
 
 import asyncio
+import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -35,12 +37,15 @@ class MemoryMetadataStore:
         self._clock = clock
         self._revision: Revision = 0
         self._items: dict[str, Item] = {}
+        self._keys: list[str] = []  # of the items, sorted
         self._leases: dict[LeaseId, _Lease] = {}
         self._lease_of: dict[str, LeaseId] = {}  # the inverse of `_Lease.keys`
         self._leases_made = 0
         # The last changes, one per revision, so the oldest has revision `_revision - len(_history) + 1`.
         self._history: deque[tuple[Event, ...]] = deque(maxlen=history_max)
-        self._waiting: dict[asyncio.Future[None], None] = {}  # an ordered set, so that watches wake in order
+        self._waiting: dict[asyncio.Future[None], str] = {}  # and what they watch, in the order in which they wake
+        self._wake_every = max(1, history_max // 2)
+        self._first_deadline = -math.inf  # no lease ends before; -inf: not known
 
     async def get(self, key: str) -> Item | None:
         self._end_leases()
@@ -48,7 +53,13 @@ class MemoryMetadataStore:
 
     async def list(self, prefix: str) -> list[Item]:
         self._end_leases()
-        return sorted(item for key, item in self._items.items() if key.startswith(prefix))
+        found = []
+        for place in range(bisect_left(self._keys, prefix), len(self._keys)):
+            key = self._keys[place]
+            if not key.startswith(prefix):
+                break
+            found.append(self._items[key])
+        return found
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Revision | None:
         assert len(compares) <= COMPARES_MAX and len(operations) <= OPERATIONS_MAX
@@ -70,8 +81,11 @@ class MemoryMetadataStore:
         assert ttl_seconds > 0
         self._end_leases()
         self._leases_made += 1
-        self._leases[self._leases_made] = _Lease(ttl_seconds, self._clock.elapsed() + ttl_seconds)
-        self._wake_watches()  # their naps may be too long for this one
+        deadline = self._clock.elapsed() + ttl_seconds
+        self._leases[self._leases_made] = _Lease(ttl_seconds, deadline)
+        if deadline < self._first_deadline:
+            self._first_deadline = deadline
+            self._wake_watches([""])  # their naps may be too long for this one
         return self._leases_made
 
     async def renew(self, lease: LeaseId) -> None:
@@ -79,6 +93,7 @@ class MemoryMetadataStore:
         if lease not in self._leases:
             raise LeaseLost(lease)
         self._leases[lease].deadline = self._clock.elapsed() + self._leases[lease].ttl_seconds
+        self._first_deadline = -math.inf
 
     async def revoke(self, lease: LeaseId) -> None:
         self._end_leases()
@@ -98,17 +113,21 @@ class MemoryMetadataStore:
         for operation in operations:
             key = operation.key
             if isinstance(operation, Put):
+                if key not in self._items:
+                    insort(self._keys, key)
                 self._items[key] = Item(key, operation.value, revision)
                 self._attach(key, operation.lease)
                 events.append(Event(key, operation.value, revision))
             elif key in self._items:
-                del self._items[key]
+                del self._items[key], self._keys[bisect_left(self._keys, key)]
                 self._attach(key, 0)
                 events.append(Event(key, None, revision))
         if events:
             self._revision = revision
             self._history.append(tuple(events))
-            self._wake_watches()
+            # All of them now and then, so that nobody falls behind the history that is kept.
+            everybody = revision % self._wake_every == 0
+            self._wake_watches([""] if everybody else [event.key for event in events])
 
     def _attach(self, key: str, lease: LeaseId) -> None:
         """A key belongs to the lease of its last put, or to none."""
@@ -123,9 +142,12 @@ class MemoryMetadataStore:
 
     def _end_leases(self) -> None:
         now = self._clock.elapsed()
+        if now < self._first_deadline:
+            return
         ended = [(lease.deadline, id_) for id_, lease in self._leases.items() if lease.deadline <= now]
         for _, id_ in sorted(ended):
             self._end_lease(id_)
+        self._first_deadline = min((lease.deadline for lease in self._leases.values()), default=math.inf)
 
     def _end_lease(self, lease: LeaseId) -> None:
         self._change([Delete(key) for key in self._leases[lease].keys])
@@ -133,17 +155,19 @@ class MemoryMetadataStore:
 
     # --- watches ---
 
-    def _wake_watches(self) -> None:
-        for future in self._waiting:
-            if not future.done():
-                future.set_result(None)
-        self._waiting.clear()
+    def _wake_watches(self, changed: Sequence[str]) -> None:
+        """Those that watch one of the keys; an empty one stands for all."""
+        for future, prefix in list(self._waiting.items()):
+            if any(not key or key.startswith(prefix) for key in changed):
+                del self._waiting[future]
+                if not future.done():
+                    future.set_result(None)
 
-    async def _next_change(self) -> None:
-        """Returns when something may have changed: a change was made, or a lease may have run out."""
+    async def _next_change(self, prefix: str) -> None:
+        """Returns when something below `prefix` may have changed: somebody did it, or a lease may have run out."""
         loop = asyncio.get_running_loop()
         changed: asyncio.Future[None] = loop.create_future()
-        self._waiting[changed] = None
+        self._waiting[changed] = prefix
         deadline = min((lease.deadline for lease in self._leases.values()), default=None)
         nap = None if deadline is None else loop.create_task(self._nap(deadline, changed))
         try:
@@ -177,7 +201,7 @@ class _Watch:
             events = self._take()
             if events:
                 return events
-            await self._store._next_change()
+            await self._store._next_change(self._prefix)
 
     def _take(self) -> list[Event]:
         """Returns what happened under the prefix since the last time, and moves on."""
