@@ -143,7 +143,7 @@ async def test_an_idle_broker_writes_nothing() -> None:
     _, topic = await one_topic(host)
     await consume(topic, acks=True)
     await publish(topic, "a")
-    await asyncio.sleep(10)
+    await asyncio.sleep(60)  # the cursor is saved, and the reservation is given back
     before = len(host.metadata.written)
     await asyncio.sleep(1000)
     assert len(host.metadata.written) == before

@@ -18,7 +18,7 @@ from pydanube.log import tier as tier_module
 from pydanube.log.batch import Batch, messages
 from pydanube.log.parquet import Encoded, encode_object
 from pydanube.log.snapshots import read_snapshot
-from pydanube.ports import Compare, Delete, Put, Write
+from pydanube.ports import Compare, Delete, Item, Put, Write
 from tests.rooms.brokers import (
     ORDERS,
     Host,
@@ -701,3 +701,30 @@ async def test_metadata_does_not_grow_with_history() -> None:
     assert covered(described) == [(0, 300)]
     found = await read_everything(orders)
     assert found == {n: str(n) for n in range(300)}
+
+
+# --- opening ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", [keys.below_storage(ORDERS), keys.subscriptions(ORDERS)])
+@simulated
+async def test_a_topic_whose_opening_failed_half_way_can_be_opened_later(prefix: str) -> None:
+    host = TierHost(SMALL)
+    _, orders = await one_topic(host)
+    teller = Teller()
+    await tell_and_upload(orders, teller)
+    host.kill()
+    listed, failures = host.metadata.list, [False, True] if prefix == keys.below_storage(ORDERS) else [True]
+
+    async def failing(asked: str) -> list[Item]:
+        if asked == prefix and failures and failures.pop(0):  # the first look is before the claim
+            raise Unreachable("metadata", "it is away")
+        return await listed(asked)
+
+    host.metadata.list = failing  # type: ignore[method-assign]
+    broker = await host.boot()
+    assert failures == [] and ORDERS in broker.topics.unopened
+    orders = await find_topic(broker)
+    await teller.tell(orders)
+    await all_uploaded(orders)
+    assert await read_everything(orders) == teller.told

@@ -163,7 +163,6 @@ class Cursors:
         for each, position in positions:
             self._saved_changes[each] = position.changes
 
-
     async def _replace_all(self, positions: Sequence[tuple[Positioned, SavedPosition]]) -> bool:
         """All at once, or nothing and False."""
         compares = {each.ownership.topic: each.ownership.compare for each, _ in positions}

@@ -30,7 +30,7 @@ from pydanube.errors import DanubeError, LogDamaged, OffsetOutOfRange, Ownership
 from pydanube.log.batch import Batch, cut, with_attribute
 from pydanube.log.parquet import Encoded, encode_object, encode_raw, read_raw
 from pydanube.log.tier import TopicTier, topic_prefix
-from pydanube.log.wal import ClosedLog, TopicLog, Wal, topics_on
+from pydanube.log.wal import ClosedLog, TopicLog, topics_on
 from pydanube.ports import Clock, Delete, Disk, MetadataStore, ObjectStore, Put, Work
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,6 @@ class Rescuer:
         self,
         broker_id: BrokerId,
         topics: Topics,
-        wal: Wal,
         disk: Disk,
         metadata: MetadataStore,
         store: ObjectStore,
@@ -58,7 +57,6 @@ class Rescuer:
     ) -> None:
         self._broker_id = broker_id
         self._topics = topics
-        self._wal = wal
         self._disk = disk
         self._metadata = metadata
         self._store = store
@@ -82,7 +80,7 @@ class Rescuer:
             self._said.pop(what, None)
         except OwnershipLost:
             pass  # its new owner adopts
-        except DanubeError as error:
+        except (DanubeError, FileNotFoundError) as error:  # also files that somebody else was just removing
             if self._said.get(what) != str(error):
                 log.warning("rescue delayed", extra={"what": what, "why": str(error)})
             self._said[what] = str(error)
@@ -113,8 +111,7 @@ class Rescuer:
                     log.info("files of a rescued topic removed", extra={"topic": topic})
 
     async def _bring(self, topic: TopicName, orphan: Orphan) -> None:
-        opened = self._topics.get(topic)
-        source = opened.log if isinstance(opened, Topic) else await self._wal.lost_log(topic)
+        source = await self._topics.lost_log(topic)
         end = min(source.head, orphan.end) if isinstance(source, ClosedLog) else orphan.end
         names: list[str] = []
         damaged: list[tuple[int, int]] = []

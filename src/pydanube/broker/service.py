@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydanube.broker.cursors import Cursors
 from pydanube.broker.hosting import Hosting
@@ -161,14 +161,12 @@ class Broker:
                 self._cloud(objects),
             )
         )
-        self._tasks = [
-            asyncio.create_task(timer.run(), name="timer"),
-            asyncio.create_task(self.cursors.run(), name="cursors"),
-            asyncio.create_task(self.topics.reap(), name="reap"),
-            asyncio.create_task(self.topics.rest(), name="rest"),
-        ]
+        self._spawn(timer.run(), "timer")
+        self._spawn(self.cursors.run(), "cursors")
+        self._spawn(self.topics.reap(), "reap")
+        self._spawn(self.topics.rest(), "rest")
         if self.cloud is not None:
-            self._tasks.append(asyncio.create_task(self.cloud.tiering.run(), name="tiering"))
+            self._spawn(self.cloud.tiering.run(), "tiering")
         if config.mode == "cluster":
             await self._join(metadata)
         await self.topics.bootstrap_namespaces(config.broker.bootstrap_namespaces, config.policies)
@@ -177,17 +175,28 @@ class Broker:
             rescuer = Rescuer(
                 self.broker_id,
                 self.topics,
-                self.wal,
                 self._disk,
                 metadata,
                 self.cloud.store,
                 self.clock,
                 self._work,
             )
-            self._tasks.append(asyncio.create_task(rescuer.run(), name="rescue"))
+            self._spawn(rescuer.run(), "rescue")
             log.info("startup reconciliation complete", extra={"count": len(self.topics.loaded)})
             self.cluster.start()
         log.info("broker started", extra={"broker_id": self.broker_id, "topics": len(self.topics.loaded)})
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._finish)
+        self._tasks.append(task)
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        """None of these ends by itself. One that does is a bug: a broker without it must not go on as if it had it."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("broker lost a part of itself", extra={"part": task.get_name()}, exc_info=error)
+            if self.cluster is not None and isinstance(error, Exception):
+                self.cluster.fail(error)
 
     async def _join(self, metadata: MetadataStore) -> None:
         """Registers in the cluster. From here on topics are claimed only as a member."""

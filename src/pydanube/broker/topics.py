@@ -54,7 +54,7 @@ from pydanube.log.batch import Envelope
 from pydanube.log.cloud import CloudReader
 from pydanube.log.layout import topic_directory
 from pydanube.log.tier import TopicTier, delete_objects
-from pydanube.log.wal import HandedOver, TopicLog, Wal
+from pydanube.log.wal import ClosedLog, HandedOver, TopicLog, Wal
 from pydanube.ports import Compare, Delete, Disk, MetadataStore, ObjectStore, Put, Work
 from pydanube.telemetry import Telemetry
 
@@ -397,6 +397,12 @@ class Topics:
         log.info("topic let go", extra={"topic": name, "pause_ms": round(phases.pause_ms, 1), "phases": milliseconds})
         return phases
 
+    async def lost_log(self, name: TopicName) -> TopicLog | ClosedLog:
+        """What this disk has of a topic, whether it is open here or not. Raises LogClosed while it is being closed."""
+        async with self._lock(name):  # nobody opens it while its files are looked through
+            topic = self._open.get(name)
+            return topic.log if isinstance(topic, Topic) else await self._rooms.wal.lost_log(name)
+
     async def forget_files(self, name: TopicName) -> None:
         """What this disk has of a topic that is not ours and of which everything is in the object store."""
         async with self._lock(name):
@@ -510,7 +516,11 @@ class Topics:
             if storage is not None:
                 read_retention = functools.partial(self.retention, name)
                 storage.tiering.add(Carried(storage.tier, topic_log, policy.retention, read_retention))
-        await topic.open()
+        try:
+            await topic.open()
+        except DanubeError:  # the next try opens everything anew
+            await topic.close("it could not be opened", owned=False)
+            raise
         return topic
 
     async def _storage(self, name: TopicName, ownership: Ownership) -> Storage | None:

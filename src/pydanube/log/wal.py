@@ -218,7 +218,12 @@ class Wal:
                     self._names_synced.add(directory)
 
     async def lost_log(self, topic: str) -> ClosedLog:
-        """What this disk has of a topic that is not open here: to be read, never to be added to."""
+        """What this disk has of a topic that is not open here: to be read, never to be added to.
+
+        Raises LogClosed while it is still being closed: two that finish one epoch would tear its files.
+        """
+        if topic in self._logs:
+            raise LogClosed(topic)
         return ClosedLog(await recover_topic(self._disk, self._clock, self._work, topic), self._disk)
 
     async def close(self) -> None:

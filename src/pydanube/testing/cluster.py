@@ -16,23 +16,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from random import Random
 from typing import Any, Final, TypeVar
 
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
-from pydanube.broker.topics import AnyTopic, Live, Topics, append_to
+from pydanube.broker.topics import AnyTopic, Live, append_to
 from pydanube.config import BrokerConfig, ClusterConfig, Config, DispatchConfig, LoadManagerConfig, StorageConfig
 from pydanube.core import keys
 from pydanube.core.lag import Heartbeat
-from pydanube.core.names import TopicName
+from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.ownership import Owner
 from pydanube.core.policies import Delivery
 from pydanube.core.tiers import TierConfig
 from pydanube.errors import DanubeError, NotServed, Unreachable
-from pydanube.log.batch import Envelope
 from pydanube.log.batch import Envelope
 from pydanube.log.wal import WalConfig
 from pydanube.ports import Disk
@@ -87,7 +86,7 @@ class Node:
         return self.process is not None and self.process.alive
 
     @property
-    def broker_id(self) -> int:
+    def broker_id(self) -> BrokerId:
         assert self.broker is not None
         return self.broker.broker_id
 
@@ -137,6 +136,10 @@ class Node:
         if isinstance(self.disk, FaultyDisk):
             assert isinstance(self._access, ProcessDisk)
             self.disk.kill(self._access)
+
+    def kill_if_alive(self) -> None:
+        if self.alive:
+            self.kill()
 
     def power_cut(self) -> None:
         """What was not synced is there in any part."""
@@ -349,7 +352,9 @@ class Cluster:
 
     # --- simple clients ---------------------------------------------------------------------------------------
 
-    async def publish(self, topic: TopicName, call: Callable[[Topic], Awaitable[T]], seconds: float = 60.0) -> T:
+    async def publish(
+        self, topic: TopicName, call: Callable[[Topic], Coroutine[Any, Any, T]], seconds: float = 60.0
+    ) -> T:
         """Tries until a broker takes it, as a client does."""
         began = self.clock.elapsed()
         while True:

@@ -8,6 +8,7 @@ which may then be there twice. Consumers come and go. What was recorded happened
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Final, NamedTuple, TypeVar
@@ -57,7 +58,7 @@ class Clients:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, client: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(asyncio.create_task(client, name=f"client {client.__name__}"))
+        self._tasks.append(asyncio.create_task(client, name=f"client {getattr(client, '__name__', '')}"))
 
     async def stop(self) -> None:
         self.working = self.publishing = False
@@ -95,10 +96,8 @@ class Clients:
 
     async def _again(self, node: Node, request: Coroutine[Any, Any, Any]) -> None:
         """The same request once more; nobody hears what becomes of it."""
-        try:
+        with contextlib.suppress(DanubeError, ProcessDied):
             await node.call(request)
-        except (DanubeError, ProcessDied):
-            pass
 
     async def _pause(self, low: float, high: float) -> None:
         await asyncio.sleep(self.dice.uniform(low, high))
@@ -167,10 +166,8 @@ class Clients:
             text = f"{name}:{number}"
             number += 1
             self._sent(topic, [text])
-            try:
+            with contextlib.suppress(DanubeError, TimeoutError, ProcessDied):
                 await self._ask(topic, _publication(text, name))
-            except (DanubeError, TimeoutError, ProcessDied):
-                pass
 
     def _text(self, name: str, number: int) -> str:
         return f"{name}:{number}{POISON if self.dice.random() < 0.04 else ''}"
@@ -194,10 +191,8 @@ class Clients:
             if chosen is not None and not chosen[0].wire.requests_lost:
                 node, found = chosen
                 lasts = self.dice.uniform(1.0, self.dice.choice(STREAM_SECONDS))
-                try:
+                with contextlib.suppress(DanubeError, ProcessDied):
                     await node.call(self._stream(node, found, name, kind, consumer, self.now() + lasts))
-                except (DanubeError, ProcessDied):
-                    pass
             await self._pause(0.2, 2.0)
 
     async def _stream(
@@ -238,7 +233,9 @@ class Clients:
                 for each in messages:
                     if topic.subscriptions.get(name) is not subscription:
                         return  # the topic left while we worked
-                    if (each.message.payload.endswith(b"!") and gives_up(subscription)) or (not self.quiet and self.dice.random() < 0.03):
+                    if (each.message.payload.endswith(b"!") and gives_up(subscription)) or (
+                        not self.quiet and self.dice.random() < 0.03
+                    ):
                         subscription.nack(each.offset, 0.1)
                         self.history.add(Nacked(label, name, each.offset, topic.ownership.epoch, self.now()))
                     else:

@@ -158,8 +158,7 @@ class Breaking:
                     await node.boot()
             except (TimeoutError, ProcessDied, DanubeError) as error:
                 self.say(f"node {node.number} did not come up: {error}")
-                if node.alive:
-                    node.kill()
+                node.kill_if_alive()
                 await asyncio.sleep(2.0)
             else:
                 await self.activate(node)
@@ -443,5 +442,3 @@ def _requests(node: Node) -> Any:
 def _faults(node: Node) -> Faults:
     assert isinstance(node.disk, FaultyDisk)
     return node.disk.faults
-
-

@@ -161,7 +161,13 @@ class _Run:
 
     async def main(self) -> None:
         town = self.town = Cluster(
-            self.seed, ttl_seconds=TTL_SECONDS, tier=TIER, wal=WAL, heartbeat=Heartbeat(1000), faulty_disks=True, step_seconds=0.1
+            self.seed,
+            ttl_seconds=TTL_SECONDS,
+            tier=TIER,
+            wal=WAL,
+            heartbeat=Heartbeat(1000),
+            faulty_disks=True,
+            step_seconds=0.1,
         )
         recorder = Recorder(town, self.history, reliable_below=RELIABLE)
         if self._tweak is not None:

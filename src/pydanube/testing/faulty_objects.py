@@ -1,16 +1,17 @@
 """One process's way to an object store: away, failing, slow, with answers that are lost and puts that come late.
 
-    store = FaultyObjects(under, clock, Random(seed))
-    store.away = True                      every call fails
-    store.errors = 0.2                     this part of all calls fails, and does nothing
-    store.answers_lost = 0.2               this part of all changes is made and reported as a failure
-    store.late = 0.2                       this part of all puts fails, and is made seconds later all the same
-    store.delay_max_seconds = 1.0          every call takes up to so long
-    store.listing_seconds = 5.0            each object in a listing takes up to so long
+store = FaultyObjects(under, clock, Random(seed))
+store.away = True                      every call fails
+store.errors = 0.2                     this part of all calls fails, and does nothing
+store.answers_lost = 0.2               this part of all changes is made and reported as a failure
+store.late = 0.2                       this part of all puts fails, and is made seconds later all the same
+store.delay_max_seconds = 1.0          every call takes up to so long
+store.listing_seconds = 5.0            each object in a listing takes up to so long
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from random import Random
 from typing import TypeVar
@@ -51,10 +52,8 @@ class FaultyObjects:
         return await self._call(lambda: self._under.put(key, data, create=create), changes=True)
 
     async def _late(self, key: str, data: Sequence[Buffer], create: bool) -> None:
-        try:
+        with contextlib.suppress(Conflict):
             await self._under.put(key, data, create=create)
-        except Conflict:
-            pass
 
     async def get(self, key: str) -> bytes:
         return await self._call(lambda: self._under.get(key))
