@@ -80,7 +80,6 @@ async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases)
         await save_cursors(topic, clock)
         phases.enter("rest")
         await _within(clock, REST_SECONDS, "uploading the rest", tiering.upload_until(topic.name, 0))
-        await _within(clock, REST_SECONDS, "writing down what is lost", topic.give_up_damaged())
         carried = await tiering.remove(topic.name)  # nothing is forgotten or merged behind the seal
         phases.enter("seal")
         await _seal(topic, clock, marker)
@@ -122,10 +121,15 @@ async def _seal(topic: Topic, clock: Clock, marker: bytes | None) -> None:
         append_time=topic_log.append_time,
         sessions=base64.b64encode(topic_log.sessions.to_bytes_below(SESSIONS_BYTES_MAX)).decode(),
     )
+    await _release(topic, clock, sealed, marker)
+
+
+async def _release(topic: Topic | FanoutTopic, clock: Clock, sealed: Seal, marker: bytes | None) -> None:
+    """Returns when the topic is released; raises if it is not, and no try of ours can release it any more."""
     until = clock.elapsed() + SEAL_SECONDS
     while True:
         try:
-            await ownership.release(sealed, marker)
+            await topic.ownership.release(sealed, marker)
             return
         except OwnershipLost:
             raise
@@ -138,7 +142,7 @@ async def _seal(topic: Topic, clock: Clock, marker: bytes | None) -> None:
             await clock.sleep(RETRY_SECONDS)
 
 
-async def _still_ours(topic: Topic) -> bool:
+async def _still_ours(topic: Topic | FanoutTopic) -> bool:
     """True if the topic was not released, and no seal whose answer was lost can release it any more."""
     try:
         return await topic.ownership.reassert()
@@ -157,7 +161,7 @@ async def release_fanout(topic: FanoutTopic, clock: Clock, marker: bytes | None)
         timestamp=clock.time_us() // 1000,
         epoch=topic.ownership.epoch,
     )
-    await topic.ownership.release(sealed, marker)
+    await _release(topic, clock, sealed, marker)
 
 
 async def _within(clock: Clock, seconds: float, what: str, doing: Awaitable[T]) -> T:

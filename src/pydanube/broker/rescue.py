@@ -228,11 +228,14 @@ class Rescuer:
         for each in stored:
             objects = objects.with_added(each)  # raises if it overlaps: that must not be written
         voids = objects.missing(part.first, part.end)
-        why = f"never used, or sent again, before broker {orphan.broker_id} came back"
+        unused = f"never used, or sent again, before broker {orphan.broker_id} came back"
+        damaged = f"damaged, in part or as a whole, on the disk of broker {orphan.broker_id}"
         operations: list[Put | Delete] = [
             Put(keys.storage_object(topic.name, each.start_offset), each.to_bytes()) for each in stored
         ]
-        operations += [Put(keys.void(topic.name, first), void_to_bytes(end, why)) for first, end in voids]
+        for first, end in voids:
+            is_damaged = any(bad_first < end and first < bad_end for bad_first, bad_end in brought.damaged)
+            operations.append(Put(keys.void(topic.name, first), void_to_bytes(end, damaged if is_damaged else unused)))
         operations.append(Delete(keys.orphan(topic.name, part.first)))
         left: Orphan | None = None
         if is_last:

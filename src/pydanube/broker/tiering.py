@@ -99,13 +99,14 @@ class Tiering:
     async def upload_until(self, topic: str, rest_bytes: int) -> None:
         """Uploads now, until no more than `rest_bytes` of log wait; 0: everything. Raises what goes wrong.
 
-        What cannot be read is left: `TopicTier.unreadable` names it.
+        What cannot be read is left: `TopicTier.unreadable` names it, and it is given up.
         """
         carried = self._topics[topic]
         async with carried.working:
             while carried.tier.waiting(carried.log) is not None and (not rest_bytes or carried.lag_bytes > rest_bytes):
                 if not await self.upload_all(carried):
                     await self._clock.sleep(LOOK_SECONDS)
+            await carried.tier.give_up(carried.log)
 
     async def remove(self, topic: str) -> Carried | None:
         """The topic closes: nothing of it is carried when this returns. What it returns may be added again."""

@@ -232,31 +232,6 @@ class Topic:
         unreadable = self.storage is not None and self.storage.tier.unreadable
         return bool(self.log.recovered.damage or unreadable)
 
-    async def give_up_damaged(self) -> None:
-        """What went bad on this disk before it was uploaded is recorded as void, so that no reader waits for it.
-
-        Only when the topic leaves: until then an operator may still bring the bytes back.
-        """
-        carried = self.storage.tiering.get(self.name) if self.storage is not None else None
-        if carried is None or not self.has_damage:
-            return
-        async with carried.working:
-            await carried.tier.make_sure()
-            objects = await carried.tier.know_all()
-            known = sorted([*(await self.gaps())[0], *(await self.gaps())[1]])
-            lost = [
-                part
-                for first, end in objects.missing(self.retained_from, self.head)
-                for part in _without(first, end, known)
-            ]
-            if not lost:
-                return
-            why = f"damaged on the disk of broker {self.ownership.broker_id} before it was uploaded"
-            puts = [Put(keys.void(self.name, first), void_to_bytes(end, why)) for first, end in lost]
-            history = carried.tier.history
-            await carried.tier.change(puts, replace(history, history_version=history.history_version + 1))
-        log.error("acknowledged messages are lost", extra={"topic": self.name, "offsets": lost, "why": why})
-
     async def quiet(self) -> None:
         """Returns when nothing is being committed any more. Only after `freeze`: otherwise more may come."""
         async with self._changing:  # a subscription that is being made is made
@@ -604,16 +579,3 @@ class Topic:
             raise LimitReached("consumers of the topic", self.policy.max_consumers_per_topic)
         if not self.policy.allows_consumer_on_subscription(subscription.connected):
             raise LimitReached("consumers of the subscription", self.policy.max_consumers_per_subscription)
-
-
-def _without(first: int, end: int, known: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The parts of [first, end) outside of `known`, which is sorted."""
-    parts = []
-    for start, stop in known:
-        if first < start < end:
-            parts.append((first, start))
-        if start < end:
-            first = max(first, stop)
-    if first < end:
-        parts.append((first, end))
-    return parts

@@ -111,7 +111,7 @@ class View:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         self._waiting.append(waiter)
-        patience = loop.call_later(seconds, _wake, waiter)  # cheaper than a timeout, and several tasks wait all the time
+        patience = loop.call_later(seconds, _wake, waiter)  # cheaper than a timeout: several tasks wait all the time
         try:
             await waiter
         finally:

@@ -24,7 +24,7 @@ from crc32c import crc32c
 
 from pydanube.core import keys
 from pydanube.core.names import TopicName
-from pydanube.core.ownership import Orphan
+from pydanube.core.ownership import Orphan, void_to_bytes
 from pydanube.core.tiers import (
     MIB,
     PARQUET,
@@ -101,6 +101,7 @@ class TopicTier:
         self._in_doubt = False  # a change was given up before it was answered
         self._unread: str | None = None  # the manifest, until somebody needs what is in it
         self._failed = 0
+        self._given_up: set[tuple[int, int]] = set()  # of the log: lost, and recorded as such
         self._snapshots = Snapshots(store, self.prefix, epoch)
         self._snapshot_is_old = False
 
@@ -262,6 +263,7 @@ class TopicTier:
             batches = await self._read(topic_log, *found)
             if not batches and len(self.unreadable) == unreadable:
                 return None
+        await self.give_up(topic_log)
         encoded, raw = await self._encode(batches)
         name = object_name(encoded.start_offset, encoded.end - 1, self.epoch, attempt=self._failed, raw=raw)
         try:
@@ -278,6 +280,40 @@ class TopicTier:
             self.raw_ranges += 1
             log.error("range stored raw", extra={"topic": self.topic, "object": name})
         return described
+
+    async def give_up(self, topic_log: TopicLog) -> None:
+        """What went bad on this disk before it was uploaded is recorded as void: it is lost, no reader waits for it.
+
+        Before anything behind it is described: offsets that nobody has must not be left between objects, where the next
+        owner would not look for them.
+        """
+        damaged = {(each.first, each.end) for each in topic_log.recovered.damage if each.end is not None}
+        damaged = {*damaged, *self.unreadable} - self._given_up
+        if not damaged:
+            return
+        await self.make_sure()
+        objects = await self.know_all()
+        orphans, voids = await self._gaps()
+        lost = [
+            part
+            for place in sorted(damaged)
+            for first, end in objects.missing(max(place[0], self.history.first_offset), place[1])
+            for part in _without(first, end, sorted([*orphans, *voids]))
+        ]
+        if lost:
+            why = f"damaged on the disk of its owner in epoch {self.epoch} before it was uploaded"
+            puts = [Put(keys.void(self.topic, first), void_to_bytes(end, why)) for first, end in lost]
+            await self.change(puts, replace(self.history, history_version=self.history.history_version + 1))
+            log.error("acknowledged messages are lost", extra={"topic": self.topic, "offsets": lost})
+        self._given_up |= damaged
+
+    async def _gaps(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Orphans and voids, as [first, end)."""
+        found = []
+        for prefix in (keys.orphans(self.topic), keys.voids(self.topic)):
+            items = [(keys.start_of(item.key), item.value) for item in await self._metadata.list(prefix)]
+            found.append([(start, int(json.loads(value)["end"])) for start, value in items if start is not None])
+        return found[0], found[1]
 
     async def _read(self, topic_log: TopicLog, first: int, end: int) -> list[Batch]:
         """Whole batches of [first, end), up to the size of an object."""
@@ -347,10 +383,7 @@ class TopicTier:
         if not self._snapshot_is_old:
             return
         self._snapshot_is_old = False
-        gaps = []
-        for prefix in (keys.orphans(self.topic), keys.voids(self.topic)):
-            items = [(keys.start_of(item.key), item.value) for item in await self._metadata.list(prefix)]
-            gaps.append([(start, int(json.loads(value)["end"])) for start, value in items if start is not None])
+        gaps = await self._gaps()
         history, objects = self.history, self.objects
         await self._snapshots.publish(
             Snapshot(
@@ -398,3 +431,16 @@ async def delete_objects(store: ObjectStore, topic: str, epoch: int, *, spare: C
     for key in doomed:
         await store.delete(key)
     return len(doomed)
+
+
+def _without(first: int, end: int, known: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The parts of [first, end) outside of `known`, which is sorted."""
+    parts = []
+    for start, stop in known:
+        if first < start < end:
+            parts.append((first, start))
+        if start < end:
+            first = max(first, stop)
+    if first < end:
+        parts.append((first, end))
+    return parts

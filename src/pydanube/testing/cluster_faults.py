@@ -11,6 +11,7 @@ once. Whatever is still wrong at the end is put right by `Node.heal`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -98,10 +99,9 @@ class Breaking:
                 raise result
 
     async def guarded(self, fault: Coroutine[Any, Any, None]) -> None:
-        try:
+        # What an operator asked for may be refused, or go down with its broker.
+        with contextlib.suppress(DanubeError, ProcessDied, TimeoutError):
             await fault
-        except (DanubeError, ProcessDied, TimeoutError):
-            pass  # what an operator asked for was refused, or went down with its broker
 
     # --- processes ------------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class Breaking:
             port.cut = False
 
     async def lease_expiry(self, node: Node, dice: Random) -> None:
-        """The store forgets the lease long before its time, so the broker believes in it: no clock protects anything."""
+        """The store forgets the lease long before its time, while the broker believes in it: no clock protects us."""
         if node.alive and node.broker is not None and node.broker.cluster is not None:
             node.fenced_late = True
             await self.town.metadata.revoke(node.broker.cluster.membership.lease.id)
@@ -295,7 +295,9 @@ class Breaking:
         if not node.alive:
             return
         node.kill()
-        segments = [path for path in node.disk.paths() if path.startswith("wal/default/") and path.endswith(".wal")]
+        segments = [
+            path for path in node.disk.paths() if path.startswith("wal/default/topic-") and path.endswith(".wal")
+        ]
         newest = {path.rpartition("/")[0]: path for path in segments}  # they are sorted
         segments = [path for path in segments if newest[path.rpartition("/")[0]] != path]
         for path in dice.sample(segments, min(len(segments), 1)):

@@ -1,4 +1,4 @@
-"""Looks at a simulated cluster from outside and writes down what it sees: owners, cursors, heads, and the logs at the end.
+"""Looks at a simulated cluster from outside and writes down what it sees: owners, cursors, heads; at the end, the logs.
 
 The store itself tells what it takes, in the order in which it takes it: owner keys, cursors, policies, orphans.
 """

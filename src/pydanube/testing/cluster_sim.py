@@ -87,6 +87,11 @@ class Outcome:
         return {violation.rule for violation in self.violations} or {each.partition(":")[0] for each in self.problems}
 
 
+def planned(seed: int) -> list[Planned]:
+    """What goes wrong in the run of this seed, and when."""
+    return plan(seed, nodes=BROKERS, first=FAULTS_FROM, end=FAULTS_UNTIL)
+
+
 def run_seed(
     seed: int,
     *,
@@ -125,8 +130,7 @@ class _Run:
         self.problems: list[str] = []
         self.violations: list[Violation] = []
         self.said: list[str] = []
-        everything = plan(seed, nodes=BROKERS, first=FAULTS_FROM, end=FAULTS_UNTIL)
-        self.schedule = [planned for planned in everything if planned.number not in leave_out]
+        self.schedule = [each for each in planned(seed) if each.number not in leave_out]
         self.checked = 0
         self._tweak = tweak
         self.town: Cluster
@@ -139,7 +143,7 @@ class _Run:
             self.seed,
             self.problems,
             self.violations,
-            Counter(planned.kind for planned in self.schedule),
+            Counter(each.kind for each in self.schedule),
             len(self.history.all(Acked)),
             len(self.history.all(Got)),
             self.checked,

@@ -16,6 +16,7 @@ transaction is on its way in the network, so it is made whatever becomes of the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextvars import Context
 from random import Random
@@ -68,10 +69,8 @@ class FaultyMetadata:
         return await self._call(lambda: self._under.transact(compares, operations), changes=bool(operations))
 
     async def _late(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> None:
-        try:
+        with contextlib.suppress(LeaseLost):  # it may come too late for that
             await self._under.transact(compares, operations)
-        except LeaseLost:
-            pass  # it came too late for that
 
     async def grant(self, ttl_seconds: float) -> LeaseId:
         return await self._call(lambda: self._under.grant(ttl_seconds), changes=True)

@@ -1,9 +1,10 @@
-"""Lives many histories of the log, one per seed, on all cores.
+"""Lives many histories of the log, and of whole clusters, one each per seed, on all cores.
 
     python -m pydanube.testing.sim --seed 42 --count 10000
-    python -m pydanube.testing.sim --seed 42 --count 1 --verbose     one history, event by event
+    python -m pydanube.testing.sim --only cluster --seed 42 --count 1 --verbose        one history, event by event
 
-The last line has the totals. A history that breaks a promise is printed with its seed, and the exit code is 1.
+The last line has the totals. What breaks a promise is printed with its seed, and the exit code is 1; of a cluster also
+the schedule of faults, made as short as it can be, and what happened to the messages in question.
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ import multiprocessing
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from pydanube.stores.system import SystemClock, SystemWork
+from pydanube.testing.cluster_report import ClusterTotals, report, shrink
+from pydanube.testing.cluster_sim import Outcome as ClusterOutcome
+from pydanube.testing.cluster_sim import run_seed
 from pydanube.testing.log_history import Outcome, run_history
 
 COUNT: Final = 10_000
 FAILURES_SHOWN_MAX: Final = 10
+SHRUNK_MAX: Final = 3  # failing clusters are made smaller, which takes a while
 # A history in which nothing was acknowledged proves nothing. A few are unavoidable.
 IDLE_SHARE_MAX: Final = 0.15
 _CRASHES: Final = ("power cuts", "kills")
@@ -57,6 +62,10 @@ class Totals:
     def passed(self) -> bool:
         return not self.failures and not self.too_idle
 
+    @property
+    def done(self) -> tuple[int, int]:
+        return self.histories, len(self.failures)
+
     def __str__(self) -> str:
         crashes = sum(self.counts[kind] for kind in _CRASHES)
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items()) if count)
@@ -88,48 +97,108 @@ def _live(seeds: Iterable[int]) -> Iterator[Outcome]:
         yield run_history(seed)
 
 
+def cluster_outcomes(seeds: Sequence[int], *, processes: int) -> Iterator[ClusterOutcome]:
+    """Runs the seeds' clusters, in any order."""
+    if processes == 1:
+        yield from map(run_seed, seeds)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes, initializer=_prepare) as pool:
+        yield from pool.imap_unordered(run_seed, seeds, chunksize=1)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pydanube.testing.sim", description=__doc__)
     parser.add_argument("--seed", type=int, help="the first seed (default: a random one)")
     parser.add_argument("--count", type=int, default=COUNT, help="how many seeds (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", choices=("log", "cluster"), help="one of the two simulators (default: both)")
     parser.add_argument("--verbose", action="store_true", help="print every event of every history")
     options = parser.parse_args(arguments)
+    logging.disable(logging.CRITICAL)
     seed = options.seed if options.seed is not None else SystemWork(threads_max=1).random_u64() >> 32
+    seeds = range(seed, seed + options.count)
+    kinds = [options.only] if options.only else ["log", "cluster"]
     if options.verbose:
-        return _verbose(range(seed, seed + options.count))
-    return _run(seed, options.count, options.processes)
-
-
-def _run(seed: int, count: int, processes: int) -> int:
+        return max([_verbose(seeds) if kind == "log" else _verbose_cluster(seeds) for kind in kinds])
+    print(f"seeds {seed} to {seed + options.count - 1} on {options.processes} processes", flush=True)
     clock = SystemClock()
     started = clock.elapsed()
-    totals = Totals()
+    told: list[str] = []
+    passed = True
+    for kind in kinds:
+        began = clock.elapsed()
+        passed_here, totals = (_run_log if kind == "log" else _run_clusters)(seeds, options.processes)
+        passed &= passed_here
+        told.append(f"{totals}, {options.count / max(1e-9, clock.elapsed() - began):.1f} seeds/s")
+    print(f"seed {seed}: {'; '.join(told)}; {clock.elapsed() - started:.0f} s")
+    return 0 if passed else 1
+
+
+class _Summed(Protocol):
+    @property
+    def done(self) -> tuple[int, int]:
+        """How many there were, and how many failed."""
+        ...
+
+
+T = TypeVar("T")
+
+
+def _follow(outcomes: Iterable[T], totals: _Summed, count: int, take: Callable[[T], None]) -> None:
+    """Takes them one by one, with a line on the terminal that says how far it is."""
+    clock = SystemClock()
+    started = shown_at = clock.elapsed()
     on_terminal = sys.stderr.isatty()
-    print(f"seeds {seed} to {seed + count - 1} on {processes} processes", flush=True)
-    shown_at = 0.0
-    for outcome in outcomes(range(seed, seed + count), processes=processes):
-        totals.add(outcome)
-        if outcome.failure is not None and len(totals.failures) <= FAILURES_SHOWN_MAX:
-            _show_failure(outcome)
+    for outcome in outcomes:
+        take(outcome)
         if on_terminal and clock.elapsed() > shown_at + 0.2:
             shown_at = clock.elapsed()
-            done = f"{totals.histories}/{count} histories, {len(totals.failures)} failed"
-            rate = totals.histories / (shown_at - started)
-            print(f"\r{done}, {rate:.0f}/s ", end="", file=sys.stderr, flush=True)
+            runs, failed = totals.done
+            bar = "#" * (30 * runs // count)
+            rate = runs / (shown_at - started)
+            print(f"\r[{bar:30}] {runs}/{count}, {failed} failed, {rate:.1f}/s ", end="", file=sys.stderr, flush=True)
     if on_terminal:
         print("\r" + " " * 78 + "\r", end="", file=sys.stderr)
+
+
+def _run_log(seeds: Sequence[int], processes: int) -> tuple[bool, Totals]:
+    totals = Totals()
+
+    def take(outcome: Outcome) -> None:
+        totals.add(outcome)
+        if outcome.failure is not None and len(totals.failures) <= FAILURES_SHOWN_MAX:
+            print(f"\nseed {outcome.seed} of the log failed: {outcome.failure}")
+            _say_how_to_repeat("log", outcome.seed)
+
+    _follow(outcomes(seeds, processes=processes), totals, len(seeds), take)
     if totals.too_idle:
         print(f"in {totals.idle} of {totals.histories} histories nothing was acknowledged: they prove nothing")
-    rate = totals.histories / max(1e-9, clock.elapsed() - started)
-    print(f"seed {seed}: {totals}, {rate:.0f} seeds/s")
-    return 0 if totals.passed else 1
+    return totals.passed, totals
 
 
-def _show_failure(outcome: Outcome) -> None:
-    print(f"\nseed {outcome.seed} failed: {outcome.failure}")
-    print(f"  again: make sim SEED={outcome.seed} COUNT=1", flush=True)
-    print(f"  every event: python -m pydanube.testing.sim --seed {outcome.seed} --count 1 --verbose", flush=True)
+def _run_clusters(seeds: Sequence[int], processes: int) -> tuple[bool, ClusterTotals]:
+    totals = ClusterTotals()
+
+    def take(outcome: ClusterOutcome) -> None:
+        totals.add(outcome)
+        if outcome.problems and len(totals.failures) <= FAILURES_SHOWN_MAX:
+            print(f"\nseed {outcome.seed} of the cluster failed: {outcome.problems[0].splitlines()[0]}", flush=True)
+
+    _follow(cluster_outcomes(seeds, processes=processes), totals, len(seeds), take)
+    for outcome in totals.failures[:SHRUNK_MAX]:
+        smallest, runs = shrink(outcome)
+        print("\n" + "\n".join(report(smallest)))
+        print(f"  made smaller in {runs} runs")
+        _say_how_to_repeat("cluster", outcome.seed)
+    for kind in totals.too_rare:
+        print(f"{kind} occurred in {totals.seeds_with[kind]} of {totals.runs} seeds: too few to prove anything")
+    return totals.passed, totals
+
+
+def _say_how_to_repeat(kind: str, seed: int) -> None:
+    print(f"  again: python -m pydanube.testing.sim --only {kind} --seed {seed} --count 1")
+    print(f"  every event: python -m pydanube.testing.sim --only {kind} --seed {seed} --count 1 --verbose", flush=True)
 
 
 def _verbose(seeds: Iterable[int]) -> int:
@@ -139,6 +208,19 @@ def _verbose(seeds: Iterable[int]) -> int:
         totals.add(outcome)
         print("\n".join(outcome.events))
         print(f"seed {seed} digest {outcome.digest}: {outcome.failure or 'every promise held'}")
+    print(totals)
+    return 1 if totals.failures else 0
+
+
+def _verbose_cluster(seeds: Iterable[int]) -> int:
+    totals = ClusterTotals()
+    for seed in seeds:
+        outcome = run_seed(seed, keep_history=True)
+        totals.add(outcome)
+        assert outcome.history is not None
+        print("\n".join(outcome.history.lines()))
+        print("\n".join(report(outcome)) if outcome.problems else f"seed {seed}: every promise held")
+        print(f"digest {outcome.digest}")
     print(totals)
     return 1 if totals.failures else 0
 
