@@ -80,11 +80,19 @@ def notification_without_heartbeat(patch: pytest.MonkeyPatch) -> Tweak:
 
 
 def cursor_saved_before_ack(patch: pytest.MonkeyPatch) -> Tweak:
+    queue = Subscription._queue
+
     def careless(self: Subscription) -> SavedPosition:
         progress = self._machine.progress
-        return SavedPosition(max(progress.next_fresh, progress.next_unacked) - 1, b"", progress.changes)
+        sent = max(progress.next_fresh, progress.next_unacked)
+        return SavedPosition(sent - 1, b"", progress.changes + sent)
+
+    def hasty(self: Subscription, effect: Any, outbox: Any) -> None:
+        queue(self, effect, outbox)
+        self._services.cursors.changed(self)
 
     patch.setattr(Subscription, "saved", careless)
+    patch.setattr(Subscription, "_queue", hasty)
     return None
 
 

@@ -129,7 +129,9 @@ PLANTED: dict[str, list[Event]] = {
         *sent("a", "b"),
         Quiet(1.0, 10.0),
         got("a", 0, at=10.5),
+        Done(TOPIC, "sub", 0, 1),
         got("b", 1, at=13.0),
+        Done(TOPIC, "sub", 1, 1),
         kept({0: "a", 1: "b"}),
     ],
 }
@@ -223,6 +225,13 @@ def test_a_repetition_a_rescued_message_and_a_shared_subscription_break_no_order
     assert broken(shared) == set()
 
 
+def test_a_message_that_was_received_and_never_answered_for_was_not_delivered() -> None:
+    events = [*BEGIN, *sent("a", "b"), got("a", 0), got("b", 1), Done(TOPIC, "sub", 1, 1)]
+    assert broken([*events, kept({0: "a", 1: "b"})]) == set(), "it may still come"
+    assert broken([*events, Quiet(1.0, 3.0), kept({0: "a", 1: "b"})]) == {"never_delivered"}
+    assert broken([*events, Quiet(1.0, 3.0), Done(TOPIC, "sub", 0, 1), kept({0: "a", 1: "b"})]) == set()
+
+
 def test_what_lies_before_a_subscriptions_start_need_not_be_delivered() -> None:
     events = [Created(TOPIC, True), Subscribed(TOPIC, "sub", "Shared", start=1), *sent("a", "b")]
     assert broken([*events, got("b", 1), kept({0: "a", 1: "b"})]) == set()
@@ -252,6 +261,7 @@ def test_a_message_that_was_sent_after_the_quiet_began_is_not_waited_for() -> No
         Quiet(1.0, 10.0),
         acked("a", 0, at=14.0),
         got("a", 0, at=14.1),
+        Done(TOPIC, "sub", 0, 1),
         kept({0: "a"}),
     ]
     assert broken(events) == set()

@@ -248,6 +248,8 @@ class Rescuer:
         tier.objects = objects
         for each in stored:
             tier.garbage.pop(each.object_id, None)
+        # If it was our own disk that had them: they are read as they are in the store now, marked.
+        await topic.log.forget_epoch(orphan.epoch)
         topic.adopted(
             [each for each in topic.orphans if each.epoch != orphan.epoch] + ([left] if left else []),
             rescued=tuple(OffsetRange(each.start_offset, each.end) for each in stored),

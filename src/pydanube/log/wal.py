@@ -545,6 +545,20 @@ class TopicLog:
                 return
         await self.disk.rename(segment.path, segment.path + QUARANTINE_SUFFIX)
 
+    async def forget_epoch(self, epoch: int) -> None:
+        """Drops what this disk has of an older epoch: somebody else keeps it now, and keeps it differently."""
+        assert epoch < self.epoch
+        async with self._checkpointing:
+            doomed = [segment for segment in self.segments if segment.header.epoch == epoch]
+            if self.closed or not doomed:
+                return
+            directory = doomed[0].path.rpartition("/")[0]
+            await self._move_first_offset(directory, doomed[-1].end_offset)
+            self.segments[:] = [segment for segment in self.segments if segment.header.epoch != epoch]
+            for segment in doomed:
+                await self._drop(segment)
+            await self.disk.sync_directory(directory)
+
     async def close(self) -> None:
         """Commits what is queued, then ends the epoch: nothing is ever added to it."""
         if self.closed:

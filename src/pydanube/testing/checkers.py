@@ -235,7 +235,12 @@ def key_order(history: History) -> Found:
 
 
 def never_delivered(history: History) -> Found:
-    """At least once: every message from a subscription's start on reached one of its consumers."""
+    """At least once: every message from a subscription's start on reached one of its consumers.
+
+    Once everything has come to rest it was also acknowledged, or is a dead letter: what a consumer received and never
+    answered for was not delivered.
+    """
+    at_rest = bool(history.all(Quiet))
     for kept in history.all(Kept):
         received: dict[str, set[int]] = defaultdict(set)
         for got in history.of(Got, kept.topic):
@@ -246,6 +251,12 @@ def never_delivered(history: History) -> Found:
             if missing:
                 what = f"{event.subscription} never received {len(missing)} messages, the first at {missing[0]}"
                 yield kept.topic, what, tuple(missing[:3]), (kept.messages[missing[0]],)
+            settled = {each.offset for each in history.of(Done, kept.topic) if each.subscription == event.subscription}
+            settled |= {each.offset for each in history.of(Dead, kept.topic) if each.subscription == event.subscription}
+            skipped = sorted(at for at in kept.messages if at >= first and at not in settled and at not in missing)
+            if skipped and at_rest:
+                what = f"{event.subscription} acknowledged everything but {len(skipped)}, the first at {skipped[0]}"
+                yield kept.topic, what, tuple(skipped[:3]), (kept.messages[skipped[0]],)
 
 
 def delivered_twice(history: History) -> Found:

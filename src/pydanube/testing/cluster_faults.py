@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.delivery import Backoff, FailurePolicy, Poison
 from pydanube.core.lag import Heartbeat
@@ -315,6 +316,22 @@ class Breaking:
     async def _owner(self, topic: TopicName) -> Item | None:
         return await self.town.metadata.get(keys.owner(topic))
 
+    # --- inside a broker ----------------------------------------------------------------------------------------
+
+    async def notifier_dies(self, node: Node, dice: Random) -> None:
+        """The task that tells a subscription of commits is gone: only its heartbeat finds them now."""
+        found = [node.topic(topic) for topic in self.topics]
+        subscriptions = [
+            subscription
+            for topic in found
+            if isinstance(topic, Topic)
+            for subscription in topic.subscriptions.values()
+            if subscription._notifier is not None
+        ]
+        for subscription in dice.sample(subscriptions, min(2, len(subscriptions))):
+            assert subscription._notifier is not None
+            subscription._notifier.cancel()
+
     # --- operators ------------------------------------------------------------------------------------------
 
     async def unload(self, node: Node, dice: Random) -> None:
@@ -419,6 +436,7 @@ KINDS: Final[dict[str, FaultKind]] = {
         Breaking.sync_fails,
         Breaking.disk_full,
         Breaking.bit_flip,
+        Breaking.notifier_dies,
         Breaking.unload,
         Breaking.drain,
         Breaking.rebalance,

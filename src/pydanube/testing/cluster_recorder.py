@@ -147,8 +147,10 @@ class Recorder:
     # --- the end ----------------------------------------------------------------------------------------------
 
     async def read(self, topics: Sequence[TopicName], dead_letters: TopicName) -> None:
-        """Every topic as it is now, and what was given up."""
+        """Every topic that is served, as it is now, and what was given up."""
         for topic in topics:
+            if self._town.host(topic) is None:
+                continue
             found = await self._town.served(topic)
             messages = {offset: text for offset, text, _ in await everything(found)}
             items = await self._town.metadata.list(keys.voids(topic))
@@ -156,7 +158,7 @@ class Recorder:
             orphans = [(each.start, each.end) for each in found.orphans]
             label = life(topic, found.ownership.created)
             self._history.add(Kept(label, found.first_offset, found.head, messages, voids, orphans, self._now()))
-        if dead_letters in self._lives:
+        if self._town.host(dead_letters) is not None:
             for _, text, attributes in await everything(await self._town.served(dead_letters)):
                 topic, name = TopicName(attributes["x-original-topic"]), attributes["x-original-subscription"]
                 offset = int(attributes["x-original-topic-offset"])
