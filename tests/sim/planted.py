@@ -7,6 +7,7 @@ before it starts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -102,10 +103,8 @@ def descriptor_before_the_object(patch: pytest.MonkeyPatch) -> Tweak:
     async def careless(self: TopicTier, name: str, encoded: Encoded, *, raw: bool = False) -> Descriptor:
         async def put() -> None:
             await self.clock.sleep(0.2)
-            try:
+            with contextlib.suppress(DanubeError):
                 await self.store.put(self.key(name), [encoded.data], create=True)
-            except DanubeError:
-                pass
 
         tasks.append(asyncio.create_task(put()))
         return Descriptor(
@@ -130,9 +129,10 @@ def descriptor_before_the_object(patch: pytest.MonkeyPatch) -> Tweak:
 def rescue_does_not_ask_the_owner(patch: pytest.MonkeyPatch) -> Tweak:
     bring = rescue.Rescuer._bring
 
-    async def careless(self: rescue.Rescuer, topic: TopicName, orphan: Orphan) -> None:
+    async def careless(self: rescue.Rescuer, topic: TopicName, orphan: Orphan) -> bool:
         """The returned broker writes history by itself."""
-        await bring(self, topic, orphan)
+        if not await bring(self, topic, orphan):
+            return False
         item = await self._metadata.get(keys.rescue(topic, orphan.epoch))
         assert item is not None
         operations: list[Put | Delete] = [
@@ -158,6 +158,7 @@ def rescue_does_not_ask_the_owner(patch: pytest.MonkeyPatch) -> Tweak:
                 )
                 operations.append(Put(keys.storage_object(topic, encoded.start_offset), descriptor.to_bytes()))
         await self._metadata.transact([], operations)
+        return True
 
     patch.setattr(rescue.Rescuer, "_bring", careless)
     return None

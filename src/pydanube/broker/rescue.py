@@ -97,12 +97,8 @@ class Rescuer:
                 if (start := keys.start_of(item.key)) is not None
                 and (orphan := Orphan.from_bytes(start, item.value)).broker_id == self._broker_id
             ]
-            opened = self._topics.get(topic)
-            if isinstance(opened, Topic) and mine and not opened.orphans:
-                continue  # it was taken from us and we have not noticed yet
             for orphan in mine:
-                if (topic, orphan.epoch) not in self._brought:
-                    await self._bring(topic, orphan)
+                if (topic, orphan.epoch) not in self._brought and await self._bring(topic, orphan):
                     self._brought.add((topic, orphan.epoch))
             if not mine and any(brought == topic for brought, _ in self._brought):
                 self._brought = {each for each in self._brought if each[0] != topic}
@@ -110,8 +106,13 @@ class Rescuer:
                     await self._topics.forget_files(topic)
                     log.info("files of a rescued topic removed", extra={"topic": topic})
 
-    async def _bring(self, topic: TopicName, orphan: Orphan) -> None:
+    async def _bring(self, topic: TopicName, orphan: Orphan) -> bool:
+        """False: the topic was taken from us and we have not noticed yet. What we may still acknowledge in that epoch
+        would be missing in what is brought now, and lost.
+        """
         source = await self._topics.lost_log(topic)
+        if isinstance(source, TopicLog) and source.epoch <= orphan.epoch:
+            return False
         end = min(source.head, orphan.end) if isinstance(source, ClosedLog) else orphan.end
         names: list[str] = []
         damaged: list[tuple[int, int]] = []
@@ -128,6 +129,7 @@ class Rescuer:
         brought = Brought(broker=self._broker_id, objects=tuple(names), end=offset, damaged=tuple(damaged))
         await self._metadata.transact([], [Put(keys.rescue(topic, orphan.epoch), brought.to_bytes())])
         log.info("lost epoch brought back", extra={"topic": topic, "epoch": orphan.epoch, "messages": found})
+        return True
 
     async def _read(
         self, source: TopicLog | ClosedLog, offset: int, end: int, damaged: list[tuple[int, int]]

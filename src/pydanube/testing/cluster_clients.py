@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 CALL_SECONDS: Final = 3.0  # a client's patience
 STREAM_SECONDS: Final = (6.0, 60.0, 300.0)  # how long connections last, at most
-PAUSE_SECONDS: Final = (3.0, 21.0)  # between two messages of one producer
+PAUSE_SECONDS: Final = (3.0, 25.0)  # between two messages of one producer
 POISON: Final = "!"  # a text that ends so is refused by subscriptions that have a dead-letter policy
 KEYS: Final = ("a", "b", "c")
 PRODUCER: Final = ProducerId(7)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from pydanube.broker.retention import Change, RetentionDesk
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.delivery import Backoff, FailurePolicy, Poison
@@ -85,10 +86,16 @@ class Breaking:
         loop = asyncio.get_running_loop()
         for planned in schedule:
             await asyncio.sleep(max(0.0, planned.at - loop.time()))
-            self.say(f"{planned.kind} node {planned.node}")
-            self.history.add(Fault(planned.kind, planned.node, loop.time()))
-            fault = KINDS[planned.kind](self, self.town.node(planned.node), Random(planned.seed))
+            node = self._up(planned.node)
+            self.say(f"{planned.kind} node {node.number}")
+            self.history.add(Fault(planned.kind, node.number, loop.time()))
+            fault = KINDS[planned.kind](self, node, Random(planned.seed))
             self._tasks.append(asyncio.create_task(self.guarded(fault), name=f"fault {planned.kind}"))
+
+    def _up(self, number: int) -> Node:
+        """The node, or the next one that is up: what is down already cannot be broken any more."""
+        nodes = self.town.nodes[number - 1 :] + self.town.nodes[: number - 1]
+        return next((node for node in nodes if node.alive and node.broker is not None), nodes[0])
 
     async def end(self) -> None:
         """No fault goes on."""
@@ -388,6 +395,15 @@ class Breaking:
             topics = host.broker.topics
             await host.call(topics.set_dispatch_config(topic, name, unacked_max=unacked_max, heartbeat=beat))
 
+    async def retention_change(self, node: Node, dice: Random) -> None:
+        """An operator wants no more than a minute of the second topic, or everything again."""
+        topic = self.topics[1]
+        host = next((each for each in self.town.living if each.topic(topic) is not None), None)
+        found = host.topic(topic) if host is not None else None
+        if host is not None and host.broker is not None and isinstance(found, Topic):
+            desk = RetentionDesk(host.broker.topics, lambda name: None)
+            await host.call(desk.set_topic(found, Change(minutes=dice.choice((0, 1, 1)))))
+
     async def set_policy(self, host: Node, topic: TopicName, redeliveries: int) -> None:
         """The first subscription of a topic gives messages up that fail too often."""
         assert host.broker is not None
@@ -442,6 +458,7 @@ KINDS: Final[dict[str, FaultKind]] = {
         Breaking.rebalance,
         Breaking.delete,
         Breaking.policy_change,
+        Breaking.retention_change,
     )
 }
 

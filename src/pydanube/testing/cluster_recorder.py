@@ -24,6 +24,7 @@ from pydanube.testing.history import (
     Created,
     Cursor,
     Dead,
+    Got,
     Head,
     History,
     Kept,
@@ -159,10 +160,13 @@ class Recorder:
             label = life(topic, found.ownership.created)
             self._history.add(Kept(label, found.first_offset, found.head, messages, voids, orphans, self._now()))
         if self._town.host(dead_letters) is not None:
+            # The copy names its topic, not which one of that name it was.
+            lives = {(got.subscription, got.message): got.topic for got in self._history.all(Got)}
             for _, text, attributes in await everything(await self._town.served(dead_letters)):
                 topic, name = TopicName(attributes["x-original-topic"]), attributes["x-original-subscription"]
                 offset = int(attributes["x-original-topic-offset"])
-                self._history.add(Dead(self._life(topic), name, text, offset, self._now()))
+                label = lives.get((name, text), self._life(topic))
+                self._history.add(Dead(label, name, text, offset, self._now()))
 
 
 async def everything(topic: Topic) -> list[tuple[int, str, dict[str, str]]]:

@@ -1,0 +1,186 @@
+"""Whole clusters broken from seeds, and the proof that it would be noticed.
+
+Every defect in planted.py is put into the program, one at a time; each must be found by the same checkers under the
+same faults. A check that has never found anything proves nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from pydanube.testing import cluster_sim
+from pydanube.testing.checkers import Violation
+from pydanube.testing.cluster_faults import KINDS
+from pydanube.testing.cluster_report import ClusterTotals, meaning, report, shrink
+from pydanube.testing.cluster_sim import Outcome, planned, run_seed
+from pydanube.testing.history import Acked, History
+from tests.sim.planted import PLANTED
+
+SEEDS = 60
+CHUNKS = 12
+DEFECT_SEEDS_MAX = 1000
+# Seeds that once found a bug: number, what it broke and when (`meaning`), and what was wrong.
+REGRESSIONS = [
+    line.split(maxsplit=2)
+    for line in (Path(__file__).parent / "cluster_seeds.txt").read_text(encoding="utf-8").splitlines()
+    if line and not line.startswith("#")
+]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Brokers report every fault that is injected; thousands of lines would hide the one that matters."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def told(outcome: Outcome) -> str:
+    """Everything that is needed to understand a failure."""
+    smallest, _ = shrink(outcome)
+    return "\n".join(report(smallest))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_a_cluster_keeps_its_promises(chunk: int) -> None:
+    totals = ClusterTotals()
+    for seed in range(chunk, SEEDS, CHUNKS):
+        outcome = run_seed(seed)
+        assert not outcome.problems, told(outcome)
+        assert outcome.seconds >= 300 and outcome.checked >= cluster_sim.CHECKED_MIN
+        totals.add(outcome)
+    assert totals.passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [int(number) for number, *_ in REGRESSIONS])
+def test_what_was_once_wrong_stays_right(seed: int) -> None:
+    outcome = run_seed(seed)
+    assert not outcome.problems, told(outcome)
+
+
+def test_seeds_that_found_a_bug_still_mean_what_they_meant() -> None:
+    """If this fails the simulator has changed: such a seed is kept, but it breaks something else now than it did then.
+
+    Find one that fails with the bug put back, or say so behind the new word in cluster_seeds.txt.
+    """
+    changed = [
+        f"{seed} was {word}, is {meaning(int(seed))}" for seed, word, _ in REGRESSIONS if meaning(int(seed)) != word
+    ]
+    assert not changed, changed
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_history_in_another_process() -> None:
+    script = (
+        "import logging, sys; logging.disable(50)\n"
+        "from pydanube.testing.cluster_sim import run_seed\n"
+        "for seed in range(20):\n"
+        "    history = run_seed(seed, keep_history=True).history\n"
+        "    sys.stdout.write(''.join(line + chr(10) for line in history.lines()))\n"
+    )
+    # Another hash seed: whoever iterates over a set of strings is found out.
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE
+        )
+        for seed in ("1", "2")
+    ]
+    first, second = (process.communicate(timeout=110)[0] for process in processes)
+    assert len(first) > 1_000_000
+    assert first == second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_defect_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tweak = PLANTED[name](monkeypatch)
+    for seed in range(DEFECT_SEEDS_MAX):
+        outcome = run_seed(seed, tweak=tweak)
+        if outcome.problems:
+            print(f"{name}: found after {seed + 1} seeds: {', '.join(sorted(outcome.rules))}")
+            return
+    raise AssertionError(f"{name} was not found in {DEFECT_SEEDS_MAX} seeds")
+
+
+# --- what a seed does ---------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_fault_occurs_in_enough_seeds_and_there_are_enough_of_them() -> None:
+    seeds: Counter[str] = Counter()
+    faults = 0
+    for seed in range(500):
+        schedule = planned(seed)
+        faults += len(schedule)
+        seeds.update({each.kind for each in schedule})
+    assert faults / 500 >= 10
+    assert {kind for kind in KINDS if seeds[kind] < 0.05 * 500} == set()
+
+
+def test_totals_say_which_kind_of_fault_is_too_rare() -> None:
+    totals = ClusterTotals()
+    for seed in range(300):
+        totals.add(outcome_of(seed))
+    assert totals.passed and totals.too_rare == []
+    totals.seeds_with["power_cut"] = 3
+    assert totals.too_rare == ["power_cut"] and not totals.passed
+
+
+@pytest.mark.slow
+def test_a_seed_that_checked_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_sim, "CHECKED_MIN", 100_000)
+    outcome = run_seed(0)
+    assert outcome.violations == [] and outcome.problems == [f"nothing checked: {outcome.checked} messages are too few"]
+
+
+# --- telling of a failure -----------------------------------------------------------------------------------
+
+
+def outcome_of(seed: int, leave_out: Sequence[int] = (), problems: Sequence[Violation] = ()) -> Outcome:
+    schedule = [each for each in planned(seed) if each.number not in leave_out]
+    history = History([Acked("/default/orders", "a", 7)])
+    faults = Counter(each.kind for each in schedule)
+    texts = [str(problem) for problem in problems]
+    return Outcome(seed, texts, list(problems), faults, 1, 1, 1, 300.0, 1, "", schedule, [], history)
+
+
+LOST = Violation("lost_write", "/default/orders", "'a' was acknowledged at 7", (7,), ("a",))
+
+
+def test_a_failing_run_is_made_smaller_to_what_it_takes() -> None:
+    needed = {2, 9}
+    asked: list[list[int]] = []
+
+    def run(seed: int, leave_out: Sequence[int]) -> Outcome:
+        asked.append(list(leave_out))
+        fails = not needed & set(leave_out)
+        return outcome_of(seed, leave_out, [LOST] if fails else [])
+
+    smallest, runs = shrink(outcome_of(3, problems=[LOST]), run)
+    assert {each.number for each in smallest.schedule} == needed
+    assert runs == len(asked) <= 60
+
+
+def test_another_failure_does_not_count_as_the_same() -> None:
+    other = LOST._replace(rule="gap")
+    smallest, _ = shrink(outcome_of(3, problems=[LOST]), lambda seed, out: outcome_of(seed, out, [other]))
+    assert len(smallest.schedule) == len(planned(3))
+
+
+def test_a_failure_is_told_with_its_seed_its_schedule_and_what_happened() -> None:
+    outcome = outcome_of(3, problems=[LOST] * 8)
+    lines = report(outcome)
+    assert lines[0] == f"seed 3 ({meaning(3)}) failed after 300 simulated seconds:"
+    assert lines[1] == "  lost_write: /default/orders: 'a' was acknowledged at 7" and lines[7] == "  … and 2 more"
+    assert lines[8] == f"schedule, {len(outcome.schedule)} of {len(outcome.schedule)} faults:"
+    assert lines[9] == f"  {planned(3)[0]}"
+    assert '"event": "acked"' in lines[-1]
