@@ -456,7 +456,7 @@ class StoreRefused(Unreachable):
 
 
 class NotServed(Unavailable):
-    """The topic cannot be used here just now: `why`. `moved_to` is the native URL of the broker that has it, if known."""
+    """The topic cannot be used here just now: `why`. `moved_to`: the native URL of the broker that has it, if known."""
 
     def __init__(self, topic: str, why: str, moved_to: str = "") -> None:
         super().__init__(topic, why, moved_to)
@@ -613,7 +613,8 @@ class ObjectDamaged(DataDamaged):
 
     def __str__(self) -> str:
         return (
-            f"object {self.key} with offsets {self.first} up to {self.end} of {self.topic} cannot be read ({self.why}): "
+            f"object {self.key} with offsets {self.first} up to {self.end} of {self.topic} cannot be read "
+            f"({self.why}): "
             "bring it back from a backup; reading then goes on by itself"
         )
 

@@ -320,9 +320,7 @@ def test_a_flag_that_is_not_allowed_is_refused_by_name(flags: Flags, key: str, s
 def test_a_cluster_needs_a_store_and_somebody_who_keeps_its_metadata(file: Path) -> None:
     assert refusal(file, "", mode="cluster").key == "--storage-url"
     assert refusal(file, "storage: {url: 's3://b/p'}", mode="cluster").key == "--seed-nodes"
-    both = refusal(
-        file, "storage: {url: 's3://b/p'}\nmeta_store: {etcd: ['a:1'], seed_nodes: ['b:2']}", mode="cluster"
-    )
+    both = refusal(file, "storage: {url: 's3://b/p'}\nmeta_store: {etcd: ['a:1'], seed_nodes: ['b:2']}", mode="cluster")
     assert both.key == "--etcd"
 
 
