@@ -89,7 +89,7 @@ fuzz-frames: setup-test ## Decode 500,000 damaged streams of frames
 	@$(PYTHON_IN_VENV) -m tests.fuzz.frames --count 500000
 
 .PHONY: sim
-sim: setup-test ## Simulate crashes for seeds SEED to SEED+COUNT-1 (random, 10000)
+sim: setup-test ## Break simulated logs and clusters, seeds SEED to SEED+COUNT-1 (random, 10000)
 	@$(PYTHON_IN_VENV) -m pydanube.testing.sim --seed $(SEED) --count $(COUNT)
 
 .PHONY: bench-log

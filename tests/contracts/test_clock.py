@@ -44,10 +44,10 @@ async def test_sleepers_wake_in_the_order_of_their_times(clock_case: ClockCase) 
         woken.append(moments)
 
     async with asyncio.TaskGroup() as group:
-        for moments in (3, 1, 2):
+        for moments in (60, 20, 40):  # far apart: a busy machine may be slow to start them
             group.create_task(sleep(moments))
-        await clock_case.pass_time(4 * MOMENT)
-    assert woken == [1, 2, 3]
+        await clock_case.pass_time(80 * MOMENT)
+    assert woken == [20, 40, 60]
 
 
 async def test_sleeping_for_no_time_lets_others_run(clock_case: ClockCase) -> None:

@@ -98,6 +98,13 @@ PLANTED: dict[str, list[Event]] = {
         kept({0: "a"}, 2, voids=[(1, 2)]),
     ],
     "duplicate_offset": [*BEGIN, *sent("a", "b"), got("a", 0), got("b", 0)],
+    "stored_twice": [
+        *BEGIN,
+        Sent(TOPIC, "a", once=True),
+        got("a", 0),
+        got("a", 1),
+        kept({0: "a", 1: "a"}),
+    ],
     "gap": [*BEGIN, *sent("a", "c"), got("a", 0), got("c", 2), kept({0: "a", 2: "c"})],
     "phantom": [*BEGIN, *sent("a", "b"), got("a", 0), got("b", 1), kept({0: "a"})],
     "head_back": [*BEGIN, Head(TOPIC, 1, 1, 7), Head(TOPIC, 1, 1, 5)],
@@ -162,6 +169,12 @@ def test_what_went_bad_on_a_disk_may_be_missing_where_that_is_recorded() -> None
 
 def test_one_offset_is_told_to_two_producers() -> None:
     assert broken([*BEGIN, acked("a", 4), acked("b", 4)]) == {"duplicate_offset"}
+
+
+def test_what_was_sent_without_a_session_or_in_two_may_be_there_twice() -> None:
+    twice = [got("a", 0), got("a", 1), kept({0: "a", 1: "a"})]
+    assert broken([*BEGIN, Sent(TOPIC, "a"), *twice]) == set()
+    assert broken([*BEGIN, Sent(TOPIC, "a", once=True), Sent(TOPIC, "a", once=True), *twice]) == set()
 
 
 def test_a_gap_at_the_end_is_a_gap() -> None:

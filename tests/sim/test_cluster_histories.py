@@ -24,8 +24,8 @@ from pydanube.testing.cluster_sim import Outcome, planned, run_seed
 from pydanube.testing.history import Acked, History
 from tests.sim.planted import PLANTED
 
-SEEDS = 60
-CHUNKS = 12
+SEEDS = 100
+CHUNKS = 20
 DEFECT_SEEDS_MAX = 1000
 # Seeds that once found a bug: number, what it broke and when (`meaning`), and what was wrong.
 REGRESSIONS = [

@@ -393,6 +393,8 @@ class Topic:
                 raise OffsetOutOfRange(self.name, offset, given_up, self.head) from None
             described = await self.storage.tier.next_after(offset)
             following = error.first if described is None else min(error.first, described)
+            # What a lost owner may have is no gap: whoever steps over this one must not step over that too.
+            following = min([following, *(each.start for each in self.orphans if each.start > offset)])
             raise OffsetOutOfRange(self.name, offset, following, self.head) from None
 
     async def swap_objects(self, old: Sequence[str], new: Descriptor) -> None:

@@ -1,18 +1,28 @@
-"""For tests of applications and of PyDanube itself. `broker` is a broker in this process; see `brokers.py`."""
+"""For tests of applications and of PyDanube itself.
 
+    broker                  a broker in this process: brokers.py
+    Cluster                 whole brokers on a virtual clock, from a seed: cluster.py
+    History, check          what happened to any cluster, and whether it was right: history.py, checkers.py
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydanube.testing.brokers import broker as broker
+    from pydanube.testing.checkers import check as check
+    from pydanube.testing.cluster import Cluster as Cluster
+    from pydanube.testing.history import History as History
 
-__all__ = ["broker"]
+__all__ = ["Cluster", "History", "broker", "check"]
+
+_PLACES = {"broker": "brokers", "check": "checkers", "Cluster": "cluster", "History": "history"}
 
 
 def __getattr__(name: str) -> Any:
     # Loaded when it is used: the simulator needs no gRPC.
-    if name == "broker":
-        from pydanube.testing.brokers import broker
-
-        globals()["broker"] = broker
-        return broker
+    if name in _PLACES:
+        found = getattr(import_module(f"pydanube.testing.{_PLACES[name]}"), name)
+        globals()[name] = found
+        return found
     raise AttributeError(f"module 'pydanube.testing' has no attribute {name!r}")

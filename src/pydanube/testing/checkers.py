@@ -91,6 +91,19 @@ def duplicate_offset(history: History) -> Found:
                 yield topic, f"offset {offset} has {other!r} and {message!r}", (offset,), (other, message)
 
 
+def stored_twice(history: History) -> Found:
+    """What an idempotent producer sent in one session, however often, is in the log once, over every move and crash."""
+    once: dict[str, bool] = {}
+    for event in history.all(Sent):
+        once[event.message] = event.once and event.message not in once
+    for kept in history.all(Kept):
+        counts = Counter(kept.messages.values())
+        for message, count in counts.items():
+            if count > 1 and once.get(message):
+                places = tuple(offset for offset, each in kept.messages.items() if each == message)
+                yield kept.topic, f"{message!r} is there {count} times, at {places}", places, (message,)
+
+
 def gap(history: History) -> Found:
     """Every offset from the first to the head has a message, or is recorded as a void or an orphan."""
     for kept in history.all(Kept):
@@ -141,7 +154,9 @@ def head_back(history: History) -> Found:
 def _overtaken(history: History, topic: str) -> Found:
     """An offset below one that was told before the message was sent. What a lost owner took is late by nature."""
     late = [(orphan.start, orphan.end) for orphan in history.of(Orphaned, topic)]
-    sent = {event.message: event.at for event in history.all(Sent)}
+    sent: dict[str, float] = {}
+    for event in history.all(Sent):
+        sent.setdefault(event.message, event.at)
     acks = [acked for acked in history.of(Acked, topic) if not _inside(late, acked.offset)]
     acks.sort(key=lambda acked: acked.at)
     times: list[float] = []
@@ -332,6 +347,7 @@ def stuck(history: History) -> Found:
 RULES: Final[Sequence[Callable[[History], Found]]] = (
     lost_write,
     duplicate_offset,
+    stored_twice,
     gap,
     phantom,
     head_back,

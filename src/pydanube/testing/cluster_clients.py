@@ -115,7 +115,7 @@ class Clients:
         while self.publishing and self.now() < until:
             texts = [self._text(name, number + row) for row in range(self.dice.choice((1, 1, 2, 3)))]
             number += len(texts)
-            self._sent(topic, texts)
+            self._sent(topic, texts, once=True)
             time_us = self.town.clock.time_us()  # once: what is sent again is the same, byte for byte
             answered = False
             while not answered and self.working:
@@ -126,6 +126,7 @@ class Clients:
                     answer = await self._ask(topic, _submission(session, sequence, texts, name, time_us))
                 except (SessionUnknown, OutOfSequence, ProducerFenced):
                     session = 0
+                    self._sent(topic, texts, once=True)
                 except (DanubeError, TimeoutError, ProcessDied):
                     await self._pause(0.2, 2.0)
                 else:
@@ -172,10 +173,10 @@ class Clients:
     def _text(self, name: str, number: int) -> str:
         return f"{name}:{number}{POISON if self.dice.random() < 0.04 else ''}"
 
-    def _sent(self, topic: TopicName, texts: list[str]) -> None:
+    def _sent(self, topic: TopicName, texts: list[str], *, once: bool = False) -> None:
         now = self.now()
         for text in texts:
-            self.history.add(Sent(topic, text, key_of(text), now))
+            self.history.add(Sent(topic, text, key_of(text), once, now))
 
     def _acked(self, texts: list[str], answer: Answer) -> None:
         now = self.now()

@@ -56,11 +56,15 @@ class Created(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A producer tries to send a message, for the first time. `topic` is its plain name: who gets it is not known."""
+    """A producer tries to send a message, for the first time. `topic` is its plain name: who gets it is not known.
+
+    `once`: in a session that numbers messages. A producer that begins another session for it sends it anew.
+    """
 
     topic: str
     message: str
     key: str = ""
+    once: bool = False
     at: float = 0.0
 
 
