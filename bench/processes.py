@@ -73,6 +73,36 @@ def wait_for_port(port: int, seconds: float = 30.0) -> None:
         time.sleep(0.05)
 
 
+def paced_fdatasync_ms(scratch: Path, seconds: float, rate: int = 10_000, size: int = 64) -> list[float]:
+    """What a log that did nothing else would need: messages come at a rate, and what has come is written and synced.
+
+    Milliseconds of each message from the time it was meant to come until it is on disk. A disk that stands still for
+    50 ms once a second spoils one sync in thousands, and one message in twenty.
+    """
+    times: list[float] = []
+    path = scratch / "probe"
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.pwrite(file, bytes(16 << 20), 0)  # blocks that are there already, as the log's are
+        os.fsync(file)
+        count, done, position, began = int(seconds * rate), 0, 0, time.perf_counter()
+        while done < count:
+            due = min(count, int((time.perf_counter() - began) * rate))
+            if due == done:
+                time.sleep(1 / rate)
+                continue
+            os.pwrite(file, bytes((due - done) * size), position)
+            os.fdatasync(file)
+            position = (position + (due - done) * size) % (15 << 20)
+            now = time.perf_counter() - began
+            times += [(now - n / rate) * 1000 for n in range(done, due)]
+            done = due
+    finally:
+        os.close(file)
+        path.unlink()
+    return times
+
+
 def fdatasync_ms(scratch: Path, size: int = 4096, count: int = 300) -> tuple[float, float]:
     """p50 and p99 of a write and fdatasync on the same disk, now."""
     times = []

@@ -78,7 +78,7 @@ async def publish(port: int, rate: float, seconds: float, size: int) -> dict[str
                 await asyncio.sleep(pause)
             watched.append(asyncio.create_task(watch(producer, meant)))
             for _ in range(each - 1):
-                if producer.buffered_bytes > 64 * MIB:
+                if producer.buffered_bytes + size > producer.buffer_bytes:
                     await producer.room()
                 producer.send_nowait(next(fresh))
             await asyncio.sleep(0)
@@ -97,6 +97,7 @@ async def publish(port: int, rate: float, seconds: float, size: int) -> dict[str
 
 async def read(url: str, options: dict[str, object], payload_bytes: int) -> dict[str, float]:
     """Everything in the bucket as messages, and everything as plain objects, in turn."""
+    from pydanube.api.memory import give_back_large_blocks
     from pydanube.core import keys
     from pydanube.core.names import TopicName
     from pydanube.core.tiers import History, TierConfig
@@ -109,6 +110,7 @@ async def read(url: str, options: dict[str, object], payload_bytes: int) -> dict
     from pydanube.stores.system import SystemClock, SystemWork
     from pydanube.telemetry import CloudMetrics
 
+    give_back_large_blocks()  # as a broker does
     topic = TopicName(TOPIC)
     store = await open_object_store(url, options)
     snapshot = await read_snapshot(store, topic_prefix(topic))
@@ -281,7 +283,7 @@ class LagWatch:
         while not self._over.wait(1.0):
             with opener.open(self._url, timeout=30) as answer:
                 lines = answer.read().decode().splitlines()
-            [line] = [line for line in lines if line.startswith("danube_cloud_upload_lag_seconds ")]
+            [line] = [line for line in lines if line.startswith("danube_cloud_upload_lag_seconds{")]
             self.worst_seconds = max(self.worst_seconds, float(line.split()[1]))
 
 

@@ -29,6 +29,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from io import BytesIO
 from random import uniform
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
@@ -181,11 +182,11 @@ class RemoteObjectStore:
         if end - first <= COPY_BYTES_MAX:
             data = (await result.bytes_async()).to_bytes()
         else:
-            chunks = []
+            whole = BytesIO()
             async for chunk in result.stream(min_chunk_size=MIB):
-                chunks.append(bytes(chunk))
+                whole.write(chunk)
                 limit.progress()
-            data = await asyncio.to_thread(b"".join, chunks)  # lets go of the interpreter lock: all of them are bytes
+            data = whole.getvalue()  # not a copy: the buffer itself, since nobody writes to it any more
         if result.range != (first, end) or len(data) != end - first:
             raise _Failed(f"{len(data)} bytes came of {end - first}")
         return data
