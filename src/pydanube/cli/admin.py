@@ -18,6 +18,7 @@ from typing import Annotated, Final, TypeVar
 import typer
 from google.protobuf.message import Message
 
+from pydanube.cli.completion import DEFAULT_ENDPOINT, broker_ids, namespace_names, subscription_names, topic_names
 from pydanube.cli.output import Output, OutputOption, payload_fields, payload_text, print_done, print_fields, print_rows
 from pydanube.cli.rpc import CALL_SECONDS, Connection, is_passing
 from pydanube.errors import ConfigError, DanubeError
@@ -26,7 +27,6 @@ from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 M = TypeVar("M", bound=Message)
 
-DEFAULT_ENDPOINT: Final = "http://127.0.0.1:50051"
 ENDPOINT: ContextVar[str] = ContextVar("endpoint", default=DEFAULT_ENDPOINT)
 BROKERS: Final = "danube_admin.BrokerAdmin"
 NAMESPACES: Final = "danube_admin.NamespaceAdmin"
@@ -42,8 +42,10 @@ app.add_typer(brokers, name="brokers", help="The brokers: list, drain, activate,
 app.add_typer(namespaces, name="namespaces", help="Namespaces: list topics, show limits, create, delete.")
 app.add_typer(topics, name="topics", help="Topics: list, create, describe, look into, move, delete.")
 
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic, as /namespace/topic.")]
-NamespaceArgument = Annotated[str, typer.Argument(metavar="NAMESPACE")]
+TopicArgument = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="The topic, as /namespace/topic.", autocompletion=topic_names)
+]
+NamespaceArgument = Annotated[str, typer.Argument(metavar="NAMESPACE", autocompletion=namespace_names)]
 
 
 class Dispatch(StrEnum):
@@ -138,8 +140,12 @@ def delete_namespace(namespace: NamespaceArgument, output: OutputOption = Output
 
 @topics.command("list")
 def list_topics(
-    namespace: Annotated[str | None, typer.Option(help="The topics of this namespace.")] = None,
-    broker: Annotated[str | None, typer.Option(help="The topics that this broker serves, by its id.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="The topics of this namespace.", autocompletion=namespace_names)
+    ] = None,
+    broker: Annotated[
+        str | None, typer.Option(help="The topics that this broker serves, by its id.", autocompletion=broker_ids)
+    ] = None,
     output: OutputOption = Output.table,
 ) -> None:
     """The topics of a namespace, or of a broker."""
@@ -270,7 +276,10 @@ def topic_subscriptions(topic: TopicArgument, output: OutputOption = Output.tabl
 @topics.command("unsubscribe")
 def unsubscribe(
     topic: TopicArgument,
-    subscription: Annotated[str, typer.Option("--subscription", "-s", help="The subscription to remove.")],
+    subscription: Annotated[
+        str,
+        typer.Option("--subscription", "-s", help="The subscription to remove.", autocompletion=subscription_names),
+    ],
     output: OutputOption = Output.table,
 ) -> None:
     """Remove a subscription and its place. Refused while a consumer is connected."""

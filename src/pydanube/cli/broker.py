@@ -75,7 +75,7 @@ def broker(
         Path | None, typer.Option(help="Where everything is kept; made if it is missing.", show_default="./danube-data")
     ] = None,
     config_file: Annotated[
-        Path | None, typer.Option(help="Settings in YAML, with the reference's keys. Flags win over it.")
+        Path | None, typer.Option(help="Settings in YAML: docs/configuration.md has the keys. Flags win over it.")
     ] = None,
     broker_addr: Annotated[
         str | None,
@@ -102,6 +102,15 @@ def broker(
             metavar="IP:PORT",
             help="Clients: the native protocol.",
             show_default="127.0.0.1:6651",
+            rich_help_panel=LISTEN,
+        ),
+    ] = None,
+    web_addr: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IP:PORT|off",
+            help="The web admin, in a browser.",
+            show_default="127.0.0.1:8080 if standalone",
             rich_help_panel=LISTEN,
         ),
     ] = None,
@@ -173,10 +182,19 @@ def broker(
     ] = None,
     edge_config: Annotated[Path | None, typer.Option(help="Edge mode's settings.", rich_help_panel=EDGE)] = None,
     edge_token: Annotated[str | None, typer.Option(help="Edge mode's token.", rich_help_panel=EDGE)] = None,
-    log_level: Annotated[Level, typer.Option(case_sensitive=False, rich_help_panel=LOGS)] = Level.info,
+    log_level: Annotated[
+        Level | None,
+        typer.Option(
+            case_sensitive=False,
+            help="The least that is written: debug, info, warning or error.",
+            show_default="info",
+            rich_help_panel=LOGS,
+        ),
+    ] = None,
     log_format: Annotated[
-        Lines, typer.Option(help="text for people, json for machines.", rich_help_panel=LOGS)
-    ] = Lines.text,
+        Lines | None,
+        typer.Option(help="text for people, json for machines.", show_default="text", rich_help_panel=LOGS),
+    ] = None,
 ) -> None:
     # Here, so that other commands need not wait for YAML, gRPC's server, Arrow and the log.
     from pydanube.api.process import serve
@@ -203,9 +221,12 @@ def broker(
         upload_interval=upload_interval,
         edge_config=edge_config,
         edge_token=edge_token,
+        log_level=log_level,
+        log_format=log_format,
+        web_addr=web_addr,
     )
-    configure_logging(level=log_level.value, as_json=log_format is Lines.json)
     config = load(flags)
+    configure_logging(level=config.lines.level, as_json=config.lines.format == "json")
     for warning in config.warnings:
         log.warning("configuration", extra={"warning": warning})
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -218,6 +239,7 @@ def _print_banner(at: Listening) -> None:
         "native": f"danube://{at.stream_addr}",
         "admin": f"http://{at.admin_addr}",
         "metrics": f"http://{at.metrics_addr}/metrics",
+        **({"web": f"http://{at.web_addr}"} if at.web_addr else {}),
         "data": str(at.data_dir.absolute()),
         "history": at.storage,
         "topics": f"{at.topics} open" + (f", {at.unopened} NOT open: see the log" if at.unopened else ""),

@@ -12,28 +12,38 @@ Names and lines are the reference's.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pydanube.cli.admin import BROKERS, OURS, ask, brokers
+from pydanube.cli.admin import BROKERS, ENDPOINT, OURS, TOPICS, ask, brokers
+from pydanube.cli.completion import broker_ids
 from pydanube.cli.output import Output, OutputOption, print_done, print_fields, print_rows
 from pydanube.cli.rpc import CALL_SECONDS, Connection
-from pydanube.errors import ConfigError, Unreachable
+from pydanube.errors import ConfigError, DanubeError, Unreachable
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 CLUSTER: Final = "danube_admin.ClusterAdmin"
 HELP: Final = "The members of the metadata store: status, add-node, promote-node, remove-node."
 EXIT_FAILED: Final = 1
+WATCH_SECONDS: Final = 0.5
 
 app = typer.Typer(no_args_is_help=True)
 
 BrokerArgument = Annotated[
-    str | None, typer.Argument(metavar="BROKER", help="Its id: `brokers list` shows it.", show_default=False)
+    str | None,
+    typer.Argument(
+        metavar="BROKER", help="Its id: `brokers list` shows it.", show_default=False, autocompletion=broker_ids
+    ),
 ]
-BrokerOption = Annotated[str | None, typer.Option("--broker-id", help="The same, as the reference spells it.")]
+BrokerOption = Annotated[
+    str | None, typer.Option("--broker-id", help="The same, as an option.", autocompletion=broker_ids)
+]
 NodeOption = Annotated[int, typer.Option("--node-id", min=0, help="By its id: `cluster status` shows it.")]
 
 
@@ -62,8 +72,7 @@ def unload_broker(
         dry_run=dry_run,
         timeout_seconds=timeout_seconds,
     )
-    seconds = timeout_seconds + CALL_SECONDS
-    found = ask(BROKERS, "UnloadBroker", request, pb.UnloadBrokerResponse, seconds=seconds)
+    found = asyncio.run(_unload(request))
     numbers = ("started", "total", "succeeded", "failed", "pending")
     if output is Output.json:
         fields = {name: getattr(found, name) for name in numbers}
@@ -75,6 +84,36 @@ def unload_broker(
             print(f"Failed: {line}")
     if found.failed:
         raise typer.Exit(EXIT_FAILED)
+
+
+async def _unload(request: pb.UnloadBrokerRequest) -> pb.UnloadBrokerResponse:
+    """The answer comes at the end; until then, on a terminal, how many topics the broker still has."""
+    seconds = request.timeout_seconds + CALL_SECONDS
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        async with Connection(ENDPOINT.get(), "--endpoint") as broker:
+            watching = asyncio.create_task(_watch(broker, request.broker_id, bar)) if console.is_terminal else None
+            try:
+                method = f"{BROKERS}/UnloadBroker"
+                return await broker.call(method, request, pb.UnloadBrokerResponse, seconds=seconds)
+            finally:
+                if watching is not None:
+                    watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _watch(broker: Connection, broker_id: str, bar: Progress) -> None:
+    """Until it is cancelled. What cannot be asked is not shown."""
+    task = bar.add_task("moving topics", total=None)
+    total = 0
+    while True:
+        with suppress(DanubeError):
+            request = pb.BrokerRequest(broker_id=broker_id)
+            left = len((await broker.call(f"{TOPICS}/ListBrokerTopics", request, pb.TopicInfoListResponse)).topics)
+            total = max(total, left)
+            bar.update(task, total=total, completed=total - left)
+        await asyncio.sleep(WATCH_SECONDS)
 
 
 @brokers.command("activate")

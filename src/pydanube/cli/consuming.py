@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from pydanube.cli.owners import Owners
 from pydanube.cli.rpc import Connection, is_passing, with_retries
 from pydanube.core.names import TopicName
 from pydanube.errors import DanubeError
@@ -46,9 +47,16 @@ async def consume(
 
     A message is shown before it is acknowledged: what was printed may come again, what was not is never lost.
     """
-    topics = await _topics(connection, wish.topic)
+    async with Owners(connection) as owners:
+        return await _consume(owners, wish, show, note)
+
+
+async def _consume(
+    owners: Owners, wish: Wish, show: Callable[[pb.StreamMessage], None], note: Callable[[str], None]
+) -> bool:
+    topics = await _topics(owners.first, wish.topic)
     queue: asyncio.Queue[pb.StreamMessage | DanubeError] = asyncio.Queue(QUEUE_MAX)
-    receivers = [Receiver(connection, wish, topic, queue, note) for topic in topics]
+    receivers = [Receiver(owners, wish, topic, queue, note) for topic in topics]
     # Everywhere before anything is shown, so that a topic that refuses us is a message and no surprise later.
     for receiver in receivers:
         await receiver.subscribe()
@@ -67,7 +75,7 @@ async def consume(
             show(message)
             received += 1
             if wish.ack:
-                await _ack(connection, wish, message, note)
+                await _ack(owners, wish, message, note)
         return True
     finally:
         for task in tasks:
@@ -88,10 +96,11 @@ async def _topics(connection: Connection, topic: TopicName) -> list[str]:
     return list(answer.partitions)
 
 
-async def _ack(connection: Connection, wish: Wish, message: pb.StreamMessage, note: Callable[[str], None]) -> None:
+async def _ack(owners: Owners, wish: Wish, message: pb.StreamMessage, note: Callable[[str], None]) -> None:
     request = pb.AckRequest(request_id=message.request_id, msg_id=message.msg_id, subscription_name=wish.subscription)
     try:
-        await connection.call("danube.ConsumerService/Ack", request, pb.AckResponse)
+        broker = await owners.of(message.msg_id.topic_name)
+        await broker.call("danube.ConsumerService/Ack", request, pb.AckResponse)
     except DanubeError as error:
         if not is_passing(error):
             raise
@@ -103,13 +112,14 @@ class Receiver:
 
     def __init__(
         self,
-        connection: Connection,
+        owners: Owners,
         wish: Wish,
         topic: str,
         queue: asyncio.Queue[pb.StreamMessage | DanubeError],
         note: Callable[[str], None],
     ) -> None:
-        self._connection = connection
+        self._owners = owners
+        self._broker = owners.first
         self._wish = wish
         self._topic = topic
         self._queue = queue
@@ -126,6 +136,7 @@ class Receiver:
                     if not is_passing(error):
                         raise
                     self._note(f"{self._topic}: {error}; trying again")
+                    self._owners.forget(self._topic)
                 await asyncio.sleep(0.2)
                 await self.subscribe()
         except DanubeError as error:
@@ -136,25 +147,25 @@ class Receiver:
 
     async def _subscribe(self) -> int:
         wish = self._wish
-        answer = await self._connection.call(
-            "danube.ConsumerService/Subscribe",
-            pb.ConsumerRequest(
-                request_id=next(self._request_ids),
-                topic_name=self._topic,
-                consumer_name=wish.consumer,
-                subscription=wish.subscription,
-                subscription_type=SUBSCRIPTION_TYPES[wish.sub_type],
-                key_filters=wish.key_filters,
-            ),
-            pb.ConsumerResponse,
+        request = pb.ConsumerRequest(
+            request_id=next(self._request_ids),
+            topic_name=self._topic,
+            consumer_name=wish.consumer,
+            subscription=wish.subscription,
+            subscription_type=SUBSCRIPTION_TYPES[wish.sub_type],
+            key_filters=wish.key_filters,
         )
+        self._broker = await self._owners.of(self._topic)
+        try:
+            answer = await self._broker.call("danube.ConsumerService/Subscribe", request, pb.ConsumerResponse)
+        except DanubeError:
+            self._owners.forget(self._topic)
+            raise
         return answer.consumer_id
 
     async def _receive(self) -> None:
         request = pb.ReceiveRequest(request_id=next(self._request_ids), consumer_id=self._consumer_id)
-        async for message in self._connection.stream(
-            "danube.ConsumerService/ReceiveMessages", request, pb.StreamMessage
-        ):
+        async for message in self._broker.stream("danube.ConsumerService/ReceiveMessages", request, pb.StreamMessage):
             await self._queue.put(message)
         raise DanubeError(
             f"another consumer named {self._wish.consumer} took over the subscription {self._wish.subscription} "

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from pydanube.cli.completion import topic_names
 from pydanube.cli.consuming import Wish
 from pydanube.cli.consuming import consume as consume_all
 from pydanube.cli.output import Output, OutputOption, Progress, payload_fields, payload_text, print_json
@@ -28,12 +29,14 @@ from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
 
 DEFAULT_URL = "http://127.0.0.1:6650"
 DEFAULT_TOPIC = "/default/test_topic"
-SCHEMAS = "Schemas"
+SCHEMAS = "Schemas"  # a broker without a registry refuses what they ask for; until there is one, --help has none
 
 ServiceAddr = Annotated[
     str, typer.Option("--service-addr", "-s", envvar="DANUBE_SERVICE_ADDR", help="The broker's client address.")
 ]
-Topic = Annotated[str, typer.Option("--topic", "-t", help="The topic, as /namespace/topic.")]
+Topic = Annotated[
+    str, typer.Option("--topic", "-t", help="The topic, as /namespace/topic.", autocompletion=topic_names)
+]
 
 
 class SubType(StrEnum):
@@ -49,7 +52,7 @@ class SubType(StrEnum):
 def produce(
     service_addr: ServiceAddr = DEFAULT_URL,
     topic: Topic = DEFAULT_TOPIC,
-    producer_name: Annotated[str, typer.Option("--producer-name", "-n", help="Its name.")] = "test_producer",
+    producer_name: Annotated[str, typer.Option("--producer-name", "-n", help="The producer's name.")] = "test_producer",
     message: Annotated[str | None, typer.Option("--message", "-m", help="The message, as text.")] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="The message is the whole file; - is standard input.")
@@ -70,15 +73,27 @@ def produce(
         int | None,
         typer.Option("--interval", "-i", min=0, help="Milliseconds between messages.", show_default="500, lines 0"),
     ] = None,
-    reliable: Annotated[bool, typer.Option("--reliable", help="Keep messages until they are acknowledged.")] = False,
+    reliable: Annotated[
+        bool, typer.Option("--reliable", help="The topic keeps messages until they are acknowledged.")
+    ] = False,
     in_flight: Annotated[
         int, typer.Option(min=1, max=1024, help="Messages on their way at once. Above 1 their order may change.")
     ] = 1,
-    schema_subject: Annotated[str | None, typer.Option(rich_help_panel=SCHEMAS)] = None,
-    schema_version: Annotated[int | None, typer.Option(min=1, rich_help_panel=SCHEMAS)] = None,
-    schema_min_version: Annotated[int | None, typer.Option(min=1, rich_help_panel=SCHEMAS)] = None,
-    schema_file: Annotated[Path | None, typer.Option(help="Registered first.", rich_help_panel=SCHEMAS)] = None,
-    schema_type: Annotated[str, typer.Option(rich_help_panel=SCHEMAS)] = "json_schema",
+    schema_subject: Annotated[
+        str | None, typer.Option(help="The messages' schema, by its subject.", hidden=True, rich_help_panel=SCHEMAS)
+    ] = None,
+    schema_version: Annotated[
+        int | None, typer.Option(min=1, help="Exactly this version.", hidden=True, rich_help_panel=SCHEMAS)
+    ] = None,
+    schema_min_version: Annotated[
+        int | None, typer.Option(min=1, help="This version or a later one.", hidden=True, rich_help_panel=SCHEMAS)
+    ] = None,
+    schema_file: Annotated[
+        Path | None, typer.Option(help="Registered first.", hidden=True, rich_help_panel=SCHEMAS)
+    ] = None,
+    schema_type: Annotated[
+        str, typer.Option(help="json_schema, avro or protobuf.", hidden=True, rich_help_panel=SCHEMAS)
+    ] = "json_schema",
     output: OutputOption = Output.table,
 ) -> None:
     """Send messages: a text, a file, or every line of standard input.
@@ -208,9 +223,16 @@ def consume(
     service_addr: ServiceAddr = DEFAULT_URL,
     topic: Topic = DEFAULT_TOPIC,
     consumer: Annotated[
-        str, typer.Option("--consumer", "-n", help="Its name. The same name twice: the later takes over.")
+        str, typer.Option("--consumer", "-n", help="The consumer's name. The same name twice: the later takes over.")
     ] = "consumer_pubsub",
-    sub_type: Annotated[SubType, typer.Option("--sub-type", help="How consumers share messages.")] = SubType.shared,
+    sub_type: Annotated[
+        SubType,
+        typer.Option(
+            "--sub-type",
+            help="How consumers share messages: one gets all (exclusive; fail-over: the next takes over), each message "
+            "goes to one of them (shared), or each key to the same one (key-shared). Of a new subscription.",
+        ),
+    ] = SubType.shared,
     key_filter: Annotated[
         list[str] | None, typer.Option("--key-filter", help="With key-shared: only keys like this, as eu-*.")
     ] = None,

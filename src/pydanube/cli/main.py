@@ -8,6 +8,7 @@ line too, exit code 70, and `python -X dev -m pydanube …` shows where it came 
 
 import os
 import sys
+from functools import cache
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -49,35 +50,51 @@ def main() -> None:
     sys.exit(code)
 
 
-def build_app() -> typer.Typer:
-    """Returns the command with all its subcommands."""
+def build_app(*, whole: bool = False) -> typer.Typer:
+    """Returns the command with its subcommands: with all, if `whole`, else with those that the words may mean."""
     app = typer.Typer(
         name="danube",
         help="PyDanube, a reliable pub/sub and streaming platform.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,  # errors are main()'s to report
     )
     app.callback()(_options)
-    from pydanube.cli import admin, broker, cluster, data, moves, pipeline, storage, subscriptions
+    from pydanube.cli import broker, data, pipeline, top
 
     app.command("broker", help=broker.HELP, no_args_is_help=True)(broker.broker)
     app.command("produce")(data.produce)
     app.command("consume", no_args_is_help=True)(data.consume)
-    admin.app.add_typer(subscriptions.app, name="subscriptions", help=subscriptions.HELP)
-    admin.app.add_typer(storage.app, name="storage", help=storage.HELP)
-    admin.app.add_typer(cluster.app, name="cluster", help=cluster.HELP)
-    admin.topics.add_typer(moves.orphans, name="orphan", help=moves.HELP)
-    app.add_typer(admin.app, name="admin")
+    app.command("top")(top.top)
+    app.add_typer(_admin_app(), name="admin")
     app.add_typer(pipeline.app, name="pipeline", help=pipeline.HELP)
     # The log commands read data directories offline and bring Arrow along: a client installed without them still has
     # a working `danube`, and the other commands do not wait for them.
-    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "log")
-    if command == "log" and find_spec("pydanube.cli.log") is not None:
+    if (whole or _first_word() in ("", "log")) and find_spec("pydanube.cli.log") is not None:
         from pydanube.cli import log
 
         app.add_typer(log.app, name="log", help="Look at a data directory: verify, dump, demo.")
     return app
+
+
+@cache
+def _admin_app() -> typer.Typer:
+    """`danube admin`. Its parts are added once, also if a process runs several commands."""
+    import pydanube.cli.redrive
+    import pydanube.cli.serve  # noqa: F401  (these two add themselves)
+    from pydanube.cli import admin, cluster, moves, storage, subscriptions
+
+    admin.app.add_typer(subscriptions.app, name="subscriptions", help=subscriptions.HELP)
+    admin.app.add_typer(storage.app, name="storage", help=storage.HELP)
+    admin.app.add_typer(cluster.app, name="cluster", help=cluster.HELP)
+    admin.topics.add_typer(moves.orphans, name="orphan", help=moves.HELP)
+    return admin.app
+
+
+def _first_word() -> str:
+    """The command that was typed; while the shell completes a line, the one that is in it."""
+    typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    words = typed.split()[1:] if "_DANUBE_COMPLETE" in os.environ else sys.argv[1:]
+    return next((word for word in words if not word.startswith("-")), "")
 
 
 def _print_version(asked: bool) -> None:

@@ -17,6 +17,7 @@ from typing import Annotated, Final
 import typer
 
 from pydanube.cli.admin import ENDPOINT, OURS, TopicArgument, ask, topics
+from pydanube.cli.completion import broker_ids
 from pydanube.cli.output import Output, OutputOption, print_done, print_json, print_rows
 from pydanube.cli.rpc import Connection
 from pydanube.core.names import parse_broker_id
@@ -36,7 +37,13 @@ orphans = typer.Typer(no_args_is_help=True)
 def unload_topic(
     topic: TopicArgument,
     to: Annotated[
-        str | None, typer.Option(metavar="BROKER", help="Its id.", show_default="whichever is least loaded")
+        str | None,
+        typer.Option(
+            metavar="BROKER",
+            help="The broker that gets it, by its id.",
+            show_default="whichever is least loaded",
+            autocompletion=broker_ids,
+        ),
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Until the new broker serves it; shows what happens and how long it took.")

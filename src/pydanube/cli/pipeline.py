@@ -47,9 +47,12 @@ def run(
 
 
 @app.command("jobs")
-def jobs() -> None:
+def jobs(output: OutputOption = Output.table) -> None:
     """List the jobs."""
     from pydanube.pipeline.run import JOBS
 
+    if output is Output.json:
+        print_json(dict(JOBS))
+        return
     for name, what in JOBS.items():
         typer.echo(f"{name:<8} {what}")

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
+from pydanube.cli.owners import Owners
 from pydanube.cli.rpc import BrokerRefused, Connection, is_passing, with_retries
 from pydanube.core.names import TopicName, partition_of_key
 from pydanube.errors import ConfigError, DanubeError
@@ -130,8 +131,15 @@ async def produce(
     connection: Connection, order: Order, messages: AsyncIterator[Outgoing], report: Callable[[Sent], None]
 ) -> None:
     """Sends everything; `report` hears of each message. Raises if the broker stays away, or accepts no producer."""
-    producers = Producers(connection, order)
-    await producers.open()
+    async with Owners(connection) as owners:
+        producers = Producers(owners, order)
+        await producers.open()
+        await _send_all(producers, order, messages, report)
+
+
+async def _send_all(
+    producers: Producers, order: Order, messages: AsyncIterator[Outgoing], report: Callable[[Sent], None]
+) -> None:
     turn = asyncio.Lock()  # of taking the next message
     is_first = True
 
@@ -159,11 +167,12 @@ async def produce(
 class Producers:
     """One producer, or one per partition: round robin, or by key as every client of the reference does."""
 
-    def __init__(self, connection: Connection, order: Order) -> None:
-        self._connection = connection
+    def __init__(self, owners: Owners, order: Order) -> None:
+        self._owners = owners
         self._order = order
         self._names = order.topic.partition_names(order.partitions) if order.partitions else [order.topic]
         self._ids: dict[str, int] = {}
+        self._opened_at: dict[str, Connection] = {}
         self._turns = itertools.count()
         self._request_ids = itertools.count(1)
         self._schema_id: int | None = None
@@ -172,8 +181,8 @@ class Producers:
     async def open(self) -> None:
         if self._order.schema is not None:
             await self._find_schema(self._order.schema)
-        for number, topic in enumerate(self._names):
-            self._ids[topic] = await with_retries(partial(self._create, number, topic))
+        for topic in self._names:
+            await with_retries(partial(self._at_owner, topic))
 
     async def send(self, message: Outgoing) -> Sent:
         """Raises only if the broker stays away."""
@@ -195,7 +204,19 @@ class Producers:
     def _producer_name(self, number: int) -> str:
         return f"{self._order.producer}-{number}" if self._order.partitions else self._order.producer
 
-    async def _create(self, number: int, topic: TopicName) -> int:
+    async def _at_owner(self, topic: str) -> Connection:
+        """The broker that serves the topic, with a producer there."""
+        broker = await self._owners.of(topic)
+        if self._opened_at.get(topic) is not broker:
+            try:
+                self._ids[topic] = await self._create(broker, self._names.index(TopicName(topic)), topic)
+            except DanubeError:
+                self._owners.forget(topic)
+                raise
+            self._opened_at[topic] = broker
+        return broker
+
+    async def _create(self, broker: Connection, number: int, topic: str) -> int:
         schema = self._order.schema
         reference = None
         if schema is not None and schema.version is not None:
@@ -204,7 +225,7 @@ class Producers:
             reference = pb.SchemaReference(subject=schema.subject, min_version=schema.min_version)
         elif schema is not None:
             reference = pb.SchemaReference(subject=schema.subject, use_latest=True)
-        answer = await self._connection.call(
+        answer = await broker.call(
             "danube.ProducerService/CreateProducer",
             pb.ProducerRequest(
                 request_id=next(self._request_ids),
@@ -218,28 +239,32 @@ class Producers:
         return answer.producer_id
 
     async def _send(self, topic: str, message: Outgoing) -> int:
-        answer = await self._connection.call(
-            "danube.ProducerService/SendMessage",
-            pb.StreamMessage(
-                request_id=next(self._request_ids),
-                msg_id=pb.MsgID(producer_id=self._ids[topic], topic_name=topic),
-                payload=message.payload,
-                publish_time=time.time_ns() // 1_000_000,
-                producer_name=self._producer_name(self._names.index(TopicName(topic))),
-                attributes=self._order.attributes,
-                schema_id=self._schema_id,
-                schema_version=self._schema_version,
-                routing_key=message.key,
-            ),
-            pb.MessageResponse,
+        broker = await self._at_owner(topic)
+        request = pb.StreamMessage(
+            request_id=next(self._request_ids),
+            msg_id=pb.MsgID(producer_id=self._ids[topic], topic_name=topic),
+            payload=message.payload,
+            publish_time=time.time_ns() // 1_000_000,
+            producer_name=self._producer_name(self._names.index(TopicName(topic))),
+            attributes=self._order.attributes,
+            schema_id=self._schema_id,
+            schema_version=self._schema_version,
+            routing_key=message.key,
         )
+        try:
+            answer = await broker.call("danube.ProducerService/SendMessage", request, pb.MessageResponse)
+        except DanubeError as error:
+            self._owners.forget(topic)
+            if isinstance(error, BrokerRefused) and is_passing(error):
+                self._opened_at.pop(topic, None)  # it moved, and came back perhaps: the broker forgot the producer
+            raise
         return answer.request_id
 
     async def _find_schema(self, schema: Schema) -> None:
         found: schema_pb.RegisterSchemaResponse | schema_pb.GetSchemaResponse
         if schema.definition is not None:
             print("Auto-registering schema...")
-            found = await self._connection.call(
+            found = await self._owners.first.call(
                 "danube_schema.SchemaRegistry/RegisterSchema",
                 schema_pb.RegisterSchemaRequest(
                     subject=schema.subject, schema_type=schema.kind, schema_definition=schema.definition
@@ -248,7 +273,7 @@ class Producers:
             )
             print(f"Schema registered with ID: {found.schema_id}")
         else:
-            found = await self._connection.call(
+            found = await self._owners.first.call(
                 "danube_schema.SchemaRegistry/GetLatestSchema",
                 schema_pb.GetLatestSchemaRequest(subject=schema.subject),
                 schema_pb.GetSchemaResponse,

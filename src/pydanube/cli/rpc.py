@@ -58,6 +58,7 @@ class Connection:
 
     def __init__(self, url: str, flag: str = "--service-addr") -> None:
         self.address = target(url, flag)
+        self._flag = flag
         self._channel: Any = None
         self._methods: dict[str, Any] = {}
 
@@ -101,7 +102,8 @@ class Connection:
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return Unreachable(f"the broker at {self.address}", "it did not answer in time")
         if code is grpc.StatusCode.UNAVAILABLE and _is_transport(sentence):
-            return Unreachable(f"the broker at {self.address}", "nobody answers there; `danube broker` starts one")
+            why = f"nobody answers there; `danube broker` starts one, {self._flag} names another"
+            return Unreachable(f"the broker at {self.address}", why)
         return BrokerRefused(code.name, sentence)
 
 

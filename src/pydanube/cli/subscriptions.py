@@ -13,6 +13,7 @@ import typer
 from google.protobuf.message import Message
 
 from pydanube.cli.admin import OURS, TOPICS, TopicArgument, ask, tier_fields, topics
+from pydanube.cli.completion import subscription_names
 from pydanube.cli.output import Output, OutputOption, print_done, print_fields
 from pydanube.errors import ConfigError
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
@@ -22,15 +23,29 @@ HELP: Final = "Subscriptions: explain, lag, seek, heartbeat, policies."
 
 app = typer.Typer(no_args_is_help=True)
 
-SubscriptionArgument = Annotated[str, typer.Argument(metavar="SUBSCRIPTION")]
-SubscriptionOption = Annotated[str, typer.Option("--subscription", "-s")]
-Redeliveries = Annotated[int, typer.Option("--max-redelivery-count", min=0, help="After so many it is poison.")]
-AckTimeout = Annotated[
-    int, typer.Option("--ack-timeout-ms", min=0, help="A message unacknowledged for so long failed.")
+SubscriptionArgument = Annotated[
+    str, typer.Argument(metavar="SUBSCRIPTION", help="Its name.", autocompletion=subscription_names)
 ]
-BaseDelay = Annotated[int, typer.Option("--base-redelivery-delay-ms", min=0, help="Before the first redelivery.")]
-MaxDelay = Annotated[int, typer.Option("--max-redelivery-delay-ms", min=0, help="The longest wait.")]
-DeadLetterTopic = Annotated[str | None, typer.Option("--dead-letter-topic", help="Where poison goes.")]
+SubscriptionOption = Annotated[
+    str, typer.Option("--subscription", "-s", help="Its name.", autocompletion=subscription_names)
+]
+Redeliveries = Annotated[
+    int,
+    typer.Option(
+        "--max-redelivery-count", min=0, help="A message that failed more often is given up: --poison-policy."
+    ),
+]
+AckTimeout = Annotated[
+    int, typer.Option("--ack-timeout-ms", min=0, help="Not acknowledged for so long: it failed. 0: never.")
+]
+BaseDelay = Annotated[
+    int, typer.Option("--base-redelivery-delay-ms", min=0, help="How long the first redelivery waits.")
+]
+MaxDelay = Annotated[int, typer.Option("--max-redelivery-delay-ms", min=0, help="The longest that a redelivery waits.")]
+DeadLetterTopic = Annotated[
+    str | None,
+    typer.Option("--dead-letter-topic", help="Where given-up messages go, with dead_letter; made if it is missing."),
+]
 
 
 class Backoff(StrEnum):
@@ -44,9 +59,18 @@ class Poison(StrEnum):
     drop = "drop"
 
 
-BackoffOption = Annotated[Backoff, typer.Option("--backoff-strategy", help="How the delay grows.")]
+BackoffOption = Annotated[
+    Backoff,
+    typer.Option(
+        "--backoff-strategy", help="A redelivery waits as long as the first, or twice as long as the last one."
+    ),
+]
 PoisonOption = Annotated[
-    Poison, typer.Option("--poison-policy", help="What happens to a message that failed too often.")
+    Poison,
+    typer.Option(
+        "--poison-policy",
+        help="A given-up message goes to --dead-letter-topic, stops delivery until it is acknowledged, or is lost.",
+    ),
 ]
 BACKOFF: Final = {Backoff.fixed: pb.Fixed, Backoff.exponential: pb.Exponential}
 POISON: Final = {Poison.dead_letter: pb.DeadLetter, Poison.block: pb.Block, Poison.drop: pb.Drop}
@@ -100,11 +124,29 @@ def seek(
     topic: TopicArgument,
     subscription: SubscriptionArgument,
     to: Annotated[
-        str, typer.Argument(metavar="TO", help="earliest, latest, an offset, or a time as 2026-11-15T09:00:00Z.")
-    ],
+        str | None,
+        typer.Argument(metavar="[TO]", help="earliest, latest, an offset, or a time as 2026-11-15T09:00:00Z."),
+    ] = None,
+    earliest: Annotated[bool, typer.Option("--earliest", help="At the oldest message that is kept.")] = False,
+    latest: Annotated[bool, typer.Option("--latest", help="Behind the newest message.")] = False,
+    offset: Annotated[int | None, typer.Option("--offset", min=0, max=2**64 - 1, help="At this offset.")] = None,
+    time: Annotated[
+        str | None, typer.Option("--time", metavar="TIME", help="At the first message of that time or later.")
+    ] = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """Go on at another place, whatever was acknowledged."""
+    """Go on at another place, whatever was acknowledged. TO and the options say the same; give one.
+
+    danube admin subscriptions seek /default/orders billing --time 2026-11-15T09:00:00Z
+    """
+    given = [to, "earliest" if earliest else None, "latest" if latest else None, time]
+    given += [None if offset is None else str(offset)]
+    if sum(each is not None for each in given) != 1:
+        raise ConfigError("TO", to, "one place: TO, --earliest, --latest, --offset or --time")
+    _seek(topic, subscription, next(each for each in given if each is not None), output)
+
+
+def _seek(topic: str, subscription: str, to: str, output: Output) -> None:
     request = ours.SeekSubscriptionRequest(topic=topic, subscription=subscription)
     if to == "earliest":
         request.earliest.SetInParent()
@@ -144,7 +186,7 @@ def set_heartbeat(
     ],
     output: OutputOption = Output.table,
 ) -> None:
-    """How often lag is looked for besides notifications; at once, and kept."""
+    """Set how often a subscription looks for messages of which no notification told it. At once, and kept."""
     request = ours.SetHeartbeatRequest(topic=topic, subscription=subscription, heartbeat=heartbeat)
     now = ask(OURS, "SetHeartbeat", request, ours.SetHeartbeatResponse).heartbeat
     print_done(f"Heartbeat: {now}", output, heartbeat=now)
@@ -157,7 +199,7 @@ def set_dispatch_config(
     max_unacked_messages: Annotated[int, typer.Option(help="Messages out at once, 1 to 10000.", min=0)],
     output: OutputOption = Output.table,
 ) -> None:
-    """How many messages may be unacknowledged; at once, and kept."""
+    """Set how many messages may be out unacknowledged. At once, and kept."""
     request = pb.SetSubscriptionDispatchConfigRequest(
         topic=topic,
         subscription=subscription,
@@ -171,7 +213,7 @@ def set_dispatch_config(
 def get_dispatch_config(
     topic: TopicArgument, subscription: SubscriptionArgument, output: OutputOption = Output.table
 ) -> None:
-    """What was set; nothing if the broker's default applies."""
+    """Show how many messages may be out unacknowledged; nothing if the broker's default applies."""
     request = pb.GetSubscriptionDispatchConfigRequest(topic=topic, subscription=subscription)
     found = ask(TOPICS, "GetSubscriptionDispatchConfig", request, pb.GetSubscriptionDispatchConfigResponse)
     is_set = found.HasField("dispatch_config")
@@ -191,7 +233,10 @@ def set_failure_policy(
     poison_policy: PoisonOption = Poison.block,
     output: OutputOption = Output.table,
 ) -> None:
-    """What a nack or a missing ack becomes; at once, and kept. May be set before the subscription exists."""
+    """Set what becomes of messages that fail: a nack, or no ack in time. At once, and kept.
+
+    It may be set before the subscription exists.
+    """
     policy = pb.SubscriptionFailurePolicy(
         max_redelivery_count=max_redelivery_count,
         ack_timeout_ms=ack_timeout_ms,
@@ -210,7 +255,7 @@ def set_failure_policy(
 def get_failure_policy(
     topic: TopicArgument, subscription: SubscriptionArgument, output: OutputOption = Output.table
 ) -> None:
-    """What was set; nothing if the defaults apply."""
+    """Show what becomes of messages that fail; nothing if the defaults apply."""
     request = pb.GetSubscriptionFailurePolicyRequest(topic=topic, subscription=subscription)
     found = ask(TOPICS, "GetSubscriptionFailurePolicy", request, pb.GetSubscriptionFailurePolicyResponse)
     if not found.HasField("failure_policy"):

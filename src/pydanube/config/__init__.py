@@ -33,6 +33,7 @@ STREAM: Final = StreamConfig()
 DATA_DIR: Final = Path("danube-data")
 ANY_HOST: Final = ("0.0.0.0", "[::]")
 DURABLE: Final = "storage.durable."
+WEB_ADDR: Final = "127.0.0.1:8080"
 OBJECTS: Final = "objects"  # below the data directory: history of a broker that was not told where to keep it
 TIER: Final = TierConfig()
 SCHEMES: Final = {"s3": "s3", "gcs": "gs", "azblob": "az"}
@@ -64,6 +65,9 @@ class Flags:
     upload_interval: float | None = None
     edge_config: Path | None = None
     edge_token: str | None = field(default=None, repr=False)
+    log_level: str | None = None
+    log_format: str | None = None
+    web_addr: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +134,14 @@ class LoadManagerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinesConfig:
+    """Log lines: from which level on, and for whom: text for people, json for machines."""
+
+    level: str = "info"
+    format: str = "text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """`policies` are the limits of the bootstrap namespaces."""
 
@@ -142,6 +154,8 @@ class Config:
     cluster: ClusterConfig = ClusterConfig()
     load_manager: LoadManagerConfig = LoadManagerConfig()
     stream: StreamConfig = STREAM
+    lines: LinesConfig = LinesConfig()
+    web_addr: str = WEB_ADDR  # where the web admin listens, beside the broker; empty: nowhere
     warnings: tuple[str, ...] = ()
 
     @property
@@ -180,6 +194,8 @@ def load(flags: Flags) -> Config:
         cluster=cluster,
         load_manager=_load_manager(values),
         stream=_stream(values),
+        lines=_lines(flags, values),
+        web_addr=_web_addr(mode, flags, values),
         warnings=(*warnings, *_warnings(mode, flags, values, broker)),
     )
 
@@ -360,6 +376,21 @@ def _stream(values: Values) -> StreamConfig:
         if files[name] is not None and files[needed] is None:
             raise ConfigError(f"stream.tls.{needed}", None, f"stream.tls.{name} needs it")
     return StreamConfig(limits=StreamLimits(**cast(dict[str, Any], limits)), **cast(dict[str, Any], files))
+
+
+def _web_addr(mode: Mode, flags: Flags, values: Values) -> str:
+    """A broker that is alone has one unless told otherwise; a cluster needs only one, and not in a broker."""
+    if flags.web_addr is not None:
+        return keys.address_or_off("--web-addr", flags.web_addr)
+    return values.take("web.listen", WEB_ADDR if mode == "standalone" else "")
+
+
+def _lines(flags: Flags, values: Values) -> LinesConfig:
+    defaults = LinesConfig()
+    return LinesConfig(
+        level=flags.log_level or values.take("log.level", defaults.level),
+        format=flags.log_format or values.take("log.format", defaults.format),
+    )
 
 
 def _load_manager(values: Values) -> LoadManagerConfig:

@@ -30,6 +30,8 @@ from pydanube.errors import ConfigError, InvalidName
 T = TypeVar("T")
 HIDDEN: Final = "(hidden)"
 STRATEGIES: Final = ("fair", "balanced", "weighted_load")
+LEVELS: Final = ("debug", "info", "warning", "error")
+LINES: Final = ("text", "json")
 AGGRESSIVENESS: Final = ("conservative", "balanced", "aggressive")
 
 
@@ -107,6 +109,16 @@ def address(key: str, value: object) -> str:
     return given
 
 
+def address_or_off(key: str, value: object) -> str:
+    """Empty for `off`, which YAML reads as false."""
+    if value is False or value == "off":
+        return ""
+    try:
+        return address(key, value)
+    except ConfigError:
+        raise ConfigError(key, value, "host:port, for example 127.0.0.1:8080, or off") from None
+
+
 def url(key: str, value: object) -> str:
     """What clients dial; a value without scheme is plain http."""
     given = text(key, value)
@@ -157,6 +169,9 @@ SETTINGS: Final[Mapping[str, Check]] = {
     "bootstrap_namespaces": namespaces,
     "auto_create_topics": switch,
     "admin_tls": switch,
+    "log.level": one_of(*LEVELS),
+    "log.format": one_of(*LINES),
+    "web.listen": address_or_off,
     "auth.mode": text,
     "load_manager.assignment_strategy": one_of(*STRATEGIES),
     "load_manager.load_report_interval_seconds": POSITIVE,

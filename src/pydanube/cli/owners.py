@@ -1,0 +1,55 @@
+"""Which broker serves a topic: any broker of a cluster knows, and all but the owner send away whoever brings messages.
+
+async with Owners(connection) as owners:
+    broker = await owners.of("/default/orders")
+    ...
+    owners.forget("/default/orders")            after a failure: it may be elsewhere by now
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydanube.cli.rpc import BrokerRefused, Connection
+from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
+
+NOT_FOUND = "NOT_FOUND"
+
+
+class Owners:
+    """Connections by topic. `first` is the broker that the user named; it stays his to close."""
+
+    def __init__(self, first: Connection) -> None:
+        self.first = first
+        self._found: dict[str, Connection] = {}
+        self._others: dict[str, Connection] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for each in self._others.values():
+            await each.__aexit__()
+
+    async def of(self, topic: str) -> Connection:
+        """The first broker, if the topic does not exist yet or nobody has it just now."""
+        if topic not in self._found:
+            self._found[topic] = await self._look_up(topic)
+        return self._found[topic]
+
+    def forget(self, topic: str) -> None:
+        self._found.pop(topic, None)
+
+    async def _look_up(self, topic: str) -> Connection:
+        request = pb.TopicLookupRequest(request_id=1, topic=topic)
+        try:
+            answer = await self.first.call("danube.Discovery/TopicLookup", request, pb.TopicLookupResponse)
+        except BrokerRefused as error:
+            if error.code != NOT_FOUND:
+                raise
+            return self.first
+        if answer.response_type != pb.TopicLookupResponse.Redirect:
+            return self.first
+        if answer.connect_url not in self._others:
+            self._others[answer.connect_url] = await Connection(answer.connect_url).__aenter__()
+        return self._others[answer.connect_url]

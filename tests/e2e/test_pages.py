@@ -1,0 +1,276 @@
+"""Pages that need real processes, followed as their readers do: every command, in order, with what it prints.
+
+docs/getting-started.md is for somebody new, docs/operations.md for somebody with a cluster. The reader has a directory
+of their own, and the machine's usual ports may be taken; so the pages' ports become free ones, and that is all that is
+changed, besides how many messages are sent while a topic moves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+import pydanube
+from tests.e2e.processes import Process, danube_here, free_ports, until
+from tests.pages import DOCS, REPOSITORY, Block, blocks, missing
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+PAGE = re.sub(r"\b499\b", "149", re.sub(r"\b500\b", "150", (DOCS / "getting-started.md").read_text()))
+PARTS = {
+    heading.partition(".")[0]: text for heading, text in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S)
+}
+FOREVER = ("consume --topic /default/hello --subscription me", "python moving.py")
+OUTPUT_SECONDS = 60.0
+
+
+class Reader:
+    """Somebody with a checkout and three terminals."""
+
+    def __init__(self, directory: Path, ports: Mapping[str, int], environment: Mapping[str, str]) -> None:
+        self.directory = directory
+        self.ports = ports
+        self.environment = {**os.environ, **environment}
+        self.running: list[Process] = []
+        self.said = ""
+        for name in ("Makefile", "scripts", "examples"):
+            copy = shutil.copytree if (REPOSITORY / name).is_dir() else shutil.copy
+            copy(REPOSITORY / name, directory / name)
+        for name in (".venv", "src"):
+            (directory / name).symlink_to(REPOSITORY / name)
+
+    def follow(self, part: str) -> None:
+        for block in blocks(self.with_ports(PARTS[part])):
+            if "End the consumer with Ctrl-C" in block.before:
+                self.interrupt()
+            match block.language:
+                case "sh":
+                    self._run_all(block)
+                case "python":
+                    (self.directory / block.name).write_text(block.text)
+                case "text":
+                    self._expect(block.text)
+
+    def interrupt(self) -> None:
+        """Ctrl-C in the terminal that was opened last."""
+        newest = self.running.pop()
+        newest.send_signal(signal.SIGINT)
+        newest.wait()
+        newest.kill()  # and its keyboard is gone
+
+    def stop_newest(self) -> None:
+        """SIGTERM to the broker that was started last."""
+        assert self.running.pop().stop() == 0
+
+    def browse(self, path: str) -> bytes:
+        """A page of the web admin."""
+        with urlopen(f"http://127.0.0.1:{self.ports['8080']}{path}", timeout=OUTPUT_SECONDS) as answer:
+            page: bytes = answer.read()
+        return page
+
+    def close(self) -> None:
+        subprocess.run(["scripts/brokers", "clean"], cwd=self.directory, env=self.environment, timeout=120)
+        for each in self.running:
+            each.kill()
+
+    def with_ports(self, text: str) -> str:
+        return re.sub(r"\b(127\.0\.0\.1):(\d+)", lambda found: f"{found[1]}:{self.ports.get(found[2], found[2])}", text)
+
+    def _run_all(self, block: Block) -> None:
+        self.said = ""
+        for command in block.commands:
+            if command == "make run":
+                self.run_standalone("./danube-data")
+            elif " admin serve" in command:
+                self.start(f"{command} --listen-addr 127.0.0.1:{self.ports['8080']}")
+            elif command.endswith(FOREVER):
+                self.start(command)
+            elif command.startswith(".venv/bin/danube admin "):
+                here = danube_here(*shlex.split(command)[1:])  # which spares a second of starting
+                assert here.returncode == 0, f"{command}\n{here.stdout}{here.stderr}"
+                self.said += here.stdout
+            else:
+                done = subprocess.run(
+                    self._command(command),
+                    shell=True,
+                    cwd=self.directory,
+                    env=self.environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    timeout=OUTPUT_SECONDS,
+                )
+                assert done.returncode == 0, f"{command}\n{done.stdout}"
+                self.said += done.stdout
+
+    def _command(self, command: str) -> str:
+        # What is installed is no business of this test.
+        return re.sub(r"^make ", "make --silent -o setup -o setup-spark ", command)
+
+    def run_standalone(self, data_dir: str) -> None:
+        """As `make run` does, on the page's ports."""
+        recipe = subprocess.check_output(["make", "-n", "-o", "setup", "run"], cwd=self.directory, text=True)
+        command = recipe.splitlines()[-1]
+        assert "danube broker --mode standalone --data-dir ./danube-data" in command
+        flags = {"--broker-addr": "6650", "--stream-addr": "6651", "--admin-addr": "50051"}
+        flags |= {"--prom-exporter": "9040", "--web-addr": "8080"}
+        listening = " ".join(f"{flag} 127.0.0.1:{self.ports[port]}" for flag, port in flags.items())
+        self.start(f"{command.replace('./danube-data', data_dir)} {listening}")
+
+    def start(self, command: str) -> None:
+        """In a terminal of its own."""
+        output = self.directory / f"terminal-{len(list(self.directory.glob('terminal-*')))}"
+        words = ["sh", "-c", re.sub(r"^(exec )?", "exec ", command)]
+        started = Process(words, output, cwd=self.directory, env=self.environment)
+        self.running.append(started)
+        until(started.text, f"{command} says something", seconds=OUTPUT_SECONDS)
+
+    def _expect(self, expected: str) -> None:
+        """Some terminal shows this, or will."""
+
+        def nothing_is_missing() -> bool:
+            return any(missing(expected, said) is None for said in self._shown())
+
+        until(nothing_is_missing, expected, seconds=OUTPUT_SECONDS, say=lambda: "\n---\n".join(self._shown()))
+
+    def _shown(self) -> list[str]:
+        return [self.said, *(each.text() for each in reversed(self.running))]
+
+
+@contextlib.contextmanager
+def reader_in(directory: Path, ports: Mapping[str, int], environment: Mapping[str, str]) -> Iterator[Reader]:
+    reader = Reader(directory, ports, environment)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def block_of_ports(count: int) -> int:
+    """The first of so many neighbouring ports that nobody has now."""
+    while True:
+        first = random.randrange(20_000, 30_000)
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+
+
+def addresses(client: int, admin: int) -> dict[str, str]:
+    url, endpoint = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{admin}"
+    return {"DANUBE_SERVICE_ADDR": url, "DANUBE_ADMIN_ENDPOINT": endpoint}
+
+
+def operate(reader: Reader) -> None:
+    """Follows docs/operations.md, with the cluster that the reader has."""
+    page = reader.with_ports((DOCS / "operations.md").read_text())
+    with pydanube.blocking.connect(f"danube://127.0.0.1:{reader.ports['6660']}") as client:
+        client.create_topic("/default/orders")
+        with client.consumer("/default/orders", subscription="billing"), client.producer("/default/orders") as orders:
+            orders.send(b"2 coffees")
+    broker, node = ids_of(reader, 1)
+    for block in blocks(page):
+        if block.language != "sh" or "danube-backup" in block.text:
+            continue
+        if block.heading == "Add or remove a broker" and "--join" not in block.text:
+            broker, node = ids_of(reader, 3)
+        for command in block.commands:
+            said = (
+                command.replace("STORE", f"file://{reader.directory}/danube-data/cluster/store")
+                .replace("--to BROKER", f"--to {elsewhere(reader)}" if "--to" in command else "")
+                .replace("BROKER", broker)
+                .replace("NODE", node)
+                .replace("START", "0")
+            )
+            if " remove-node " in said:
+                reader.stop_newest()
+            if " broker " in said:
+                reader.start(f".venv/bin/{said}")
+                until(lambda: "is ready." in reader.running[-1].text(), "it joined", say=reader.running[-1].text)
+            else:
+                done = danube_here(*shlex.split(said)[1:])
+                refused = "discard" in said  # nobody has died here; tests/rooms/test_cluster_cli.py has those
+                assert done.returncode == refused, f"{said}\n{done.stdout}{done.stderr}"
+
+
+def admin_json(*words: str) -> Any:
+    done = danube_here("admin", *words, "--output", "json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def ids_of(reader: Reader, number: int) -> tuple[str, str]:
+    """Of the cluster's broker with this number: its own id, and that of its metadata member."""
+    endpoint = f"http://127.0.0.1:{reader.ports['50051'] + number}"
+    [broker] = [each["broker_id"] for each in admin_json("brokers", "list") if each["admin_addr"] == endpoint]
+    return broker, str(admin_json("--endpoint", endpoint, "cluster", "status")["self_node_id"])
+
+
+def elsewhere(reader: Reader) -> str:
+    """A broker that does not have the topic."""
+    owner = admin_json("topics", "describe", "/default/orders")["broker_id"]
+    return next(each["broker_id"] for each in admin_json("brokers", "list") if each["broker_id"] != owner)
+
+
+def check_backup(reader: Reader) -> None:
+    """The copy of a stopped broker's data directory is whole, and a broker that starts on it has everything."""
+    (command,) = [
+        each for block in blocks((DOCS / "operations.md").read_text()) for each in block.commands if "backup" in each
+    ]
+    reader.stop_newest()
+    shutil.copytree(reader.directory / "danube-data", reader.directory / "danube-backup")
+    done = danube_here(*shlex.split(command)[1:-1], reader.directory / "danube-backup")
+    assert done.returncode == 0, done.stdout + done.stderr
+    reader.run_standalone("./danube-backup")
+    until(lambda: "is ready." in reader.running[-1].text(), "it is ready", say=reader.running[-1].text)
+    assert admin_json("topics", "describe", "/default/hello")["head"] == 4
+    assert admin_json("subscriptions", "lag", "/default/hello", "me")["cursor"] == 3
+
+
+def test_a_broker_runs_the_first_message_arrives_and_a_backup_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, stream, admin, metrics, web = free_ports(5)
+    ports = {"6650": client, "6651": stream, "50051": admin, "9040": metrics, "8080": web}
+    environment = addresses(client, admin)
+    monkeypatch.setenv("DANUBE_ADMIN_ENDPOINT", environment["DANUBE_ADMIN_ENDPOINT"])
+    with reader_in(tmp_path, ports, environment) as reader:
+        reader.follow("1")
+        reader.follow("2")
+        assert b"/default/hello" in reader.browse("/topics")
+        check_backup(reader)
+
+
+def test_a_cluster_runs_a_topic_moves_an_operator_works_and_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = {"CLIENT": 6650, "STREAM": 6660, "ADMIN": 50051, "METRICS": 9040, "RAFT": 7650}
+    first = block_of_ports(4 * len(used))
+    bases = dict(zip(used, range(first, first + 4 * len(used), 4), strict=True))
+    ports = {str(port + n): bases[name] + n for name, port in used.items() for n in range(4)}
+    ports["8080"] = free_ports(1)[0]
+    environment = {**{name: str(base) for name, base in bases.items()}, **addresses(bases["CLIENT"], bases["ADMIN"])}
+    monkeypatch.setenv("DANUBE_ADMIN_ENDPOINT", environment["DANUBE_ADMIN_ENDPOINT"])
+    with reader_in(tmp_path, ports, environment) as reader:
+        reader.follow("3")
+        reader.follow("4")
+        assert b"/default/moving" in reader.browse("/topics")
+        reader.interrupt()
+        operate(reader)
+        (tmp_path / "spark_read.py").touch()  # part 5 has a test where Spark is
+        reader.follow("6")
+        assert not (tmp_path / "danube-data").exists()
