@@ -29,10 +29,10 @@ setup-spark: ## Install Spark and what the data pipeline needs as well
 
 .PHONY: run
 run: setup ## Start a broker on this machine, with its data in ./danube-data
-	@echo 'Try, in other terminals:'
-	@echo '  .venv/bin/danube admin topics create /default/hello --dispatch-strategy reliable'
-	@echo '  .venv/bin/danube consume --topic /default/hello --subscription me'
-	@echo '  .venv/bin/danube produce --topic /default/hello --reliable --message "hello, world"'
+	@echo 'Web admin: http://127.0.0.1:8080. Try next, in other terminals:'
+	@echo '  .venv/bin/danube produce -t /default/hello --reliable -c 1000 -i 100 -m "hello, world"'
+	@echo '  .venv/bin/danube consume -t /default/hello -m me'
+	@echo '  .venv/bin/danube top'
 	@echo
 	@exec .venv/bin/danube broker --mode standalone --data-dir ./danube-data
 
@@ -51,6 +51,10 @@ data-clean: ## Stop them and remove their data
 .PHONY: example-cluster
 example-cluster: setup ## Start three brokers, move a topic under load, show that nothing was lost
 	@examples/cluster.sh
+
+.PHONY: demo
+demo: setup-spark ## Three brokers, a move, a kill -9, Spark, and the proof that nothing was lost (DEMO_ARGS=--keep)
+	@scripts/demo $(DEMO_ARGS)
 
 .PHONY: demo-log
 demo-log: setup ## Show the log: append, kill -9, recover, verify
@@ -99,6 +103,10 @@ bench-log: setup ## Measure the log beside the raw disk, in one table
 .PHONY: bench-lag
 bench-lag: setup ## Measure delivery by notification and by heartbeat, and idle subscriptions
 	@$(PYTHON_IN_VENV) bench/lag.py
+
+.PHONY: bench-scrape
+bench-scrape: setup ## Measure a scrape of the metrics of a broker with 1,000 topics
+	@$(PYTHON_IN_VENV) bench/scrape.py
 
 .PHONY: bench-grpc
 bench-grpc: setup-test ## Measure the gRPC door beside an empty server

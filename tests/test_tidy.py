@@ -29,7 +29,7 @@ SOURCE = REPOSITORY / "src" / "pydanube"
 
 # --- the map --------------------------------------------------------------------------------------
 #
-#   cli  admin  spark  pipeline      guests: they enter through the client, like everyone else
+#   cli  web  spark  pipeline        guests: they enter through the client, like everyone else
 #   client                api        the front door on either side of the wire
 #                         broker     service.py alone chooses adapters
 #   wire     cluster  log  schema  security      rooms know ports, not each other
@@ -54,6 +54,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     # Executors read objects and batches themselves: history costs the brokers nothing.
     "spark": SHARED | {"client", ROOT, "log", "stores"},
     "pipeline": SHARED | {"client", ROOT, "log", "stores", "spark"},
+    # Pages are a guest too, in a browser: they call brokers as the command line does.
+    "web": SHARED | {"client", ROOT},
     ROOT: GROUND | {"client"},
     "__main__": frozenset({"cli"}),
 }
@@ -79,12 +81,29 @@ EXEMPT = (
     Exempt("cli/log.py", "stores", "opens that directory through the Disk adapter"),
     Exempt("cli/pipeline.py", "pipeline.run", "starts jobs, which live in a room of their own with Spark's weight"),
     Exempt("pipeline/__main__.py", "cli.main", "is the same command under another name"),
+    Exempt("web/", "wire._pb", "speaks the admin services, which the native client does not"),
+    Exempt("web/", "cli.rpc", "one way to call a broker and to say what it answered"),
+    Exempt("cli/serve.py", "web", "is the web admin as a process of its own"),
+    Exempt("cli/top.py", "web", "shows the same samples on a terminal"),
+    Exempt("api/process.py", "web", "a standalone broker has the web admin beside it"),
     Exempt("cli/broker.py", "api.process", "is the server: the one command that runs a broker instead of calling one"),
     # Until client/ exists. Afterwards these go through it, as the map says.
     *(
         Exempt(f"cli/{name}.py", "wire._pb", "speaks the compatibility protocol itself while there is no client")
-        for name in ("rpc", "data", "producing", "consuming", "admin", "subscriptions", "storage", "cluster", "moves")
+        for name in (
+            "rpc",
+            "owners",
+            "data",
+            "producing",
+            "consuming",
+            "admin",
+            "subscriptions",
+            "storage",
+            "cluster",
+            "moves",
+        )
     ),
+    Exempt("cli/completion.py", "wire._pb", "asks the admin services for names, as `danube admin` does"),
 )
 
 # --- what must stay behind ports ------------------------------------------------------------------
@@ -96,7 +115,7 @@ NOT_IN_CORE = frozenset(
     | {"os", "shutil", "tempfile"}
     | {"random", "secrets", "uuid"}
 )
-ADAPTERS = frozenset({"stores", "api", "client", "cli", "spark", "pipeline"})
+ADAPTERS = frozenset({"stores", "api", "client", "cli", "spark", "pipeline", "web"})
 MODULES_BEHIND_PORTS = frozenset({"uvloop", "grpc", "time", "random", "secrets", "uuid", "threading", "concurrent"})
 FUNCTIONS_BEHIND_PORTS = frozenset({"to_thread", "run_in_executor", "urandom", "getrandom"})
 CLOCK_READERS = frozenset({"now", "utcnow", "today"})  # of datetime and date; Clock has a now() too

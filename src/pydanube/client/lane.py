@@ -19,6 +19,8 @@ from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded, NotServ
 log = logging.getLogger(__name__)
 
 OPEN_SECONDS: Final = 15.0  # for one attempt; a broker that does not answer by then is as good as away
+ROUTES_MAX: Final = 4  # followed at once, one after the other; two brokers that name each other are then given time
+SETTLED_SECONDS: Final = 1.0  # what was open for so long has arrived
 
 
 class Lane:
@@ -37,6 +39,7 @@ class Lane:
         self._lost = asyncio.Event()
         self._first_open: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._backoff = Backoff()
+        self._routes_followed = 0
         self._last_error: DanubeError | None = None
 
     async def open(self, seconds: float) -> None:
@@ -130,10 +133,12 @@ class Lane:
     def _progressed(self) -> None:
         """The broker did something for us: the next trouble is a new one."""
         self._backoff.reset()
+        self._routes_followed = 0
 
     # --- the loop -----------------------------------------------------------------------------------
 
     async def _keep_open(self) -> None:
+        loop = asyncio.get_running_loop()
         while self.failure is None:
             try:
                 await self._try_open()
@@ -145,9 +150,19 @@ class Lane:
             else:
                 if not self._first_open.done():
                     self._first_open.set_result(None)
+                opened_at = loop.time()
                 await self._lost.wait()
-            if not self._brokers.knows_route(self.topic) and self.failure is None:
+                if loop.time() - opened_at > SETTLED_SECONDS:
+                    self._routes_followed = 0
+            if not self._follows_route() and self.failure is None:
                 await self._backoff.sleep()
+
+    def _follows_route(self) -> bool:
+        """Whether somebody has said where the topic is, and it is worth going there at once."""
+        if not self._brokers.knows_route(self.topic):
+            return False
+        self._routes_followed += 1
+        return self._routes_followed <= ROUTES_MAX
 
     async def _try_open(self) -> None:
         try:

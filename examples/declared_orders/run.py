@@ -1,0 +1,78 @@
+"""Orders in a topic, tables that Spark's own pipelines keep up to date, and DuckDB that asks them.
+
+    .venv/bin/python examples/declared_orders/run.py
+
+Needs Spark Connect, which declared pipelines run on: pip install 'pyspark[connect]'.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import duckdb
+import pyspark
+
+import pydanube
+from pydanube.spark.java import java_home
+from pydanube.testing import broker
+
+HERE = Path(__file__).resolve().parent
+TOPIC = "/default/orders"
+COUNTRIES = ("DE", "AT", "HU", "RO")
+SPEC = """
+name: orders
+storage: file://{directory}/pipeline
+libraries:
+  - glob: {{include: {here}/tables.py}}
+configuration:
+  spark.danube.url: {url}
+  spark.sql.warehouse.dir: {directory}/warehouse
+  spark.sql.shuffle.partitions: "2"
+"""
+
+
+def produce(url: str, first: int, end: int) -> None:
+    with pydanube.blocking.connect(url) as client, client.producer(TOPIC) as producer:
+        for number in range(first, end):
+            value = {"id": f"order-{number}", "country": COUNTRIES[number % 4], "cents": number}
+            producer.room()
+            producer.send_nowait(json.dumps(value).encode())
+
+
+def update(directory: Path, url: str) -> None:
+    """Brings the tables up to date, as `spark-pipelines run` on the command line does."""
+    spec = directory / "spark-pipeline.yml"
+    spec.write_text(SPEC.format(directory=directory, here=HERE, url=url))
+    home = java_home()
+    environment = {
+        **os.environ,
+        **({"JAVA_HOME": home} if home else {}),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    command = [Path(pyspark.__file__).parent / "bin" / "spark-pipelines", "run", "--spec", spec]
+    done = subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(done.stderr.strip().splitlines()[-1])
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="danube-declared-") as name, broker() as running:
+        directory = Path(name)
+        for first, end in ((0, 400), (400, 1000)):
+            produce(running.url, first, end)
+            update(directory, running.url)
+            table = f"read_parquet('{directory}/warehouse/orders_by_country/*.parquet')"
+            for country, count, cents in duckdb.sql(
+                f"select country, orders, cents from {table} order by 1"
+            ).fetchall():
+                print(f"{country}  {count:>4} orders  {cents / 100:>8.2f} EUR")
+
+
+if __name__ == "__main__":
+    main()
