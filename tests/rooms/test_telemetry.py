@@ -43,11 +43,9 @@ async def get(calls: Calls, path: str) -> tuple[int, str]:
 async def scrape(calls: Calls) -> dict[Sample, float]:
     code, text = await get(calls, "/metrics")
     assert code == 200
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    assert {sample.labels.pop("broker", None) for sample in samples} == {str(calls.broker.broker_id)}
+    return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
 
 
 def of_subscription(name: str, subscription: str = "s", topic: str = TOPIC) -> Sample:
@@ -138,8 +136,10 @@ def test_names_with_quotes_and_line_feeds_make_no_series_of_their_own() -> None:
     assert [sample.labels["subscription"] for sample in family.samples] == [odd]
 
 
-def test_the_text_is_what_the_general_exporter_would_print() -> None:
+@pytest.mark.parametrize("broker", ["", "17"])
+def test_the_text_is_what_the_general_exporter_would_print(broker: str) -> None:
     telemetry = Telemetry()
+    telemetry.broker = broker
     telemetry.subscription("/default/a", "s", lambda: Standing(head=9, next_unacked=2, lag=7, undispatched=7))
     telemetry.subscription("/default/b", "é").exhausted["Drop"] += 2
     telemetry.topic("/default/a").send_latency.observe(0.003)
@@ -148,10 +148,9 @@ def test_the_text_is_what_the_general_exporter_would_print() -> None:
 
     def values(text: bytes) -> set[tuple[str, frozenset[tuple[str, str]], float]]:
         return {
-            (sample.name, frozenset(sample.labels.items()), sample.value)
+            (sample.name, frozenset(sample.labels.items()), 0 if sample.name.startswith("process_") else sample.value)
             for family in text_string_to_metric_families(text.decode())
             for sample in family.samples
-            if not sample.name.startswith("process_")
         }
 
     assert values(telemetry.snapshot().text()) == values(generate_latest(telemetry.registry))
@@ -258,6 +257,15 @@ def test_a_line_may_be_json(say: Callable[[logging.Formatter], Callable[..., str
         3,
     )
     assert "ValueError: odd" in line["traceback"]
+
+
+@pytest.mark.parametrize("formatter", [TextLines(), JsonLines()])
+def test_no_line_shows_a_secret(
+    say: Callable[[logging.Formatter], Callable[..., str]], formatter: logging.Formatter
+) -> None:
+    line = say(formatter)("store opened", secret_key="hush1", url="s3://me:hush2@host/x", edge_token="hush3", key="k1")
+    assert "hush" not in line
+    assert line.count("(hidden)") == 3 and "host/x" in line and "k1" in line
 
 
 def test_logging_is_configured_once_more_without_doubling_lines() -> None:

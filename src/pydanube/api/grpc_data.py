@@ -116,6 +116,9 @@ class ProducerService:
                 raise
         try:
             return await self._topics.create(name, delivery=delivery, schema_subject=subject or None)
+        except NotServed:
+            self._broker.telemetry.redirects["post_create", name.namespace] += 1
+            raise
         except TopicExists as taken:
             try:
                 return await self._topics.require(name)  # somebody else created it meanwhile

@@ -2,6 +2,9 @@
 
 A small HTTP/1.1 responder: one request per connection, bounded in size and time. The numbers are copied on the event
 loop and printed in a thread, so that a scrape of thousands of topics does not delay messages.
+
+It opens before everything else, so that a broker that recovers a large log, or waits for its metadata store, is known
+to live and not to be ready: live 200, ready 503, metrics 503 until there is a broker to speak of.
 """
 
 from __future__ import annotations
@@ -13,13 +16,15 @@ from typing import Final, NamedTuple
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from pydanube.telemetry import Snapshot, Telemetry
+from pydanube.telemetry import Histogram, Snapshot, Telemetry
 
 log = logging.getLogger(__name__)
 
 REQUEST_SIZE_MAX_BYTES: Final = 16 * 1024
 REQUEST_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 60.0
+LOOK_SECONDS: Final = 0.1
+STARTING: Final = "the broker is starting"
 REASONS: Final = {
     200: "OK",
     400: "Bad Request",
@@ -37,23 +42,32 @@ class Answer(NamedTuple):
 
 
 class MetricsDoor:
-    """`not_ready` says why the broker cannot be used just now, or None."""
+    """`not_ready` says why the broker cannot be used just now, or None. Whoever opens the other doors sets it."""
 
-    def __init__(self, telemetry: Telemetry, not_ready: Callable[[], str | None]) -> None:
+    def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
-        self._not_ready = not_ready
+        self.not_ready: Callable[[], str | None] = lambda: STARTING
+        self.address = ""  # as bound
         self._server: asyncio.Server | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._printing = asyncio.Lock()  # scrapes take turns
 
-    async def open(self, host: str, port: int) -> int:
-        """Returns the port. Raises OSError."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=REQUEST_SIZE_MAX_BYTES)
-        bound: int = self._server.sockets[0].getsockname()[1]
-        return bound
+    async def open(self, address: str) -> None:
+        """Raises OSError."""
+        host, _, port = address.rpartition(":")
+        self._server = await asyncio.start_server(
+            self._serve, host.strip("[]"), int(port), limit=REQUEST_SIZE_MAX_BYTES
+        )
+        self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
+        self._watching = asyncio.create_task(watch_loop(self._telemetry.loop_lag), name="watch the event loop")
 
     async def close(self) -> None:
+        """A second time is no error."""
         if self._server is not None:
             self._server.close()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -76,6 +90,8 @@ class MetricsDoor:
         if method not in ("GET", "HEAD"):
             return Answer(405, b"only GET is served here\n")
         match path:
+            case "/metrics" if not self._telemetry.broker:
+                return Answer(503, f"{STARTING}\n".encode())
             case "/metrics":
                 async with self._printing:
                     text = await asyncio.to_thread((await self._snapshot()).text)
@@ -83,7 +99,7 @@ class MetricsDoor:
             case "/health/live":
                 return Answer(200, b"live\n")
             case "/health/ready":
-                why = self._not_ready()
+                why = self.not_ready()
                 return Answer(200, b"ready\n") if why is None else Answer(503, f"{why}\n".encode())
         return Answer(404, b"try /metrics, /health/live or /health/ready\n")
 
@@ -96,6 +112,18 @@ class MetricsDoor:
                 snapshot: Snapshot = done.value
                 return snapshot
             await asyncio.sleep(0)
+
+
+async def watch_loop(lag: Histogram) -> None:
+    """Sleeps, and counts how much later than asked it was woken, until cancelled.
+
+    Whatever holds the loop for so long holds every message.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LOOK_SECONDS
+        await asyncio.sleep(LOOK_SECONDS)
+        lag.observe(max(0.0, loop.time() - due))
 
 
 def _request_line(request: bytes) -> tuple[str, str]:

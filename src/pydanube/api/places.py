@@ -39,6 +39,7 @@ async def locate(broker: Broker, name: TopicName) -> Place | NotServed:
         return here(broker)  # it is being opened: whoever comes is told to try again
     peer = cluster.peers.get(host) if host is not None else None
     if peer is not None:
+        broker.telemetry.redirects["not_local", name.namespace] += 1
         return Place(False, peer.broker_url, peer.connect_url, peer.stream_url)
     if not await topics.exists(name):
         raise TopicUnknown(name)

@@ -13,17 +13,22 @@ seconds, so that some messages are delivered twice; in a cluster its topics wait
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from pydanube.api.server import Doors
+from pydanube.api.memory import give_back_large_blocks, keep_collections_short
+from pydanube.api.metrics import MetricsDoor
+from pydanube.api.server import Doors, open_metrics
 from pydanube.broker.service import Broker
 from pydanube.config import Config
 from pydanube.errors import ConfigError, DirectoryInUse
+from pydanube.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +52,7 @@ class Listening(NamedTuple):
     unopened: int  # topics that could not be opened; the log says why
     mode: str
     storage: str  # where history is kept: the URL of the object store
+    web_addr: str = ""  # of the web admin; empty: there is none
 
 
 async def serve(config: Config, announce: Callable[[Listening], None]) -> None:
@@ -92,37 +98,77 @@ def check_ports(config: Config) -> None:
 
 
 async def _serve(config: Config, announce: Callable[[Listening], None], stopping: asyncio.Event) -> None:
-    broker = await _started(config, stopping)
-    if broker is None:
-        return
+    give_back_large_blocks()
+    telemetry = Telemetry()
+    metrics = MetricsDoor(telemetry)
+    await open_metrics(metrics, config.broker.metrics_addr)
     try:
-        doors = await Doors.open(broker)
+        broker = await _started(config, telemetry, stopping)
+        if broker is not None:
+            await _serve_on(broker, metrics, announce, stopping)
+    finally:
+        await metrics.close()
+
+
+async def _serve_on(
+    broker: Broker, metrics: MetricsDoor, announce: Callable[[Listening], None], stopping: asyncio.Event
+) -> None:
+    config = broker.config
+    try:
+        doors = await Doors.open(broker, metrics)
         try:
-            announce(
-                Listening(
-                    broker.broker_id,
-                    len(broker.topics.loaded),
-                    doors.client_addr,
-                    doors.stream_addr,
-                    doors.admin_addr,
-                    doors.metrics_addr,
-                    broker.connect_url,
-                    config.data_dir,
-                    len(broker.topics.unopened),
-                    config.mode,
-                    config.objects_url,
+            async with _web_admin(config, doors, broker.stream_url) as web_addr:
+                keep_collections_short()
+                announce(
+                    Listening(
+                        broker.broker_id,
+                        len(broker.topics.loaded),
+                        doors.client_addr,
+                        doors.stream_addr,
+                        doors.admin_addr,
+                        doors.metrics_addr,
+                        broker.connect_url,
+                        config.data_dir,
+                        len(broker.topics.unopened),
+                        config.mode,
+                        config.objects_url,
+                        web_addr,
+                    )
                 )
-            )
-            await _until_over(broker, doors, stopping)
+                await _until_over(broker, doors, stopping)
         finally:
             await doors.close()
     finally:
         await broker.stop()
 
 
-async def _started(config: Config, stopping: asyncio.Event) -> Broker | None:
+@contextlib.asynccontextmanager
+async def _web_admin(config: Config, doors: Doors, stream_url: str) -> AsyncIterator[str]:
+    """Where it listens. A taken port costs the pages, not the broker."""
+    if not config.web_addr:
+        yield ""
+        return
+    # Here: a broker without pages need not wait for them.
+    from pydanube.web.app import WebSettings
+    from pydanube.web.server import bind, serving
+
+    try:
+        listener = bind(config.web_addr)
+    except OSError as error:
+        why = "the port is taken" if error.errno == errno.EADDRINUSE else (error.strerror or str(error)).lower()
+        advice = "--web-addr names another, or off"
+        log.warning("web admin not started", extra={"address": config.web_addr, "why": why, "advice": advice})
+        yield ""
+        return
+    settings = WebSettings(endpoint=doors.admin_addr, stream_url=stream_url)
+    async with serving(listener, config.web_addr, settings) as web_addr:
+        log.info("web admin opened", extra={"address": web_addr})
+        yield web_addr
+
+
+async def _started(config: Config, telemetry: Telemetry, stopping: asyncio.Event) -> Broker | None:
     """None: it was told to stop before it was ready. A cluster's metadata store may be away for long."""
-    starting = asyncio.create_task(Broker.start(config), name="start the broker")
+    starting = asyncio.create_task(Broker.start(config, telemetry), name="start the broker")
     stopped = asyncio.create_task(stopping.wait(), name="told to stop")
     try:
         await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -17,6 +17,7 @@ import functools
 import logging
 import socket
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 import grpc
@@ -24,7 +25,7 @@ from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
 
 from pydanube.api import grpc_admin, grpc_cluster, grpc_data, grpc_ours, grpc_storage
 from pydanube.api.forward import Forwarder
-from pydanube.api.metrics import MetricsDoor
+from pydanube.api.metrics import STARTING, MetricsDoor
 from pydanube.api.peers import Peers, PeerService
 from pydanube.api.rpc import handler_of
 from pydanube.api.stream import StreamDoor
@@ -32,7 +33,7 @@ from pydanube.api.tls import server_context
 from pydanube.broker.service import Broker
 from pydanube.cluster.cluster import Cluster
 from pydanube.config import reachable
-from pydanube.core.lifecycle import serve_until
+from pydanube.core.lifecycle import Mode, serve_until
 from pydanube.errors import ConfigError
 from pydanube.telemetry import ClusterNow
 from pydanube.wire._pb.danube import DanubeAdmin_pb2, DanubeApi_pb2, SchemaRegistry_pb2
@@ -65,20 +66,23 @@ LEASE_AGE_MAX_SECONDS: Final = 1e9
 class Doors:
     """Addresses are host:port as bound, so port 0 has become a real one."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, metrics: MetricsDoor | None = None) -> None:
         self._broker = broker
         self._client = grpc.aio.server(options=OPTIONS)
         self._admin = grpc.aio.server(options=OPTIONS)
-        self._metrics = MetricsDoor(broker.telemetry, self._not_ready)
+        self._metrics = metrics or MetricsDoor(broker.telemetry)
         self._stream = StreamDoor(broker)
         self._peers = Peers(broker)
-        self._why_not_ready: str | None = "the broker is starting"
+        self._why_not_ready: str | None = STARTING
         self.client_addr = self.admin_addr = self.metrics_addr = self.stream_addr = ""
 
     @classmethod
-    async def open(cls, broker: Broker) -> Doors:
-        """Raises ConfigError for an address that cannot be had; then nothing stays open."""
-        doors = cls(broker)
+    async def open(cls, broker: Broker, metrics: MetricsDoor | None = None) -> Doors:
+        """Raises ConfigError for an address that cannot be had; then nothing stays open.
+
+        `metrics` is one that is open already.
+        """
+        doors = cls(broker, metrics)
         try:
             await doors._open()
         except BaseException:
@@ -112,7 +116,11 @@ class Doors:
         if self._broker.cluster is not None:
             self._broker.topics.remote = self._peers
             self._broker.telemetry.cluster = functools.partial(_now, self._broker, self._broker.cluster)
-        self.metrics_addr = await self._listen_http("--prom-exporter", addresses.metrics_addr)
+        self._broker.telemetry.about = {"version": _version(), "mode": self._broker.config.mode}
+        if not self._metrics.address:
+            await open_metrics(self._metrics, addresses.metrics_addr)
+        self.metrics_addr = self._metrics.address
+        self._metrics.not_ready = self._not_ready
         self.admin_addr = _listen("--admin-addr", self._admin, addresses.admin_addr)
         self.client_addr = _listen("--broker-addr", self._client, addresses.client_addr)
         self.stream_addr = await self._listen_stream("--stream-addr", addresses.stream_addr)
@@ -184,14 +192,6 @@ class Doors:
         ]
         self._admin.add_generic_rpc_handlers((*handlers, schemas))
 
-    async def _listen_http(self, key: str, address: str) -> str:
-        host, _, port = address.rpartition(":")
-        try:
-            bound = await self._metrics.open(host.strip("[]"), int(port))
-        except OSError as error:
-            raise _unusable(key, address, error) from error
-        return f"{host}:{bound}"
-
     async def _listen_stream(self, key: str, address: str) -> str:
         host, _, port = address.rpartition(":")
         try:
@@ -201,7 +201,31 @@ class Doors:
         return f"{host}:{bound}"
 
     def _not_ready(self) -> str | None:
-        return self._why_not_ready
+        """For whoever sends clients here: one that drains serves what it has, and should be sent nobody new."""
+        cluster = self._broker.cluster
+        if self._why_not_ready is not None or cluster is None:
+            return self._why_not_ready
+        if not cluster.may_serve():
+            return "the broker is fenced: its lease was not renewed in time"
+        state = cluster.state_of(self._broker.broker_id)
+        if state is None or state.mode is Mode.ACTIVE:
+            return None
+        return f"the broker is {state.mode.value}: {state.reason}"
+
+
+async def open_metrics(door: MetricsDoor, address: str) -> None:
+    """Raises ConfigError for an address that cannot be had."""
+    try:
+        await door.open(address)
+    except OSError as error:
+        raise _unusable("--prom-exporter", address, error) from error
+
+
+def _version() -> str:
+    try:
+        return version("pydanube")
+    except PackageNotFoundError:  # run from its sources
+        return "unknown"
 
 
 def _now(broker: Broker, cluster: Cluster) -> ClusterNow:
@@ -213,6 +237,11 @@ def _now(broker: Broker, cluster: Cluster) -> ClusterNow:
         brokers=len(cluster.peers),
         # Without a lease it is as old as can be.
         lease_age_seconds=min(broker.clock.elapsed() - sent, LEASE_AGE_MAX_SECONDS),
+        lease_ttl_seconds=lease.ttl_seconds,
+        may_serve=cluster.may_serve(),
+        unassigned=sum(seen.value.is_free for seen in cluster.view.markers.values()),
+        moving=len(broker.hosting.moving) if broker.hosting is not None else 0,
+        imbalance=cluster.requests.balance().variation if cluster.leader == broker.broker_id else None,
     )
 
 

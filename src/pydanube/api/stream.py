@@ -20,8 +20,10 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from time import perf_counter
 from typing import Any, Final, cast
 
+from pydanube.api.grpc_data import camel
 from pydanube.api.stream_handles import Consuming, Producing, Undecided, failed, fits, pieces
 from pydanube.api.stream_requests import Requests
 from pydanube.broker.outbox import DeliveredBatch
@@ -44,6 +46,7 @@ from pydanube.ports import Buffer
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import to_wire
+from pydanube.wire.status import SEND, Code, status
 
 log = logging.getLogger(__name__)
 
@@ -382,7 +385,8 @@ class Connection(asyncio.Protocol):
             return
         except DanubeError as error:
             outcome = failed(error)
-        producing.in_flight.append(Undecided(request_id, header.first_sequence, header.rows, len(body), outcome))
+        undecided = Undecided(request_id, header.first_sequence, header.rows, len(body), outcome, perf_counter())
+        producing.in_flight.append(undecided)
         if outcome.done():
             self._answer_decided(producing)
         else:
@@ -395,9 +399,12 @@ class Connection(asyncio.Protocol):
             outcome = decided.outcome
             error = ProducerUnknown(producing.handle) if outcome.cancelled() else outcome.exception()
             if error is None:
+                producing.topic.metrics.send_latency.observe(perf_counter() - decided.came_at)
                 receipt = producing.receipt(outcome.result(), decided.rows)
                 self.send(pb.Command(request_id=decided.request_id, receipt=receipt))
                 continue
+            code = status(error, SEND).code if isinstance(error, DanubeError) else Code.UNKNOWN
+            producing.topic.metrics.send_errors[camel(code)] += 1
             goes_on = producing.refused(decided.first_sequence, error)
             self.answer_error(decided.request_id, error)
             if not goes_on:

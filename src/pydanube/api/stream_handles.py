@@ -37,6 +37,7 @@ class Undecided(NamedTuple):
     rows: int
     size_bytes: int
     outcome: asyncio.Future[Any]  # a Receipt, or None from a topic that keeps nothing
+    came_at: float  # by perf_counter
 
 
 class Producing:

@@ -84,6 +84,7 @@ class RangeDispatch(Machine):
             rate_ready_at=self._rate_ready_at,
             first_offset=self.first_offset,
             missing=self.progress.missing_count(),
+            timed_out=self.timed_out,
         )
 
     @abstractmethod

@@ -95,6 +95,7 @@ class Standing:
     first_offset: int = 0
     missing: int = 0
     unaccepted: int = 0  # Key-Shared: kept for consumers that are away
+    timed_out: int = 0  # taken back, since the machine was made, because no ack came in time
 
 
 class Beat(NamedTuple):

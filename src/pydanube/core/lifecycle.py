@@ -246,5 +246,7 @@ def retry_delay(failures: int, ttl_seconds: float) -> float:
 
 
 def answer_timeout(ttl_seconds: float) -> float:
-    """How long a renewal may take: short enough for several tries before the lease runs out."""
-    return ttl_seconds / 8
+    """How long a renewal may take, in which the store asks several members: there is time for a second one before the
+    lease runs out.
+    """
+    return ttl_seconds / 2

@@ -82,6 +82,7 @@ class Machine(ABC):
         self.rate = rate
         self.in_flight = InFlight()
         self.first_offset = 0
+        self.timed_out = 0  # messages, in all
         self._now = 0.0
         self._wake_at: float | None = None
         self._rate_ready_at: float | None = None
@@ -279,6 +280,7 @@ class Machine(ABC):
         pieces = self.in_flight.cut_sent(lambda sent_at: sent_at + timeout <= self._now)
         self._release(pieces)
         for piece in pieces:
+            self.timed_out += piece.end - piece.first
             self._failed(piece.first, piece.end, piece.value.tries.failed(TIMED_OUT), 0.0)
 
     def _say_wake(self) -> None:

@@ -35,6 +35,10 @@ class Tail:
         self.start = 0  # the ones before were dropped; they are deleted in bulk
         self.dropped = False
 
+    @property
+    def first_offset(self) -> int | None:
+        return self.batches[self.start].base_offset if self.start < len(self.batches) else None
+
     def read(self, offset: int, bytes_max: int) -> list[Batch]:
         """Batches from the one with `offset` on, up to about `bytes_max`; empty if `offset` is not here."""
         place = bisect_right(self.batches, offset, lo=self.start, key=_base_offset) - 1

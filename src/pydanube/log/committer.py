@@ -40,6 +40,7 @@ from pydanube.log.layout import BALLAST, JOURNALS, SPARE_JOURNAL, journal_path, 
 from pydanube.log.recovery import write_segment
 from pydanube.log.segment import UNSYNCED, Group, SegmentHeader, encode_group
 from pydanube.ports import Buffer, Clock, Disk, Work, Write, WriteResult
+from pydanube.telemetry import WalMetrics
 
 log = logging.getLogger(__name__)
 
@@ -169,6 +170,7 @@ class Committer:
         self._work = work
         self._config = config
         self._observe = observe
+        self.metrics = WalMetrics()  # those of whoever opens the log
         self._ready: dict[Committed, None] = {}  # logs with pending batches, in order of arrival
         self._waiting: dict[Committed, None] = {}  # logs whose next batch waits for a larger reservation
         self._wake = asyncio.Event()
@@ -221,6 +223,13 @@ class Committer:
             if self._journal is None and not self._has_spare and self.stopped is None:
                 with contextlib.suppress(DiskFull):  # then the first group that needs it finds out
                     await self._make_spare()
+
+    async def prepare(self, of: Committed) -> None:
+        """The log is about to get its first batch: makes its segment. A failure is left for that batch to find."""
+        async with self._exclusive:
+            if of.active is None and not of.closed and self.stopped is None:
+                with contextlib.suppress(DiskFull, DiskFailed):
+                    of.adopt(await self._new_segment(of))
 
     async def settle(self, of: Committed) -> None:
         """Everything committed of this log is in its segment file and synced there. For closing it."""
@@ -329,22 +338,27 @@ class Committer:
         now = self._clock.time_us()
         for each in logs:
             active = each.active
-            if active is not None and not self._must_roll(active, now):
+            why = self._why_to_roll(active, now) if active is not None else None
+            if active is not None and why is None:
                 continue
             try:
                 if active is not None:
                     await self._sync_segment(each, active)
                 each.adopt(await self._new_segment(each))
+                if why is not None:
+                    self.metrics.rotations[why] += 1
             except DiskFull as error:
                 await self._disk_is_full(error)
                 self._refuse_pending(each, error)
 
-    def _must_roll(self, segment: SegmentFile, now_us: int) -> bool:
+    def _why_to_roll(self, segment: SegmentFile, now_us: int) -> str | None:
+        """`size` or `time`; None: there is room, and it is young."""
         if segment.end == segment.start:
-            return False
+            return None
+        if segment.end >= self._config.segment_bytes:
+            return "size"
         age_us = now_us - segment.header.created_us
-        too_old = age_us >= self._config.segment_seconds * 1_000_000
-        return segment.end >= self._config.segment_bytes or too_old
+        return "time" if age_us >= self._config.segment_seconds * 1_000_000 else None
 
     async def _new_segment(self, of: Committed) -> SegmentFile:
         previous = of.active

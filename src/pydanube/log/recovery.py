@@ -504,8 +504,10 @@ class _EpochRecovery:
         result = self._result
         last = result.segments[-1] if result.segments else None
         await self._report_damage()
+        # Not above what is damaged: that would be taken for removed by retention, and forgotten, before it is recorded.
+        first_kept = min([result.first_offset, *(damage.first for damage in result.damage)])
         finished = Checkpoint(
-            first_offset=checkpoint.first_offset if checkpoint else result.first_offset,
+            first_offset=checkpoint.first_offset if checkpoint else first_kept,
             finished=True,
             end_offset=result.end_offset,
             segment_id=last.segment_id if last else 0,

@@ -42,7 +42,7 @@ from pydanube.log.batch import Batch, cut
 from pydanube.log.parquet import Encoded, encode_object, encode_raw, read_raw, summary, verify_object
 from pydanube.log.snapshots import Snapshot, Snapshots, epoch_of_snapshot
 from pydanube.log.wal import TopicLog
-from pydanube.ports import Clock, Compare, Delete, MetadataStore, ObjectStore, Put, Revision, Work
+from pydanube.ports import Clock, Compare, Delete, Item, MetadataStore, ObjectStore, Put, Revision, Work
 
 log = logging.getLogger(__name__)
 
@@ -107,10 +107,13 @@ class TopicTier:
 
     # --- knowing --------------------------------------------------------------------------------------
 
-    async def load(self) -> None:
-        """What the metadata store says. The manifest is fetched when somebody needs it: the store may be away."""
+    async def load(self, known: Sequence[Item] | None = None) -> None:
+        """What the metadata store says. The manifest is fetched when somebody needs it: the store may be away.
+
+        `known` is everything below the topic's storage, if it was read when nobody could change it any more.
+        """
         # One read, so of one moment: a descriptor that is in its key or in the manifest is never in neither.
-        items = await self._metadata.list(keys.below_storage(self.topic))
+        items = await self._metadata.list(keys.below_storage(self.topic)) if known is None else known
         history = next((item for item in items if item.key == keys.history(self.topic)), None)
         objects = keys.storage_objects(self.topic)
         try:

@@ -59,6 +59,7 @@ from pydanube.log.layout import (
 from pydanube.log.reader import LogReader, first_row_since
 from pydanube.log.recovery import Recovered, RecoveredEpoch, Tail, clear_journals, recover_topic, redo_journals
 from pydanube.ports import Clock, Disk, Work
+from pydanube.telemetry import WalMetrics
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +112,7 @@ class Wal:
         self._config = config
         self._cache = TailCache(config.cache_bytes)
         self._committer = Committer(disk, clock, work, config, observe)
+        self.metrics = self._committer.metrics
         self._task: asyncio.Task[None] | None = None
         self._logs: dict[str, TopicLog] = {}
         self._names_synced: set[str] = set()
@@ -125,12 +127,16 @@ class Wal:
         config: WalConfig | None = None,
         *,
         observe: Observe = lambda *group: None,
+        metrics: WalMetrics | None = None,
     ) -> Wal:
         """Takes the directory, checks its format and brings back what the commit journals hold.
 
         Raises DirectoryInUse, FormatTooNew, or DiskFull if there is no room for what must be brought back.
         """
         wal = cls(disk, clock, work, config or WalConfig(), observe)
+        if metrics is not None:
+            wal.metrics = wal.committer.metrics = metrics
+            metrics.size_bytes = wal.size_bytes
         await disk.lock(LOCK)
         try:
             await check_format(disk)
@@ -152,6 +158,10 @@ class Wal:
     @property
     def committer(self) -> Committer:
         return self._committer
+
+    def size_bytes(self) -> int:
+        """Of the segments of all open topics. Every file counts until it is removed."""
+        return sum(segment.end for each in self._logs.values() for segment in each.segments)
 
     def answer_only_while(self, may_answer: Callable[[], bool]) -> None:
         """Asked between sync and acknowledgement: a broker whose lease may have run out acknowledges nothing."""
@@ -393,6 +403,10 @@ class TopicLog:
             if not self.pending:
                 return
 
+    async def prepare(self) -> None:
+        """Makes the first segment now, so that whoever appends first does not wait for its directory."""
+        await self._committer.prepare(self)
+
     def reserve(self, end: int) -> None:
         """Offsets below `end` may be given out; batches beyond it wait."""
         self.reserved_end = end
@@ -436,6 +450,11 @@ class TopicLog:
                 ranges.append((segment.first_offset, segment.end_offset))
         return ranges
 
+    @property
+    def memory_first(self) -> int | None:
+        """From here up to the head it is in memory too; None: nothing of it."""
+        return self.tail.first_offset
+
     def reader(self, offset: int) -> LogReader:
         """A place in the log that moves forward as it is read."""
         return LogReader(self, offset)
@@ -445,7 +464,13 @@ class TopicLog:
 
         Batches come whole, so the first may begin before `offset`. Empty at the head.
         """
-        return await LogReader(self, offset).read(bytes_max)
+        if offset < self.head and (cached := self.tail.read(offset, bytes_max)):
+            self._wal.metrics.reads["memory"] += 1
+            return cached
+        found = await LogReader(self, offset).read(bytes_max)
+        if found:
+            self._wal.metrics.reads["file"] += 1
+        return found
 
     async def follow(self, offset: int, *, bytes_max: int = READ_BYTES) -> AsyncIterator[Batch]:
         """Committed batches from `offset` on, for ever; ends when the log is closed."""
@@ -526,6 +551,7 @@ class TopicLog:
             self._kept_from = segments[-1].end_offset
             for segment in segments:
                 await self._drop(segment)
+            self._wal.metrics.deletions["retention"] += len(segments)
             await self.disk.sync_directory(directory)
 
     async def _move_first_offset(self, directory: str, first_offset: int) -> None:
@@ -557,6 +583,7 @@ class TopicLog:
             self.segments[:] = [segment for segment in self.segments if segment.header.epoch != epoch]
             for segment in doomed:
                 await self._drop(segment)
+            self._wal.metrics.deletions["adopted"] += len(doomed)
             await self.disk.sync_directory(directory)
 
     async def close(self) -> None:

@@ -11,6 +11,7 @@ while acks are pending. Every series of a subscription exists, at 0, from its cr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from typing import Final
 
@@ -20,6 +21,7 @@ from prometheus_client.metrics_core import Metric
 from pydanube.core.lag import Standing
 from pydanube.telemetry.counts import (
     CloudMetrics,
+    ClusterMetrics,
     ClusterNow,
     Count,
     Histogram,
@@ -31,16 +33,18 @@ from pydanube.telemetry.counts import (
     WalMetrics,
 )
 from pydanube.telemetry.lines import JsonLines, TextLines, configure_logging
-from pydanube.telemetry.scrape import CloudNow, Snapshot, SubscriptionNow, TopicNow
+from pydanube.telemetry.scrape import BrokerNow, CloudNow, MovesNow, Room, Snapshot, SubscriptionNow, TopicNow, WalNow
 
 __all__ = [
     "CloudMetrics",
+    "ClusterMetrics",
     "ClusterNow",
     "Count",
     "Histogram",
     "JsonLines",
     "Level",
     "MoveMetrics",
+    "Room",
     "RpcMetrics",
     "Snapshot",
     "SubscriptionMetrics",
@@ -51,17 +55,28 @@ __all__ = [
     "configure_logging",
 ]
 
-STEP: Final = 32  # subscriptions
+STEP: Final = 32  # subscriptions, or topics
 
 
 class Telemetry:
-    """One per broker. `registry` is its own, so that two brokers in one process do not mix."""
+    """One per broker. `registry` is its own, so that two brokers in one process do not mix.
+
+    `broker` is its id, and stands as a label in every series; "" until it is known.
+    """
 
     def __init__(self) -> None:
+        self.broker = ""
+        self.about: dict[str, str] = {}  # version and mode
         self.wal = WalMetrics()
         self.cloud = CloudMetrics()
         self.moves = MoveMetrics()
-        self.cluster: Callable[[], ClusterNow] | None = None  # asked at each scrape; None: a broker that is alone
+        self.members = ClusterMetrics()
+        self.loop_lag = Histogram()  # how late the event loop was
+        self.redirects = Counter[tuple[str, str]]()  # clients sent elsewhere, by reason and namespace
+        # Asked at each scrape.
+        self.cluster: Callable[[], ClusterNow] | None = None  # None: a broker that is alone
+        self.unopened: Callable[[], int] | None = None  # topics that could not be opened
+        self.room: Callable[[], Room] | None = None  # of the disk; None: there is none
         self._topics: dict[str, TopicMetrics] = {}
         self._subscriptions: dict[tuple[str, str], SubscriptionMetrics] = {}
         self._rpcs: dict[tuple[str, str], RpcMetrics] = {}
@@ -112,16 +127,27 @@ class Telemetry:
             subscriptions.append(SubscriptionNow.of(*key, metrics))
             if number % STEP == STEP - 1:
                 yield
-        wal = self.wal
+        topics = []
+        for number, (name, counted) in enumerate(list(self._topics.items())):
+            topics.append(TopicNow.of(name, counted))
+            if number % STEP == STEP - 1:
+                yield
         return Snapshot(
-            topics=[TopicNow.of(name, metrics) for name, metrics in self._topics.items()],
+            topics=topics,
             subscriptions=subscriptions,
             rpcs=[(*key, metrics.ok.value, metrics.errors.value) for key, metrics in self._rpcs.items()],
-            wal=(wal.appends.value, wal.append_bytes.value, wal.groups.value),
-            group_latency=wal.group_latency.copy(),
+            wal=WalNow.of(self.wal),
             cloud=CloudNow.of(self.cloud),
-            moves=(dict(self.moves.results), self.moves.pause.copy(), self.moves.fenced.value),
+            moves=MovesNow.of(self.moves, self.members),
             cluster=self.cluster() if self.cluster is not None else None,
+            broker=BrokerNow(
+                self.broker,
+                dict(self.about),
+                self.loop_lag.copy(),
+                dict(self.redirects),
+                self.unopened() if self.unopened is not None else 0,
+            ),
+            room=self.room,
             process=self._process,
         )
 

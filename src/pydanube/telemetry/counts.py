@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
 from typing import Final, NamedTuple
 
 from pydanube.core.lag import Standing
 
 LATENCY_BOUNDS_MS: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0)
+SIZE_BOUNDS_BYTES: Final = (64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0)
+CYCLE_BOUNDS_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
+PHASES: Final = ("upload", "quiet", "cursors", "rest", "seal", "close")  # of a move, in order
 
 
 class Count:
@@ -39,38 +43,52 @@ class Level:
 
 
 class Histogram:
-    """Counts of milliseconds between bounds. `observe` costs a search among twelve numbers."""
+    """Counts of values between bounds. Adding one costs a search among a dozen numbers."""
 
-    __slots__ = ("counts", "sum_ms")
+    __slots__ = ("bounds", "counts", "total")
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(LATENCY_BOUNDS_MS) + 1)
-        self.sum_ms = 0.0
+    def __init__(self, bounds: tuple[float, ...] = LATENCY_BOUNDS_MS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
 
     def observe(self, seconds: float) -> None:
-        milliseconds = seconds * 1000
-        self.counts[bisect_left(LATENCY_BOUNDS_MS, milliseconds)] += 1
-        self.sum_ms += milliseconds
+        """For those whose bounds are milliseconds."""
+        self.add(seconds * 1000)
+
+    def add(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
     def copy(self) -> Buckets:
-        return Buckets(tuple(self.counts), self.sum_ms)
+        return Buckets(tuple(self.counts), self.total, self.bounds)
 
 
 class Buckets(NamedTuple):
-    counts: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_MS) + 1)
-    sum_ms: float = 0.0
+    counts: tuple[int, ...]
+    total: float
+    bounds: tuple[float, ...]
 
-    def cumulative(self) -> list[tuple[str, int]]:
+    def cumulative(self) -> Iterator[tuple[str, int]]:
         """Upper bounds and how many lie below them, as Prometheus wants it."""
-        bounds = (*map(str, LATENCY_BOUNDS_MS), "+Inf")
-        return list(zip(bounds, accumulate(self.counts), strict=True))
+        return zip(_printed(self.bounds), accumulate(self.counts), strict=True)
+
+
+@cache
+def _printed(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return (*map(str, bounds), "+Inf")
 
 
 @dataclass(slots=True, eq=False)
 class TopicMetrics:
+    """`producers` is asked at each scrape: how many are registered."""
+
     messages_in: Count = field(default_factory=Count)
-    bytes_in: Count = field(default_factory=Count)  # payloads
-    producers: Level = field(default_factory=Level)  # registered
+    bytes_in: Count = field(default_factory=Count)  # payloads; of a native batch all its columns
+    sizes: Histogram = field(default_factory=lambda: Histogram(SIZE_BOUNDS_BYTES))  # of single messages, in bytes
+    producers: Callable[[], int] | None = None
+    orphan_ranges: Level = field(default_factory=Level)  # offsets that only a lost broker's disk has
+    orphan_messages: Level = field(default_factory=Level)  # at most so many are in them
     send_latency: Histogram = field(default_factory=Histogram)  # from the request to the answer
     send_errors: Counter[str] = field(default_factory=Counter)  # by status code
 
@@ -91,6 +109,7 @@ class SubscriptionMetrics:
     skipped: Count = field(default_factory=Count)  # removed by retention before they were acknowledged
     consumers: Level = field(default_factory=Level)  # non-reliable; of a reliable one its standing says it
     exhausted: Counter[str] = field(default_factory=Counter)  # failed too often, by poison policy
+    dead_lettered: Count = field(default_factory=Count)  # copied to the dead-letter topic
 
 
 @dataclass(slots=True, eq=False)
@@ -101,12 +120,17 @@ class RpcMetrics:
 
 @dataclass(slots=True, eq=False)
 class WalMetrics:
-    """The log of all topics: commit groups and what was in them."""
+    """The log of all topics: commit groups and what was in them. `size_bytes` is asked at each scrape."""
 
     appends: Count = field(default_factory=Count)
     append_bytes: Count = field(default_factory=Count)
     groups: Count = field(default_factory=Count)
     group_latency: Histogram = field(default_factory=Histogram)
+    rotations: Counter[str] = field(default_factory=Counter)  # segments ended, by reason: size, time
+    deletions: Counter[str] = field(default_factory=Counter)  # segments dropped, by reason: retention, adopted
+    reads: Counter[str] = field(default_factory=Counter)  # pieces read, by place: memory, file, cloud
+    handoffs: Count = field(default_factory=Count)  # readers that came from the cloud tier to the log
+    size_bytes: Callable[[], int] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -134,6 +158,22 @@ class ClusterNow(NamedTuple):
     is_leader: bool
     brokers: int  # alive, this one among them
     lease_age_seconds: float  # since the last renewal that was answered
+    lease_ttl_seconds: float = 0.0
+    may_serve: bool = True  # False: fenced
+    unassigned: int = 0  # topics that no broker has
+    moving: int = 0  # topics that are leaving this broker now
+    imbalance: float | None = None  # the leader alone says it
+
+
+@dataclass(slots=True, eq=False)
+class ClusterMetrics:
+    """What this broker does as a member of its cluster."""
+
+    assigned: Count = field(default_factory=Count)  # topics that it took
+    unassigned: Count = field(default_factory=Count)  # topics that it let go, or lost
+    rebalances: Counter[str] = field(default_factory=Counter)  # moves that it began, by reason: automatic, manual
+    rebalance_failures: Count = field(default_factory=Count)  # such moves of its own topics that failed
+    cycle: Histogram = field(default_factory=lambda: Histogram(CYCLE_BOUNDS_SECONDS))  # a leader's rounds, in seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -142,6 +182,7 @@ class MoveMetrics:
 
     results: Counter[str] = field(default_factory=Counter)  # ok, error
     pause: Histogram = field(default_factory=Histogram)  # from the first refused publish to the release
+    phases: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in PHASES})
     fenced: Count = field(default_factory=Count)  # how often this broker was declared lost
     last_ms: dict[str, float] = field(default_factory=dict)  # of each phase, in the last move
 
@@ -151,4 +192,6 @@ class MoveMetrics:
     def finished(self, milliseconds: Mapping[str, float]) -> None:
         self.results["ok"] += 1
         self.last_ms = dict(milliseconds)
-        self.pause.observe(sum(ms for name, ms in milliseconds.items() if name not in ("upload", "close")) / 1000)
+        for name, ms in milliseconds.items():
+            self.phases.setdefault(name, Histogram()).add(ms)
+        self.pause.add(sum(ms for name, ms in milliseconds.items() if name not in ("upload", "close")))

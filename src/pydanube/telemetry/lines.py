@@ -3,16 +3,23 @@
 log.info("topic opened", extra={"topic": topic, "epoch": 3})
 
 2026-11-15T09:41:07.123Z INFO broker.topics: topic opened topic=/default/orders epoch=3
+{"topic": "/default/orders", "epoch": 3, "time": "2026-11-15T09:41:07.123Z", "level": "INFO", …}
+
+No line shows a secret: a field that is named like one is hidden, and so is what stands before the host of a URL.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
+HIDDEN: Final = "(hidden)"
+_SECRET: Final = re.compile(r"secret|token|passw|credential|access_key|account_key", re.IGNORECASE)
+_USER_IN_URL: Final = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -50,7 +57,16 @@ class JsonLines(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    return {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+    return {key: _harmless(key, value) for key, value in record.__dict__.items() if key not in _STANDARD}
+
+
+def _harmless(key: str, value: object) -> object:
+    if _SECRET.search(key):
+        return HIDDEN
+    if isinstance(value, (bool, int, float)):
+        return value
+    text = str(value)
+    return _USER_IN_URL.sub(HIDDEN, text) if "://" in text and "@" in text else value
 
 
 def _time(record: logging.LogRecord) -> str:

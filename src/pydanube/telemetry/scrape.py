@@ -2,18 +2,31 @@
 
 A broker with a thousand subscriptions has twenty thousand samples. `text` prints them several times faster than a
 general exporter: the labels of a subscription are made into text once and stand in fifteen families.
+
+Every series has the label `broker`, the id of the broker that counted it. A histogram of a topic where nothing happened
+yet is spared its fifteen lines; everything else is there, at 0, from the beginning. `docs/metrics.md` lists it all.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import Metric
 
-from pydanube.telemetry.counts import Buckets, CloudMetrics, ClusterNow, SubscriptionMetrics, TopicMetrics
+from pydanube.telemetry.counts import (
+    PHASES,
+    Buckets,
+    CloudMetrics,
+    ClusterMetrics,
+    ClusterNow,
+    MoveMetrics,
+    SubscriptionMetrics,
+    TopicMetrics,
+    WalMetrics,
+)
 
 # Attribute, metric without `_total`, help.
 COUNTS: Final = (
@@ -47,21 +60,39 @@ CLOUD_COUNTS: Final = (
 )
 
 BROKER_STATES: Final = ("active", "draining", "drained")
+ROTATIONS: Final = ("size", "time")
+DELETIONS: Final = ("retention", "adopted")
+READS: Final = ("memory", "file", "cloud")
+REBALANCES: Final = ("automatic", "manual")
+DEAD_LETTER: Final = "DeadLetter"
 
 Labels: TypeAlias = tuple[str, ...]
-Rows: TypeAlias = Iterable[tuple[Labels, float]]
+Rows: TypeAlias = Sequence[tuple[Labels, float]]
 
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 class Family(NamedTuple):
-    """One metric. `samples` are suffix of the name, label values and number."""
+    """One metric: label values with their numbers, or in a histogram with their buckets."""
 
     name: str
     kind: str
     text: str
     labels: Labels
-    samples: Sequence[tuple[str, Labels, float]]
+    rows: Rows = ()
+    buckets: Sequence[tuple[Labels, Buckets]] = ()
+
+    def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Name, labels and number of each line."""
+        total = "_total" if self.kind == "counter" else ""
+        for values, number in self.rows:
+            yield self.name + total, dict(zip(self.labels, values, strict=True)), number
+        for values, buckets in self.buckets:
+            own = dict(zip(self.labels, values, strict=True))
+            for bound, count in buckets.cumulative():
+                yield f"{self.name}_bucket", {**own, "le": bound}, count
+            yield f"{self.name}_count", own, sum(buckets.counts)
+            yield f"{self.name}_sum", own, buckets.total
 
 
 class TopicNow(NamedTuple):
@@ -69,8 +100,10 @@ class TopicNow(NamedTuple):
     messages_in: int
     bytes_in: int
     producers: int
+    sizes: Buckets
     send_latency: Buckets
     send_errors: dict[str, int]
+    orphans: tuple[int, int]  # ranges, offsets in them
 
     @classmethod
     def of(cls, name: str, metrics: TopicMetrics) -> TopicNow:
@@ -78,9 +111,11 @@ class TopicNow(NamedTuple):
             (name,),
             metrics.messages_in.value,
             metrics.bytes_in.value,
-            metrics.producers.value,
+            metrics.producers() if metrics.producers is not None else 0,
+            metrics.sizes.copy(),
             metrics.send_latency.copy(),
             dict(metrics.send_errors),
+            (metrics.orphan_ranges.value, metrics.orphan_messages.value),
         )
 
 
@@ -91,7 +126,9 @@ class SubscriptionNow(NamedTuple):
     consumers: int
     waiting: int
     blocked: bool
+    timed_out: int
     exhausted: dict[str, int]
+    dead_lettered: int
 
     @classmethod
     def of(cls, topic: str, subscription: str, metrics: SubscriptionMetrics) -> SubscriptionNow:
@@ -103,7 +140,9 @@ class SubscriptionNow(NamedTuple):
             consumers=standing.consumers if standing else metrics.consumers.value,
             waiting=standing.waiting if standing else 0,
             blocked=standing is not None and standing.blocked_offset is not None,
+            timed_out=standing.timed_out if standing else 0,
             exhausted=dict(metrics.exhausted),
+            dead_lettered=metrics.dead_lettered.value,
         )
 
 
@@ -120,45 +159,113 @@ class CloudNow(NamedTuple):
         return cls(counts, metrics.upload_latency.copy(), metrics.waiting() if metrics.waiting else None)
 
 
+class WalNow(NamedTuple):
+    counts: tuple[int, int, int]  # batches, bytes, groups
+    group_latency: Buckets
+    rotations: dict[str, int]
+    deletions: dict[str, int]
+    reads: dict[str, int]
+    handoffs: int
+    size_bytes: int | None
+
+    @classmethod
+    def of(cls, metrics: WalMetrics) -> WalNow:
+        return cls(
+            (metrics.appends.value, metrics.append_bytes.value, metrics.groups.value),
+            metrics.group_latency.copy(),
+            dict(metrics.rotations),
+            dict(metrics.deletions),
+            dict(metrics.reads),
+            metrics.handoffs.value,
+            metrics.size_bytes() if metrics.size_bytes is not None else None,
+        )
+
+
+class MovesNow(NamedTuple):
+    results: dict[str, int]
+    pause: Buckets
+    phases: dict[str, Buckets]
+    fenced: int
+    taken: tuple[int, int]  # topics taken, topics let go or lost
+    rebalances: dict[str, int]
+    rebalance_failures: int
+    cycle: Buckets
+
+    @classmethod
+    def of(cls, moves: MoveMetrics, members: ClusterMetrics) -> MovesNow:
+        return cls(
+            dict(moves.results),
+            moves.pause.copy(),
+            {name: histogram.copy() for name, histogram in moves.phases.items()},
+            moves.fenced.value,
+            (members.assigned.value, members.unassigned.value),
+            dict(members.rebalances),
+            members.rebalance_failures.value,
+            members.cycle.copy(),
+        )
+
+
+class BrokerNow(NamedTuple):
+    broker: str
+    about: dict[str, str]
+    loop_lag: Buckets
+    redirects: dict[tuple[str, str], int]
+    unopened: int
+
+
+class Room(NamedTuple):
+    """Of the disk that holds the data directory."""
+
+    used_bytes: int
+    free_bytes: int  # for ordinary processes
+
+
 class Snapshot(NamedTuple):
     """Nobody changes it, so `collect` and `text` may run in any thread."""
 
     topics: list[TopicNow]
     subscriptions: list[SubscriptionNow]
     rpcs: list[tuple[str, str, int, int]]
-    wal: tuple[int, int, int]
-    group_latency: Buckets
+    wal: WalNow
     cloud: CloudNow
-    moves: tuple[dict[str, int], Buckets, int]
+    moves: MovesNow
     cluster: ClusterNow | None  # None: a broker that is alone
+    broker: BrokerNow
+    room: Callable[[], Room] | None  # asks the system, as `process` does
     process: ProcessCollector  # reads the system's numbers when asked
 
     def collect(self) -> Iterator[Metric]:
         """As prometheus-client has them."""
+        whose = {"broker": self.broker.broker} if self.broker.broker else {}
         for family in self.families():
             metric = Metric(family.name, family.text, family.kind)
-            for suffix, values, number in family.samples:
-                names = (*family.labels, "le") if suffix == "_bucket" else family.labels
-                metric.add_sample(family.name + suffix, dict(zip(names, values, strict=True)), number)
+            for name, labels, number in family.samples():
+                metric.add_sample(name, labels | whose, number)
             yield metric
-        yield from self.process.collect()
+        for metric in self.process.collect():
+            metric.samples = [sample._replace(labels=sample.labels | whose) for sample in metric.samples]
+            yield metric
 
     def text(self) -> bytes:
         """Prometheus' text format, version 0.0.4."""
-        known: dict[tuple[Labels, Labels], str] = {}
+        whose = (("broker", self.broker.broker),) if self.broker.broker else ()
+        printers: dict[Labels, Printed] = {}  # labels that many families share are printed once
         lines: list[str] = []
         for family in self.families():
-            total = "_total" if family.kind == "counter" else ""
-            lines.append(f"# HELP {family.name}{total} {family.text}\n# TYPE {family.name}{total} {family.kind}\n")
-            for suffix, values, number in family.samples:
-                names = (*family.labels, "le") if suffix == "_bucket" else family.labels
-                labels = known.get((names, values))
-                if labels is None:
-                    labels = known[names, values] = _print_labels(names, values)
-                lines.append(f"{family.name}{suffix}{labels} {number}\n")
+            name = f"{family.name}_total" if family.kind == "counter" else family.name
+            lines.append(f"# HELP {name} {family.text}\n# TYPE {name} {family.kind}\n")
+            printed = printers.setdefault(family.labels, Printed(family.labels, whose))
+            lines += [f"{name}{printed[values]} {number}\n" for values, number in family.rows]
+            for values, buckets in family.buckets:
+                own = printed[values]
+                start = f"{name}_bucket{own[:-1]}," if own else f"{name}_bucket{{"
+                lines += [f'{start}le="{bound}"}} {count}\n' for bound, count in buckets.cumulative()]
+                lines.append(f"{name}_count{own} {sum(buckets.counts)}\n{name}_sum{own} {buckets.total}\n")
+        own = Printed((), whose)[()]
         for metric in self.process.collect():
-            lines.append(f"# HELP {metric.name} {metric.documentation}\n# TYPE {metric.name} {metric.type}\n")
-            lines += [f"{sample.name} {sample.value}\n" for sample in metric.samples]
+            name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+            lines.append(f"# HELP {name} {metric.documentation}\n# TYPE {name} {metric.type}\n")
+            lines += [f"{sample.name}{own} {sample.value}\n" for sample in metric.samples]
         return "".join(lines).encode()
 
     def families(self) -> Iterator[Family]:
@@ -182,6 +289,11 @@ class Snapshot(NamedTuple):
         exhausted = [((*each.labels, policy), n) for each in every for policy, n in each.exhausted.items()]
         by_policy = (*labels, "poison_policy")
         yield _counter("danube_subscription_retry_exhausted", "Messages that failed too often", by_policy, exhausted)
+        copied = [((*each.labels, DEAD_LETTER), each.dead_lettered) for each in every]
+        yield _counter("danube_subscription_dlq", "Messages copied to the dead-letter topic", by_policy, copied)
+        timed_out = [(each.labels, each.timed_out) for each in every]
+        text = "Messages taken back because no ack came in time"
+        yield _counter("danube_subscription_ack_timeout", text, labels, timed_out)
 
     def _of_topics(self) -> Iterator[Family]:
         labels = ("topic",)
@@ -207,42 +319,117 @@ class Snapshot(NamedTuple):
         sends = ("topic", "result", "error_code")
         yield _counter("danube_producer_send", "Sends answered", sends, [*answered, *refused])
         # A histogram has fifteen lines: an idle topic is spared them.
-        latency = [sample for each in every for sample in _buckets(each.topic, each.send_latency, spare_empty=True)]
+        latency = [(each.topic, each.send_latency) for each in every if any(each.send_latency.counts)]
         text = "Milliseconds from a send to its answer"
-        yield Family("danube_producer_send_latency_ms", "histogram", text, labels, latency)
+        yield _histogram("danube_producer_send_latency_ms", text, labels, latency)
+        sizes = [(each.topic, each.sizes) for each in every if any(each.sizes.counts)]
+        text = "Bytes of a message: its payload, or in a native batch the average of the batch, all columns counted"
+        yield _histogram("danube_topic_message_size_bytes", text, labels, sizes)
+        orphaned = [each for each in every if each.orphans[0]]
+        text = "Ranges of offsets that only the disk of a lost broker has; topics that have some"
+        yield _gauge("danube_topic_orphan_ranges", text, labels, [(each.topic, each.orphans[0]) for each in orphaned])
+        text = "Offsets in those ranges: at most so many messages"
+        yield _gauge("danube_topic_orphan_messages", text, labels, [(each.topic, each.orphans[1]) for each in orphaned])
 
     def _of_the_broker(self) -> Iterator[Family]:
+        about = self.broker.about
+        if about:
+            text = "1; what this broker is"
+            yield _gauge("danube_broker_info", text, tuple(about), [(tuple(about.values()), 1)])
         yield _gauge("danube_broker_topics_owned", "Topics served here", (), [((), len(self.topics))])
+        text = "Topics that are this broker's and could not be opened"
+        yield _gauge("danube_broker_topics_unopened", text, (), [((), self.broker.unopened)])
+        text = "Ranges of offsets of the topics here that only the disk of a lost broker has"
+        yield _gauge("danube_broker_orphan_ranges", text, (), [((), sum(each.orphans[0] for each in self.topics))])
         done = [((service, method, "ok"), ok) for service, method, ok, _ in self.rpcs]
         failed = [((service, method, "error"), errors) for service, method, _, errors in self.rpcs]
         yield _counter("danube_broker_rpc", "Calls answered", ("service", "method", "result"), [*done, *failed])
+        redirects = list(self.broker.redirects.items())
+        text = "Clients that were told to go to another broker"
+        yield _counter("danube_client_redirects", text, ("reason", "topic_ns"), redirects)
+        text = "Milliseconds by which the event loop was late, looked at ten times a second"
+        yield _histogram("danube_event_loop_lag_ms", text, (), [((), self.broker.loop_lag)])
+        yield from self._of_the_log()
         yield from self._of_the_cloud()
+        yield from self._of_the_disk()
+        yield from self._of_moves()
         yield from self._of_the_cluster()
-        results, pause, fenced = self.moves
-        moved = [((result,), results.get(result, 0)) for result in ("ok", "error")]
-        yield _counter("danube_topic_unload", "Topics that were to be moved away from here", ("result",), moved)
-        yield _counter("danube_broker_fenced", "Times this broker was declared lost", (), [((), fenced)])
-        text = "Milliseconds from the first refused publish of a move to the release of the topic"
-        yield Family("danube_topic_unload_pause_ms", "histogram", text, (), list(_buckets((), pause)))
-        appends, append_bytes, groups = self.wal
-        if not groups:
-            return  # nothing was written yet, or nobody counts: no number is better than a wrong one
+
+    def _of_the_log(self) -> Iterator[Family]:
+        wal = self.wal
+        appends, append_bytes, groups = wal.counts
         yield _counter("danube_wal_append", "Batches appended to the log", (), [((), appends)])
         yield _counter("danube_wal_append_bytes", "Bytes appended to the log", (), [((), append_bytes)])
         yield _counter("danube_wal_flush", "Commit groups: one sync for many batches", (), [((), groups)])
-        text = "Milliseconds that a commit group took"
-        yield Family("danube_wal_flush_latency_ms", "histogram", text, (), list(_buckets((), self.group_latency)))
+        text = "Milliseconds that a commit took, from the forming of its group until it was on disk"
+        yield _histogram("danube_wal_flush_latency_ms", text, (), [((), wal.group_latency)])
+        rotated = _by_word(ROTATIONS, wal.rotations)
+        yield _counter("danube_wal_file_rotate", "Segments that were full or old", ("reason",), rotated)
+        dropped = _by_word(DELETIONS, wal.deletions)
+        yield _counter("danube_wal_delete", "Segments dropped from the log", ("reason",), dropped)
+        read = _by_word(READS, wal.reads)
+        yield _counter("danube_wal_reader_create", "Pieces of topics read, by where they were", ("mode",), read)
+        text = "Readers that came from the cloud tier to the log"
+        yield _counter("danube_handoff_durable_history_to_hot", text, (), [((), wal.handoffs)])
+        if wal.size_bytes is not None:
+            yield _gauge("danube_wal_size_bytes", "Bytes of the log's segments", (), [((), wal.size_bytes)])
+
+    def _of_the_disk(self) -> Iterator[Family]:
+        if self.room is None:
+            return
+        try:
+            used, free = self.room()
+        except OSError:
+            return  # no number is better than a wrong one, and an alert notices that it is absent
+        text = "Room left on the disk of the data directory, for ordinary processes"
+        yield _gauge("danube_disk_free_bytes", text, (), [((), free)])
+        yield _gauge("danube_disk_used_bytes", "What is used of that disk, by whomever", (), [((), used)])
+
+    def _of_moves(self) -> Iterator[Family]:
+        moves = self.moves
+        moved = _by_word(("ok", "error"), moves.results)
+        yield _counter("danube_topic_unload", "Topics that were to be moved away from here", ("result",), moved)
+        yield _counter("danube_broker_fenced", "Times this broker was declared lost", (), [((), moves.fenced)])
+        text = "Milliseconds from the first refused publish of a move to the release of the topic"
+        yield _histogram("danube_topic_unload_pause_ms", text, (), [((), moves.pause)])
+        names = (*PHASES, *(name for name in moves.phases if name not in PHASES))
+        phases = [((name,), moves.phases[name]) for name in names]
+        text = "Milliseconds that each phase of a move took"
+        yield _histogram("danube_topic_unload_phase_ms", text, ("phase",), phases)
 
     def _of_the_cluster(self) -> Iterator[Family]:
-        if self.cluster is None:
+        now, moves = self.cluster, self.moves
+        if now is None:
             return
-        state, is_leader, brokers, lease_age = self.cluster
-        states = [((each,), float(each == state)) for each in BROKER_STATES]
+        states = [((each,), float(each == now.state)) for each in BROKER_STATES]
         yield _gauge("danube_broker_state", "1 for the state that this broker is in", ("state",), states)
-        yield _gauge("danube_leader_election_state", "1 if this broker leads the cluster", (), [((), float(is_leader))])
-        yield _gauge("danube_cluster_brokers", "Living brokers, as this one sees them", (), [((), float(brokers))])
+        text = "1 if this broker leads the cluster"
+        yield _gauge("danube_leader_election_state", text, (), [((), float(now.is_leader))])
+        yield _gauge("danube_cluster_brokers", "Living brokers, as this one sees them", (), [((), float(now.brokers))])
         text = "Seconds since the last renewal of this broker's lease that was answered"
-        yield _gauge("danube_broker_lease_age_seconds", text, (), [((), lease_age)])
+        yield _gauge("danube_broker_lease_age_seconds", text, (), [((), now.lease_age_seconds)])
+        text = "Seconds after which a lease that is not renewed has run out"
+        yield _gauge("danube_broker_lease_ttl_seconds", text, (), [((), now.lease_ttl_seconds)])
+        text = "0 while this broker is fenced: its lease was not renewed in time, and it serves nothing"
+        yield _gauge("danube_broker_may_serve", text, (), [((), float(now.may_serve))])
+        text = "Topics that no broker has, as this one sees it"
+        yield _gauge("danube_cluster_topics_unassigned", text, (), [((), now.unassigned)])
+        yield _gauge("danube_topic_moves_in_progress", "Topics that are leaving this broker", (), [((), now.moving)])
+        actions = [
+            ((self.broker.broker, action), n) for action, n in zip(("assign", "unassign"), moves.taken, strict=True)
+        ]
+        text = "Topics that this broker took, and let go or lost"
+        yield _counter("danube_broker_assignments", text, ("broker_id", "action"), actions)
+        begun = _by_word(REBALANCES, moves.rebalances)
+        text = "Moves that this broker began in order to even the cluster out"
+        yield _counter("danube_rebalancing_moves", text, ("reason",), begun)
+        text = "Such moves of topics of this broker that failed"
+        yield _counter("danube_rebalancing_failures", text, (), [((), moves.rebalance_failures)])
+        text = "Seconds that a round of the leader took: a look at the cluster, and writing what it decided"
+        yield _histogram("danube_rebalancing_cycle_duration_seconds", text, (), [((), moves.cycle)])
+        if now.imbalance is not None:
+            text = "How unevenly the load lies: standard deviation over mean. Only the leader says it"
+            yield _gauge("danube_cluster_imbalance_cv", text, (), [((), now.imbalance)])
 
     def _of_the_cloud(self) -> Iterator[Family]:
         if self.cloud.waiting is None:
@@ -254,31 +441,40 @@ class Snapshot(NamedTuple):
         yield _gauge("danube_cloud_upload_lag_messages", "Messages not uploaded yet", (), [((), offsets)])
         text = "Seconds since the oldest topic that waits began to wait for its upload"
         yield _gauge("danube_cloud_upload_lag_seconds", text, (), [((), seconds)])
-        latency = list(_buckets((), self.cloud.upload_latency))
         text = "Milliseconds that an upload took, until it had its descriptor"
-        yield Family("danube_cloud_upload_latency_ms", "histogram", text, (), latency)
+        yield _histogram("danube_cloud_upload_latency_ms", text, (), [((), self.cloud.upload_latency)])
+
+
+class Printed(dict[Labels, str]):
+    """Label values as they stand in a line, with their names and whose they are; made when they are first asked for.
+
+    A series without labels has no braces.
+    """
+
+    def __init__(self, names: Labels, whose: Sequence[tuple[str, str]]) -> None:
+        super().__init__()
+        self._names = names
+        self._whose = whose
+
+    def __missing__(self, values: Labels) -> str:
+        pairs = [*zip(self._names, values, strict=True), *self._whose]
+        text = ",".join([f'{name}="{value.translate(_ESCAPES)}"' for name, value in pairs])
+        self[values] = printed = f"{{{text}}}" if text else ""
+        return printed
 
 
 def _counter(name: str, text: str, labels: Labels, rows: Rows) -> Family:
-    return Family(name, "counter", text, labels, [("_total", values, number) for values, number in rows])
+    return Family(name, "counter", text, labels, rows)
 
 
 def _gauge(name: str, text: str, labels: Labels, rows: Rows) -> Family:
-    return Family(name, "gauge", text, labels, [("", values, number) for values, number in rows])
+    return Family(name, "gauge", text, labels, rows)
 
 
-def _buckets(values: Labels, buckets: Buckets, *, spare_empty: bool = False) -> Iterator[tuple[str, Labels, float]]:
-    count = sum(buckets.counts)
-    if count or not spare_empty:
-        for bound, number in buckets.cumulative():
-            yield "_bucket", (*values, bound), number
-        yield "_count", values, count
-        yield "_sum", values, buckets.sum_ms
+def _histogram(name: str, text: str, labels: Labels, buckets: Sequence[tuple[Labels, Buckets]]) -> Family:
+    return Family(name, "histogram", text, labels, (), buckets)
 
 
-def _print_labels(names: Labels, values: Labels) -> str:
-    if not names:
-        return ""
-    return (
-        "{" + ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in zip(names, values, strict=True)) + "}"
-    )
+def _by_word(words: Sequence[str], counts: dict[str, int]) -> Rows:
+    """Every word that there is, at 0 if it never happened."""
+    return [((word,), counts.get(word, 0)) for word in words]
