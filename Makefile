@@ -56,6 +56,10 @@ example-cluster: setup ## Start three brokers, move a topic under load, show tha
 demo: setup-spark ## Three brokers, a move, a kill -9, Spark, and the proof that nothing was lost (DEMO_ARGS=--keep)
 	@scripts/demo $(DEMO_ARGS)
 
+.PHONY: screenshots
+screenshots: setup-test ## Take the pictures of docs/pictures from a running cluster
+	@$(PYTHON_IN_VENV) scripts/screenshots
+
 .PHONY: demo-log
 demo-log: setup ## Show the log: append, kill -9, recover, verify
 	@.venv/bin/danube log demo

@@ -193,6 +193,7 @@ class BrokerProcess:
             ),
             *("--broker-addr", f"127.0.0.1:{self.client_port}", "--admin-addr", f"127.0.0.1:{self.admin_port}"),
             *("--prom-exporter", f"127.0.0.1:{self.metrics_port}", "--stream-addr", f"127.0.0.1:{self.stream_port}"),
+            *("--web-addr", "off"),
             *self._flags,
         ]
 

@@ -190,6 +190,7 @@ def tiers_message(tiers: Tiers) -> pb.Tiers:
         has_cloud=tiers.has_cloud,
         cloud=_ranges(tiers.cloud),
         log=_ranges(tiers.log),
+        memory_first=tiers.memory_first,
     )
 
 

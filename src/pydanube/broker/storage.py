@@ -39,6 +39,7 @@ class Tiers(NamedTuple):
     has_cloud: bool
     cloud: Sequence[OffsetRange]
     log: Sequence[OffsetRange]
+    memory_first: int | None = None  # from here up to the head it is in memory too
 
 
 class Listing(NamedTuple):
@@ -100,6 +101,7 @@ class StorageDesk:
             topic.storage is not None,
             list(described),
             [OffsetRange(first, end) for first, end in topic.log.held()],
+            topic.log.memory_first,
         )
 
     async def listing(self, name: TopicName) -> Listing:

@@ -360,18 +360,20 @@ class Range(_message.Message):
     def __init__(self, first: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Tiers(_message.Message):
-    __slots__ = ("first_offset", "head", "has_cloud", "cloud", "log")
+    __slots__ = ("first_offset", "head", "has_cloud", "cloud", "log", "memory_first")
     FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     HAS_CLOUD_FIELD_NUMBER: _ClassVar[int]
     CLOUD_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIRST_FIELD_NUMBER: _ClassVar[int]
     first_offset: int
     head: int
     has_cloud: bool
     cloud: _containers.RepeatedCompositeFieldContainer[Range]
     log: _containers.RepeatedCompositeFieldContainer[Range]
-    def __init__(self, first_offset: _Optional[int] = ..., head: _Optional[int] = ..., has_cloud: _Optional[bool] = ..., cloud: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., log: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
+    memory_first: int
+    def __init__(self, first_offset: _Optional[int] = ..., head: _Optional[int] = ..., has_cloud: _Optional[bool] = ..., cloud: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., log: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., memory_first: _Optional[int] = ...) -> None: ...
 
 class StorageListRequest(_message.Message):
     __slots__ = ("topic", "summary")

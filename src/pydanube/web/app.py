@@ -1,0 +1,145 @@
+"""The web admin as an application: which path is answered by what, and the order of things around it.
+
+browser ─► Guard (host, origin, read-only, headers) ─► routes ─► page or action ─► gateway ─► brokers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from pydanube.errors import DanubeError
+from pydanube.web import actions, json_routes, pages, topic_pages
+from pydanube.web.gateway import CACHE_SECONDS, CALL_SECONDS, Gateway
+from pydanube.web.guard import Guard
+from pydanube.web.operations import Operations
+from pydanube.web.sampler import Sampler
+from pydanube.web.site import NotHere, Page, Site, sentence_of
+
+log = logging.getLogger(__name__)
+
+STATIC: Final = Path(__file__).parent / "static"
+TOPIC: Final = "/topics/{namespace}/{name}"
+SUBSCRIPTION: Final = f"{TOPIC}/subscriptions/{{subscription}}"
+
+PAGES: Final[tuple[tuple[str, Page], ...]] = (
+    ("/", pages.home),
+    ("/cluster", pages.cluster),
+    ("/brokers/{broker_id}", pages.broker),
+    ("/topics", pages.topics),
+    ("/topics/new", pages.new_topic),
+    ("/namespaces", pages.namespaces),
+    ("/dead-letters", topic_pages.dead_letters),
+    (TOPIC, topic_pages.topic),
+    (f"{TOPIC}/delete", topic_pages.delete_topic),
+    (f"{TOPIC}/messages", topic_pages.messages),
+    (f"{TOPIC}/messages/{{offset}}", topic_pages.message),
+    (SUBSCRIPTION, topic_pages.subscription),
+)
+ACTIONS: Final[tuple[tuple[str, Page], ...]] = (
+    ("/brokers/{broker_id}/drain", actions.drain),
+    ("/brokers/{broker_id}/activate", actions.activate),
+    ("/cluster/rebalance", actions.rebalance),
+    ("/topics/new", actions.create_topic),
+    (f"{TOPIC}/delete", actions.delete_topic),
+    (f"{TOPIC}/move", actions.move_topic),
+    (f"{SUBSCRIPTION}/seek", actions.seek),
+    (f"{SUBSCRIPTION}/delete", actions.unsubscribe),
+    ("/namespaces/create", actions.create_namespace),
+    ("/namespaces/delete", actions.delete_namespace),
+    ("/dead-letters/redrive", actions.redrive_letters),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebSettings:
+    """`endpoint` is one broker's admin address; it tells of the others. `stream_url` is where the native port is."""
+
+    endpoint: str
+    stream_url: str = ""
+    read_only: bool = False
+    allowed_hosts: Collection[str] = field(default_factory=tuple)
+    call_seconds: float = CALL_SECONDS
+    cache_seconds: float = CACHE_SECONDS
+
+
+@contextlib.asynccontextmanager
+async def web_admin(settings: WebSettings, *, flag: str = "--broker-endpoint") -> AsyncIterator[ASGIApp]:
+    """The application, with what it needs running: for the length of the block. Raises ConfigError."""
+    gateway = Gateway(
+        settings.endpoint,
+        flag=flag,
+        stream_url=settings.stream_url,
+        call_seconds=settings.call_seconds,
+        cache_seconds=settings.cache_seconds,
+    )
+    sampler = Sampler(gateway.brokers)
+    operations = Operations()
+    sampling = asyncio.create_task(sampler.run(), name="sample metrics")
+    try:
+        site = Site(gateway, sampler, operations, settings.read_only)
+        yield Guard(build(site), allowed_hosts=settings.allowed_hosts, read_only=settings.read_only)
+    finally:
+        sampling.cancel()
+        await asyncio.gather(sampling, return_exceptions=True)
+        await operations.close()
+        await gateway.close()
+
+
+def build(site: Site) -> ASGIApp:
+    routes: list[BaseRoute] = [
+        Mount("/static", StaticFiles(directory=STATIC), name="static"),
+        *json_routes.routes(site),
+        *(Route(path, _showing(site, page)) for path, page in PAGES),
+        *(Route(path, _acting(site, act), methods=["POST"]) for path, act in ACTIONS),
+    ]
+
+    async def missing(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        sentence = f"there is nothing at {request.url.path}" if error.status_code == 404 else str(error.detail).lower()
+        if request.url.path.startswith("/ui/"):
+            return JSONResponse({"success": False, "message": sentence}, error.status_code)
+        response = site.error(request, NotHere(sentence))
+        response.status_code = error.status_code
+        return response
+
+    async def broken(request: Request, error: Exception) -> Response:
+        if request.url.path.startswith("/ui/"):
+            return JSONResponse({"success": False, "message": sentence_of(error)}, 500)
+        return site.error(request, error)
+
+    return Starlette(routes=routes, exception_handlers={HTTPException: missing, Exception: broken})
+
+
+def _showing(site: Site, page: Page) -> Callable[[Request], Awaitable[Response]]:
+    async def show(request: Request) -> Response:
+        try:
+            return await page(site, request)
+        except DanubeError as error:
+            return site.error(request, error)
+
+    return show
+
+
+def _acting(site: Site, act: Page) -> Callable[[Request], Awaitable[Response]]:
+    async def do(request: Request) -> Response:
+        log.info("web action", extra={"path": request.url.path})
+        try:
+            return await act(site, request)
+        except DanubeError as error:
+            return site.error(request, error)
+
+    return do

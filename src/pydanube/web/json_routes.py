@@ -1,0 +1,468 @@
+"""/ui/v1: the JSON routes of the reference's admin gateway, for tools, as far as the thing exists here.
+
+Ids of brokers and nodes are strings: they do not fit the numbers of JavaScript. What could not be found out is said in
+`errors` and left at 0 or null; the rest is answered. What does not exist here answers 501 and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from pydanube.core.names import TopicName, parse_broker_id
+from pydanube.errors import ConfigError, DanubeError
+from pydanube.web import actions
+from pydanube.web.gateway import BROKERS, CLUSTER, RELIABLE, Broker, TopicRow
+from pydanube.web.samples import Samples, TopicNumbers
+from pydanube.web.site import NotHere, Site, body_of, sentence_of, status_of
+from pydanube.web.topic_pages import BACKOFF, KINDS, or_why
+from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
+
+JsonRoute = Callable[[Site, Request], Awaitable[Any]]
+
+NO_SCHEMAS: Final = "this broker has no schema registry"
+NO_SECURITY: Final = "this broker has no authentication, and so no roles and no bindings"
+SERIES: Final = {
+    "publish_rate_1m": "messages_in",
+    "dispatch_rate_1m": "messages_out",
+    "bytes_in_rate_1m": "bytes_in",
+    "bytes_out_rate_1m": "bytes_out",
+    "lag_messages": "lag",
+}
+POISON: Final = {pb.DeadLetter: "dead_letter", pb.Block: "block", pb.Drop: "drop"}
+STEP_SECONDS: Final = 15
+RPC_TOTAL: Final = "danube_broker_rpc_total"
+
+
+def routes(site: Site) -> list[BaseRoute]:
+    found: list[tuple[str, str, JsonRoute]] = [
+        ("GET", "/health", health),
+        ("GET", "/cluster", cluster),
+        ("POST", "/cluster/actions", cluster_action),
+        ("GET", "/cluster/balance", balance),
+        ("POST", "/cluster/rebalance", rebalance),
+        ("GET", "/cluster/raft", raft),
+        ("POST", "/cluster/raft/actions", raft_action),
+        ("GET", "/topics", topics),
+        ("POST", "/topics/actions", topic_action),
+        ("GET", "/topics/{topic:path}/series", series),
+        ("GET", "/topics/{topic:path}", topic),
+        ("GET", "/namespaces", namespaces),
+        ("GET", "/brokers/{broker_id}", broker),
+        *(("GET", path, _absent(NO_SCHEMAS)) for path in ("/schemas", "/schemas/{subject:path}")),
+        ("POST", "/schemas/actions", _absent(NO_SCHEMAS)),
+        *(("GET", f"/security/{path}", _absent(NO_SECURITY)) for path in ("roles", "bindings")),
+        *(("POST", f"/security/{path}/actions", _absent(NO_SECURITY)) for path in ("roles", "bindings")),
+    ]
+    return [Route(f"/ui/v1{path}", _answering(site, route), methods=[method]) for method, path, route in found]
+
+
+def _answering(site: Site, route: JsonRoute) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        site.sampler.watch()
+        try:
+            found = await route(site, request)
+            return found if isinstance(found, Response) else JSONResponse(found)
+        except DanubeError as error:
+            return JSONResponse({"success": False, "message": sentence_of(error)}, status_of(error))
+
+    return answer
+
+
+def _absent(sentence: str) -> JsonRoute:
+    async def refuse(site: Site, request: Request) -> Any:
+        return JSONResponse({"success": False, "message": sentence}, 501)
+
+    return refuse
+
+
+def _now() -> int:
+    return int(time.time())
+
+
+# --- the cluster ------------------------------------------------------------------------------------------------
+
+
+async def health(site: Site, request: Request) -> Any:
+    leader = await site.gateway.call(f"{BROKERS}/GetLeaderBroker", pb.Empty(), pb.BrokerResponse)
+    return {"status": "ok", "leader": leader.leader, "leader_reachable": leader.leader != "not_found"}
+
+
+async def cluster(site: Site, request: Request) -> Any:
+    samples = site.sampler.samples
+    brokers, (rows, why) = await asyncio.gather(site.gateway.brokers(), or_why(site.gateway.topics()))
+    stats = {each.broker_id: broker_stats(samples, each.broker_id) for each in brokers}
+    return {
+        "timestamp": _now(),
+        "brokers": [{**_broker(each), "stats": stats[each.broker_id]} for each in brokers],
+        "totals": {
+            "broker_count": len(brokers),
+            "topics_total": len(rows) if rows is not None else 0,
+            "rpc_total": sum(each["rpc_total"] for each in stats.values()),
+            "active_connections": sum(each["active_connections"] for each in stats.values()),
+        },
+        "errors": [*([why] if why else []), *_silent(samples)],
+    }
+
+
+def _broker(broker: Broker) -> dict[str, str]:
+    return {
+        "broker_id": broker.broker_id,
+        "broker_addr": broker.address,
+        "broker_role": broker.role,
+        "broker_status": broker.status,
+        "admin_addr": broker.admin_addr,
+    }
+
+
+def broker_stats(samples: Samples, broker_id: str) -> dict[str, int]:
+    numbers = samples.numbers(broker_id)
+    own: Mapping[str, float] = numbers.broker if numbers is not None else {}
+    things = numbers.topics.values() if numbers is not None else ()
+    consumers = numbers.subscriptions.values() if numbers is not None else ()
+    connected = sum(each.producers for each in things) + sum(each.consumers for each in consumers)
+    return {
+        "topics_owned": int(own.get("danube_broker_topics_owned", 0)),
+        "rpc_total": int(own.get(RPC_TOTAL, 0)),
+        "active_connections": int(connected),
+        "errors_5xx_total": int(own.get(f"{RPC_TOTAL}:error", 0)),
+    }
+
+
+def _silent(samples: Samples) -> list[str]:
+    return [f"broker {broker}: {why}" for broker, why in sorted(samples.failures.items())]
+
+
+async def cluster_action(site: Site, request: Request) -> Any:
+    body = await _body(request)
+    broker_id = _text(body, "broker_id")
+    match body.get("action"):
+        case "unload":
+            order = pb.UnloadBrokerRequest(
+                broker_id=broker_id,
+                max_parallel=_whole(body, "max_parallel", 1),
+                namespaces_include=_texts(body, "namespaces_include"),
+                namespaces_exclude=_texts(body, "namespaces_exclude"),
+                dry_run=body.get("dry_run") is True,
+                timeout_seconds=_whole(body, "timeout_seconds", 60),
+            )
+            seconds = order.timeout_seconds + 5.0
+            done = await site.gateway.order(f"{BROKERS}/UnloadBroker", order, pb.UnloadBrokerResponse, seconds=seconds)
+            return {
+                "success": not done.failed,
+                "message": f"started={str(done.started).lower()} total={done.total} succeeded={done.succeeded} "
+                f"failed={done.failed} pending={done.pending}",
+            }
+        case "activate":
+            activation = pb.ActivateBrokerRequest(broker_id=broker_id, reason=str(body.get("reason", "")))
+            await site.gateway.order(f"{BROKERS}/ActivateBroker", activation, pb.ActivateBrokerResponse)
+            return {"success": True, "message": f"broker {broker_id} is active"}
+    raise ConfigError("action", str(body.get("action"))[:50], "unload or activate")
+
+
+async def balance(site: Site, request: Request) -> Any:
+    found = await site.gateway.call(
+        f"{BROKERS}/GetClusterBalance", pb.ClusterBalanceRequest(), pb.ClusterBalanceResponse
+    )
+    return {
+        "coefficient_of_variation": found.coefficient_of_variation,
+        "mean_load": found.mean_load,
+        "max_load": found.max_load,
+        "min_load": found.min_load,
+        "std_deviation": found.std_deviation,
+        "broker_count": found.broker_count,
+        "assignment_strategy": found.assignment_strategy,
+        "brokers": [
+            {
+                "broker_id": str(each.broker_id),
+                "load": each.load,
+                "topic_count": each.topic_count,
+                "is_overloaded": each.is_overloaded,
+                "is_underloaded": each.is_underloaded,
+            }
+            for each in found.brokers
+        ],
+    }
+
+
+async def rebalance(site: Site, request: Request) -> Any:
+    body = await _body(request)
+    order = pb.RebalanceRequest(dry_run=body.get("dry_run") is True)
+    if body.get("max_moves") is not None:
+        order.max_moves = _whole(body, "max_moves", 0)
+    done = await site.gateway.order(f"{BROKERS}/TriggerRebalance", order, pb.RebalanceResponse, seconds=30)
+    return {
+        "success": done.success,
+        "moves_executed": done.moves_executed,
+        "proposed_moves": [
+            {
+                "topic_name": each.topic_name,
+                "from_broker": str(each.from_broker),
+                "to_broker": str(each.to_broker),
+                "estimated_load": each.estimated_load,
+                "reason": each.reason,
+            }
+            for each in done.proposed_moves
+        ],
+        "error_message": done.error_message,
+    }
+
+
+async def raft(site: Site, request: Request) -> Any:
+    found = await site.gateway.call(f"{CLUSTER}/ClusterStatus", pb.Empty(), pb.ClusterStatusResponse)
+    return {
+        "leader_id": str(found.leader_id),
+        "current_term": found.current_term,
+        "last_applied": found.last_applied,
+        "voters": [str(each) for each in found.voters],
+        "learners": [str(each) for each in found.learners],
+        "self_node_id": str(found.self_node_id),
+        "raft_addr": found.raft_addr,
+    }
+
+
+async def raft_action(site: Site, request: Request) -> Any:
+    body = await _body(request)
+    node_id = parse_broker_id(_text(body, "node_id"))
+    done: pb.PromoteNodeResponse | pb.RemoveNodeResponse
+    match body.get("action"):
+        case "promote_node":
+            done = await site.gateway.order(
+                f"{CLUSTER}/PromoteNode", pb.PromoteNodeRequest(node_id=node_id), pb.PromoteNodeResponse
+            )
+        case "remove_node":
+            done = await site.gateway.order(
+                f"{CLUSTER}/RemoveNode", pb.RemoveNodeRequest(node_id=node_id), pb.RemoveNodeResponse
+            )
+        case other:
+            raise ConfigError("action", str(other)[:50], "promote_node or remove_node")
+    return {"success": done.success, "message": done.message}
+
+
+async def broker(site: Site, request: Request) -> Any:
+    broker_id = request.path_params["broker_id"]
+    brokers, rows = await asyncio.gather(site.gateway.brokers(), site.gateway.topics())
+    found = next((each for each in brokers if each.broker_id == broker_id), None)
+    if found is None:
+        raise NotHere(f"there is no broker {broker_id}")
+    samples = site.sampler.samples
+    stats, numbers = broker_stats(samples, broker_id), samples.numbers(broker_id)
+    published = numbers.topics.values() if numbers is not None else ()
+    delivered = numbers.subscriptions.values() if numbers is not None else ()
+    return {
+        "timestamp": _now(),
+        "broker": {key: value for key, value in _broker(found).items() if key != "admin_addr"},
+        "metrics": {
+            "rpc_total": stats["rpc_total"],
+            "topics_owned": stats["topics_owned"],
+            "inbound_bytes_total": int(sum(each.bytes_in for each in published)),
+            "outbound_bytes_total": int(sum(each.bytes_out for each in delivered)),
+            "errors_5xx_total": stats["errors_5xx_total"],
+        },
+        "topics": [_topic_row(samples, row) for row in rows if row.broker_id == broker_id],
+        "errors": _silent(samples),
+    }
+
+
+# --- topics -----------------------------------------------------------------------------------------------------
+
+
+async def topics(site: Site, request: Request) -> Any:
+    brokers, rows = await asyncio.gather(site.gateway.brokers(), site.gateway.topics())
+    samples = site.sampler.samples
+    by_broker: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_broker.setdefault(row.broker_id, []).append(_topic_row(samples, row))
+    ownerless = [f"topic {each['name']}: nobody serves it just now" for each in by_broker.get("", [])]
+    return {
+        "timestamp": _now(),
+        "brokers": [{"broker": _broker(each), "topics": by_broker.get(each.broker_id, [])} for each in brokers],
+        "errors": [*ownerless, *_silent(samples)],
+    }
+
+
+def _topic_row(samples: Samples, row: TopicRow) -> dict[str, Any]:
+    thing = samples.topic(row.name)
+    return {
+        "name": row.name,
+        "delivery": row.delivery,
+        "producers_connected": int(thing.level("producers")),
+        "consumers_connected": int(thing.level("consumers")),
+        "subscriptions": int(thing.level("subscriptions")),
+    }
+
+
+async def topic(site: Site, request: Request) -> Any:
+    name = _topic_name(request)
+    found = await site.gateway.describe(name)
+    samples = site.sampler.samples
+    errors = _silent(samples)
+    subscriptions = []
+    for each in found.subscriptions:
+        policy, why = await or_why(site.gateway.failure_policy(name, each))
+        subscriptions.append(_subscription(each, policy))
+        errors += [why] if why else []
+    optional = ("schema_subject", "schema_id", "schema_version", "schema_type", "compatibility_mode")
+    return {
+        "timestamp": _now(),
+        "topic": {
+            "name": name,
+            **{key: getattr(found, key) if found.HasField(key) else None for key in optional},
+            "subscriptions": subscriptions,
+        },
+        "metrics": _metrics(samples, name, found),
+        "errors": errors,
+    }
+
+
+def _subscription(name: str, policy: pb.GetSubscriptionFailurePolicyResponse | None) -> dict[str, Any]:
+    if policy is None:
+        return {"name": name, "subscription_type": None, "failure_policy": None}
+    own = policy.failure_policy
+    return {
+        "name": name,
+        "subscription_type": KINDS[policy.subscription_type] if policy.subscription_type < len(KINDS) else None,
+        "failure_policy": {
+            "max_redelivery_count": own.max_redelivery_count,
+            "ack_timeout_ms": own.ack_timeout_ms,
+            "base_redelivery_delay_ms": own.base_redelivery_delay_ms,
+            "max_redelivery_delay_ms": own.max_redelivery_delay_ms,
+            "backoff_strategy": BACKOFF.get(own.backoff_strategy),
+            "dead_letter_topic": own.dead_letter_topic if own.HasField("dead_letter_topic") else None,
+            "poison_policy": POISON.get(own.poison_policy),
+        }
+        if policy.HasField("failure_policy")
+        else None,
+    }
+
+
+def _metrics(samples: Samples, name: str, found: pb.DescribeTopicResponse) -> dict[str, Any]:
+    """What is counted per topic here; what is not is absent."""
+    numbers = samples.numbers(found.broker_id)
+    published = numbers.topics.get(name, TopicNumbers()) if numbers is not None else TopicNumbers()
+    delivered = [each for (of, _), each in numbers.subscriptions.items() if of == name] if numbers is not None else []
+    thing = samples.topic(name)
+    return {
+        "core": {
+            "msg_in_total": int(published.messages_in),
+            "msg_out_total": int(sum(each.messages_out for each in delivered)),
+            "bytes_in_total": int(published.bytes_in),
+            "bytes_out_total": int(sum(each.bytes_out for each in delivered)),
+        },
+        "active": {
+            "producers": int(thing.level("producers")),
+            "consumers": int(thing.level("consumers")),
+            "subscriptions": len(found.subscriptions),
+        },
+        "rates": {"publish_rate_1m": thing.messages_in, "dispatch_rate_1m": thing.messages_out},
+        "lag_messages": thing.lag,
+        "is_reliable": found.delivery == RELIABLE,
+    }
+
+
+async def series(site: Site, request: Request) -> Any:
+    """The last sixteen minutes at most. `from` and `to` are seconds since 1970, `step` seconds (15s)."""
+    name, query = _topic_name(request), request.query_params
+    await site.gateway.describe(name)
+    step = _seconds(query.get("step", f"{STEP_SECONDS}s"))
+    first, last = _seconds(query.get("from", "0")), _seconds(query.get("to", "1e18"))
+    samples = site.sampler.samples
+    found = []
+    for label, own in SERIES.items():
+        points: list[list[float]] = []
+        for at, value in samples.series(samples.topic(name), own):
+            if value is not None and first <= at <= last and (not points or at - points[-1][0] >= step):
+                points.append([at, value])
+        found.append({"name": label, "points": points})
+    return {"series": found, "errors": _silent(samples)}
+
+
+async def topic_action(site: Site, request: Request) -> Any:
+    body = await _body(request)
+    text = _text(body, "topic")
+    namespace = body.get("namespace")
+    name = TopicName(f"/{namespace}/{text.lstrip('/')}" if namespace and text.count("/") < 2 else text)
+    match body.get("action"):
+        case "create":
+            if body.get("schema_type") or body.get("schema_data"):
+                raise ConfigError("schema_type", str(body.get("schema_type"))[:50], f"nothing: {NO_SCHEMAS}")
+            dispatch = str(body.get("dispatch_strategy") or "non_reliable").lower().replace("-", "_")
+            dispatch = {"nonreliable": "non_reliable"}.get(dispatch, dispatch)
+            await actions.make_topic(site, name, dispatch, _whole(body, "partitions", 0))
+            return {"success": True, "message": f"{name} was created"}
+        case "delete":
+            order = pb.TopicRequest(name=name)
+            await site.gateway.order("danube_admin.TopicAdmin/DeleteTopic", order, pb.TopicResponse, seconds=30)
+            return {"success": True, "message": f"{name} was deleted"}
+        case "unload":
+            order = pb.TopicRequest(name=name)
+            await site.gateway.order("danube_admin.TopicAdmin/UnloadTopic", order, pb.TopicResponse, seconds=65)
+            return {"success": True, "message": f"{name} was unloaded"}
+    raise ConfigError("action", str(body.get("action"))[:50], "create, delete or unload")
+
+
+async def namespaces(site: Site, request: Request) -> Any:
+    names, rows = await asyncio.gather(site.gateway.namespaces(), site.gateway.topics())
+    found, errors = [], []
+    for name in names:
+        policies, why = await or_why(site.gateway.policies(name))
+        errors += [f"namespace {name}: {why}"] if why else []
+        own = [row.name for row in rows if row.namespace == name]
+        found.append({"name": name, "topics": own, "policies": policies or "{}"})
+    return {"timestamp": _now(), "namespaces": found, "errors": errors}
+
+
+# --- what is asked with -----------------------------------------------------------------------------------------
+
+
+def _topic_name(request: Request) -> TopicName:
+    """With or without its slash: `%2Fdefault%2Forders` and `default/orders` are the same."""
+    return TopicName(f"/{request.path_params['topic'].strip('/')}")
+
+
+async def _body(request: Request) -> Mapping[str, Any]:
+    try:
+        body = json.loads(await body_of(request) or b"{}")
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        raise ConfigError("body", "(hidden)", "a JSON object")
+    return body
+
+
+def _text(body: Mapping[str, Any], key: str) -> str:
+    value = body.get(key)
+    if not isinstance(value, str) or not value:
+        raise ConfigError(key, str(value)[:50], "a text")
+    return value
+
+
+def _texts(body: Mapping[str, Any], key: str) -> list[str]:
+    value = body.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ConfigError(key, str(value)[:50], "a list of texts")
+    return value
+
+
+def _whole(body: Mapping[str, Any], key: str, default: int) -> int:
+    value = body.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+        raise ConfigError(key, str(value)[:50], "a whole number, 0 or more")
+    return value
+
+
+def _seconds(text: str) -> float:
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    try:
+        return float(text[:-1]) * units[text[-1]] if text[-1:] in units else float(text)
+    except ValueError:
+        raise ConfigError("time", text[:50], "seconds, as 15 or 15s") from None

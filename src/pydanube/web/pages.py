@@ -1,0 +1,179 @@
+"""The pages about the cluster: brokers, topics in a list, namespaces. One function for each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from pydanube.errors import DanubeError
+from pydanube.web import views
+from pydanube.web.gateway import Broker
+from pydanube.web.samples import Samples
+from pydanube.web.site import NotHere, Site, sentence_of, whole
+
+PAGE_ROWS: Final = 50
+REBALANCING_SHOWN: Final = 8
+
+
+async def home(site: Site, request: Request) -> Response:
+    return RedirectResponse("/cluster", 307)
+
+
+# --- the cluster --------------------------------------------------------------------------------------------
+
+
+async def cluster(site: Site, request: Request) -> Response:
+    gateway, samples = site.gateway, site.sampler.samples
+    brokers, topics, balance = await asyncio.gather(gateway.brokers(), gateway.topics(), gateway.balance())
+    lines = views.topic_lines(topics, samples, site.operations, brokers)
+    loads = {str(each.broker_id): each for each in balance.brokers} if balance is not None else {}
+    owned: dict[str, int] = {}
+    for row in topics:
+        owned[row.broker_id] = owned.get(row.broker_id, 0) + 1
+    lagging = sorted((line for line in lines if line.thing.lag), key=views.SORTS["lag"])
+    return site.show(
+        request,
+        "cluster.html",
+        active="cluster",
+        brokers=[
+            {
+                "broker": each,
+                "chip": views.broker_chip(each, samples),
+                "thing": samples.broker(each.broker_id),
+                "topics": owned.get(each.broker_id, 0),
+                "load": loads.get(each.broker_id),
+                "lease_age": own_number(samples, each, "danube_broker_lease_age_seconds"),
+            }
+            for each in brokers
+        ],
+        topics_max=max(owned.values(), default=0),
+        is_alone=balance is None,
+        balance=balance,
+        topics=topics,
+        ownerless=[row for row in topics if not row.broker_id],
+        lagging=lagging[:5],
+        lagging_count=sum(line.chip.kind == "warn" for line in lines),
+        throughput=views.throughput(samples, samples.cluster, "Throughput of all topics"),
+        operations=site.operations.of("drain", "move", "rebalance", "redrive")[:4],
+        moves=await _rebalanced(site) if balance is not None else [],
+        addresses={each.broker_id: each.address.rpartition("://")[2] for each in brokers},
+    )
+
+
+def own_number(samples: Samples, broker: Broker, name: str) -> float | None:
+    numbers = samples.numbers(broker.broker_id)
+    return None if numbers is None else numbers.broker.get(name)
+
+
+async def _rebalanced(site: Site) -> list[Any]:
+    try:
+        return list(await site.gateway.rebalancing(REBALANCING_SHOWN))
+    except DanubeError:
+        return []  # the page is about more than this
+
+
+async def broker(site: Site, request: Request) -> Response:
+    gateway, samples = site.gateway, site.sampler.samples
+    brokers, topics = await asyncio.gather(gateway.brokers(), gateway.topics())
+    found = next((each for each in brokers if each.broker_id == request.path_params["broker_id"]), None)
+    if found is None:
+        raise NotHere(f"there is no broker {request.path_params['broker_id']} in this cluster now")
+    lines = views.topic_lines(
+        [row for row in topics if row.broker_id == found.broker_id], samples, site.operations, brokers
+    )
+    lines.sort(key=views.SORTS["in"])
+    numbers = samples.numbers(found.broker_id)
+    return site.show(
+        request,
+        "broker.html",
+        active="cluster",
+        broker=found,
+        others=len(brokers) > 1,
+        chip=views.broker_chip(found, samples),
+        thing=samples.broker(found.broker_id),
+        numbers=numbers.broker if numbers is not None else {},
+        lines=lines[:PAGE_ROWS],
+        lines_count=len(lines),
+        throughput=views.throughput(samples, samples.broker(found.broker_id)),
+        operations=site.operations.of("drain", subject=found.broker_id)[:2],
+    )
+
+
+# --- topics ---------------------------------------------------------------------------------------------------
+
+
+async def topics(site: Site, request: Request) -> Response:
+    gateway, samples = site.gateway, site.sampler.samples
+    rows, brokers = await asyncio.gather(gateway.topics(), gateway.brokers())
+    search = request.query_params.get("q", "").strip()
+    namespace = request.query_params.get("namespace", "")
+    state = request.query_params.get("state", "")
+    sort = request.query_params.get("sort", "name")
+    wanted = [
+        row for row in rows if search.lower() in row.name.lower() and (not namespace or row.namespace == namespace)
+    ]
+    lines = views.topic_lines(wanted, samples, site.operations, brokers)
+    if state:
+        lines = [line for line in lines if line.chip.word == state]
+    lines.sort(key=views.SORTS.get(sort, views.SORTS["name"]))
+    pages = max((len(lines) + PAGE_ROWS - 1) // PAGE_ROWS, 1)
+    page = min(whole(request.query_params, "page", 1, 1), pages)
+    return site.show(
+        request,
+        "topics.html",
+        active="topics",
+        lines=lines[(page - 1) * PAGE_ROWS : page * PAGE_ROWS],
+        found=len(lines),
+        total=len(rows),
+        namespaces=sorted({row.namespace for row in rows}),
+        search=search,
+        namespace=namespace,
+        state=state,
+        sort=sort,
+        page=page,
+        pages=pages,
+    )
+
+
+async def new_topic(site: Site, request: Request) -> Response:
+    return site.show(
+        request, "new_topic.html", active="topics", namespaces=await site.gateway.namespaces(),
+        namespace=request.query_params.get("namespace", "default"),
+    )  # fmt: skip
+
+
+# --- namespaces -------------------------------------------------------------------------------------------------
+
+
+async def namespaces(site: Site, request: Request) -> Response:
+    gateway, samples = site.gateway, site.sampler.samples
+    names, rows = await asyncio.gather(gateway.namespaces(), gateway.topics())
+    found = []
+    for name in names:
+        own = [row for row in rows if row.namespace == name]
+        things = [samples.topic(row.name) for row in own]
+        limits, why = await limits_of(site, name)
+        found.append(
+            {
+                "name": name,
+                "topics": len(own),
+                "messages_in": sum(thing.messages_in for thing in things),
+                "messages_out": sum(thing.messages_out for thing in things),
+                "limits": {key: value for key, value in limits.items() if value},
+                "why": why,
+            }
+        )
+    return site.show(request, "namespaces.html", active="namespaces", found=found)
+
+
+async def limits_of(site: Site, namespace: str) -> tuple[dict[str, Any], str]:
+    """The seven limits, 0 for none; and why they are not known."""
+    try:
+        limits = json.loads(await site.gateway.policies(namespace))
+    except DanubeError as error:
+        return {}, sentence_of(error)
+    return limits, ""

@@ -1,0 +1,330 @@
+"""The pages about one topic: the topic itself, its subscriptions, its messages; and dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pydanube.errors import ConfigError, DanubeError
+from pydanube.web import formats, views
+from pydanube.web.gateway import RELIABLE, Gateway, TopicRow
+from pydanube.web.samples import Thing
+from pydanube.web.site import Site, sentence_of, subscription_of, topic_of, whole
+from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
+from pydanube.wire._pb.pydanube import admin_pb2 as ours
+
+T = TypeVar("T")
+
+SUBSCRIPTIONS_SHOWN: Final = 25
+MOVES_SHOWN: Final = 10
+SETTLE_SECONDS: Final = 10.0
+MESSAGES_DEFAULT: Final = 25
+MESSAGES_MAX: Final = 200
+PREVIEW_BYTES: Final = 2_000
+WHOLE_BYTES: Final = 1_000_000
+CANDIDATES_MAX: Final = 30
+DEAD_LETTER_WORDS: Final = ("dlq", "dead-letter", "dead_letter", "deadletter", "poison")
+KINDS: Final = ("exclusive", "shared", "failover", "key-shared")
+BACKOFF: Final = {pb.Fixed: "fixed", pb.Exponential: "exponential"}
+POISON: Final = {pb.DeadLetter: "dead letter", pb.Block: "block", pb.Drop: "drop"}
+
+
+async def or_why(asked: Awaitable[T]) -> tuple[T | None, str]:
+    """The answer, or a sentence: a page shows what it can."""
+    try:
+        return await asked, ""
+    except DanubeError as error:
+        return None, sentence_of(error)
+
+
+# --- a topic --------------------------------------------------------------------------------------------------
+
+
+class SubscriptionLine(NamedTuple):
+    name: str
+    thing: Thing
+    chip: views.Chip
+    sentence: str
+
+
+async def topic(site: Site, request: Request) -> Response:
+    gateway, samples = site.gateway, site.sampler.samples
+    name = topic_of(request)
+    found = await gateway.describe(name)  # raises, if there is no such topic
+    is_reliable = found.delivery == RELIABLE
+    (state, _), (storage, no_storage), (moves, _), brokers = await asyncio.gather(
+        or_why(gateway.state(name)),
+        or_why(gateway.storage(name)) if is_reliable else _nothing(),
+        or_why(gateway.moves(name)),
+        gateway.brokers(),
+    )
+    names = list(found.subscriptions)
+    shown = names[:SUBSCRIPTIONS_SHOWN]
+    sentences = await asyncio.gather(*(_sentence(gateway, name, each, is_reliable) for each in shown))
+    thing = samples.topic(name)
+    row = TopicRow(name, found.broker_id, found.delivery)
+    tiers = storage.tiers if storage is not None else None
+    orphans = list(state.orphans) if state is not None else []
+    return site.show(
+        request,
+        "topic.html",
+        active="topics",
+        topic=name,
+        row=row,
+        is_reliable=is_reliable,
+        state=state,
+        chip=_opening(site, name, _chip(state, views.topic_chip(row, thing, site.operations))),
+        thing=thing,
+        addresses={each.broker_id: formats.bare(each.address) for each in brokers},
+        targets=[each for each in brokers if each.broker_id != found.broker_id and each.status == "active"],
+        is_alone=len(brokers) < 2,
+        subscriptions=[
+            SubscriptionLine(
+                each, samples.subscription(name, each), views.flow_chip(samples.subscription(name, each)), sentence
+            )
+            for each, sentence in zip(shown, sentences, strict=True)
+        ],
+        subscriptions_count=len(names),
+        tiers=views.tiers_of(tiers, orphans) if tiers is not None else [],
+        span=(tiers.first_offset, tiers.head) if tiers is not None else (0, 0),
+        no_storage=no_storage or (storage.upload_failing if storage is not None else ""),
+        orphans=orphans,
+        moves=list(moves or [])[:MOVES_SHOWN],
+        operations=site.operations.of("move", subject=name)[:1],
+        throughput=views.throughput(samples, thing),
+        lag=views.lag_chart(samples, thing),
+    )
+
+
+async def _nothing() -> tuple[None, str]:
+    return None, ""
+
+
+def _chip(state: ours.TopicStateResponse | None, chip: views.Chip) -> views.Chip:
+    """What the owner says is better than what can be guessed from numbers."""
+    if state is None:
+        return chip
+    if state.state == "moving":
+        return views.Chip("moving", "moving", state.sentence)
+    if state.state == "unassigned":
+        return views.Chip("bad", "no owner", state.sentence)
+    if state.orphans:
+        return views.ORPHAN
+    return chip
+
+
+def _opening(site: Site, topic: str, chip: views.Chip) -> views.Chip:
+    """A topic that has just been moved has its owner, only the broker that was asked does not know it yet."""
+    moved = next(iter(site.operations.of("move", subject=topic)), None)
+    if chip.word == "no owner" and moved is not None and moved.state == "done" and moved.age_seconds() < SETTLE_SECONDS:
+        return views.Chip("moving", "moving", "its new owner opens it")
+    return chip
+
+
+async def _sentence(gateway: Gateway, topic: str, subscription: str, is_reliable: bool) -> str:
+    if not is_reliable:
+        return "A topic that is not reliable keeps nothing: whoever is connected gets it."
+    explained, why = await or_why(gateway.explain(topic, subscription))
+    return explained.sentence if explained is not None else why
+
+
+async def delete_topic(site: Site, request: Request) -> Response:
+    name = topic_of(request)
+    found = await site.gateway.describe(name)
+    return site.show(
+        request, "delete_topic.html", active="topics", topic=name, subscriptions=list(found.subscriptions),
+        thing=site.sampler.samples.topic(name),
+    )  # fmt: skip
+
+
+# --- a subscription ---------------------------------------------------------------------------------------------
+
+
+async def subscription(site: Site, request: Request) -> Response:
+    gateway, samples = site.gateway, site.sampler.samples
+    name, own = topic_of(request), subscription_of(request)
+    found = await gateway.describe(name)
+    is_reliable = found.delivery == RELIABLE
+    if own not in found.subscriptions:
+        raise ConfigError(
+            "subscription", own, f"one of topic {name}: {', '.join(found.subscriptions) or 'it has none'}"
+        )
+    (explained, why), policy, dispatch = await asyncio.gather(
+        or_why(gateway.explain(name, own)) if is_reliable else _nothing(),
+        gateway.failure_policy(name, own),
+        gateway.dispatch_config(name, own),
+    )
+    thing = samples.subscription(name, own)
+    return site.show(
+        request,
+        "subscription.html",
+        active="topics",
+        topic=name,
+        subscription=own,
+        is_reliable=is_reliable,
+        explained=explained,
+        why=why,
+        chip=views.flow_chip(thing),
+        thing=thing,
+        kind=KINDS[policy.subscription_type] if policy.subscription_type < len(KINDS) else "unknown",
+        policy=policy_rows(policy.failure_policy) if policy.HasField("failure_policy") else [],
+        dead_letter_topic=policy.failure_policy.dead_letter_topic if policy.HasField("failure_policy") else "",
+        dispatch=dispatch.dispatch_config.max_unacked_messages if dispatch.HasField("dispatch_config") else None,
+        lag=views.lag_chart(samples, thing),
+        delivered=views.delivered(samples, thing),
+    )
+
+
+def policy_rows(policy: pb.SubscriptionFailurePolicy) -> list[tuple[str, str]]:
+    return [
+        ("Redeliveries at most", f"{policy.max_redelivery_count:,}"),
+        ("Acknowledge within", formats.duration(policy.ack_timeout_ms / 1000) if policy.ack_timeout_ms else "any time"),
+        ("First delay", formats.duration(policy.base_redelivery_delay_ms / 1000)),
+        ("Longest delay", formats.duration(policy.max_redelivery_delay_ms / 1000)),
+        ("Backoff", BACKOFF.get(policy.backoff_strategy, "unknown")),
+        ("Then", POISON.get(policy.poison_policy, "unknown")),
+    ]
+
+
+# --- messages -------------------------------------------------------------------------------------------------
+
+
+class MessageLine(NamedTuple):
+    message: ours.PeekedMessage
+    shown: formats.Shown
+    attributes: Sequence[tuple[str, str]]
+
+    @classmethod
+    def of(cls, message: ours.PeekedMessage, mode: str) -> MessageLine:
+        shown = formats.payload(message.payload, message.payload_size_bytes, mode)
+        return cls(message, shown, sorted(message.attributes.items()))
+
+    @property
+    def key(self) -> str | None:
+        return self.message.routing_key if self.message.HasField("routing_key") else None
+
+    @property
+    def preview(self) -> str:
+        """One line of it."""
+        text = self.shown.text if self.shown.kind != "json" else self.message.payload.decode("utf-8", "replace")
+        return " ".join(text.split())[:300] if self.shown.kind != "hex" else self.message.payload[:32].hex(" ")
+
+
+async def messages(site: Site, request: Request) -> Response:
+    name = topic_of(request)
+    query = request.query_params
+    count = whole(query, "count", MESSAGES_DEFAULT, 1, MESSAGES_MAX)
+    mode = query.get("as", "auto")
+    mode = mode if mode in formats.MODES else "auto"
+    time = query.get("time", "").strip()
+    offset: int | None = None
+    if time:
+        offset = await (await site.gateway.client()).find_offset(name, moment_of(time))
+    elif query.get("offset", "").strip():
+        offset = whole(query, "offset", 0)
+    found = await site.gateway.peek(name, offset, count, PREVIEW_BYTES)
+    lines = [MessageLine.of(each, mode) for each in found.messages]
+    first = lines[0].message.offset if lines else offset or found.head
+    following = lines[-1].message.offset + 1 if lines else min(first + count, found.head)
+    return site.show(
+        request,
+        "messages.html",
+        active="topics",
+        topic=name,
+        lines=lines,
+        span=(found.first_offset, found.head),
+        offset=query.get("offset", "").strip() if not time else "",
+        time=time,
+        count=count,
+        mode=mode,
+        older=max(found.first_offset, first - count) if first > found.first_offset else None,
+        newer=following if following < found.head else None,
+    )
+
+
+async def message(site: Site, request: Request) -> Response:
+    """One, whole."""
+    name = topic_of(request)
+    offset = whole(request.path_params, "offset", 0)
+    mode = request.query_params.get("as", "auto")
+    mode = mode if mode in formats.MODES else "auto"
+    found = await site.gateway.peek(name, offset, 1, WHOLE_BYTES)
+    line = MessageLine.of(found.messages[0], mode) if found.messages else None
+    return site.show(
+        request,
+        "message.html",
+        active="topics",
+        topic=name,
+        offset=offset,
+        line=line,
+        mode=mode,
+        span=(found.first_offset, found.head),
+    )
+
+
+def moment_of(text: str) -> datetime:
+    """A time as people or a browser's field write it; without a zone it is UTC. Raises ConfigError."""
+    try:
+        time = datetime.fromisoformat(text.replace(" ", "T", 1))
+    except ValueError:
+        raise ConfigError("time", text[:50], "a time as 2026-11-15T09:00:00Z") from None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+# --- dead letters ---------------------------------------------------------------------------------------------
+
+
+async def dead_letters(site: Site, request: Request) -> Response:
+    """Those of one topic, or the topics that look like having some."""
+    gateway = site.gateway
+    asked = request.query_params.get("topic", "").strip()
+    if asked:
+        return await _letters(site, request, asked)
+    rows = [row for row in await gateway.topics() if row.is_reliable and is_dead_letter_topic(row.name)]
+    states = await asyncio.gather(*(or_why(gateway.state(row.name)) for row in rows[:CANDIDATES_MAX]))
+    candidates: list[dict[str, Any]] = []
+    for row, (state, why) in zip(rows, states, strict=False):
+        live = state.live if state is not None and state.HasField("live") else None
+        candidates.append(
+            {"row": row, "count": live.head - live.first_offset if live is not None else None, "why": why}
+        )
+    return site.show(
+        request,
+        "dead_letters.html",
+        active="dead",
+        candidates=candidates,
+        left_out=len(rows) - len(candidates),
+        operations=site.operations.of("redrive")[:3],
+    )
+
+
+def is_dead_letter_topic(name: str) -> bool:
+    """By its name: where poison goes is the application's choice, and every policy would have to be asked."""
+    last = name.rpartition("/")[2].lower()
+    return any(word in last for word in DEAD_LETTER_WORDS) and not last.endswith("redriven")
+
+
+async def _letters(site: Site, request: Request, asked: str) -> Response:
+    count = MESSAGES_DEFAULT
+    query = request.query_params
+    offset = whole(query, "offset", 0) if query.get("offset", "").strip() else None
+    found = await site.gateway.peek(asked, offset, count, PREVIEW_BYTES)
+    lines = [MessageLine.of(each, "auto") for each in found.messages]
+    first = lines[0].message.offset if lines else offset or found.head
+    following = lines[-1].message.offset + 1 if lines else min(first + count, found.head)
+    return site.show(
+        request,
+        "letters.html",
+        active="dead",
+        topic=asked,
+        lines=list(reversed(lines)),
+        span=(found.first_offset, found.head),
+        older=max(found.first_offset, first - count) if first > found.first_offset else None,
+        newer=following if following < found.head else None,
+        operations=site.operations.of("redrive", subject=asked)[:2],
+    )

@@ -1,0 +1,145 @@
+"""What a topic, a subscription or a broker looks like to people: words for states, rows for tables, charts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from pydanube.web.charts import Chart, Line, Part, Tier, chart
+from pydanube.web.gateway import Broker, TopicRow
+from pydanube.web.operations import Operations
+from pydanube.web.samples import Samples, Thing
+from pydanube.wire._pb.pydanube import admin_pb2 as ours
+
+LAGGING_MESSAGES: Final = 1_000
+LAGGING_SECONDS: Final = 10  # of what comes in
+
+
+class Chip(NamedTuple):
+    """A state in a word. `kind` is a class of the style sheet: ok, idle, moving, warn, bad."""
+
+    kind: str
+    word: str
+    why: str = ""
+
+
+ORPHAN: Final = Chip("warn", "orphan", "some of its messages are on the disk of a broker that is away")
+
+
+def topic_chip(row: TopicRow, thing: Thing, operations: Operations) -> Chip:
+    if operations.running("move", row.name) is not None:
+        return Chip("moving", "moving", "on its way to another broker")
+    if not row.broker_id:
+        return Chip("bad", "no owner", "nobody serves it just now; its page says why")
+    return flow_chip(thing)
+
+
+def flow_chip(thing: Thing) -> Chip:
+    """How what comes in and what goes out get along."""
+    if thing.level("blocked"):
+        return Chip("bad", "blocked", "a message failed too often and blocks what is behind it")
+    if thing.level("orphans"):
+        return ORPHAN
+    if is_lagging(thing):
+        return Chip("warn", "lagging", f"{thing.lag:,} messages behind")
+    if not thing.messages_in and not thing.messages_out:
+        return Chip("idle", "idle", "nothing comes in and nothing goes out")
+    return Chip("ok", "ok", "keeps up")
+
+
+def is_lagging(thing: Thing) -> bool:
+    """Far behind, and by more than a few seconds of what comes in."""
+    lag = thing.lag or 0
+    return lag >= LAGGING_MESSAGES and lag > LAGGING_SECONDS * thing.messages_in
+
+
+def broker_chip(broker: Broker, samples: Samples) -> Chip:
+    if broker.broker_id in samples.failures:
+        return Chip("bad", "silent", samples.failures[broker.broker_id])
+    numbers = samples.numbers(broker.broker_id)
+    if numbers is not None and numbers.broker.get("danube_broker_may_serve") == 0:
+        return Chip("bad", "fenced", "its lease was not renewed in time: it serves nothing until it is")
+    kind = {"active": "ok", "draining": "moving"}.get(broker.status, "warn")
+    return Chip(kind, broker.status)
+
+
+# --- tables -----------------------------------------------------------------------------------------------
+
+
+class TopicLine(NamedTuple):
+    row: TopicRow
+    thing: Thing
+    chip: Chip
+    owner: str  # where it is, for people
+
+
+SORTS: Final[Mapping[str, Callable[[TopicLine], tuple[float, str]]]] = {
+    "name": lambda line: (0.0, line.row.name),
+    "in": lambda line: (-line.thing.messages_in, line.row.name),
+    "out": lambda line: (-line.thing.messages_out, line.row.name),
+    "lag": lambda line: (-(line.thing.lag if line.thing.lag is not None else -1), line.row.name),
+    "owner": lambda line: (0.0, f"{line.owner} {line.row.name}"),
+}
+
+
+def topic_lines(
+    rows: Sequence[TopicRow], samples: Samples, operations: Operations, brokers: Sequence[Broker]
+) -> list[TopicLine]:
+    addresses = {each.broker_id: each.address.rpartition("://")[2] for each in brokers}
+    return [
+        TopicLine(
+            row, samples.topic(row.name), topic_chip(row, samples.topic(row.name), operations),
+            addresses.get(row.broker_id, row.broker_id),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+# --- pictures -----------------------------------------------------------------------------------------------
+
+
+def throughput(samples: Samples, thing: Thing, title: str = "Throughput") -> Chart:
+    return chart(
+        title,
+        "messages/s",
+        [
+            Line("in", 1, samples.series(thing, "messages_in")),
+            Line("out", 2, samples.series(thing, "messages_out")),
+        ],
+    )
+
+
+def delivered(samples: Samples, thing: Thing) -> Chart:
+    return chart(
+        "Delivered",
+        "messages/s",
+        [
+            Line("out", 2, samples.series(thing, "messages_out")),
+            Line("again", 4, samples.series(thing, "redeliveries")),
+        ],
+    )
+
+
+def lag_chart(samples: Samples, thing: Thing) -> Chart:
+    return chart("Lag", "messages", [Line("behind", 3, samples.series(thing, "lag"))])
+
+
+def tiers_of(tiers: ours.Tiers, orphans: Sequence[ours.OrphanState]) -> list[Tier]:
+    """Cloud, disk, memory; and what waits on a lost broker's disk."""
+    found = [
+        Tier(
+            "cloud",
+            "Cloud",
+            [Part(each.first, each.end) for each in tiers.cloud],
+            "" if tiers.has_cloud else "this broker has no object store",
+        ),
+        Tier("disk", "Disk", [Part(each.first, each.end) for each in tiers.log]),
+        Tier(
+            "memory",
+            "Memory",
+            [Part(tiers.memory_first, tiers.head)] if tiers.HasField("memory_first") else [],
+        ),
+    ]
+    if orphans:
+        found.append(Tier("orphan", "Orphan", [Part(each.first, each.end) for each in orphans]))
+    return found

@@ -1,0 +1,223 @@
+"""The web admin in a real browser, on a real cluster: clicked, tabbed through, made dark and narrow."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+import pydanube
+from tests.e2e.clusters import ClusterProcesses, cluster_in
+from tests.e2e.processes import BrokerProcess, free_ports
+from tests.e2e.web_admin import aside, chromium, web_admin
+
+pytestmark = pytest.mark.slow
+
+ORDERS = "/default/orders"
+EVIL = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+PAGES = (
+    "/cluster",
+    "/topics",
+    f"/topics{ORDERS}",
+    f"/topics{ORDERS}/subscriptions/billing",
+    f"/topics{ORDERS}/messages",
+    "/dead-letters",
+    f"/dead-letters?topic={ORDERS}",
+    "/namespaces",
+    "/topics/new",
+)
+
+
+class Scene(NamedTuple):
+    cluster: ClusterProcesses
+    url: str
+    browser: Browser
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    directory = tmp_path_factory.mktemp("web")
+    with cluster_in(directory) as cluster:
+        asyncio.run(fill(cluster.url))
+        with web_admin(directory, cluster[0].endpoint, cluster.url) as url, chromium() as browser:
+            yield Scene(cluster, url, browser)
+
+
+async def fill(url: str) -> None:
+    async with pydanube.connect(url) as client:
+        async with client.producer(ORDERS) as orders:
+            for number in range(30):
+                await orders.send(b'{"order": %d}' % number, key="k")
+            await orders.send(EVIL.encode(), key=EVIL, attributes={EVIL: EVIL})
+        async with client.consumer(ORDERS, subscription="billing", start="earliest"):
+            pass
+        for number in range(3):
+            await client.create_topic(f"/default/topic-{number}")
+
+
+@pytest.fixture
+def page(scene: Scene) -> Iterator[Page]:
+    """Fails the test if a page broke one of its own rules: an exception, or something the policy forbids."""
+    page = scene.browser.new_page(viewport={"width": 1200, "height": 900}, base_url=scene.url)
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+    yield page
+    page.close()
+    assert [each for each in complaints if "Failed to load resource" not in each] == []
+
+
+def test_a_move_is_clicked_and_seen_to_finish(scene: Scene, page: Page) -> None:
+    before = aside(scene.cluster.hosted, ORDERS)
+    target = next(each for each in scene.cluster.brokers if each is not before)
+    page.goto(f"/topics{ORDERS}")
+    owner = page.locator(".owner .big")
+    expect(owner).to_have_text(before.url.removeprefix("http://"))
+    page.get_by_label("Move to which broker").select_option(target.broker_id)
+    page.get_by_role("button", name="Move", exact=True).click()
+    expect(page.locator(".operation")).to_have_class(re.compile("done"), timeout=30_000)
+    expect(page.locator(".operation .steps .done")).to_have_count(7)
+    expect(page.locator(".operation")).to_contain_text("publishers waited")
+    expect(owner).to_have_text(target.url.removeprefix("http://"), timeout=15_000)
+    history = page.get_by_role("region", name="Owner history")
+    expect(history).to_contain_text(target.url.removeprefix("http://"), timeout=15_000)
+    assert aside(scene.cluster.host, ORDERS) is target
+    page.get_by_label("Move to which broker").select_option(before.broker_id)
+    page.get_by_role("button", name="Move", exact=True).click()
+    expect(owner).to_have_text(before.url.removeprefix("http://"), timeout=30_000)
+
+
+def test_pages_stay_fresh_without_a_reload(scene: Scene, page: Page) -> None:
+    page.goto("/topics")
+    expect(page.get_by_role("link", name="/default/later")).to_have_count(0)
+    search = page.get_by_label("Search topics")
+    search.fill("half typed")
+    aside(scene.cluster.admin, "topics", "create", "/default/later", "--dispatch-strategy", "reliable")
+    expect(page.get_by_role("link", name="/default/later")).to_have_count(1, timeout=20_000)
+    expect(search).to_have_value("half typed")
+    expect(page.locator("#pulse")).to_have_text("live")
+
+
+def test_a_script_in_a_message_stays_text(page: Page) -> None:
+    for path in (f"/topics{ORDERS}/messages", f"/topics{ORDERS}/messages/30", f"/dead-letters?topic={ORDERS}"):
+        page.goto(path)
+        for details in page.locator("details.message").all():
+            details.locator("summary").click()
+        expect(page.locator("main")).to_contain_text("<script>document.title")
+        assert page.locator("main script, main img").count() == 0
+        assert "owned" not in page.title()
+
+
+def test_a_topic_is_created_with_the_keyboard_alone(page: Page) -> None:
+    page.goto("/cluster")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    topics = page.get_by_role("link", name="Topics", exact=True)
+    expect(topics).to_be_focused()
+    assert topics.evaluate("each => getComputedStyle(each).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/topics")
+    page.get_by_role("link", name="Create a topic").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/topics/new")
+    expect(page.get_by_label("Name", exact=True)).to_be_focused()
+    page.keyboard.type("typed")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("status").filter(has_text="/default/typed was created.")).to_be_visible(timeout=15_000)
+
+
+def test_no_page_scrolls_sideways_on_a_phone(scene: Scene) -> None:
+    phone = scene.browser.new_page(viewport={"width": 390, "height": 844}, base_url=scene.url)
+    try:
+        for path in PAGES:
+            phone.goto(path)
+            wide = phone.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert wide <= 0, f"{path} is {wide} px too wide"
+            expect(phone.get_by_role("navigation", name="Main")).to_be_visible()
+    finally:
+        phone.close()
+
+
+def test_dark_follows_the_system_and_the_switch_is_remembered(scene: Scene) -> None:
+    def background(page: Page) -> str:
+        found: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return found
+
+    page = scene.browser.new_page(base_url=scene.url, color_scheme="dark")
+    try:
+        page.goto("/cluster")
+        dark = background(page)
+        page.get_by_role("button", name="Switch between light and dark").click()
+        light = background(page)
+        assert dark != light
+        page.goto("/topics")
+        assert background(page) == light
+    finally:
+        page.close()
+
+
+def test_every_page_has_one_heading_labels_and_no_empty_names(scene: Scene, page: Page) -> None:
+    """A little of what a screen reader needs."""
+    for path in PAGES:
+        page.goto(path)
+        assert page.locator("h1").count() == 1, path
+        nameless = page.evaluate(
+            """() => [...document.querySelectorAll("button, a, input:not([type=hidden]), select")].filter((each) =>
+                !(each.textContent.trim() || each.getAttribute("aria-label") || (each.labels && each.labels.length
+                && [...each.labels].some((label) => label.textContent.trim())))).map((each) => each.outerHTML)"""
+        )
+        assert nameless == [], path
+
+
+def test_a_page_whose_broker_is_gone_goes_on_with_another(scene: Scene, page: Page) -> None:
+    """The last one: the broker that the web admin was started with does not come back."""
+    page.goto("/cluster")
+    scene.cluster[0].kill()
+    gone = scene.cluster[0].url.removeprefix("http://")
+    expect(page.get_by_role("region", name="Brokers").locator("tbody tr")).to_have_count(2, timeout=40_000)
+    expect(page.get_by_role("region", name="Brokers")).not_to_contain_text(gone)
+
+
+# --- beside a standalone broker -----------------------------------------------------------------------------
+
+
+class Standalone(BrokerProcess):
+    """With its pages, as somebody who tries it for the first time has it."""
+
+    def __init__(self, directory: Path, web_addr: str) -> None:
+        super().__init__(directory)
+        self.web_addr = web_addr
+
+    @property
+    def command(self) -> list[str]:
+        found = super().command
+        return [self.web_addr if word == "off" else word for word in found]
+
+
+def test_a_standalone_broker_has_pages_and_runs_without_them_if_the_port_is_taken(tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    with Standalone(tmp_path, f"127.0.0.1:{port}") as broker:
+        text = broker.output.read_text()
+        assert f"web      http://127.0.0.1:{port}" in text
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/cluster", timeout=20) as answer:
+            assert b"<h1>Cluster</h1>" in answer.read()
+        assert broker.stop() == 0
+        with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(("127.0.0.1", port))
+            taken.listen()
+            broker.start()
+            said = [line for line in broker.output.read_text().splitlines() if "web admin not started" in line]
+            assert len(said) == 1 and "WARNING" in said[0] and "taken" in said[0] and "--web-addr" in said[0]
+            assert aside(broker.admin, "brokers", "list")
+            assert broker.errors() == []

@@ -1,0 +1,118 @@
+"""/ui/v1 answers tools as the reference's gateway does, with ids as strings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.rooms.web.pages import Web, opened
+
+ORDERS = "/default/orders"
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[Web]:
+    with opened() as web:
+        web.run(fill(web))
+        web.sample()
+        yield web
+
+
+async def fill(web: Web) -> None:
+    async with web.client.producer(ORDERS) as orders:
+        for number in range(5):
+            await orders.send(b"%d" % number)
+    async with web.client.consumer(ORDERS, subscription="billing", start="earliest"):
+        pass
+
+
+def test_the_cluster_has_brokers_with_stats_and_totals(web: Web) -> None:
+    found = web.get("/ui/v1/cluster").json
+    [broker] = found["brokers"]
+    assert isinstance(broker["broker_id"], str) and broker["broker_id"].isdecimal()
+    assert broker["stats"]["topics_owned"] == 1
+    assert found["totals"]["broker_count"] == 1 and found["totals"]["topics_total"] == 1
+    assert found["errors"] == [] and isinstance(found["timestamp"], int)
+
+
+def test_topics_are_grouped_by_broker(web: Web) -> None:
+    [group] = web.get("/ui/v1/topics").json["brokers"]
+    assert [topic["name"] for topic in group["topics"]] == [ORDERS]
+    assert group["topics"][0]["delivery"] == "Reliable" and group["topics"][0]["subscriptions"] == 1
+
+
+@pytest.mark.parametrize("name", ["%2Fdefault%2Forders", "default/orders", "/default/orders"])
+def test_a_topic_has_metrics_and_subscriptions(web: Web, name: str) -> None:
+    found = web.get(f"/ui/v1/topics/{name}").json
+    assert found["topic"]["name"] == ORDERS
+    assert found["topic"]["subscriptions"] == [
+        {"name": "billing", "subscription_type": "exclusive", "failure_policy": None}
+    ]
+    assert found["metrics"]["core"]["msg_in_total"] == 5
+    assert found["metrics"]["lag_messages"] == 5
+
+
+def test_a_series_has_points_of_time_and_value(web: Web) -> None:
+    found = web.get("/ui/v1/topics/default/orders/series?step=5s").json["series"]
+    assert {each["name"] for each in found} >= {"publish_rate_1m", "dispatch_rate_1m", "bytes_in_rate_1m"}
+    [lag] = [each for each in found if each["name"] == "lag_messages"]
+    assert lag["points"][-1][1] == 5
+    assert web.get("/ui/v1/topics/default/orders/series?step=soon").status == 400
+
+
+def test_a_broker_is_found_by_its_id_as_text(web: Web) -> None:
+    broker_id = web.get("/ui/v1/cluster").json["brokers"][0]["broker_id"]
+    found = web.get(f"/ui/v1/brokers/{broker_id}").json
+    assert found["broker"]["broker_id"] == broker_id and found["topics"][0]["name"] == ORDERS
+    assert web.get("/ui/v1/brokers/1").status == 404
+
+
+def test_namespaces_have_topics_and_policies_as_text(web: Web) -> None:
+    [found] = [each for each in web.get("/ui/v1/namespaces").json["namespaces"] if each["name"] == "default"]
+    assert found["topics"] == [ORDERS]
+    assert json.loads(found["policies"])["max_publish_rate"] == 0
+
+
+def test_topics_are_created_and_deleted_by_a_tool(web: Web) -> None:
+    made = web.order(
+        "/ui/v1/topics/actions", action="create", topic="t", namespace="default", dispatch_strategy="Reliable"
+    )
+    assert made.status == 200 and made.json["success"]
+    again = web.order("/ui/v1/topics/actions", action="create", topic="/default/t", dispatch_strategy="Reliable")
+    assert again.status == 409 and not again.json["success"] and "exists" in again.json["message"]
+    assert web.order("/ui/v1/topics/actions", action="delete", topic="/default/t").json["success"]
+    assert web.order("/ui/v1/topics/actions", action="delete", topic="/default/t").status == 404
+    assert web.order("/ui/v1/topics/actions", action="paint", topic="/default/t").status == 400
+
+
+def test_what_needs_a_cluster_says_so(web: Web) -> None:
+    for answer in (
+        web.get("/ui/v1/cluster/balance"),
+        web.get("/ui/v1/cluster/raft"),
+        web.order("/ui/v1/cluster/rebalance", dry_run=True),
+    ):
+        assert answer.status == 501 and answer.json["message"]
+    moved = web.order("/ui/v1/topics/actions", action="unload", topic=ORDERS)
+    assert moved.status == 409 and not moved.json["success"]
+
+
+def test_what_does_not_exist_here_is_501_with_a_sentence(web: Web) -> None:
+    for path in ("/schemas", "/schemas/orders", "/security/roles", "/security/bindings"):
+        answer = web.get(f"/ui/v1{path}")
+        assert answer.status == 501 and answer.json["message"].startswith("this broker has no"), path
+    for path in ("/schemas/actions", "/security/roles/actions", "/security/bindings/actions"):
+        assert web.order(f"/ui/v1{path}", action="create").status == 501
+
+
+def test_a_body_that_is_no_object_and_a_path_that_is_none_are_refused_as_json(web: Web) -> None:
+    assert web.request("POST", "/ui/v1/topics/actions", b"[1").json["message"].startswith("body")
+    assert web.request("POST", "/ui/v1/topics/actions", b"[]").status == 400
+    missing = web.get("/ui/v1/nothing")
+    assert missing.status == 404 and not missing.json["success"]
+
+
+def test_health_names_the_leader(web: Web) -> None:
+    found = web.get("/ui/v1/health").json
+    assert found["status"] == "ok" and found["leader"].isdecimal()
