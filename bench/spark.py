@@ -1,17 +1,29 @@
 """Measures the data pipeline beside what Spark can do at best here: the same rows, from memory or from its own reader.
 
-    make bench-spark            1,000,000 messages of 200 B; ROWS=… for another number
+    make bench-spark            1,000,000 messages of 200 B; ROWS=… for more, PARTS="write lake" for some of the parts
 
-Every line has its ceiling, measured in the same run; ratios travel between machines, rates do not.
+    read      the live tail, objects and history(), each beside its ceiling
+    pressure  how long producers wait for receipts while a query reads the tail, and while it reads memory
+    write     the sink
+    now       AvailableNow in limited batches
+    latency   from producer to the end of the batch, at 5,000 messages a second, with the default trigger
+    lake      the job, on half of the rows and on all of them: its rate, and the memory of Spark and its workers
+
+Ceilings are measured in the same run; ratios travel between machines, rates do not.
 """
 
 from __future__ import annotations
 
+import asyncio
+import io
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep, time_ns
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +37,8 @@ from pydanube.client.client import Client
 from pydanube.config import StorageConfig
 from pydanube.core.tiers import TierConfig
 from pydanube.log.batch import columns_of, encode
+from pydanube.pipeline import lake
+from pydanube.pipeline.report import Watch
 from pydanube.spark.options import COLUMNS
 from pydanube.spark.rows import arrow_schema
 from pydanube.spark.session import session
@@ -35,6 +49,9 @@ SIZE = 200
 PER_BATCH = 10_000
 TOPIC = "/default/bench"
 BEST_OF = 3
+PARTS = os.environ.get("PARTS", "read pressure write now latency lake").split()
+PER_SECOND = 5_000
+LATENCY_SECONDS = 20
 
 
 def memory_source(rows: int, parts: int) -> type[DataSource]:
@@ -79,69 +96,299 @@ def memory_source(rows: int, parts: int) -> type[DataSource]:
     return Memory
 
 
-async def fill(client: Client, rows: int) -> None:
+Make = Callable[[int], list[bytes]]
+
+
+def hexadecimal() -> Make:
+    """Payloads that look like data: they compress, but not to nothing."""
     random = np.random.default_rng(1)
-    async with client.publisher(TOPIC, "bench") as publisher:
-        for _ in range(rows // PER_BATCH):
-            text = random.bytes(SIZE // 2 * PER_BATCH).hex().encode()
-            payloads = [text[SIZE * n : SIZE * (n + 1)] for n in range(PER_BATCH)]
-            batch = encode(columns_of(payloads, bytes(8 * PER_BATCH), producer_name="bench"), topic=TOPIC)
-            await publisher.send(batch)
+
+    def make(first: int) -> list[bytes]:
+        text = random.bytes(SIZE // 2 * PER_BATCH).hex().encode()
+        return [text[SIZE * n : SIZE * (n + 1)] for n in range(PER_BATCH)]
+
+    return make
 
 
-def seconds(work: Callable[[], object]) -> float:
-    best = float("inf")
-    for _ in range(BEST_OF):
-        began = perf_counter()
-        work()
-        best = min(best, perf_counter() - began)
-    return best
+def orders(first: int) -> list[bytes]:
+    pattern = b'{"id": "order-%d", "amount": %d.25, "country": "DE", "note": "' + b"x" * 100 + b'"}'
+    return [pattern % (number, number % 1000) for number in range(first, first + PER_BATCH)]
+
+
+async def fill(client: Client, topic: str, rows: int, make: Make) -> None:
+    await client.create_topic(topic, exist_ok=True)
+    async with client.publisher(topic, "bench") as publisher:
+        for first in range(0, rows, PER_BATCH):
+            now = np.full(PER_BATCH, time_ns() // 1000, np.int64).tobytes()
+            await publisher.send(encode(columns_of(make(first), now, producer_name="bench"), topic=topic))
+
+
+class Bench:
+    """A broker, Spark, and what the parts need of both."""
+
+    def __init__(self, spark: SparkSession, broker: TestBroker, directory: Path) -> None:
+        self.spark = spark
+        self.broker = broker
+        self.directory = directory
+        spark.dataSource.register(memory_source(ROWS, 2))
+
+    def fill(self, topic: str, rows: int, make: Make) -> None:
+        async def work() -> None:
+            async with pydanube.connect(self.broker.url) as client:
+                await fill(client, topic, rows, make)
+
+        assert self.broker._thread is not None
+        self.broker._thread.call(work())
+
+    def upload(self) -> None:
+        async def now() -> None:
+            assert self.broker._broker is not None and self.broker._broker.cloud is not None
+            tiering = self.broker._broker.cloud.tiering
+            for carried in tiering.topics:
+                while carried.tier.waiting(carried.log) is not None:
+                    await tiering.upload_all(carried)
+
+        assert self.broker._thread is not None
+        self.broker._thread.call(now())
+
+    def options(self, topic: str, **more: str) -> dict[str, str]:
+        return {"service.url": self.broker.url, "topic": topic, **more}
+
+    def frame(self, topic: str) -> DataFrame:
+        return self.spark.read.format("danube").options(**self.options(topic, minPartitions="2")).load()
+
+
+class Taken(NamedTuple):
+    """Of the clock, and of all processors together, by this process and those it has started."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+def once(work: Callable[[], object]) -> Taken:
+    cpu, began = cpu_seconds(), perf_counter()
+    work()
+    return Taken(perf_counter() - began, cpu_seconds() - cpu)
+
+
+def best(work: Callable[[], object]) -> Taken:
+    return min(once(work) for _ in range(BEST_OF))
 
 
 def to_nowhere(frame: DataFrame) -> Callable[[], object]:
     return lambda: frame.write.format("noop").mode("overwrite").save()
 
 
-def line(what: str, taken: float, ceiling: float | None, rows: int = ROWS) -> None:
-    rate = f"{rows / taken:>12,.0f} rows/s"
-    ratio = f"{ceiling / taken:>6.0%} of {rows / ceiling:,.0f}" if ceiling is not None else ""
-    print(f"{what:<44}{rate}   {ratio}", flush=True)
+def line(what: str, taken: Taken, ceiling: Taken | None, rows: int = ROWS) -> None:
+    rate = f"{rows / taken.seconds:>12,.0f} rows/s"
+    cpu = f"{taken.cpu_seconds / rows * 1e6:>8.2f} µs of a core each"
+    ratio = ""
+    if ceiling is not None:
+        by_cpu = ceiling.cpu_seconds / taken.cpu_seconds
+        ratio = f"{ceiling.seconds / taken.seconds:>6.0%} of the ceiling, {by_cpu:.0%} by cpu"
+    print(f"{what:<44}{rate}{cpu}   {ratio}", flush=True)
 
 
-def measure(spark: SparkSession, broker: TestBroker, directory: Path) -> None:
-    options = {"service.url": broker.url, "topic": TOPIC, "minPartitions": "2"}
-    spark.dataSource.register(memory_source(ROWS, 2))
-    memory = seconds(to_nowhere(spark.read.format("memory_rows").load()))
+def read(bench: Bench) -> None:
+    spark = bench.spark
+    bench.fill(TOPIC, ROWS, hexadecimal())
+    memory = best(to_nowhere(spark.read.format("memory_rows").load()))
     line("ceiling: a Python source from memory", memory, None)
-    tail = seconds(to_nowhere(spark.read.format("danube").options(**options).load()))
-    line("source, live tail from the broker", tail, memory)
-    upload(broker)
-    files = [str(path) for path in (directory / "objects").rglob("data-*.parquet")]
-    cloud = seconds(to_nowhere(spark.read.format("danube").options(**options).load()))
-    line("source, from objects", cloud, memory)
+    line("source, live tail from the broker", best(to_nowhere(bench.frame(TOPIC))), memory)
+    bench.upload()
+    files = [str(path) for path in (bench.directory / "objects" / TOPIC[1:]).rglob("data-*.parquet")]
+    line("source, from objects", best(to_nowhere(bench.frame(TOPIC))), memory)
     columns = [name for name in COLUMNS if name != "topic"]
-    native = seconds(to_nowhere(spark.read.parquet(*files).select(*columns)))
+    native = best(to_nowhere(spark.read.parquet(*files).select(*columns)))
     line("ceiling: spark.read.parquet of the objects", native, None)
-    fast = seconds(to_nowhere(pydanube.spark.history(spark, TOPIC, service_url=broker.url)))
+    fast = best(to_nowhere(pydanube.spark.history(spark, TOPIC, service_url=bench.broker.url)))
     line("history()", fast, native)
-    rows = ROWS // 2
-    frame = spark.range(rows).selectExpr("cast(repeat('x', 100) as binary) as payload", "cast(id as string) as key")
-    began = perf_counter()
-    target = {"service.url": broker.url, "topic": "/default/written", "staging": str(directory / "staging")}
-    frame.write.format("danube").options(**target).mode("append").save()
-    line("sink, rows of 100 B", perf_counter() - began, None, rows)
 
 
-def upload(broker: TestBroker) -> None:
-    async def now() -> None:
-        assert broker._broker is not None and broker._broker.cloud is not None
-        tiering = broker._broker.cloud.tiering
-        for carried in tiering.topics:
-            while carried.tier.waiting(carried.log) is not None:
-                await tiering.upload_all(carried)
+def pressure(bench: Bench) -> None:
+    """One message at a time, as fast as receipts come, while a query runs again and again."""
+    topic = "/default/pressed"
+    bench.fill(topic, ROWS, hexadecimal())
+    found = {}
+    memory = bench.spark.read.format("memory_rows").load()
+    for name, frame in (("memory", memory), ("tail", bench.frame(topic)), ("memory again", memory)):
+        to_nowhere(frame)()
+        with receipts(bench.broker.url) as waits:
+            best(to_nowhere(frame))
+        found[name] = float(np.percentile(waits, 99)) * 1000
+        print(f"{'publish p99 while a query reads ' + name:<44}{found[name]:>12.2f} ms       {len(waits):,} receipts")
+    calm = (found["memory"] + found["memory again"]) / 2
+    print(f"{'ratio':<44}{found['tail'] / calm:>12.2f}", flush=True)
 
-    assert broker._thread is not None
-    broker._thread.call(now())
+
+@contextmanager
+def receipts(url: str) -> Iterator[list[float]]:
+    """How long each receipt took, in the `with` block."""
+    waits: list[float] = []
+    over = threading.Event()
+
+    async def produce() -> None:
+        async with pydanube.connect(url) as client, client.producer("/default/waited") as producer:
+            while not over.is_set():
+                began = perf_counter()
+                await producer.send(b"x" * 100)
+                waits.append(perf_counter() - began)
+                await asyncio.sleep(0.005)
+
+    thread = threading.Thread(target=lambda: asyncio.run(produce()))
+    thread.start()
+    try:
+        yield waits
+    finally:
+        over.set()
+        thread.join()
+
+
+def write(bench: Bench) -> None:
+    def save(rows: int, topic: str) -> None:
+        frame = bench.spark.range(rows).selectExpr(
+            "cast(repeat('x', 100) as binary) as payload", "cast(id as string) as key"
+        )
+        target = bench.options(topic, staging=str(bench.directory / "staging"))
+        frame.write.format("danube").options(**target).mode("append").save()
+
+    save(1000, "/default/warm")
+    little = once(lambda: save(1000, "/default/little"))
+    taken = once(lambda: save(ROWS, "/default/written"))
+    line("sink, rows of 100 B", taken, None)
+    print(f"{'sink, a write of 1,000 rows':<44}{little.seconds:>12.2f} s{little.cpu_seconds:>13.2f} s of a core")
+    more = Taken(taken.seconds - little.seconds, taken.cpu_seconds - little.cpu_seconds)
+    line("sink, behind that", more, None, ROWS - 1000)
+
+
+def now(bench: Bench) -> None:
+    topic = "/default/available"
+    bench.fill(topic, ROWS, hexadecimal())
+    stream = bench.spark.readStream.format("danube").options(
+        **bench.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=str(max(1, ROWS // 10)))
+    )
+    made = stream.load().writeStream.format("noop").option("checkpointLocation", str(bench.directory / "now"))
+    line("AvailableNow, ten batches", once(lambda: made.trigger(availableNow=True).start().awaitTermination()), None)
+
+
+def latency(bench: Bench) -> None:
+    topic = "/default/late"
+    bench.fill(topic, PER_BATCH, hexadecimal())
+    waits: list[np.ndarray] = []
+    counts: list[int] = []
+
+    def batch(frame: DataFrame, number: int) -> None:
+        times = frame.select("publish_time").toArrow().column(0).cast("int64").to_numpy()
+        waits.append((time_ns() // 1000 - times) / 1000)
+        counts.append(len(times))
+
+    stream = bench.spark.readStream.format("danube").options(**bench.options(topic)).load()
+    query = stream.writeStream.foreachBatch(batch).option("checkpointLocation", str(bench.directory / "late")).start()
+    while query.lastProgress is None:
+        sleep(0.1)
+
+    async def produce() -> None:
+        async with pydanube.connect(bench.broker.url) as client, client.producer(topic) as producer:
+            began = perf_counter()
+            for number in range(PER_SECOND * LATENCY_SECONDS):
+                if number % 50 == 0:
+                    await asyncio.sleep(max(0.0, began + number / PER_SECOND - perf_counter()))
+                    await producer.room()
+                producer.send_nowait(b"x" * 100)
+
+    asyncio.run(produce())
+    while sum(counts) < PER_SECOND * LATENCY_SECONDS:
+        sleep(0.1)
+    query.stop()
+    # The first seconds are those of a query that begins.
+    late = np.concatenate([each for each in waits if len(each)][len(waits) // 4 :])
+    p50, p99 = np.percentile(late, [50, 99])
+    print(
+        f"{f'latency at {PER_SECOND:,} msg/s':<44}{p50:>12.0f} ms       p99 {p99:.0f} ms, {len(counts)} batches",
+        flush=True,
+    )
+
+
+def lake_job(bench: Bench) -> None:
+    for rows in (ROWS // 2, ROWS):
+        _lake_of(bench, rows)
+
+
+def _lake_of(bench: Bench, rows: int) -> None:
+    topic = f"/default/orders{rows}"
+    bench.fill(topic, rows, orders)
+    settings = {
+        **{"service.url": bench.broker.url, "topic": topic, "target": str(bench.directory / f"lake{rows}")},
+        "schema": "id string not null, amount double, country string, note string",
+        "batch_rows": max(PER_BATCH, ROWS // 10),
+    }
+    found: dict[str, object] = {}
+
+    def run() -> None:
+        found.update(lake.run(bench.spark, settings, Watch("lake", as_json=True, stream=io.StringIO())).values)
+
+    with memory_used() as most:
+        taken = once(run)
+    assert found["typed_rows"] == rows, found
+    line(f"lake, {rows:,} orders", taken, None, rows)
+    print(f"{'  the most memory, Spark and workers':<44}{max(most) / 1e6:>12,.0f} MB", flush=True)
+
+
+@contextmanager
+def memory_used() -> Iterator[list[int]]:
+    """What this process's children have in memory, once in a while."""
+    found = [0]
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            found.append(sum(_resident(pid) for pid in _children(os.getpid())))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
+
+def _children(root: int) -> list[int]:
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found, todo = [], [root]
+    while todo:
+        parent = todo.pop()
+        mine = [pid for pid, of in parents.items() if of == parent]
+        found += mine
+        todo += mine
+    return found
+
+
+def cpu_seconds() -> float:
+    """Of this process and all that it has started; of those that have ended, what their parents know."""
+    ticks = 0
+    for pid in (os.getpid(), *_children(os.getpid())):
+        try:
+            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += sum(int(word) for word in words[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _resident(pid: int) -> int:
+    """Without what it shares: workers share much with the process that they were forked from."""
+    try:
+        words = Path(f"/proc/{pid}/statm").read_text().split()
+    except OSError:
+        return 0
+    return (int(words[1]) - int(words[2])) * os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:
@@ -149,17 +396,15 @@ def main() -> None:
         directory = Path(name)
         storage = StorageConfig(url=f"file://{directory}/objects", tier=TierConfig(upload_seconds=1e9))
         with TestBroker(directory / "broker", storage=storage) as broker:
-            assert broker._thread is not None
-
-            async def prepare() -> None:
-                async with pydanube.connect(broker.url) as client:
-                    await client.create_topic(TOPIC)
-                    await fill(client, ROWS)
-
-            broker._thread.call(prepare())
             spark = session("bench", master="local[2]", conf={"spark.log.level": "ERROR"})
             try:
-                measure(spark, broker, directory)
+                bench = Bench(spark, broker, directory)
+                steps = {
+                    **{"read": read, "pressure": pressure, "write": write},
+                    **{"now": now, "latency": latency, "lake": lake_job},
+                }
+                for part in PARTS:
+                    steps[part](bench)
             finally:
                 spark.stop()
 

@@ -1,6 +1,6 @@
 """What there is, said to Spark's own pipelines (`pyspark.pipelines`): a topic as a streaming table, and a view of it.
 
-Spark runs it, keeps the checkpoint, and reads the next time only what is new. `run.py` beside this file starts it.
+Spark finds out what depends on what, runs it, and keeps the checkpoint. `run.py` beside this file starts it.
 """
 
 from __future__ import annotations

@@ -26,12 +26,24 @@ def spark() -> Iterator[SparkSession]:
                 "spark.driver.memory": "1g",
                 "spark.sql.streaming.metricsEnabled": "false",
                 "spark.log.level": "ERROR",
+                # Rows are few and plans are many: to compile either as for a long life takes longer than to run it.
+                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+                "spark.sql.codegen.wholeStage": "false",
             },
         )
     try:
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture
+def borrowed(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session, for code that asks for one with settings of its own; the tests behind have theirs again."""
+    name = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(name)
+    yield spark
+    spark.conf.set(name, before or "")
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,20 @@
-"""`danube pipeline`: what a person sees before Spark has anything to do."""
+"""`danube pipeline`: what people see, and what scripts get, in a file, on a terminal and in an exit code."""
 
 from __future__ import annotations
 
+import importlib.util
+import io
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
+
+from pydanube.pipeline.report import Report, Watch
+from tests.e2e.processes import danube_here
+from tests.spark.places import Place, numbers
 
 
 def danube(*words: str) -> subprocess.CompletedProcess[str]:
@@ -32,3 +41,75 @@ def test_the_jobs_are_listed() -> None:
     done = danube("jobs")
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["lake", "compact", "audit", "replay", "stats"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("grpc_status") is not None, reason="Spark Connect is installed")
+def test_a_remote_spark_without_its_packages_is_one_line_that_names_them() -> None:
+    done = danube("run", "audit", "--set", "topic=/default/t", "--remote", "sc://127.0.0.1:1")
+    assert done.returncode == 1
+    [line] = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert "pip install 'pyspark[connect]'" in line
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_file_of_settings_runs_a_job_and_its_exit_code_says_whether_all_is_well(
+    borrowed: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    topic = place.new_topic("commanded")
+    place.send(topic, numbers(0, 20))
+    place.upload(topic)
+    conf = tmp_path / "audit.yaml"
+    conf.write_text(f"service:\n  url: {place.url}\ntopic: {topic}\nspark:\n  spark.sql.shuffle.partitions: 2\n")
+    done = danube_here("pipeline", "run", "audit", "--conf", conf, "--output", "json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["job"], found["result"], found["messages"], found["problems"]) == ("audit", "ok", 20, [])
+    assert found["seconds"] > 0
+    assert all(json.loads(line)["job"] == "audit" for line in done.stderr.splitlines() if line.startswith("{"))
+    [path] = place.objects(topic)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    done = danube_here("pipeline", "run", "audit", "--conf", conf)
+    assert done.returncode == 1
+    assert done.stdout.startswith("audit: FAILED in ") and f"problem: {topic}: {path.name}" in done.stdout
+    done = danube_here("pipeline", "run", "stats", "--set", f"service.url={place.url}", "--set", "topic=/default/no")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "stats failed: unable to find the topic /default/no" in done.stderr.splitlines()[-1]
+    assert borrowed.range(3).count() == 3, "the session stays: it was there before"
+
+
+# --- progress -------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_bar_on_a_terminal_and_json_elsewhere() -> None:
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        with Watch("lake", as_json=False, stream=stream) as watch:
+            watch.says("3 messages", 3, 3, batches=1)
+    assert json.loads(pipe.getvalue()) == {
+        "job": "lake", "progress": "3 messages", "done": 3, "total": 3, "batches": 1,
+    }  # fmt: skip
+    assert "{" not in terminal.getvalue() and "lake: 3 messages" in terminal.getvalue()
+
+
+def test_a_script_can_ask_for_json_on_a_terminal_too() -> None:
+    terminal = Terminal()
+    with Watch("lake", as_json=True, stream=terminal) as watch:
+        watch.says("all", 1, 1)
+    assert json.loads(terminal.getvalue())["done"] == 1
+
+
+def test_a_report_is_lines_for_people() -> None:
+    report = Report("audit", {"messages": 1_234_567, "keys": ["a"]}, ["offset 7 is gone"], 1.25)
+    assert report.lines() == [
+        "audit: FAILED in 1.2 s",
+        "  messages  1,234,567",
+        '  keys      ["a"]',
+        "  problem: offset 7 is gone",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -13,6 +14,7 @@ import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
+import pydanube
 from pydanube.client.client import Client
 from pydanube.core.tiers import Descriptor
 from pydanube.errors import DanubeError
@@ -23,6 +25,7 @@ from pydanube.spark.options import CONNECTION_OPTIONS, Connection, Given
 from pydanube.spark.plan import Share, layout
 from pydanube.spark.reach import Reach
 from pydanube.spark.rows import Wanted, read_share
+from tests.e2e.processes import until
 from tests.spark.places import Place, numbers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -70,10 +73,16 @@ def test_a_topic_becomes_tables_with_every_order_once(
         "key": ["id"],
         "time": "at",
         "batch_rows": 30,
+        "rows_per_file": 10,
     }
     report = lake.run(spark, settings, quiet())
     assert report.values["messages"] == 40 + 5 + 20 + 4
     assert (report.values["typed_rows"], report.values["quarantine_rows"]) == (62, 4)
+
+    largest = (
+        f"select max(n) from (select count(*) n from {_duck(str(tmp_path / 'lake'), 'orders_raw', form)} group by f)"
+    )
+    assert duckdb.sql(largest.replace("hive_", "filename='f', hive_")).fetchone() == (10,)
 
     # More comes, with one column more and a wider one; the last batch was written, but Spark did not know.
     place.send(topic, [order(number, amount=number + 0.125, country="DE") for number in range(62, 80)])
@@ -101,6 +110,34 @@ def test_a_topic_becomes_tables_with_every_order_once(
         "id is missing": 1,
     }
     assert duckdb.sql(f"select distinct date from {tables['typed']}").fetchall()[0][0].isoformat() == "2026-11-15"
+
+
+def test_a_lake_follows_a_topic_from_its_beginning_without_a_seam_and_takes_what_is_late(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    topic = place.new_topic("followed")
+    place.send(topic, [order(number) for number in range(50)])
+    place.upload(topic)
+    settings = {
+        **{"service.url": place.url, "topic": topic, "name": "followed", "target": str(tmp_path / "lake")},
+        **{"schema": "id string, amount double, at timestamp", "time": "at", "follow_seconds": 1},
+    }
+    query = lake.start(spark, lake.Lake.parse(settings))
+    try:
+
+        def have(count: int) -> bool:
+            assert query.isActive, query.exception()
+            return sum(each["numInputRows"] for each in query.recentProgress) >= count
+
+        until(lambda: have(50), "history is there", seconds=120)
+        place.send(topic, [*(order(number) for number in range(50, 79)), order(79, at="2026-10-31T10:00:00Z")])
+        until(lambda: have(80), "what came is there", seconds=120)
+    finally:
+        query.stop()
+    table = _duck(settings["target"], "followed_typed", "parquet")
+    found = duckdb.sql(f"select id, date from {table} order by _offset").fetchall()
+    assert [row[0] for row in found] == [f"o-{number}" for number in range(80)]
+    assert [row[1].isoformat() for row in found[78:]] == ["2026-11-15", "2026-10-31"]
 
 
 def _duck(target: str, table: str, form: str) -> str:
@@ -167,6 +204,27 @@ def test_an_audit_proves_a_topic_and_names_what_is_wrong(spark: SparkSession, pl
     snapshot.write_text(json.dumps(said))
 
 
+class Consuming:
+    """A consumer that has five messages when it is made, and the rest when it is asked."""
+
+    def __init__(self, place: Place, topic: str) -> None:
+        self._stack = contextlib.ExitStack()
+        client = self._stack.enter_context(pydanube.blocking.connect(place.url))
+        self._consumer = self._stack.enter_context(
+            client.consumer(topic, subscription="meanwhile", start=0, window_messages=5)
+        )
+        self._seen = [self._take() for _ in range(5)]
+
+    def _take(self) -> bytes:
+        message = self._consumer.receive(timeout=60)
+        message.ack()
+        return message.payload
+
+    def rest(self) -> list[bytes]:
+        with self._stack:
+            return [*self._seen, *(self._take() for _ in range(55))]
+
+
 def test_compaction_makes_few_objects_of_many_and_readers_notice_nothing(spark: SparkSession, place: Place) -> None:
     topic = place.new_topic("compacted")
     for first in range(0, 60, 10):
@@ -177,6 +235,7 @@ def test_compaction_makes_few_objects_of_many_and_readers_notice_nothing(spark: 
         share = Share(tuple(layout(state, 0, 60).pieces))
         reading = read_share(reach, share, Wanted(("payload",), urls={topic: place.storage_url}))
         seen = next(reading).column("payload").to_pylist()
+        consuming = Consuming(place, topic)
         report = compact.run(spark, {"service.url": place.url, "topic": topic}, quiet())
         assert report.problems == []
         assert report.values == {"objects_before": 6, "objects_after": 1, "swapped": 6, "left_alone": 0}
@@ -186,6 +245,7 @@ def test_compaction_makes_few_objects_of_many_and_readers_notice_nothing(spark: 
         for batch in reading:
             seen += batch.column("payload").to_pylist()
         assert seen == place.payloads(topic) == numbers(0, 60)
+        assert consuming.rest() == numbers(0, 60)
     offline = spark.read.format("danube").options(**{"storage.url": place.storage_url, "topic": topic}).load()
     assert offline.count() == 60
     assert compact.run(spark, {"service.url": place.url, "topic": topic}, quiet()).values["swapped"] == 0
@@ -222,7 +282,7 @@ def test_the_owner_swaps_nothing_that_it_does_not_have_or_that_is_not_the_same(p
     assert place.payloads(topic) == numbers(0, 40)
 
 
-def test_a_replay_is_made_once_and_a_page_tells_what_happened(
+def test_a_replay_is_made_once_into_a_topic_and_again_into_files(
     spark: SparkSession, place: Place, tmp_path: Path
 ) -> None:
     source, target = place.new_topic("played"), place.new_topic("replayed")
@@ -245,8 +305,36 @@ def test_a_replay_is_made_once_and_a_page_tells_what_happened(
     file = {**settings, "to_topic": None, "to_file": str(tmp_path / "out"), "staging": None, "rows_per_second": None}
     assert replay.run(spark, file, quiet()).values["messages"] == 15
 
-    page = tmp_path / "page.html"
-    report = stats.run(spark, {"service.url": place.url, "topic": source, "page": str(page)}, quiet())
-    assert report.values["topics"][source]["messages"] == 100
-    assert [key["routing_key"] for key in report.values["top_keys"]] == ["a", "b"]
-    assert "<svg" in page.read_text() and source in page.read_text()
+    truth = place.table(source)
+    times = truth.column("publish_time").to_pylist()
+    timed = {
+        **{"service.url": place.url, "topic": source, "start_time": times[30].isoformat()},
+        **{"end_time": times[70].isoformat(), "to_file": str(tmp_path / "timed"), "file_format": "parquet"},
+    }
+    replay.run(spark, timed, quiet())
+    rows = duckdb.sql(f"select payload from read_parquet('{tmp_path}/timed/*.parquet') order by \"offset\"").fetchall()
+    assert [row[0] for row in rows] == [order(n) for n in range(100) if times[30] <= times[n] < times[70]] and rows
+
+
+def test_a_page_tells_what_happened_hour_by_hour(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    topic = place.new_topic("told")
+    place.send(topic, numbers(0, 99), keys=["a", "a", "b"])
+
+    async def bury(client: Client) -> None:
+        async with client.producer(topic) as producer:
+            await producer.send(b"dead", attributes={"x-original-topic": "/default/other"})
+
+    place.asking(bury)
+    page, file = tmp_path / "page.html", tmp_path / "hours.json"
+    settings = {"service.url": place.url, "topic": topic, "page": str(page), "json": str(file), "top_keys": 1}
+    report = stats.run(spark, settings, quiet())
+    assert report.values["topics"][topic] == {"messages": 100, "bytes": sum(map(len, numbers(0, 99))) + 4}
+    assert (report.values["dead_letters"], report.values["hours"]) == (1, len(json.loads(file.read_text())["hours"]))
+    [key] = report.values["top_keys"]
+    assert (key["routing_key"], key["messages"]) == ("a", 66)
+    hours = json.loads(file.read_text())["hours"]
+    assert sum(hour["messages"] for hour in hours) == 100
+    for hour in hours:
+        assert 0 <= hour["latency_p50_ms"] <= hour["latency_p95_ms"] <= hour["latency_p99_ms"] < 60_000
+        assert 1 <= hour["keys"] <= 2
+    assert "<svg" in page.read_text() and topic in page.read_text() and "1 dead letters" in page.read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,58 +192,6 @@ def test_a_stream_reads_each_message_once_while_its_range_changes_tier(
     assert progress["sources"][0]["description"]
     lag = place.asking(lambda client: client.lag(topic, "spark-query"))
     assert lag.cursor is not None and lag.messages <= 50
-
-    # A broker that crashed and came back, with the same offsets.
-    place.stop()
-    place.start()
-    place.send(topic, numbers(150, 160))
-    run_stream(spark, {**options, "service.url": place.url}, checkpoint, seen)
-    assert seen.payloads == numbers(0, 160)
-    assert seen.offsets == list(range(160))
-
-
-def test_a_stream_waits_for_an_orphan_or_reads_it_when_it_is_rescued(
-    spark: SparkSession, place: Place, tmp_path: Path
-) -> None:
-    topic = place.new_topic("orphan")
-    place.send(topic, numbers(0, 50))
-    place.upload(topic)
-    place.send(topic, numbers(50, 100))
-    place.upload(topic)
-    place.orphan(topic, 50)
-    place.send(topic, numbers(100, 120))
-    options = place.options(topic, startingOffsets="earliest")
-    waiting, skipping = Collected(), Collected()
-    run_stream(spark, options, str(tmp_path / "wait"), waiting)
-    assert waiting.offsets == list(range(50))
-    progress = run_stream(spark, {**options, "orphans": "skip"}, str(tmp_path / "skip"), skipping)
-    assert skipping.offsets == [*range(50), *range(100, 120)]
-    assert "skipped" in str(progress["sources"][0]["endOffset"])
-    place.rescue(topic, 50)
-    run_stream(spark, {**options, "orphans": "skip"}, str(tmp_path / "skip"), skipping)
-    assert skipping.offsets == [*range(50), *range(100, 120), *range(50, 100)]
-    run_stream(spark, options, str(tmp_path / "wait"), waiting)
-    assert waiting.offsets == list(range(120))
-
-
-def test_a_stream_that_falls_behind_retention_fails_or_goes_on_by_choice(
-    spark: SparkSession, place: Place, checkpoint: str
-) -> None:
-    topic = place.new_topic("forgotten")
-    place.send(topic, numbers(0, 60))
-    place.upload(topic)
-    options = place.options(topic, startingOffsets="earliest")
-    seen = Collected()
-    run_stream(spark, options, checkpoint, seen)
-    for first in (60, 90):
-        place.send(topic, numbers(first, first + 30))
-        place.upload(topic)
-    place.forget_below(topic, 90)
-    with pytest.raises(PySparkException, match=r"offsets 60 to 89 of .* cannot be read: retention has removed them"):
-        run_stream(spark, options, checkpoint, seen)
-    progress = run_stream(spark, {**options, "failOnDataLoss": "false"}, checkpoint, seen)
-    assert seen.offsets == [*range(60), *range(90, 120)]
-    assert "lost" in str(progress["sources"][0]["endOffset"])
 
 
 def test_history_is_read_by_sparks_own_reader_and_is_the_same(spark: SparkSession, place: Place) -> None:

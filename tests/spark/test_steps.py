@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +75,7 @@ def test_columns_are_added_and_types_widened_but_never_changed() -> None:
 def test_settings_that_cannot_be_meant_are_refused() -> None:
     good = {"service.url": "danube://h:1", "topic": "/default/orders", "target": "lake"}
     assert Lake.parse(good).name == "orders"
+    assert Lake.parse(good).target == str(Path("lake").absolute()), "Spark may run in another directory"
     for wrong, said in (
         ({"target": None}, "the directory for the tables"),
         ({"topik": "x"}, "did you mean topic"),

@@ -119,7 +119,7 @@ def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
         "voids": sum(end - first for state in states for first, end in state.voids),
     }
     if all(row["problem"] is None for row in found):
-        _check_messages(spark, options, topics, settings.text("receipts"), report, problems_max, watch)
+        _check_messages(spark, options, topics, settings.place("receipts"), report, problems_max, watch)
     return report
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
@@ -70,7 +70,8 @@ class Lake:
     def parse(cls, values: dict[str, Any]) -> Lake:
         settings = Settings(values, KNOWN, "lake")
         topics = settings.topics()
-        target = settings.required("target", "the directory for the tables")
+        settings.required("target", "the directory for the tables")
+        target = (settings.place("target") or "").rstrip("/")
         name = settings.text("name") or topics[0].rpartition("/")[2]
         text = settings.text("schema")
         schema = _schema(text) if text is not None else None
@@ -91,14 +92,14 @@ class Lake:
         return cls(
             source=source,
             name=name,
-            target=target.rstrip("/"),
+            target=target,
             format=settings.one_of("format", "parquet", ("parquet", "iceberg")),
             catalog=settings.mapping("catalog"),
             schema=schema,
             key=key,
             time=time,
             deduplicate_days=settings.number("deduplicate_days", 1, least=0) or 0,
-            checkpoint=settings.text("checkpoint") or f"{target.rstrip('/')}/_checkpoint-{name}",
+            checkpoint=settings.place("checkpoint") or f"{target}/_checkpoint-{name}",
             rows_per_file=settings.number("rows_per_file", 1_000_000) or 1_000_000,
             follow_seconds=settings.number("follow_seconds"),
         )
@@ -116,59 +117,77 @@ def _schema(text: str) -> StructType:
         raise ConfigError("schema", text, f"columns as in SQL, `id string not null, amount double`: {why}") from error
 
 
-class Writer:
-    """Adds batches to the tables. Spark calls it once per batch, on the driver; rows never come here."""
+class Tables(NamedTuple):
+    """The tables of a job. Without a schema there is only the raw one."""
 
-    def __init__(self, spark: SparkSession, lake: Lake) -> None:
-        self._lake = lake
-        self.raw = self._table(spark, "raw")
-        self.typed = self._table(spark, "typed") if lake.schema is not None else None
-        self.quarantine = self._table(spark, "quarantine") if lake.schema is not None else None
+    raw: Table
+    typed: Table | None
+    quarantine: Table | None
+
+    @classmethod
+    def open(cls, spark: SparkSession, lake: Lake) -> Tables:
+        """Made if they are missing, with room for the columns that the settings say."""
         raw_schema = with_date(from_arrow_schema(arrow_schema(steps.RAW_COLUMNS)))
-        self.raw.evolve(raw_schema)
-        if lake.schema is not None and self.typed is not None and self.quarantine is not None:
-            self.typed.evolve(_typed_schema(spark, lake.schema, lake.time))
-            self.quarantine.evolve(_quarantine_schema(raw_schema))
+        raw = _table(spark, lake, "raw")
+        raw.evolve(raw_schema)
+        if lake.schema is None:
+            return cls(raw, None, None)
+        typed, quarantine = _table(spark, lake, "typed"), _table(spark, lake, "quarantine")
+        typed.evolve(_typed_schema(spark, lake.schema, lake.time))
+        quarantine.evolve(_quarantine_schema(raw_schema))
+        return cls(raw, typed, quarantine)
 
-    def _table(self, spark: SparkSession, kind: str) -> Table:
-        lake = self._lake
-        name = f"{lake.name}_{kind}".replace("-", "_")
-        if lake.format == "iceberg":
-            identifier = f"danube.{name}"
-            return IcebergTable(
-                spark, catalog(lake), identifier, job=f"lake-{lake.name}", rows_per_file=lake.rows_per_file
-            )
-        return ParquetTable(spark, f"{lake.target}/{name}", rows_per_file=lake.rows_per_file)
+
+def _table(spark: SparkSession, lake: Lake, kind: str) -> Table:
+    name = f"{lake.name}_{kind}".replace("-", "_")
+    if lake.format == "iceberg":
+        job = f"lake-{lake.name}"
+        return IcebergTable(spark, catalog(lake), f"danube.{name}", job=job, rows_per_file=lake.rows_per_file)
+    return ParquetTable(spark, f"{lake.target}/{name}", rows_per_file=lake.rows_per_file)
+
+
+class Writer:
+    """Adds batches to the tables. Spark calls it once per batch, beside the driver; rows never come here."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._tables: Tables | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A Spark Connect server gets a copy, and opens the tables in its own session."""
+        return {"_lake": self._lake, "_tables": None}
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
+        if self._tables is None:
+            self._tables = Tables.open(frame.sparkSession, self._lake)
         # Kept on the executors, in memory or on their disks: the topic is read once per batch.
         rows = steps.raw(frame).persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            self._write_raw(rows, batch)
+            self._write_raw(self._tables, rows, batch)
         finally:
             rows.unpersist()
-        self._write_typed(batch)
+        self._write_typed(self._tables, batch)
 
-    def _write_raw(self, rows: DataFrame, batch: int) -> None:
-        known = self.raw.before(batch) if self._lake.deduplicate_days else None
+    def _write_raw(self, tables: Tables, rows: DataFrame, batch: int) -> None:
+        known = tables.raw.before(batch) if self._lake.deduplicate_days else None
         fresh = steps.without_repetitions(rows)
         if known is not None:
             fresh = steps.unseen_messages(fresh, _recent(known, rows, self._lake.deduplicate_days))
-        self.raw.write(fresh, batch)
+        tables.raw.write(fresh, batch)
 
-    def _write_typed(self, batch: int) -> None:
+    def _write_typed(self, tables: Tables, batch: int) -> None:
         lake = self._lake
-        if lake.schema is None or self.typed is None or self.quarantine is None:
+        if lake.schema is None or tables.typed is None or tables.quarantine is None:
             return
-        decoded = steps.decoded(self.raw.batch(batch), lake.schema)
+        decoded = steps.decoded(tables.raw.batch(batch), lake.schema)
         good = steps.typed(decoded, lake.schema, time=lake.time)
         if lake.key:
             good = steps.first_by_key(good, lake.key)
-            earlier = self.typed.before(batch)
+            earlier = tables.typed.before(batch)
             if earlier is not None:
                 good = steps.unseen(good, earlier, lake.key)
-        self.typed.write(good, batch)
-        self.quarantine.write(steps.quarantined(decoded), batch)
+        tables.typed.write(good, batch)
+        tables.quarantine.write(steps.quarantined(decoded), batch)
 
 
 def _recent(known: DataFrame, rows: DataFrame, days: int) -> DataFrame:
@@ -202,23 +221,23 @@ def catalog(lake: Lake) -> Any:
     return load_catalog("danube", **{name: str(value) for name, value in chosen.items()})
 
 
-def start(spark: SparkSession, lake: Lake) -> tuple[StreamingQuery, Writer]:
+def start(spark: SparkSession, lake: Lake) -> StreamingQuery:
     """The query, running."""
-    writer = Writer(spark, lake)
     stream = spark.readStream.format("danube").options(**lake.source).load()
-    made = stream.writeStream.foreachBatch(writer).option("checkpointLocation", lake.checkpoint)
+    made = stream.writeStream.foreachBatch(Writer(lake)).option("checkpointLocation", lake.checkpoint)
     made = made.queryName(f"lake-{lake.name}")
     if lake.follow_seconds is None:
         made = made.trigger(availableNow=True)
     else:
         made = made.trigger(processingTime=f"{lake.follow_seconds} seconds")
-    return made.start(), writer
+    return made.start()
 
 
 def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
     """Runs until everything that is there is in the tables, or, with follow_seconds, until it is stopped."""
     lake = Lake.parse(values)
-    query, writer = start(spark, lake)
+    tables = Tables.open(spark, lake)  # a schema that does not fit is said before anything runs
+    query = start(spark, lake)
     rows = batches = 0
     seen = -1
     try:
@@ -234,8 +253,8 @@ def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
                 break
     except KeyboardInterrupt:
         query.stop()
-    report = Report("lake", {"messages": rows, "batches": batches, "tables": writer.raw.path.rpartition("/")[0]})
-    for name, table in (("raw", writer.raw), ("typed", writer.typed), ("quarantine", writer.quarantine)):
+    report = Report("lake", {"messages": rows, "batches": batches, "tables": tables.raw.path.rpartition("/")[0]})
+    for name, table in tables._asdict().items():
         if table is not None:
             report.values[f"{name}_rows"] = table.read().count() if batches else 0
     return report

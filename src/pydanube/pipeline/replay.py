@@ -59,7 +59,7 @@ def chosen(messages: DataFrame, filter: str | None) -> DataFrame:
 def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
     settings = Settings(values, KNOWN, "replay")
     topics = settings.topics()
-    to_topic, to_file = settings.text("to_topic"), settings.text("to_file")
+    to_topic, to_file = settings.text("to_topic"), settings.place("to_file")
     if (to_topic is None) == (to_file is None):
         raise ConfigError("to_topic", to_topic, "either to_topic or to_file")
     if to_topic in topics:

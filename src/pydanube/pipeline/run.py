@@ -47,13 +47,14 @@ def run_job(
     remote: str | None = None,
     as_json: bool = False,
 ) -> Report:
-    """Raises ConfigError, SparkMissing, JavaMissing and JobFailed."""
+    """Raises ConfigError, SparkMissing, JavaMissing and JobFailed. A session that is there is used, and stays."""
     if job not in JOBS:
         raise ConfigError("JOB", job, f"one of {', '.join(JOBS)}")
     values = read_settings(conf, changes)
     spark_conf = {str(name): str(value) for name, value in (values.pop("spark", None) or {}).items()}
     try:
         from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
 
         from pydanube.spark.session import session
     except ImportError:
@@ -61,13 +62,17 @@ def run_job(
     module: Any = import_module(f"pydanube.pipeline.{job}")
     with Watch(job, as_json=as_json) as watch:
         watch.says("starting Spark")
-        spark = session(f"danube {job}", master=master, remote=remote, conf={"spark.log.level": "ERROR", **spark_conf})
+        is_ours = SparkSession.getActiveSession() is None
+        if remote is None:  # a server has its own
+            spark_conf.setdefault("spark.log.level", "ERROR")
+        spark = session(f"danube {job}", master=master, remote=remote, conf=spark_conf)
         try:
             report: Report = module.run(spark, values, watch)
         except PySparkException as error:
             raise JobFailed(job, reason(str(error))) from error
         finally:
-            spark.stop()
+            if is_ours:
+                spark.stop()
         report.seconds = watch.seconds
         return report
 

@@ -38,6 +38,11 @@ class Settings:
             raise ConfigError(name, None, what)
         return value
 
+    def place(self, name: str) -> str | None:
+        """A path or URL. Spark may run in another directory than the command: a relative path becomes a whole one."""
+        value = self.text(name)
+        return value if value is None or "://" in value else str(Path(value).absolute())
+
     def number(self, name: str, default: int | None = None, least: int = 1) -> int | None:
         value = self._values.get(name)
         if value is None:

@@ -11,12 +11,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pydanube.core.tiers import PARQUET, RAW, Descriptor
 from pydanube.errors import InvalidObject, NotServed, ObjectDamaged, OffsetOutOfRange
-from pydanube.log.batch import Batch
+from pydanube.log.batch import ENVELOPE, Batch, decode
 from pydanube.log.parquet import (
     COLUMNS,
     FOOTER_GUESS_BYTES,
@@ -37,7 +38,10 @@ from pydanube.stores.object_settings import parse_url
 ATTEMPTS: Final = 4  # at one offset, until what is missing is believed to be missing
 # Spark takes batches one at a time; larger ones cost memory on both sides and gain nothing.
 BATCH_ROWS: Final = 65_536
+# Stored batches of about so many rows go to Spark as they are; smaller ones are put together, which copies them.
+FEW_ROWS: Final = 4096
 TEXT: Final = pa.string()
+_ALL: Final = Bounds()
 
 
 class Wanted(NamedTuple):
@@ -106,10 +110,10 @@ def _tables(reach: Reach, piece: Piece, wanted: Wanted) -> Iterator[tuple[int, p
     """First offset and rows of what holds the piece, in order; what pruning leaves out is told as an empty table."""
     names = [name for name in COLUMNS.names if name in wanted.columns] or ["offset"]
     if piece.described is None:
-        yield from _from_broker(reach, piece)
+        yield from _from_broker(reach, piece, names)
     elif piece.described.format == RAW:
         data = reach.call(_get(reach, wanted.urls[piece.topic], _key(piece.topic, piece.described)))
-        yield _table_of(read_raw(data))
+        yield _table_of(read_raw(data), names)
     else:
         try:
             yield from _from_object(reach, piece, piece.described, wanted, names)
@@ -118,18 +122,28 @@ def _tables(reach: Reach, piece: Piece, wanted: Wanted) -> Iterator[tuple[int, p
             raise ObjectDamaged(piece.topic, key, piece.first, piece.end, str(error)) from error
 
 
-def _table_of(batches: Sequence[Batch]) -> tuple[int, pa.Table]:
-    return batches[0].header.base_offset, table_of_batches(batches)
+def _table_of(batches: Sequence[Batch], names: Sequence[str]) -> tuple[int, pa.Table]:
+    """First offset and rows of batches that follow each other. What a batch holds is not copied if it is large."""
+    first = batches[0].header.base_offset
+    kept = [name for name in names if name in ENVELOPE.names]
+    if not kept or any(name != "offset" and name not in kept for name in names):
+        return first, table_of_batches(batches).select(list(names))
+    table = pa.Table.from_batches([decode(batch).select(kept) for batch in batches])
+    if table.num_rows < FEW_ROWS * len(batches):
+        table = table.combine_chunks()
+    if "offset" in names:
+        table = table.append_column("offset", pa.array(np.arange(first, first + table.num_rows, dtype=np.int64)))
+    return first, table
 
 
-def _from_broker(reach: Reach, piece: Piece) -> Iterator[tuple[int, pa.Table]]:
+def _from_broker(reach: Reach, piece: Piece, names: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
     at = piece.first
     for _, _, batches in reach.fetched(piece.topic, piece.first, piece.end):
         if not batches:
             continue
         if batches[0].header.base_offset > at:
             raise OffsetOutOfRange(piece.topic, at, batches[0].header.base_offset, piece.end)
-        yield _table_of(batches)
+        yield _table_of(batches, names)
         at = batches[-1].header.end_offset
 
 
@@ -200,18 +214,24 @@ def _groups(footer: Footer, piece: Piece, bounds: Bounds) -> list[int]:
         number
         for number in range(first, last + 1)
         if footer.row_groups[number].max_publish_time >= bounds.time_first
-        and (bounds.key is None or _may_have_key(footer.metadata, number, bounds.key))
+        and _may_pass(footer.metadata.row_group(number), bounds)
     ]
 
 
-def _may_have_key(metadata: pq.FileMetaData, number: int, key: str) -> bool:
-    column = metadata.schema.to_arrow_schema().get_field_index("routing_key")
-    group = metadata.row_group(number)
+def _may_pass(group: pq.RowGroupMetaData, bounds: Bounds) -> bool:
+    """Whether its smallest and largest values leave room for a row that passes. Values that are not told do."""
+    if bounds.key is None and bounds.time_end == _ALL.time_end:
+        return True
     for place in range(group.num_columns):
         chunk = group.column(place)
-        if chunk.path_in_schema == "routing_key" and chunk.is_stats_set and chunk.statistics.has_min_max:
-            return bool(chunk.statistics.min <= key <= chunk.statistics.max)
-    assert column >= 0
+        if not chunk.is_stats_set or not chunk.statistics.has_min_max:
+            continue
+        found = chunk.statistics
+        if chunk.path_in_schema == "publish_time" and found.min_raw >= bounds.time_end:
+            return False
+        has_key = chunk.path_in_schema == "routing_key" and bounds.key is not None
+        if has_key and not found.min <= bounds.key <= found.max:
+            return False
     return True
 
 

@@ -7,8 +7,10 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
+from pyspark.errors import PySparkImportError
 from pyspark.sql import SparkSession
 
+from pydanube.errors import ConfigError
 from pydanube.spark.java import java_home
 from pydanube.spark.source import register
 
@@ -25,23 +27,27 @@ DEFAULTS: Final[Mapping[str, str]] = {
 def session(
     name: str, *, master: str = "local[*]", remote: str | None = None, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Raises JavaMissing. With `remote`, a Spark Connect server does the work and no Java is needed here."""
+    """Raises JavaMissing and ConfigError. With `remote` a Spark Connect server does the work: no Java is needed."""
     # Workers run this very interpreter, with what is installed beside it; else Spark takes `python3` of the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
-    if remote is not None:
-        builder = builder.remote(remote)
-    else:
+    if remote is None or remote.startswith("local"):  # `--remote local[2]` starts a server of Spark Connect here
         home = java_home()
         if home is not None:
             os.environ["JAVA_HOME"] = home
-        if master.startswith("local"):
+        if (remote or master).startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if remote is not None:
+        builder = builder.remote(remote)
+    else:
         builder = builder.master(master)
         for key, value in DEFAULTS.items():
             builder = builder.config(key, value)
     for key, value in (conf or {}).items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    try:
+        spark = builder.getOrCreate()
+    except PySparkImportError as error:
+        raise ConfigError("--remote", remote, f"pip install 'pyspark[connect]' first: {error}") from error
     register(spark)
     return spark

@@ -1,0 +1,107 @@
+"""docs/spark.md says what the code does: its options and settings are ours, and its snippets run."""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+from pyspark.sql import SparkSession
+
+from pydanube.cli.main import build_app
+from pydanube.pipeline import audit, compact, lake, replay, stats
+from pydanube.pipeline.run import JOBS, run_job
+from pydanube.pipeline.settings import CONNECTION, TOPICS
+from pydanube.spark.options import COLUMNS, EXTRA_COLUMNS, SINK_OPTIONS, SOURCE_OPTIONS
+from tests.spark.places import Place
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text()
+URL, TOPIC = "danube://127.0.0.1:6651", "/default/orders"
+
+
+def section(title: str) -> str:
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def names_in(table: str) -> set[str]:
+    """What is code in the first column."""
+    rows = [line.replace("\\|", " ").split("|")[1] for line in table.splitlines() if line.startswith("|")]
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def test_every_option_is_on_the_page_and_no_other() -> None:
+    assert names_in(section("Reading").partition("| option |")[2]) == set(SOURCE_OPTIONS)
+    writing = names_in(section("Writing").partition("| option |")[2])
+    assert writing | {"storage.url", "storage.options"} == set(SINK_OPTIONS)
+
+
+def test_the_columns_are_those_of_the_source() -> None:
+    table = section("Reading").partition("| column |")[2].partition("\n\n")[0]
+    first = ",".join(line.split("|")[1] for line in table.splitlines()[2:]).replace("with `columns` only:", "")
+    assert tuple(name.strip() for name in first.split(",")) == (*COLUMNS, *EXTRA_COLUMNS)
+
+
+def test_every_setting_of_a_job_is_on_the_page_and_no_other() -> None:
+    jobs = section("Jobs")
+    common = {*CONNECTION, *TOPICS}
+    assert all(f"`{name}`" in jobs for name in common)
+    for name, module in {"compact": compact, "audit": audit, "replay": replay, "stats": stats}.items():
+        [row] = [line for line in jobs.splitlines() if line.startswith(f"| {name} |")]
+        told = re.findall(r"`(\w+)`", row.replace("\\|", " ").split("|")[2])
+        assert set(told) == set(module.KNOWN) - common, name
+    [also] = re.findall(r"Also: (.*?)\n\n", jobs, re.DOTALL)
+    file = set(yaml.safe_load(snippet("yaml"))) - {"service"}
+    assert file | set(re.findall(r"`(\w+)`", also)) | {"catalog"} == (set(lake.KNOWN) - common) | {"topic"}
+
+
+def test_the_commands_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["danube", "pipeline"])
+    command: Any = typer.main.get_command(build_app())
+    pipeline = command.commands["pipeline"].commands
+    lines = [line.split() for line in PAGE.splitlines() if line.startswith("    danube pipeline ")]
+    assert {words[2] for words in lines} == set(pipeline)
+    told = set(re.findall(r"--\w+", " ".join(next(words for words in lines if words[2] == "run"))))
+    assert told == {name for each in pipeline["run"].params for name in each.opts if name.startswith("--")}
+    assert set(JOBS) == {"lake", *re.findall(r"^\| (compact|audit|replay|stats) \|", PAGE, re.MULTILINE)}
+
+
+def snippet(language: str, containing: str = "") -> str:
+    found = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    [chosen] = [each for each in found if containing in each]
+    return str(chosen)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_snippets_run_one_after_the_other(
+    borrowed: SparkSession, place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = place.new_topic("page")
+    payloads = [b'{"id": "%d", "amount": %d.5, "at": "2026-11-15T10:00:00Z"}' % (n, n) for n in range(20)]
+    place.send(topic, payloads, keys=["a", "b"])
+    place.upload(topic)
+    totals, copied = place.new_topic("totals"), place.new_topic("copied")
+
+    def here(text: str) -> str:
+        text = text.replace(URL, place.url).replace(TOPIC, topic)
+        return text.replace("/default/totals", totals).replace("/default/copied", copied)
+
+    names: dict[str, Any] = {"checkpoint": str(tmp_path / "checkpoint")}
+    for part in ("session(", "readStream", "history(", "writeStream"):
+        exec(here(snippet("python", part)), names)  # the page's own words
+    assert "|          a|   10|" in capsys.readouterr().out
+    assert names["history"].count() == 20
+    assert sorted(place.payloads(totals)) == [b'{"count":10}', b'{"count":10}']
+    assert sorted(place.payloads(copied)) == sorted(payloads)
+
+    with chdir(tmp_path):
+        Path("lake.yaml").write_text(here(snippet("yaml")))
+        report = run_job("lake", conf=Path("lake.yaml"), changes=("follow_seconds=null",))
+        assert (report.values["typed_rows"], report.values["quarantine_rows"]) == (20, 0)
+        exec(snippet("python", "duckdb"), names)
+    assert names["found"] == (20, sum(n + 0.5 for n in range(20)))
