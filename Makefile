@@ -10,6 +10,8 @@ FAST_TESTS = $(wildcard tests/core tests/contracts tests/rooms tests/test_tidy.p
 # One random seed per make, printed by the simulator so that a failure can be repeated.
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 COUNT ?= 10000
+ROUNDS ?= 20
+MINUTES ?= 60
 
 .PHONY: help
 help: ## Show this list
@@ -99,6 +101,14 @@ fuzz-frames: setup-test ## Decode 500,000 damaged streams of frames
 .PHONY: sim
 sim: setup-test ## Break simulated logs and clusters, seeds SEED to SEED+COUNT-1 (random, 10000)
 	@$(PYTHON_IN_VENV) -m pydanube.testing.sim --seed $(SEED) --count $(COUNT)
+
+.PHONY: chaos
+chaos: setup-test ## Break a cluster of real processes, every fault ROUNDS times (20), and judge what became of it
+	@$(PYTHON_IN_VENV) -m pydanube.testing.chaos --rounds $(ROUNDS)
+
+.PHONY: soak
+soak: setup-test ## The same for MINUTES (60), with random faults from SEED
+	@$(PYTHON_IN_VENV) -m pydanube.testing.chaos --minutes $(MINUTES) --seed $(SEED)
 
 .PHONY: bench-log
 bench-log: setup ## Measure the log beside the raw disk, in one table

@@ -19,7 +19,7 @@ import pytest
 
 from pydanube.errors import ConfigError, Refused, Unavailable, Unreachable
 from pydanube.ports import Put
-from pydanube.stores.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, Member, MemberConfig
+from pydanube.stores.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, Member, MemberConfig, follow
 from pydanube.stores.etcd.process import LOG_BYTES_MAX, log_path, pid_path, shorten_log, take_over
 from tests.e2e.etcd import certificates, etcd_program, member_addresses
 from tests.e2e.processes import Program
@@ -268,6 +268,46 @@ def test_a_member_joins_is_promoted_and_is_removed(tmp_path: Path, caplog: pytes
             finally:
                 await joined.stop()
                 await cluster.close()
+
+    run(story())
+
+
+def test_a_store_goes_on_when_the_members_it_was_told_of_are_all_gone(tmp_path: Path) -> None:
+    async def story() -> None:
+        first, second = configs(tmp_path, 2)
+        first = replace(first, seed_nodes=(first.raft_addr,))
+        second = replace(second, seed_nodes=(first.raft_addr,), join=True)
+        async with running([EtcdMember(first)]) as (old,):
+            store, cluster = EtcdMetadataStore(old.endpoints), EtcdCluster(old.endpoints)
+            joined = EtcdMember(second)
+            following = asyncio.create_task(follow(cluster, old.endpoints, [store], seconds=0.1))
+            try:
+                revision = await store.transact([], [Put("/a", b"1")])
+                assert revision is not None
+                await joined.start()
+                await until_all_are_healthy(cluster, 2)
+                await until(lambda: joined.endpoints[0] in str(store.peers))
+                leaving = next(each for each in await cluster.members() if each.name == first.raft_addr)
+                async with asyncio.timeout(30):  # etcd wants all members to have been up for some seconds
+                    while True:
+                        with contextlib.suppress(Unavailable):
+                            await cluster.remove(leaving.id)
+                            break
+                        await asyncio.sleep(0.1)
+                await old.stop()
+                async with asyncio.timeout(30):
+                    while True:
+                        with contextlib.suppress(Unreachable):
+                            assert (await store.transact([], [Put("/b", b"2")])) is not None
+                            break
+                assert [item.value for item in await store.list("/")] == [b"1", b"2"]
+                assert [each.name for each in await cluster.members()] == [second.raft_addr]
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+                await store.close()
+                await cluster.close()
+                await joined.stop()
 
     run(story())
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from pydanube.cluster.lease import Lease
+from pydanube.core.names import BrokerId
 from pydanube.errors import ConfigError, LeaseLost, MessageTooLarge, Unreachable
 from pydanube.ports import Compare, Delete, Event, Item, Put, Revision
 from pydanube.stores.etcd import EtcdMetadataStore, Tls
 from pydanube.stores.etcd.store import REQUEST_BYTES_MAX
+from pydanube.stores.system import SystemClock
 from tests.e2e.etcd import EtcdServer, certificates, clear, compact, etcd_in
 from tests.support import run
 
@@ -240,6 +244,30 @@ def test_of_several_leases_in_a_transaction_the_lost_one_is_named(etcd_server: E
             assert caught.value.lease == lost
             leases[leases.index(lost)] = await store.grant(60)
         assert await store.list("/") == []
+
+    on(etcd_server, story)
+
+
+def test_neither_a_loop_that_stands_still_nor_one_that_is_always_busy_costs_a_lease(etcd_server: EtcdServer) -> None:
+    """Still for six tenths of the time to live; then turns that take a twentieth of it each, for longer than it."""
+    ttl = 4.0
+
+    async def story(store: EtcdMetadataStore) -> None:
+        lease = Lease(BrokerId(1), store, SystemClock(), ttl)
+        await lease.grant()
+        keeping = asyncio.create_task(lease.keep())
+        await asyncio.sleep(0.1)
+        time.sleep(0.6 * ttl)  # noqa: ASYNC251
+        await asyncio.sleep(0.1)
+        fenced = 0
+        for _ in range(25):
+            time.sleep(ttl / 20)  # noqa: ASYNC251
+            await asyncio.sleep(0)
+            fenced += not lease.may_serve()
+        assert not keeping.done() and fenced == 0, "it could serve all the time, once it was awake"
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await store.revoke(lease.id)
 
     on(etcd_server, story)
 

@@ -645,13 +645,15 @@ async def test_metrics_tell_state_leader_peers_and_lease(town: Town) -> None:
     await unload(town.calls(1))
     texts = [await asyncio.to_thread(_scrape, node) for node in town.nodes]
     leading = [node.id == node.cluster.leader for node in town.nodes]
-    for text, leads in zip(texts, leading, strict=True):
-        assert 'danube_broker_state{state="active"} 1.0' in text and 'danube_broker_state{state="drained"} 0.0' in text
-        assert f"danube_leader_election_state {float(leads)}" in text
-        assert "danube_cluster_brokers 2.0" in text
-        [age] = [line.split()[1] for line in text.splitlines() if line.startswith("danube_broker_lease_age_seconds ")]
+    for text, leads, node in zip(texts, leading, town.nodes, strict=True):
+        own = f'broker="{node.id}"'
+        for state, value in (("active", 1.0), ("drained", 0.0)):
+            assert f'danube_broker_state{{state="{state}",{own}}} {value}' in text
+        assert f"danube_leader_election_state{{{own}}} {float(leads)}" in text
+        assert f"danube_cluster_brokers{{{own}}} 2.0" in text
+        [age] = [line.split()[1] for line in text.splitlines() if line.startswith("danube_broker_lease_age_seconds{")]
         assert 0 <= float(age) < 20
-    assert 'danube_topic_unload_total{result="ok"} 1' in texts[0]
+    assert f'danube_topic_unload_total{{result="ok",broker="{town.node(1).id}"}} 1' in texts[0]
 
 
 def _scrape(node: Node) -> str:

@@ -111,6 +111,11 @@ async def test_brokers_are_listed_drained_and_activated_from_the_command_line(to
     listed = {each["broker_id"]: each for each in await admin.json("brokers", "list")}
     assert listed[one]["broker_status"] == "drained"
     assert "no other broker is active" in await admin.refused("brokers", "unload", "--broker-id", two)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORCE_COLOR", "1")  # as on a terminal
+        code, output, progress = await admin.run("brokers", "unload", one)
+    assert (code, output) == (0, "UnloadBroker started=true total=0 succeeded=0 failed=0 pending=0\n")
+    assert "moving topics" in progress
     assert await admin("brokers", "activate", one) == "ActivateBroker success=true\n"
     for command in ("unload", "activate"):
         assert "no broker 7 in this cluster" in await admin.refused("brokers", command, "--broker-id", 7)

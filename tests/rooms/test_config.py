@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pydanube.config import BrokerConfig, Config, Flags, load
+from pydanube.config import BrokerConfig, Config, Flags, LinesConfig, load
 from pydanube.config.keys import ALIASES, REPLACED, SETTINGS
 from pydanube.core.lag import Heartbeat
 from pydanube.core.policies import UNLIMITED, TopicPolicy
@@ -342,3 +342,14 @@ def test_a_file_that_is_no_configuration_is_refused(file: Path, text: str) -> No
 def test_every_key_is_in_one_table_only() -> None:
     assert not SETTINGS.keys() & ALIASES.keys() and not SETTINGS.keys() & REPLACED.keys()
     assert all(target in SETTINGS or target in REPLACED for target in ALIASES.values())
+
+
+# --- log lines ------------------------------------------------------------------------------------------
+
+
+def test_log_lines_are_set_by_the_file_and_flags_win(file: Path) -> None:
+    assert load(Flags(mode="standalone")).lines == LinesConfig(level="info", format="text")
+    text = "log: {level: warning, format: json}"
+    assert loaded(file, text).lines == LinesConfig(level="warning", format="json")
+    assert loaded(file, text, log_level="debug").lines == LinesConfig(level="debug", format="json")
+    assert "one of debug, info, warning, error" in str(refusal(file, "log: {level: loud}"))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import generate_latest
 
 from pydanube.broker.service import Broker
 from pydanube.broker.timer import Timer
@@ -501,12 +500,9 @@ FOUR = (
 
 
 def scraped(broker: Broker, metric: str) -> float | None:
-    start = f'{metric}{{subscription="sub",topic="{ORDERS}"}} '
-    other = f'{metric}{{topic="{ORDERS}",subscription="sub"}} '
-    for line in generate_latest(broker.telemetry.registry).decode().splitlines():
-        if line.startswith((start, other)):
-            return float(line.rpartition(" ")[2])
-    return None
+    labels = {"topic": ORDERS, "subscription": "sub", "broker": str(broker.broker_id)}
+    value: float | None = broker.telemetry.registry.get_sample_value(metric, labels)
+    return value
 
 
 @simulated

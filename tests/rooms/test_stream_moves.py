@@ -239,6 +239,28 @@ async def test_a_topic_that_moved_without_saying_where_is_looked_up(brokers: Pai
 
 
 @moving
+async def test_brokers_that_name_each_other_are_not_asked_without_end(brokers: Pair) -> None:
+    async with brokers.client.producer(TOPIC) as producer:
+        await producer.send(b"0")
+        old, new = topic_of(brokers.old), topic_of(brokers.new)
+        asked: list[str] = []
+        for topic, other in ((old, brokers.new), (new, brokers.old)):
+            topic.freeze("it is about to move", other.url)
+            add = topic.add_producer
+
+            async def count(name: str, *, exclusive: bool = False, add: object = add) -> object:
+                asked.append(name)
+                return await add(name, exclusive=exclusive)  # type: ignore[operator]
+
+            topic.add_producer = count  # type: ignore[method-assign, assignment]
+        sending = asyncio.ensure_future(producer.send(b"1"))
+        await asyncio.sleep(1.0)
+        assert 4 <= len(asked) <= 12, "four at once, then with growing pauses"
+        new.thaw()
+        await sending
+
+
+@moving
 async def test_streams_of_official_clients_end_so_that_they_look_the_topic_up_again(brokers: Pair) -> None:
     async with grpc.aio.insecure_channel(brokers.old.grpc_url.removeprefix("http://")) as channel:
         consumers = DanubeApi_pb2_grpc.ConsumerServiceStub(channel)

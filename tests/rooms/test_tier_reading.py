@@ -493,7 +493,7 @@ async def test_a_subscription_behind_the_first_offset_goes_on_there_counted_and_
     assert again.offsets == [6, 7, 8, 9]
     assert "retention removed 4 messages" in subscription.explain()
     scraped = host.broker.telemetry.snapshot().text().decode()
-    labels = f'{{topic="{ORDERS}",subscription="{SUB}"}}'
+    labels = f'{{topic="{ORDERS}",subscription="{SUB}",broker="{host.broker.broker_id}"}}'
     assert f"danube_subscription_skipped_by_retention_total{labels} 4" in scraped
 
 

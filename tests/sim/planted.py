@@ -174,3 +174,15 @@ PLANTED: dict[str, Callable[[pytest.MonkeyPatch], Tweak]] = {
     "descriptor written before the object": descriptor_before_the_object,
     "rescue that does not ask the owner": rescue_does_not_ask_the_owner,
 }
+
+# A seed that finds it. When the code changes it may be another one: the long test looks for the first.
+FOUND_BY: dict[str, int] = {
+    "ack before fsync": 0,
+    "next owner starting at 0": 0,
+    "a stale seal trusted": 6,
+    "a reservation ignored": 2,
+    "notification without heartbeat": 5,
+    "cursor saved before ack": 1,
+    "descriptor written before the object": 0,
+    "rescue that does not ask the owner": 3,
+}

@@ -129,6 +129,32 @@ async def test_what_went_bad_on_a_disk_is_recorded_when_the_topic_moves_and_nobo
     assert any(path.startswith("wal/default/orders/") for path in node.disk.paths()), "what is damaged is kept"
 
 
+@simulated
+async def test_what_went_bad_is_not_forgotten_by_a_broker_that_dies_before_it_could_record_it() -> None:
+    """The first segment's header: a second recovery took it for removed by retention, and removed it."""
+    town = await Cluster(faulty_disks=True, wal=SMALL, tier=SELDOM).start(2)
+    topic = await town.create("/default/orders", on=1)
+    await send(town, topic, *numbers(20))
+    node = town.node(1)
+    node.kill()
+    assert isinstance(node.disk, FaultyDisk)
+    segments = [path for path in node.disk.paths() if path.endswith(".wal")]
+    assert len(segments) > 3
+    node.disk.flip(segments[0], 0)
+    for _ in range(2):
+        await node.boot()
+        await town.until(lambda: town.host(topic) is node)
+        node.kill()  # nothing was uploaded, so nothing was recorded
+    await node.boot()
+    await town.until(lambda: town.host(topic) is node)
+    assert segments[0] in node.disk.paths(), "it is kept for a person to look at"
+    await town.unload(topic)
+    lost = await voids(town, topic)
+    assert len(lost) == 1 and lost[0][0] == 0 < lost[0][1] < 20
+    rows = await (await town.served(topic)).rows(lost[0][1], 20)
+    assert [offset for offset, _ in rows] == list(range(lost[0][1], 20))
+
+
 @pytest.mark.parametrize("moment", range(10))
 def test_what_a_replaced_owner_takes_before_it_knows_is_not_lost(moment: int) -> None:
     """The store forgot the lease and the broker believes in it: it goes on, and must bring nothing back yet."""

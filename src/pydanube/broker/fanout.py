@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from pydanube.broker.members import (
     Producers,
     StoredSubscription,
     consumer_put,
-    read_subscriptions,
     remove_below,
     subscription_put,
+    subscriptions_in,
 )
 from pydanube.broker.outbox import AnyOutbox, Delivered, MessageOutbox, Outbox, Registration
 from pydanube.broker.ownership import Ownership
@@ -36,7 +37,7 @@ from pydanube.errors import (
     SubscriptionUnknown,
 )
 from pydanube.log.batch import Envelope
-from pydanube.ports import Delete, MetadataStore
+from pydanube.ports import Delete, Item, MetadataStore
 from pydanube.telemetry import SubscriptionMetrics, Telemetry
 
 log = logging.getLogger(__name__)
@@ -200,6 +201,7 @@ class FanoutTopic:
         self.subscriptions: dict[SubscriptionName, FanoutSubscription] = {}
         self.producers = Producers(name, policy, services.clock)
         self.metrics = telemetry.topic(name)
+        self.metrics.producers = self.producers.__len__
         self.closed = Watchers()
         self._telemetry = telemetry
         self._metadata = metadata
@@ -208,8 +210,10 @@ class FanoutTopic:
         self._closing: NotServed | None = None
         self._removing: asyncio.Task[None] | None = None
 
-    async def open(self) -> None:
-        for stored in await read_subscriptions(self._metadata, self.name):
+    async def open(self, known: Sequence[Item] | None = None) -> None:
+        """`known`: everything below the topic, read before."""
+        items = await self._metadata.list(keys.subscriptions(self.name)) if known is None else known
+        for stored in subscriptions_in(items, self.name):
             self._restore(stored)
         self._schedule_idle_check(self._services.clock.elapsed())
 
@@ -229,9 +233,7 @@ class FanoutTopic:
 
     async def add_producer(self, name: str, *, exclusive: bool = False) -> ProducerId:
         self._check_open()
-        identity = self.producers.add(name, exclusive=exclusive)
-        self.metrics.producers.set(len(self.producers))
-        return identity
+        return self.producers.add(name, exclusive=exclusive)
 
     def touch_producer(self, identity: ProducerId) -> bool:
         return self.producers.touch(identity)
@@ -243,7 +245,9 @@ class FanoutTopic:
         for subscription in self.subscriptions.values():
             subscription.deliver(message)
         self.metrics.messages_in.inc()
-        self.metrics.bytes_in.inc(len(message.payload))
+        size_bytes = len(message.payload)
+        self.metrics.bytes_in.inc(size_bytes)
+        self.metrics.sizes.add(size_bytes)
         return 0
 
     def _check_open(self) -> None:

@@ -15,7 +15,7 @@ from pydanube.cluster.cluster import Cluster
 from pydanube.cluster.host import Offer
 from pydanube.core.load import LoadReport, TopicLoad
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import SHUTDOWN, Marker
+from pydanube.core.placement import BROKER_LOST, REBALANCE, SHUTDOWN, Marker
 from pydanube.errors import DanubeError, NotServed
 from pydanube.ports import Clock, Compare
 from pydanube.telemetry import Telemetry
@@ -57,7 +57,13 @@ class Hosting:
     async def claim(self, offer: Offer) -> None:
         if self._stopping:
             raise NotServed(offer.topic, "this broker is shutting down")
-        await self._topics.claim(offer.topic, offer.owner_revision)
+        await self._topics.claim(
+            offer.topic,
+            offer.owner_revision,
+            offer.marker_revision,
+            from_anybody=offer.owner_revision is not None or offer.marker.reason == BROKER_LOST,
+        )
+        self._telemetry.members.assigned.inc()
         self._since[offer.topic] = self._clock.elapsed()
 
     async def let_go(self, topic: TopicName, marker: Marker) -> None:
@@ -72,9 +78,12 @@ class Hosting:
             await self._topics.let_go(topic, marker.to_bytes(), moved_to, phases)
             failure = ""
             self._telemetry.moves.finished(phases.milliseconds)
+            self._telemetry.members.unassigned.inc()
         except DanubeError as error:
             failure = str(error)
             self._telemetry.moves.count("error")
+            if marker.reason == REBALANCE:
+                self._telemetry.members.rebalance_failures.inc()
             raise
         finally:
             self.moving.pop(topic, None)
@@ -93,6 +102,7 @@ class Hosting:
 
     async def lost(self, reason: str) -> None:
         self._telemetry.moves.fenced.inc()
+        self._telemetry.members.unassigned.inc(len(self._topics.loaded))
         await self._topics.lose_all(f"this broker was declared lost ({reason}) and its topics were given to others")
 
     def owned_topics(self) -> Collection[TopicName]:
@@ -147,7 +157,18 @@ class Hosting:
             return (f"it could not be opened here: {why}" if why else "it is being opened here"), ""
         if peer is not None:
             return f"broker {host} has it; look it up again", peer.stream_url
-        return (marker.stage if marker else "no broker has it yet; look it up again in a moment"), ""
+        if marker is None:
+            return "no broker has it yet; look it up again in a moment", ""
+        target = self.cluster.peers.get(marker.to) if marker.to is not None and not marker.error else None
+        return marker.stage, target.stream_url if target is not None and marker.to != self._broker_id else ""
+
+    def expects(self, topic: TopicName) -> bool:
+        if self._stopping or not self.cluster.may_serve():
+            return False
+        marker = self.cluster.marker_of(topic)
+        if marker is not None:
+            return marker.to == self._broker_id and not marker.error
+        return self.cluster.host_of(topic) == self._broker_id and topic not in self._topics.unopened
 
     async def hosted(self, topic: TopicName, timeout_seconds: float) -> BrokerId:
         return await self.cluster.requests.hosted(topic, timeout_seconds=timeout_seconds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -118,6 +118,14 @@ class Producers:
 # --- what is stored about subscriptions ---------------------------------------------------------------
 
 
+class StoredConfig(NamedTuple):
+    """`dispatch_config` and `failure_policy`: they may be there before the subscription is."""
+
+    policy: FailurePolicy | None = None
+    unacked_max: int | None = None
+    heartbeat: Heartbeat | None = None
+
+
 class StoredSubscription(NamedTuple):
     """A subscription as the metadata store has it."""
 
@@ -127,18 +135,16 @@ class StoredSubscription(NamedTuple):
     holes: bytes | None
     consumers: list[Registration]
     cursor_revision: int = 0
-
-
-class StoredConfig(NamedTuple):
-    """`dispatch_config` and `failure_policy`: they may be there before the subscription is."""
-
-    policy: FailurePolicy | None = None
-    unacked_max: int | None = None
-    heartbeat: Heartbeat | None = None
+    config: StoredConfig = StoredConfig()
 
 
 async def read_subscriptions(metadata: MetadataStore, topic: TopicName) -> list[StoredSubscription]:
-    items = {item.key: item for item in await metadata.list(keys.subscriptions(topic))}
+    return subscriptions_in(await metadata.list(keys.subscriptions(topic)), topic)
+
+
+def subscriptions_in(listed: Iterable[Item], topic: TopicName) -> list[StoredSubscription]:
+    """Of a list of everything below the topic, or below its subscriptions."""
+    items = {item.key: item for item in listed}
     found = []
     for key, item in items.items():
         parsed = keys.subscription_of(key)
@@ -155,6 +161,7 @@ async def read_subscriptions(metadata: MetadataStore, topic: TopicName) -> list[
                 holes.value if holes else None,
                 [_registration(each) for each in items.values() if _belongs(each, topic, name)],
                 cursor.revision if cursor else 0,
+                _config(items.get(keys.failure_policy(topic, name)), items.get(keys.dispatch_config(topic, name))),
             )
         )
     return found
@@ -186,7 +193,10 @@ def consumer_put(
 
 async def read_config(metadata: MetadataStore, topic: TopicName, name: SubscriptionName) -> StoredConfig:
     policy = await metadata.get(keys.failure_policy(topic, name))
-    dispatch = await metadata.get(keys.dispatch_config(topic, name))
+    return _config(policy, await metadata.get(keys.dispatch_config(topic, name)))
+
+
+def _config(policy: Item | None, dispatch: Item | None) -> StoredConfig:
     stored: dict[str, Any] = json.loads(dispatch.value) if dispatch else {}
     return StoredConfig(
         FailurePolicy.from_json(json.loads(policy.value)) if policy else None,

@@ -1,28 +1,31 @@
 """Letting a topic go: the move as its old owner makes it.
 
-    serving ─► upload while serving ─► freeze ─► quiet ─► cursors ─► upload the rest ─► seal = release ─► moved, close
-       ▲              │                   │        │         │ (best effort)  │               │
-       └── undone ◄───┴───────────────────┴────────┴─────────┴────────────────┘               └─► files removed
+    serving ─► upload while serving ─► freeze ─► quiet ─┬─► cursors ─────────┬─► seal = release ─► moved, close
+       ▲              │                   │        │    └─► upload the rest ─┘         │
+       └── undone ◄───┴───────────────────┴────────┴───────────┘ (cursors: best effort) └─► files removed
 
 Until the seal any failure, or a phase that takes too long, undoes everything: the topic serves on as if nothing had
 been. The seal is one transaction that compares the owner key, so it happens or it does not; an answer that was lost is
 looked up. After it the topic is not ours, whatever else fails. The publish pause is the time from freeze to the next
-owner's claim; the long upload lies before it.
+owner's claim; the long upload lies before it. Whoever is refused meanwhile is told where the topic will be, and waits
+there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import logging
+import math
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
 from pydanube.broker.fanout import FanoutTopic
-from pydanube.broker.tiering import Carried
+from pydanube.broker.tiering import Carried, Tiering
 from pydanube.broker.topic import Topic
+from pydanube.core.names import TopicName
 from pydanube.core.ownership import Seal
-from pydanube.core.tiers import MIB
 from pydanube.errors import DanubeError, DeadlineExceeded, MoveFailed, OwnershipLost, Unavailable
 from pydanube.ports import Clock
 
@@ -30,7 +33,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REST_BYTES: Final = MIB  # so much may be left for the pause
+REST_BYTES: Final = 64 * 1024  # so much may be left for the pause
 UPLOAD_SECONDS: Final = 120.0  # while serving
 QUIET_SECONDS: Final = 10.0
 CURSOR_SECONDS: Final = 5.0
@@ -65,21 +68,29 @@ class Phases:
         return sum(ms for name, ms in self.milliseconds.items() if name not in ("upload", "close"))
 
 
-async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases) -> None:
-    """Takes a topic from serving to released. Raises MoveFailed, and then it serves on, or OwnershipLost."""
+async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases, moved_to: str = "") -> None:
+    """Takes a topic from serving to released. Raises MoveFailed, and then it serves on, or OwnershipLost.
+
+    Whoever is refused from the freeze on is sent to `moved_to`, to wait there until the topic is open.
+    """
     assert topic.storage is not None, "what is not in the object store cannot be handed over"
     tiering = topic.storage.tiering
     carried: Carried | None = None
     try:
         phases.enter("upload")
-        await _within(clock, UPLOAD_SECONDS, "uploading", tiering.upload_until(topic.name, REST_BYTES))
+        await _within(clock, UPLOAD_SECONDS, "uploading", upload_ahead(tiering, topic.name))
         phases.enter("quiet")
-        topic.freeze("it is moving to another broker")
+        topic.freeze("it is moving to another broker", moved_to)
         await _within(clock, QUIET_SECONDS, "finishing commits", topic.quiet())
         phases.enter("cursors")
-        await save_cursors(topic, clock)
-        phases.enter("rest")
-        await _within(clock, REST_SECONDS, "uploading the rest", tiering.upload_until(topic.name, 0))
+        rest = asyncio.create_task(tiering.upload_until(topic.name, 0), name=f"upload the rest of {topic.name}")
+        try:
+            await save_cursors(topic, clock)
+            phases.enter("rest")
+            await _within(clock, REST_SECONDS, "uploading the rest", rest)
+        finally:
+            rest.cancel()
+            await asyncio.gather(rest, return_exceptions=True)
         carried = await tiering.remove(topic.name)  # nothing is forgotten or merged behind the seal
         phases.enter("seal")
         await _seal(topic, clock, marker)
@@ -90,12 +101,34 @@ async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases)
         topic.thaw()
         if carried is not None:
             tiering.add(carried)
+        if (back := tiering.get(topic.name)) is not None:
+            back.blocked_until = 0.0
         raise MoveFailed(topic.name, f"{phases.name}: {error}") from error
     phases.enter("close")
 
 
+async def upload_ahead(tiering: Tiering, topic: TopicName) -> None:
+    """Uploads while the topic serves, until little is left, or as little as it can be.
+
+    A busy topic never has less waiting than comes in while an object is made: when one more pass leaves more than half
+    of what the pass before it left, the pause is as short as it gets.
+    """
+    carried = tiering.get(topic)
+    if carried is None:
+        return
+    async with carried.working:
+        left = carried.lag_bytes
+        while left > REST_BYTES and await tiering.upload_all(carried):
+            before, left = left, carried.lag_bytes
+            if left > before / 2:
+                break
+        carried.blocked_until = math.inf  # a merge that begins now would make the pause longer
+
+
 async def save_cursors(topic: Topic, clock: Clock) -> None:
     """Best effort, as the last resort is a repetition: one that fails is named and the others are saved."""
+    with contextlib.suppress(DanubeError):  # all in one transaction; what it did not save is saved one by one
+        await _within(clock, CURSOR_SECONDS, "saving cursors", topic.save_cursors())
     failed: list[str] = []
     for subscription in topic.subscriptions.values():
         try:

@@ -52,6 +52,7 @@ class Claimable(NamedTuple):
     voids: Sequence[tuple[int, int]]
     leaves: Orphan | None  # what a claim leaves behind on the disk of a lost owner
     covered_end: int = 0  # below, every offset that was given out has its place: an object, an orphan or a void
+    items: Sequence[Item] = ()  # everything that is stored below the topic's storage
 
     @property
     def epoch(self) -> int:
@@ -70,7 +71,8 @@ class Claimable(NamedTuple):
 
 async def look(metadata: MetadataStore, topic: TopicName, broker_id: BrokerId) -> Claimable:
     """Owner, seal, reservation, and which offsets have their place: objects, orphans, voids."""
-    items = {item.key: item for item in await metadata.list(keys.below_storage(topic))}
+    listed = await metadata.list(keys.below_storage(topic))
+    items = {item.key: item for item in listed}
     item, sealed, reserve = (items.get(key(topic)) for key in (keys.owner, keys.seal, keys.reserve))
     owner = Owner.from_bytes(item.value) if item else None
     seal = Seal.from_bytes(sealed.value) if sealed else None
@@ -108,6 +110,7 @@ async def look(metadata: MetadataStore, topic: TopicName, broker_id: BrokerId) -
         voids,
         orphan_left(owner, seal, reserved_end, covered_end, broker_id=broker_id),
         covered_end,
+        listed,
     )
 
 

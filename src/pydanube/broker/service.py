@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import shutil
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -36,7 +38,7 @@ from pydanube.log.wal import Wal, WalConfig
 from pydanube.ports import Clock, Disk, MetadataStore, ObjectStore, Work
 from pydanube.stores.files import FileDisk
 from pydanube.stores.system import SystemClock, SystemWork
-from pydanube.telemetry import Telemetry
+from pydanube.telemetry import Room, Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +58,10 @@ class Broker:
         work: Work,
         close_stores: Callable[[], Awaitable[None]] | None = None,
         home: str = "",
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.config = config
-        self.telemetry = Telemetry()
+        self.telemetry = telemetry or Telemetry()
         self.clock = clock
         self._disk = disk
         self._work = work
@@ -83,11 +86,15 @@ class Broker:
         return self.broker_url != self.connect_url
 
     @classmethod
-    async def start(cls, config: Config) -> Broker:
-        """A broker on a real directory. Raises DirectoryInUse, FormatTooNew, DiskFull, ConfigError."""
+    async def start(cls, config: Config, telemetry: Telemetry | None = None) -> Broker:
+        """A broker on a real directory. Raises DirectoryInUse, FormatTooNew, DiskFull, ConfigError.
+
+        `telemetry` is that of somebody who watches already while it starts.
+        """
         disk, clock, work = FileDisk(Path(config.data_dir)), SystemClock(), SystemWork()
         stores = Stores(config, disk, clock, work)
-        broker = cls(config, disk, clock, work, stores.close, stores.home())
+        broker = cls(config, disk, clock, work, stores.close, stores.home(), telemetry)
+        broker.telemetry.room = functools.partial(_room, Path(config.data_dir))
         try:
             await broker._start(stores.open_metadata, stores.open_objects)
             broker.members = stores.members
@@ -137,8 +144,10 @@ class Broker:
             self._work,
             wal or WalConfig(segment_bytes=storage.segment_bytes, segment_seconds=storage.segment_seconds),
             observe=self._observe_group,
+            metrics=self.telemetry.wal,
         )
         self.broker_id = await self._node_id()
+        self.telemetry.broker = str(self.broker_id)
         metadata = await open_metadata()
         objects = await open_objects(metadata)
         timer = Timer(self.clock)
@@ -161,6 +170,7 @@ class Broker:
                 self._cloud(objects),
             )
         )
+        self.telemetry.unopened = self.topics.unopened.__len__
         self._spawn(timer.run(), "timer")
         self._spawn(self.cursors.run(), "cursors")
         self._spawn(self.topics.reap(), "reap")
@@ -220,6 +230,7 @@ class Broker:
             config=self.config.load_manager,
             ttl_seconds=config.ttl_seconds,
             join=config.join,
+            metrics=self.telemetry.members,
         )
         self.hosting = hosting
         self.topics.elsewhere = hosting
@@ -299,3 +310,8 @@ class Broker:
         chosen = self._work.random_u64()
         await replace_file(self._disk, NODE_ID, f"{chosen}\n".encode())
         return BrokerId(chosen)
+
+
+def _room(directory: Path) -> Room:
+    usage = shutil.disk_usage(directory)
+    return Room(usage.used, usage.free)

@@ -5,6 +5,7 @@ Beside `service.py` the only place that knows adapters.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -17,7 +18,7 @@ from pydanube.config import Config
 from pydanube.core import keys
 from pydanube.errors import ConfigError, Conflict, Unreachable
 from pydanube.ports import Clock, Compare, Disk, MetadataStore, ObjectStore, Put, Work
-from pydanube.stores.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, MemberConfig
+from pydanube.stores.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, MemberConfig, follow
 from pydanube.stores.object_urls import open_object_store
 from pydanube.stores.owned_objects import OwnedObjectStore, check_store
 from pydanube.stores.sqlite import SqliteMetadataStore
@@ -54,6 +55,7 @@ class Stores:
     async def _open_etcd(self) -> MetadataStore:
         cluster = self._config.cluster
         endpoints: Sequence[str] = cluster.etcd
+        known = endpoints
         if not endpoints:
             member = EtcdMember(
                 MemberConfig(
@@ -67,12 +69,21 @@ class Stores:
             self._closing.append(member.stop)
             await member.start()
             endpoints = member.endpoints
+            known = endpoints[:1]  # our own; etcd knows where the others are
             self.members = EtcdCluster(endpoints)
-            self._closing.append(self.members.close)
         # A renewal must have its answer, from another member if need be, well before the lease runs out.
         ttl = cluster.ttl_seconds
         store = EtcdMetadataStore(endpoints, timeout_seconds=min(5.0, ttl), attempt_seconds=min(1.0, ttl / 6))
         self._closing.append(store.close)
+        members = self.members or EtcdCluster(endpoints)
+        self._closing.append(members.close)
+        following = asyncio.create_task(follow(members, known, [store]), name="follow the members of etcd")
+
+        async def stop_following() -> None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+        self._closing.append(stop_following)
         return store
 
     async def _open_sqlite(self) -> MetadataStore:
@@ -90,29 +101,29 @@ class Stores:
         store = await open_object_store(url, self._config.storage.options)
         self._closing.append(store.close)
         cluster_id = await self._cluster_id(metadata)
-        owned = OwnedObjectStore(store, cluster_id, url)
         away = await check_store(store, cluster_id, url=url)
         if away is not None:
             log.warning("object store is away; messages stay in the log until it is back", extra={"why": str(away)})
-        elif self._config.mode == "cluster":
-            await self._check_shared(metadata, store, url)
-        return owned
+        if self._config.mode != "cluster":
+            return OwnedObjectStore(store, cluster_id, url)
+        if away is None and (objection := await self._objection(metadata, store)):
+            raise ConfigError("--storage-url", url, objection)
+        return OwnedObjectStore(store, cluster_id, url, lambda: self._objection(metadata, store))
 
-    async def _check_shared(self, metadata: MetadataStore, store: ObjectStore, url: str) -> None:
-        """Raises ConfigError if the other brokers of this cluster use another store: a directory of one's own, say."""
+    async def _objection(self, metadata: MetadataStore, store: ObjectStore) -> str:
+        """A sentence if the other brokers of this cluster use another store: a directory of one's own, say."""
         fresh = json.dumps(f"{self._work.random_u64():016x}").encode()
         with contextlib.suppress(Conflict):
             await store.put(STAMP, [fresh], create=True)
         stamp = await store.get(STAMP)
         await metadata.transact([Compare(keys.STORE_STAMP, 0)], [Put(keys.STORE_STAMP, stamp)])
         item = await metadata.get(keys.STORE_STAMP)
-        if item is None or item.value != stamp:
-            raise ConfigError(
-                "--storage-url",
-                url,
-                "it is not the store that the other brokers of this cluster use: "
-                "give every broker the same one, which all of them reach",
-            )
+        if item is not None and item.value == stamp:
+            return ""
+        return (
+            "it is not the store that the other brokers of this cluster use: "
+            "give every broker the same one, which all of them reach"
+        )
 
     async def _cluster_id(self, metadata: MetadataStore) -> str:
         """One for all brokers of this metadata store, made by the first. Waits for a store that does not answer."""

@@ -632,6 +632,7 @@ class Subscription:
                 done = offset + 1
         except DanubeError as error:
             self._say(logging.WARNING, "dead letter not copied", offset=done, why=str(error))
+        self.metrics.dead_lettered.inc(done - effect.range.first)
         if done > effect.range.first:
             self._step(DeadLettered((OffsetRange(effect.range.first, done),)))
         if done < effect.range.end:

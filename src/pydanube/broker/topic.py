@@ -25,6 +25,7 @@ from pydanube.broker.members import (
     read_subscriptions,
     remove_below,
     subscription_put,
+    subscriptions_in,
 )
 from pydanube.broker.outbox import Registration
 from pydanube.broker.ownership import Ownership, Reservation
@@ -61,13 +62,14 @@ from pydanube.log.cloud import CloudReader
 from pydanube.log.tier import TopicTier
 from pydanube.log.tier_swap import swap
 from pydanube.log.wal import Receipt, TopicLog
-from pydanube.ports import Compare, Delete, MetadataStore, Put
+from pydanube.ports import Compare, Delete, Item, MetadataStore, Put
 from pydanube.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
 LATEST: Final = None
 DECODED_MAX: Final = 64  # batches kept as values, shared by subscriptions that read the same place
+CLOUD_READERS_MAX: Final = 1_000
 _READ_BYTES: Final = 256 * 1024
 
 MACHINES: Final = {
@@ -127,6 +129,8 @@ class Topic:
         self.subscriptions: dict[SubscriptionName, Subscription] = {}
         self.producers = Producers(name, policy, services.clock)
         self.metrics = telemetry.topic(name)
+        self.metrics.producers = self.producers.__len__
+        self._count_orphans()
         self.closed = Watchers()
         self._telemetry = telemetry
         self._metadata = metadata
@@ -136,13 +140,15 @@ class Topic:
         self._gatherer = Gatherer(topic_log, reservation)
         self._decoded: OrderedDict[tuple[int, int], list[Envelope]] = OrderedDict()
         self._piece: list[Batch] = []  # what was read last
+        self._cloud_ends: set[int] = set()  # where those stand who read history; only counted
         self._changing = asyncio.Lock()  # subscriptions are made and removed one at a time
         self._closing: NotServed | None = None
 
-    async def open(self) -> None:
-        """Subscriptions and their cursors as they were stored."""
-        for stored in await read_subscriptions(self._metadata, self.name):
-            await self._restore(stored)
+    async def open(self, known: Sequence[Item] | None = None) -> None:
+        """Subscriptions and their cursors as they are stored. `known`: everything below the topic, read before."""
+        items = await self._metadata.list(keys.subscriptions(self.name)) if known is None else known
+        for stored in subscriptions_in(items, self.name):
+            self._restore(stored)
 
     async def close(self, why: str, *, moved_to: str = "", owned: bool = True) -> None:
         """Refuses new work, finishes commits, saves cursors, ends streams so that clients look the topic up again.
@@ -156,8 +162,12 @@ class Topic:
             self.subscriptions.clear()
         if self.storage is not None:
             await self.storage.tiering.remove(self.name)
-        await self.log.close()
-        if owned:
+        failure: DanubeError | None = None
+        try:
+            await self.log.close()
+        except DanubeError as error:
+            failure = error  # no room, say: whoever opens the log next recovers it. Clients must be told all the same.
+        if owned and failure is None:
             try:
                 await self._reservation.shrink()
             except DanubeError as error:
@@ -166,12 +176,17 @@ class Topic:
             await self._reservation.stop()
         self._telemetry.forget_topic(self.name)
         self.closed.tell(self._closing)
+        if failure is not None:
+            raise failure
 
     # --- leaving ------------------------------------------------------------------------------------
 
-    def freeze(self, why: str) -> None:
-        """Refuses publishes and acks and sends nothing more; what is being committed is finished."""
-        self._closing = NotServed(self.name, why)
+    def freeze(self, why: str, moved_to: str = "") -> None:
+        """Refuses publishes and acks and sends nothing more; what is being committed is finished.
+
+        `moved_to` is who is about to have the topic: whoever is refused may wait there.
+        """
+        self._closing = NotServed(self.name, why, moved_to)
         for subscription in self.subscriptions.values():
             subscription.freeze(self._closing)
 
@@ -180,6 +195,10 @@ class Topic:
         self._closing = None
         for subscription in self.subscriptions.values():
             subscription.thaw()
+
+    async def save_cursors(self) -> None:
+        """All that changed, together. What fails is logged, and still to be saved."""
+        await self._services.cursors.flush(list(self.subscriptions.values()))
 
     @property
     def has_doubt(self) -> bool:
@@ -195,9 +214,14 @@ class Topic:
         """Offsets of a lost owner have their place now: these can be read, those were never used."""
         assert self.storage is not None
         self.orphans = list(orphans)
+        self._count_orphans()
         self.storage.tier.orphaned(self.orphans)
         for subscription in self.subscriptions.values():
             subscription.reveal(rescued, voided)
+
+    def _count_orphans(self) -> None:
+        self.metrics.orphan_ranges.set(len(self.orphans))
+        self.metrics.orphan_messages.set(sum(each.end - each.start for each in self.orphans))
 
     async def discard_orphan(self, start: int) -> Orphan | None:
         """Gives up what a lost owner may have written from `start` on: it will never hold a message.
@@ -266,9 +290,7 @@ class Topic:
 
     async def add_producer(self, name: str, *, exclusive: bool = False) -> ProducerId:
         self._check_open()
-        identity = self.producers.add(name, exclusive=exclusive)
-        self.metrics.producers.set(len(self.producers))
-        return identity
+        return self.producers.add(name, exclusive=exclusive)
 
     def touch_producer(self, identity: ProducerId) -> bool:
         return self.producers.touch(identity)
@@ -279,7 +301,9 @@ class Topic:
         self.producers.admit(producer, message)
         offset = await self._gatherer.send(message)
         self.metrics.messages_in.inc()
-        self.metrics.bytes_in.inc(len(message.payload))
+        size_bytes = len(message.payload)
+        self.metrics.bytes_in.inc(size_bytes)
+        self.metrics.sizes.add(size_bytes)
         return offset
 
     def submit_batch(self, batch: Batch) -> asyncio.Future[Receipt]:
@@ -290,7 +314,9 @@ class Topic:
         self._reservation.need(rows)
         future = self.log.submit(batch)
         self.metrics.messages_in.inc(rows)
-        self.metrics.bytes_in.inc(batch.header.uncompressed_length)
+        size_bytes = batch.header.uncompressed_length
+        self.metrics.bytes_in.inc(size_bytes)
+        self.metrics.sizes.add(size_bytes / max(rows, 1), rows)
         return future
 
     async def wait_beyond(self, offset: int, seconds: float) -> None:
@@ -379,13 +405,18 @@ class Topic:
         if offset < self.retained_from:  # what lies below may still be on the disk
             raise OffsetOutOfRange(self.name, offset, self.first_offset, self.head)
         try:
-            return await self.log.read(offset, bytes_max=bytes_max)
+            found = await self.log.read(offset, bytes_max=bytes_max)
+            if offset in self._cloud_ends:  # where somebody had read to the end of what the cloud tier has
+                self._cloud_ends.discard(offset)
+                self._telemetry.wal.handoffs.inc()
+            return found
         except (OffsetOutOfRange, LogDamaged) as error:
             if self.storage is None:
                 raise
-            found = await self.storage.reader.read(self.storage.tier, offset, bytes_max)
-            if found is not None:
-                return found
+            stored = await self.storage.reader.read(self.storage.tier, offset, bytes_max)
+            if stored is not None:
+                self._count_cloud_read(offset, stored)
+                return stored
             if isinstance(error, LogDamaged):
                 given_up = next((end for first, end in (await self.gaps())[1] if first <= offset < end), None)
                 if given_up is None:
@@ -396,6 +427,12 @@ class Topic:
             # What a lost owner may have is no gap: whoever steps over this one must not step over that too.
             following = min([following, *(each.start for each in self.orphans if each.start > offset)])
             raise OffsetOutOfRange(self.name, offset, following, self.head) from None
+
+    def _count_cloud_read(self, offset: int, batches: Sequence[Batch]) -> None:
+        self._telemetry.wal.reads["cloud"] += 1
+        self._cloud_ends.discard(offset)
+        if batches and len(self._cloud_ends) < CLOUD_READERS_MAX:
+            self._cloud_ends.add(batches[-1].header.end_offset)
 
     async def swap_objects(self, old: Sequence[str], new: Descriptor) -> None:
         """Describes an object that a job made of several, instead of them. Raises Conflict, InvalidObject."""
@@ -533,13 +570,14 @@ class Topic:
             stored = next((each for each in found if each.name == name), None)
             if stored is None:
                 raise Conflict(put.key)
-            return await self._restore(stored)
-        stored = StoredSubscription(name, kind, position - 1, None, [], revision)
+            return self._restore(stored)
+        config = await read_config(self._metadata, self.name, name)  # which may be there before the subscription is
+        stored = StoredSubscription(name, kind, position - 1, None, [], revision, config)
         log.info("subscription created", extra={"topic": self.name, "subscription": name, "start": position})
-        return await self._restore(stored)
+        return self._restore(stored)
 
-    async def _restore(self, stored: StoredSubscription) -> Subscription:
-        config = await read_config(self._metadata, self.name, stored.name)
+    def _restore(self, stored: StoredSubscription) -> Subscription:
+        config = stored.config
         cursor = -1 if stored.cursor is None else stored.cursor
         missing = [(each.start, each.end) for each in self.orphans]
         progress, whole = Progress.restore(cursor, stored.holes, head=self.head, missing=missing)

@@ -12,6 +12,7 @@ import functools
 import json
 import logging
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -42,6 +43,7 @@ from pydanube.errors import (
     Conflict,
     DanubeError,
     InvalidName,
+    InvalidObject,
     NamespaceExists,
     NamespaceNotEmpty,
     NamespaceUnknown,
@@ -55,7 +57,7 @@ from pydanube.log.cloud import CloudReader
 from pydanube.log.layout import topic_directory
 from pydanube.log.tier import TopicTier, delete_objects
 from pydanube.log.wal import ClosedLog, HandedOver, TopicLog, Wal
-from pydanube.ports import Compare, Delete, Disk, MetadataStore, ObjectStore, Put, Work
+from pydanube.ports import Compare, Delete, Disk, Item, MetadataStore, ObjectStore, Put, Work
 from pydanube.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,8 @@ PARTITIONS_MAX: Final = 10_000
 HOSTED_SECONDS: Final = 5.0  # how long whoever makes a topic waits until a broker has it
 REAP_SECONDS: Final = 300.0
 REST_SECONDS: Final = 10.0
+ARRIVAL_SECONDS: Final = 2.0  # how long a request waits for a topic that is on its way here
+ARRIVAL_LOOK_SECONDS: Final = 0.05
 
 
 class DispatchConfig(NamedTuple):
@@ -92,6 +96,10 @@ class Elsewhere(Protocol):
 
     def where(self, topic: TopicName) -> tuple[str, str]:
         """Why the topic is not served here, in words, and the native URL of the broker that has it, if one has."""
+        ...
+
+    def expects(self, topic: TopicName) -> bool:
+        """Whether the topic, which is not open here, is on its way to this broker."""
         ...
 
     async def hosted(self, topic: TopicName, timeout_seconds: float) -> BrokerId:
@@ -157,6 +165,9 @@ class Topics:
         self._open: dict[TopicName, AnyTopic] = {}
         self._opening: dict[TopicName, asyncio.Lock] = {}
         self._closing: str = ""
+        self._arrived = asyncio.Event()  # set, and replaced, whenever a topic was claimed and is open
+        self._awaited: Counter[TopicName] = Counter()  # topics on their way, and how many requests wait for each
+        self._preparing: set[asyncio.Task[None]] = set()
         self.elsewhere: Elsewhere | None = None  # set once, before anything is opened
         self.remote: Remote | None = None  # set once, when there is a way to other brokers
         self.leaving: set[TopicName] = set()  # being moved away
@@ -177,8 +188,11 @@ class Topics:
         return list(self._open.values())
 
     async def require(self, name: TopicName) -> AnyTopic:
-        """The topic, loaded if it exists. Raises TopicUnknown."""
-        topic = self._open.get(name)
+        """The topic, loaded if it exists. Raises TopicUnknown.
+
+        Who asks for one that is on its way here waits for it: a client that follows a topic is here before it is.
+        """
+        topic = self._open.get(name) or await self._arrival(name)
         if topic is not None:
             return topic
         if await self._metadata.get(keys.topic(name)) is None:
@@ -186,6 +200,25 @@ class Topics:
         if self.elsewhere is not None:
             raise NotServed(name, *self.elsewhere.where(name))
         return await self._load(name)
+
+    async def _arrival(self, name: TopicName) -> AnyTopic | None:
+        """The topic as soon as it is open; None if it is not on its way here, or takes too long."""
+        if self.elsewhere is None:
+            return None
+        clock = self._rooms.services.clock
+        until = clock.elapsed() + ARRIVAL_SECONDS
+        self._awaited[name] += 1
+        try:
+            while self.elsewhere.expects(name) and clock.elapsed() < until:
+                with contextlib.suppress(TimeoutError):  # to look whether it is still expected
+                    async with asyncio.timeout(ARRIVAL_LOOK_SECONDS):
+                        await self._arrived.wait()
+                if (topic := self._open.get(name)) is not None:
+                    return topic
+            return None
+        finally:
+            self._awaited[name] -= 1
+            self._awaited += Counter()  # forgets those at zero
 
     async def exists(self, name: TopicName) -> bool:
         return name in self._open or await self._metadata.get(keys.topic(name)) is not None
@@ -358,15 +391,26 @@ class Topics:
             if isinstance(result, BaseException):
                 log.error("topic not closed", extra={"why": str(result)})
 
-    async def claim(self, name: TopicName, owner_revision: int) -> None:
-        """Opens a topic that the cluster gave to this broker. Raises Conflict if its owner is not what it was."""
+    async def claim(
+        self,
+        name: TopicName,
+        owner_revision: int | None,
+        marker_revision: int | None = None,
+        *,
+        from_anybody: bool = True,
+    ) -> None:
+        """Opens a topic that the cluster gave to this broker. Raises Conflict if owner or marker is not what it was, or
+        if somebody owns the topic and it is not to be taken `from_anybody`.
+        """
         async with self._lock(name):
             if name in self._open:
                 raise Conflict(keys.owner(name))
             if self._closing:
                 raise NotServed(name, self._closing)
-            self._open[name] = await self._open_topic(name, owner_revision)
+            self._open[name] = await self._open_topic(name, owner_revision, marker_revision, from_anybody=from_anybody)
             self.unopened.pop(name, None)
+            self._arrived.set()
+            self._arrived = asyncio.Event()
 
     async def let_go(self, name: TopicName, marker: bytes, moved_to: str, phases: Phases | None = None) -> Phases:
         """Moves a topic away: sealed, released, closed, its files removed. Raises MoveFailed if it stays.
@@ -386,10 +430,14 @@ class Topics:
                     await release_fanout(topic, clock, marker)
                     phases.enter("close")
                 else:
-                    await seal(topic, clock, marker, phases)
+                    await seal(topic, clock, marker, phases, moved_to)
                 self._open.pop(name, None)
-                await topic.close("it moved to another broker", moved_to=moved_to, owned=False)
-                await self._forget_files(name, topic)
+                try:
+                    await topic.close("it moved to another broker", moved_to=moved_to, owned=False)
+                    await self._forget_files(name, topic)
+                except DanubeError as error:
+                    # It is released, and somebody else has it: whatever happens to its files here, it does not stay.
+                    log.warning("files of a topic that moved are left", extra={"topic": name, "why": str(error)})
                 phases.enter("done")
             finally:
                 self.leaving.discard(name)
@@ -469,19 +517,43 @@ class Topics:
                 self.unopened.pop(name, None)
             return topic
 
-    async def _open_topic(self, name: TopicName, owner_revision: int | None = None) -> AnyTopic:
-        delivery = await self._delivery(name)
-        policy = await self._policy(name)
-        subject = await self._metadata.get(keys.schema(name))
-        schema_subject = json.loads(subject.value) if subject else None
+    async def _open_topic(
+        self,
+        name: TopicName,
+        owner_revision: int | None = None,
+        marker_revision: int | None = None,
+        *,
+        from_anybody: bool = True,
+    ) -> AnyTopic:
         rooms = self._rooms
-        seen = await look(self._metadata, name, rooms.broker_id)
-        if owner_revision is not None and seen.revision != owner_revision:
+        # At once: clients wait for a topic that moves, and each of these is a way to a majority and back.
+        try:
+            below, shared, seen = await asyncio.gather(
+                self._metadata.list(keys.below_topic(name)),
+                self._metadata.get(keys.namespace_policy(name.namespace)),
+                look(self._metadata, name, rooms.broker_id),
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise InvalidObject(f"what the metadata store holds of {name}", str(error)) from error
+        items = {item.key: item for item in below}
+        kind, own, subject = (items.get(key(name)) for key in (keys.delivery, keys.topic_policy, keys.schema))
+        if kind is None:
+            raise TopicUnknown(name)
+        delivery = Delivery(json.loads(kind.value))
+        policy = effective(json.loads(own.value) if own else None, json.loads(shared.value) if shared else None)
+        schema_subject = json.loads(subject.value) if subject else None
+        is_nobodys = seen.owner is None or seen.owner.released or seen.owner.deleted
+        if (owner_revision is not None and seen.revision != owner_revision) or not (is_nobodys or from_anybody):
             raise Conflict(keys.owner(name))
+        # The marker said before this was read that nobody owns the topic, and only an owner changes it; if one came or
+        # comes before us, our claim is refused, for the marker is gone. So it need not be read again afterwards. Of a
+        # lost owner that cannot be said.
+        is_stable = marker_revision is not None and (seen.owner is None or seen.sealed is not None)
+        known = below if is_stable else None
         await self._remove_older(name, seen)
         topic: AnyTopic
         if delivery is Delivery.NON_RELIABLE:
-            ownership = await self._claim(name, seen, 0)
+            ownership = await self._claim(name, seen, 0, marker_revision)
             topic = FanoutTopic(
                 name, ownership, self._metadata, rooms.services, rooms.telemetry, policy, schema_subject
             )
@@ -491,8 +563,10 @@ class Topics:
                 unproven_from = topic_log.recovered.head if topic_log.sessions.adopts_unknown else None
                 if seen.owner is None or seen.owner.broker_id != rooms.broker_id or seen.sealed:
                     unproven_from = None
-                ownership = await self._claim(name, seen, topic_log.head, unproven_from)
-                storage = await self._storage(name, ownership)
+                ownership = await self._claim(name, seen, topic_log.head, marker_revision, unproven_from)
+                if name in self._awaited:  # somebody is about to publish
+                    self._prepare(topic_log)
+                storage = await self._storage(name, ownership, seen.items if is_stable else None)
             except DanubeError:
                 await topic_log.close()
                 raise
@@ -517,13 +591,18 @@ class Topics:
                 read_retention = functools.partial(self.retention, name)
                 storage.tiering.add(Carried(storage.tier, topic_log, policy.retention, read_retention))
         try:
-            await topic.open()
+            await topic.open(known)
         except DanubeError:  # the next try opens everything anew
             await topic.close("it could not be opened", owned=False)
             raise
         return topic
 
-    async def _storage(self, name: TopicName, ownership: Ownership) -> Storage | None:
+    def _prepare(self, topic_log: TopicLog) -> None:
+        task = asyncio.create_task(topic_log.prepare(), name=f"prepare {topic_log.topic}")
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
+
+    async def _storage(self, name: TopicName, ownership: Ownership, known: Sequence[Item] | None) -> Storage | None:
         cloud = self._rooms.cloud
         if cloud is None:
             return None
@@ -531,7 +610,7 @@ class Topics:
         tier = TopicTier(
             name, ownership.epoch, cloud.store, clock, work, ownership.write_if, self._metadata, cloud.config
         )
-        await tier.load()
+        await tier.load(known)
         return Storage(tier, cloud.reader, cloud.tiering)
 
     async def _remove_older(self, name: TopicName, seen: Claimable) -> None:
@@ -582,8 +661,18 @@ class Topics:
             log.error("log continues behind a gap", extra={"topic": name, "why": str(error), "start_offset": beyond})
             return await self._rooms.wal.topic(name, epoch=seen.epoch, start_offset=beyond, adopts_unknown=True)
 
-    async def _claim(self, name: TopicName, seen: Claimable, start: int, unproven_from: int | None = None) -> Ownership:
+    async def _claim(
+        self,
+        name: TopicName,
+        seen: Claimable,
+        start: int,
+        marker_revision: int | None,
+        unproven_from: int | None = None,
+    ) -> Ownership:
         rooms = self._rooms
+        compares = [] if self.elsewhere is None else [self.elsewhere.registered]
+        if marker_revision is not None:
+            compares.append(Compare(keys.unassigned(name), marker_revision))
         return await Ownership.claim(
             self._metadata,
             name,
@@ -591,15 +680,9 @@ class Topics:
             broker_id=rooms.broker_id,
             session=self._session,
             start=start,
-            compares=[] if self.elsewhere is None else [self.elsewhere.registered],
+            compares=compares,
             unproven_from=unproven_from,
         )
-
-    async def _delivery(self, name: TopicName) -> Delivery:
-        item = await self._metadata.get(keys.delivery(name))
-        if item is None:
-            raise TopicUnknown(name)
-        return Delivery(json.loads(item.value))
 
     async def _policy(self, name: TopicName) -> TopicPolicy:
         own = await self._metadata.get(keys.topic_policy(name))

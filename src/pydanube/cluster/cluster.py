@@ -22,6 +22,7 @@ from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.placement import THRESHOLDS, Marker, Rules
 from pydanube.errors import Unavailable
 from pydanube.ports import Clock, Compare, MetadataStore, Work
+from pydanube.telemetry import ClusterMetrics
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,9 @@ class Cluster:
         relist_seconds: float = RELIST_SECONDS,
         join: bool = False,
         healthy: Callable[[], bool] = lambda: True,
+        metrics: ClusterMetrics | None = None,
     ) -> None:
+        metrics = metrics or ClusterMetrics()
         config = config or LoadManagerConfig()
         rules = rules_of(config)
         strategy = config.assignment_strategy
@@ -52,8 +55,16 @@ class Cluster:
         )
         self.leadership = Leadership(store, clock, self.view, self.membership)
         self.requests = Requests(store, clock, self.view, self.membership, strategy=strategy, rules=rules)
+        self.requests.metrics = metrics
         self._load_manager = LoadManager(
-            store, clock, self.view, self.leadership, strategy=strategy, rules=rules, ttl_seconds=ttl_seconds
+            store,
+            clock,
+            self.view,
+            self.leadership,
+            strategy=strategy,
+            rules=rules,
+            ttl_seconds=ttl_seconds,
+            metrics=metrics,
         )
         self._duties = Duties(store, clock, self.view, self.membership, host)
         self._reports = Reports(

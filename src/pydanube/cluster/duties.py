@@ -1,8 +1,8 @@
 """What the cluster asks of this broker: claim a topic that is given to it, let one go that moves away.
 
 Both are told to the `Host`, once at a time for each topic. Nobody is told to claim what another broker may still own:
-the owner key says that it was let go or never had, or the marker, which every claim deletes, says that its owner was
-declared dead. The claim then compares the very revision that was judged here.
+the marker, which every claim deletes, says that it was let go or never had, or that its owner was declared dead. The
+claim compares the very marker that was judged here.
 
 A topic that is assigned to this broker and not served by it, because it could not be opened or because the answer to
 its claim was lost, is claimed again after a while.
@@ -22,7 +22,7 @@ from pydanube.cluster.view import View
 from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.core.ownership import Owner
-from pydanube.core.placement import BROKER_LOST, Marker
+from pydanube.core.placement import Marker
 from pydanube.errors import Conflict, DanubeError, NotServed, TopicUnknown, Unavailable
 from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
 
@@ -60,7 +60,8 @@ class Duties:
             running = list(self._running.values())
             for task in running:
                 task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            if running:  # gathering none asks for a loop, and a simulated process that was killed has none left
+                await asyncio.gather(*running, return_exceptions=True)
 
     def _look(self) -> None:
         me, now = self._membership.broker, self._clock.elapsed()
@@ -124,20 +125,18 @@ class Duties:
 
     async def _claim(self, topic: TopicName) -> None:
         async with self._room:
-            # First the owner, then the marker: a claim deletes the marker, so if the marker is still there, nobody had
-            # claimed the topic when the owner was read.
-            owner = await self._store.get(keys.owner(topic))
-            item = await self._store.get(keys.unassigned(topic))
-            marker = Marker.from_bytes(item.value) if item else None
-            if item is None or marker is None or not marker.is_free or marker.to != self._membership.broker:
-                await self._view.refresh()  # the view was behind
+            # The marker is not read once more, because clients wait: if the view is behind, the claim finds it out.
+            seen = self._view.markers.get(topic)
+            if seen is None or not seen.value.is_free or seen.value.to != self._membership.broker:
                 return
-            if owner is not None and marker.reason != BROKER_LOST and not _is_nobodys(owner.value):
-                raise Conflict(keys.owner(topic))
             try:
-                await self._host.claim(Offer(topic, marker, owner.revision if owner else 0))
+                await self._host.claim(Offer(topic, seen.value, seen.revision))
+            except Conflict:
+                await self._view.refresh()  # perhaps it was behind
+                raise
             except TopicUnknown:
-                await self._view.transact([Compare(item.key, item.revision)], [Delete(item.key)])
+                marker = keys.unassigned(topic)
+                await self._view.transact([Compare(marker, seen.revision)], [Delete(marker)])
                 log.info("marker of a deleted topic removed", extra={"topic": topic})
 
     async def _claim_again(self, topic: TopicName) -> None:
@@ -148,7 +147,7 @@ class Duties:
                 await self._view.refresh()
                 return
             log.info("topic is ours and not open", extra={"topic": topic})
-            await self._host.claim(Offer(topic, Marker(), item.revision))
+            await self._host.claim(Offer(topic, Marker(), owner_revision=item.revision))
 
     # --- letting go ---
 
@@ -188,8 +187,3 @@ def _read(owner: bytes) -> Owner | None:
         return Owner.from_bytes(owner)
     except (ValueError, TypeError, KeyError):
         return None
-
-
-def _is_nobodys(owner: bytes) -> bool:
-    found = _read(owner)
-    return found is not None and (found.released or found.deleted)

@@ -13,13 +13,15 @@ from pydanube.core.placement import Marker
 class Offer(NamedTuple):
     """A topic that this broker is to claim, or to claim again: it was assigned to it, and it does not serve it.
 
-    `owner_revision` is that of the owner key when it was seen to be nobody's (0: there is none). The claim compares
-    exactly this revision, and never one read later: meanwhile another broker may have claimed the topic and serve it.
+    A claim compares the revision of the marker that offers the topic, and that of the owner key as it was read after
+    the marker was seen. Every claim deletes the marker, so as long as it stands nobody has claimed the topic: neither
+    before the owner was read nor since. To claim again there is no marker; then `owner_revision` is compared.
     """
 
     topic: TopicName
     marker: Marker
-    owner_revision: int
+    marker_revision: int | None = None
+    owner_revision: int | None = None
 
 
 class Host(Protocol):
@@ -29,8 +31,9 @@ class Host(Protocol):
         """Claims the topic and serves it; the claim deletes the marker.
 
         An answer of the store that was lost leaves the topic claimed and not served: then it is offered again.
-        Raises Conflict if the owner key or the registration is not what it was, TopicUnknown if the topic was deleted
-        (then the marker is removed), or any other DanubeError: then it is asked again, or another broker is.
+        Raises Conflict if marker, owner key or registration is not what it was, or if somebody owns the topic whom the
+        marker does not call lost; TopicUnknown if the topic was deleted (then the marker is removed); or any other
+        DanubeError: then it is asked again, or another broker is.
         """
         ...
 

@@ -21,6 +21,7 @@ from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.placement import BROKER_LOST, Marker, Rules
 from pydanube.errors import Unavailable
 from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
+from pydanube.telemetry import ClusterMetrics
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class LoadManager:
         strategy: str,
         rules: Rules,
         ttl_seconds: float,
+        metrics: ClusterMetrics | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -53,6 +55,7 @@ class LoadManager:
         self._strategy = strategy
         self._rules = rules
         self._ttl_seconds = ttl_seconds
+        self._metrics = metrics or ClusterMetrics()
 
     async def run(self) -> NoReturn:
         while True:
@@ -73,7 +76,9 @@ class LoadManager:
                     fresh = True
                 version, now = self._view.version, self._clock.elapsed()
                 decisions = leading.step(now, self._clock.time_us() // 1000, self._view.world())
-                if not await self._carry_out(decisions):
+                all_written = await self._carry_out(decisions)
+                self._metrics.cycle.add(self._clock.elapsed() - now)
+                if not all_written:
                     refused += 1
                     await self._leadership.check()
                     await self._clock.sleep(min(REFUSED_SECONDS * refused, RETRY_SECONDS))
@@ -180,6 +185,8 @@ class LoadManager:
             operations += [Delete(key) for key in sorted(self._view.history)[: 1 - HISTORY_MAX]][:BATCH]
         if not await self._write(compares, operations):
             return False
+        if start.entry is not None:
+            self._metrics.rebalances["automatic"] += 1
         log.info(
             "topic is to move",
             extra={"topic": start.topic, "reason": marker.reason, "from": marker.from_broker, "to": marker.to},

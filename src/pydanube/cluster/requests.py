@@ -22,6 +22,7 @@ from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.placement import MOVES, UNLOAD, Marker, Move, Proposal, Rules, too_soon
 from pydanube.errors import BrokerUnknown, DeadlineExceeded, MoveFailed, MoveRefused, TopicUnknown
 from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
+from pydanube.telemetry import ClusterMetrics
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Requests:
         self._membership = membership
         self._strategy = strategy
         self._rules = rules
+        self.metrics = ClusterMetrics()  # those of whoever made it
 
     # --- one topic ----------------------------------------------------------------------------------
 
@@ -269,6 +271,7 @@ class Requests:
         ]
         if await self._view.transact(compares, operations) is None:
             return Rebalanced(None, False, f"topic {start.topic} changed hands meanwhile; try again")
+        self.metrics.rebalances["manual"] += 1
         log.info("topic is to move", extra={"topic": start.topic, "reason": "rebalance", "to": start.entry.to_broker})
         return Rebalanced(start.entry, True, "Rebalancing goes on in the background")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final
 
 from pydanube.errors import ConfigError, Conflict, StoreRefused, Unreachable
@@ -84,10 +84,18 @@ class OwnedObjectStore:
     """A store that nobody uses before it is known to be this cluster's: until then every call asks first.
 
     So a broker may start while its store does not answer. A store that turns out to be another cluster's refuses every
-    call with StoreRefused. `url` is what that error calls it.
+    call with StoreRefused. `url` is what that error calls it. `objection` is asked too: why the store is not for us
+    though it is this cluster's, or nothing.
     """
 
-    def __init__(self, store: ObjectStore, cluster_id: str, url: str) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        cluster_id: str,
+        url: str,
+        objection: Callable[[], Awaitable[str]] | None = None,
+    ) -> None:
+        self._objection = objection
         self._store = store
         self._cluster_id = cluster_id
         self._url = url
@@ -121,6 +129,8 @@ class OwnedObjectStore:
         if self._is_ours:
             return
         why_not = await _claim(self._store, self._cluster_id)
+        if not why_not and self._objection is not None:
+            why_not = await self._objection()
         if why_not:
             raise StoreRefused(self._url, why_not)
         self._is_ours = True

@@ -1,8 +1,8 @@
 """For tests of applications and of PyDanube itself.
 
-    broker                  a broker in this process: brokers.py
-    Cluster                 whole brokers on a virtual clock, from a seed: cluster.py
-    History, check          what happened to any cluster, and whether it was right: history.py, checkers.py
+broker                  a broker in this process: brokers.py
+Cluster                 whole brokers on a virtual clock, from a seed: cluster.py
+History, check          what happened to any cluster, and whether it was right: history.py, checkers.py
 """
 
 from importlib import import_module

@@ -79,7 +79,7 @@ class Node:
         self.clock = SimClock()
         self.known_id = 0  # its broker's, from the first boot on
         self.paused_at = -1.0  # when it was paused last
-        self.fenced_late = False  # the store forgot its lease before the time: it cannot know yet
+        self.forgotten = (0, 0.0)  # a lease that the store forgot before its time, and until when it may believe in it
 
     @property
     def alive(self) -> bool:
@@ -89,6 +89,13 @@ class Node:
     def broker_id(self) -> BrokerId:
         assert self.broker is not None
         return self.broker.broker_id
+
+    @property
+    def cannot_know(self) -> bool:
+        """Whether the store forgot the lease that it has, so early that no clock can have told it."""
+        lease, until = self.forgotten
+        cluster = self.broker.cluster if self.broker is not None else None
+        return cluster is not None and cluster.membership.lease.id == lease and self.clock.elapsed() < until
 
     async def boot(self) -> Broker:
         assert not self.alive

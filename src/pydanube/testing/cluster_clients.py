@@ -1,14 +1,16 @@
 """Clients of a simulated cluster: they send, receive, acknowledge, refuse, lose their connections, and write it down.
 
-A client asks any node that seems to have the topic, also one that has lost it and does not know. It waits a few seconds
-for an answer and sends again: an idempotent producer the same batch in the same session, a plain one the same text,
-which may then be there twice. Consumers come and go. What was recorded happened; what is not known is not recorded.
+A client asks a node that seems to have the topic, also one that has lost it and does not know, and now and then any. It
+waits a few seconds for an answer and sends again: an idempotent producer the same batch in the same session, a plain
+one the same text, which may then be there twice. Consumers come and go. What was recorded happened; what is not known
+is not recorded.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Final, NamedTuple, TypeVar
@@ -22,7 +24,7 @@ from pydanube.core.delivery import Poison
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind
 from pydanube.errors import DanubeError, OutOfSequence, ProducerFenced, SessionUnknown
-from pydanube.log.batch import Envelope, encode, rows_of
+from pydanube.log.batch import Envelope, encode_columns
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.history import Acked, Done, Got, History, Nacked, Sent, Subscribed, life
 from pydanube.testing.loop import ProcessDied
@@ -32,6 +34,8 @@ T = TypeVar("T")
 CALL_SECONDS: Final = 3.0  # a client's patience
 STREAM_SECONDS: Final = (6.0, 60.0, 300.0)  # how long connections last, at most
 PAUSE_SECONDS: Final = (3.0, 25.0)  # between two messages of one producer
+GUESSES: Final = 0.15  # so many requests go to any node, whether it has the topic or not
+THINKS_SECONDS: Final = (0.5, 8.0)  # a consumer that holds messages before it answers, at most
 POISON: Final = "!"  # a text that ends so is refused by subscriptions that have a dead-letter policy
 KEYS: Final = ("a", "b", "c")
 PRODUCER: Final = ProducerId(7)
@@ -75,9 +79,14 @@ class Clients:
         found = [(node, each) for node in self.town.living if (each := node.topic(topic)) is not None]
         return self.dice.choice(found) if found else None
 
+    def _guess(self) -> tuple[Node, None] | None:
+        """Any node: a client that was sent there, before the topic is there, or that knows no better."""
+        found = [node for node in self.town.living if node.broker is not None]
+        return (self.dice.choice(found), None) if found else None
+
     async def _ask(self, topic: TopicName, request: Callable[[Node, AnyTopic], Coroutine[Any, Any, T]]) -> T:
         """One request. Raises DanubeError, TimeoutError or ProcessDied, as a client sees it."""
-        chosen = self._find(topic)
+        chosen = self._guess() if self.dice.random() < GUESSES else self._find(topic)
         if chosen is None:
             raise TimeoutError
         node, found = chosen
@@ -89,7 +98,7 @@ class Clients:
                 await asyncio.sleep(CALL_SECONDS)
             if wire.duplicates and isinstance(found, Topic) and self.dice.random() < wire.duplicates:
                 self._tasks.append(asyncio.create_task(self._again(node, request(node, found)), name="duplicate"))
-            answer = await node.call(request(node, found))
+            answer = await node.call(request(node, found) if found is not None else _at_the_door(node, topic, request))
             if wire.answers_lost:
                 await asyncio.sleep(CALL_SECONDS)
             return answer
@@ -224,8 +233,10 @@ class Clients:
                     self.history.add(
                         Got(label, name, consumer, text, each.offset, key, each.attempt, epoch, rescued, now)
                     )
-                if self.dice.random() < 0.1:
-                    await asyncio.sleep(self.dice.random() * 0.5)
+                if self.dice.random() < 0.2:
+                    await asyncio.sleep(
+                        self.dice.random() * THINKS_SECONDS[0 if self.quiet else self.dice.randrange(2)]
+                    )
                 if node.wire.requests_lost:
                     await asyncio.sleep(1.0)  # nothing of what we say gets through
                     return
@@ -249,6 +260,12 @@ class Clients:
     def _hang_up(self, outbox: MessageOutbox) -> None:
         if not self.quiet:
             outbox.end()
+
+
+async def _at_the_door(node: Node, topic: TopicName, request: Callable[[Node, AnyTopic], Coroutine[Any, Any, T]]) -> T:
+    """The node may wait for the topic, if it is about to get it, or refuse."""
+    assert node.broker is not None
+    return await request(node, await node.broker.topics.require(topic))
 
 
 def gives_up(subscription: AnySubscription) -> bool:
@@ -276,8 +293,16 @@ def _submission(
 ) -> Callable[[Node, AnyTopic], Coroutine[Any, Any, Answer]]:
     async def submit(node: Node, topic: AnyTopic) -> Answer:
         assert isinstance(topic, Topic)
-        rows = rows_of([Envelope(text.encode(), time_us, key_of(text), name) for text in texts])
-        batch = encode(rows, topic=topic.name, producer_id=PRODUCER, session=session, first_sequence=sequence)
+        batch = encode_columns(
+            [text.encode() for text in texts],
+            struct.pack("<q", time_us) * len(texts),
+            keys=[key_of(text) for text in texts],
+            producer_name=name,
+            topic=topic.name,
+            producer_id=PRODUCER,
+            session=session,
+            first_sequence=sequence,
+        )
         receipt = await topic.submit_batch(batch)
         return _answer(node, topic, receipt.offset, receipt.epoch)
 

@@ -161,12 +161,14 @@ class Breaking:
     async def boot(self, node: Node) -> None:
         """As a supervisor does: a broker that does not come up, or ends by itself, is started again."""
         while not node.alive and not self.over:
+            ours = node.boots + 1
             try:
                 async with asyncio.timeout(BOOT_SECONDS_MAX):
                     await node.boot()
             except (TimeoutError, ProcessDied, DanubeError) as error:
                 self.say(f"node {node.number} did not come up: {error}")
-                node.kill_if_alive()
+                if node.boots == ours:  # else somebody else has started another since
+                    node.kill_if_alive()
                 await asyncio.sleep(2.0)
             else:
                 await self.activate(node)
@@ -231,10 +233,10 @@ class Breaking:
     async def lease_expiry(self, node: Node, dice: Random) -> None:
         """The store forgets the lease long before its time, while the broker believes in it: no clock protects us."""
         if node.alive and node.broker is not None and node.broker.cluster is not None:
-            node.fenced_late = True
-            await self.town.metadata.revoke(node.broker.cluster.membership.lease.id)
+            lease = node.broker.cluster.membership.lease
+            node.forgotten = (lease.id, node.clock.elapsed() + lease.ttl_seconds)
+            await self.town.metadata.revoke(lease.id)
             await _pause(dice, 5.0, 10.0)
-            node.fenced_late = False
             await self.activate(node)
 
     # --- object store ---------------------------------------------------------------------------------------

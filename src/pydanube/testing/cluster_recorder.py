@@ -140,7 +140,7 @@ class Recorder:
             if isinstance(found, Topic):
                 label = life(topic, ownership.created)
                 self._history.add(Head(label, ownership.epoch, node.number, found.head, self._now()))
-            if node.serves(topic) and not node.fenced_late:
+            if node.serves(topic) and not node.cannot_know:
                 serving.append(node.number)
         if len(serving) > 1:
             self._history.add(Serving(self._life(topic), serving, self._now()))

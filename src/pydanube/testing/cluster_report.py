@@ -17,7 +17,7 @@ from typing import Final
 
 from pydanube.testing.checkers import shortened
 from pydanube.testing.cluster_faults import KINDS
-from pydanube.testing.cluster_sim import Outcome, planned, run_seed
+from pydanube.testing.cluster_sim import Outcome, planned, run_seed, settings
 from pydanube.testing.history import to_line
 
 SHRINK_RUNS_MAX: Final = 60
@@ -75,8 +75,12 @@ class ClusterTotals:
 
 
 def meaning(seed: int) -> str:
-    """What this seed breaks and when, as a short word. Another word: it is not the same run any more."""
-    text = "\n".join(str(each) + str(each.seed) for each in planned(seed))
+    """What this seed breaks, when, and in what kind of cluster, as a short word.
+
+    Another word: the simulator has changed, and it is not the same run any more. The same word and another digest: the
+    program has.
+    """
+    text = "\n".join([settings(), *(str(each) + str(each.seed) for each in planned(seed))])
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 

@@ -12,15 +12,18 @@ recorded (history.py) and judged by rules that know nothing of brokers (checkers
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+from pydanube.broker import rescue, tiering
 from pydanube.broker.topic import Topic
+from pydanube.cluster import duties
 from pydanube.core import keys
 from pydanube.core.lag import Heartbeat
 from pydanube.core.names import SubscriptionName, TopicName
@@ -29,6 +32,7 @@ from pydanube.core.tiers import Retention, TierConfig
 from pydanube.errors import DanubeError
 from pydanube.log.wal import WalConfig
 from pydanube.ports import Put
+from pydanube.testing import cluster_clients
 from pydanube.testing.checkers import Violation, check
 from pydanube.testing.cluster import Cluster
 from pydanube.testing.cluster_clients import Clients
@@ -48,6 +52,7 @@ LIVENESS_SECONDS: Final = 200.0  # until everything is served again and nobody m
 DRAIN_SECONDS: Final = 60.0  # until everything that is served has been delivered
 PATIENCE_SECONDS: Final = 6.0  # a heartbeat, the longest wait for a redelivery, and a consumer that thinks
 LOOK_SECONDS: Final = 5.0
+LOOKS_SECONDS: Final = (3.0, 3.0, 8.0)  # see `seldom_looks`
 STEPS_MAX: Final = 3_000_000
 CHECKED_MIN: Final = 50
 
@@ -94,6 +99,13 @@ def planned(seed: int) -> list[Planned]:
     return plan(seed, nodes=BROKERS, first=FAULTS_FROM, end=FAULTS_UNTIL)
 
 
+def settings() -> str:
+    """What all runs have in common beside the program: other settings, other runs."""
+    constants = {**vars(cluster_clients), **globals()}
+    limits = ("STEPS_MAX", "CHECKED_MIN")
+    return repr(sorted((name, value) for name, value in constants.items() if name.isupper() and name not in limits))
+
+
 def run_seed(
     seed: int,
     *,
@@ -108,7 +120,7 @@ def run_seed(
     loop = SimLoop(Random(seed), steps_max=STEPS_MAX)  # type: ignore[abstract]
     run = _Run(seed, tweak, leave_out)
     try:
-        with small_constants():
+        with small_constants(), seldom_looks():
             loop.run_until_complete(run.main())
         run.problems += [_told(each) for each in loop.problems[:3]]
     except (Deadlock, Livelock) as error:
@@ -118,6 +130,20 @@ def run_seed(
     finally:
         loop.close()
     return run.outcome(loop, keep_history=keep_history)
+
+
+@contextlib.contextmanager
+def seldom_looks() -> Iterator[None]:
+    """Where a broker looks every second whether it missed something, it looks every few seconds here.
+
+    Most of those looks find nothing: without them a run is cheaper, and what does go wrong has more time to.
+    """
+    saved = duties.IDLE_SECONDS, tiering.LOOK_SECONDS, rescue.LOOK_SECONDS
+    duties.IDLE_SECONDS, tiering.LOOK_SECONDS, rescue.LOOK_SECONDS = LOOKS_SECONDS  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        duties.IDLE_SECONDS, tiering.LOOK_SECONDS, rescue.LOOK_SECONDS = saved  # type: ignore[misc]
 
 
 def _told(problem: dict[str, object]) -> str:
@@ -267,7 +293,8 @@ class _Run:
     async def _give_up(self, breaking: Breaking, topic: TopicName) -> None:
         """An operator has seen that bytes are lost, and moves the topic: what is lost is recorded then."""
         for _ in range(10):
-            await self.town.until(lambda: self.town.host(topic) is not None)
+            if not await self._until(lambda: "" if self.town.host(topic) else f"nobody serves {topic}", DRAIN_SECONDS):
+                return
             try:
                 await self.town.unload(topic)
                 return

@@ -100,9 +100,7 @@ class _Call:
 class SimFuture(asyncio.Future[T]):
     """Hashes by its number, so that sets of futures have the same order in every run."""
 
-    def __init__(self, *, loop: SimLoop) -> None:
-        self.number = loop.next_number()
-        super().__init__(loop=loop)
+    number = 0  # given by the loop: an __init__ of its own would cost more than the rest of it
 
     def __hash__(self) -> int:
         return self.number
@@ -159,7 +157,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         call = _Call(callback, args, copy_context() if context is None else context, 0.0)
         if not self._closed:  # what the dropped rest of a run still wants to do is not done
             self._ready.append(call)
-        return cast(asyncio.Handle, call)
+        return call  # type: ignore[return-value]
 
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
@@ -184,11 +182,14 @@ class SimLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         call = _Call(callback, args, copy_context() if context is None else context, when)
         if not self._closed:
-            heappush(self._timers, (when, self.next_number(), call))
-        return cast(asyncio.TimerHandle, call)
+            self._numbers += 1
+            heappush(self._timers, (when, self._numbers, call))
+        return call  # type: ignore[return-value]
 
     def create_future(self) -> asyncio.Future[Any]:
-        return SimFuture(loop=self)
+        future: SimFuture[Any] = SimFuture(loop=self)
+        self._numbers = future.number = self._numbers + 1
+        return future
 
     def create_task(
         self,
@@ -433,8 +434,8 @@ class SimClock:
     def elapsed(self) -> float:
         return self._loop.time()
 
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
+        return asyncio.sleep(seconds)
 
     def jump(self, seconds: float) -> None:
         self._start_us += round(seconds * 1_000_000)

@@ -4,7 +4,9 @@
     python -m pydanube.testing.sim --only cluster --seed 42 --count 1 --verbose        one history, event by event
 
 The last line has the totals. What breaks a promise is printed with its seed, and the exit code is 1; of a cluster also
-the schedule of faults, made as short as it can be, and what happened to the messages in question.
+the schedule of faults, made as short as it can be, and what happened to the messages in question. The command that
+repeats it has the digest of what happened: if the code has changed since, and the seed is another history now, it says
+so.
 """
 
 from __future__ import annotations
@@ -90,6 +92,7 @@ def _prepare() -> None:
     logging.disable(logging.CRITICAL)
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 10, 10)  # a history is short, and nearly all of it lives to its end
 
 
 def _live(seeds: Iterable[int]) -> Iterator[Outcome]:
@@ -113,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=COUNT, help="how many seeds (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", choices=("log", "cluster"), help="one of the two simulators (default: both)")
+    parser.add_argument("--digest", default="", help="of what the first seed did then; says so if it does not any more")
     parser.add_argument("--verbose", action="store_true", help="print every event of every history")
     options = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
@@ -126,6 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = clock.elapsed()
     told: list[str] = []
     passed = True
+    if options.digest:
+        _compare(kinds, seed, options.digest)
     for kind in kinds:
         began = clock.elapsed()
         passed_here, totals = (_run_log if kind == "log" else _run_clusters)(seeds, options.processes)
@@ -133,6 +139,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told.append(f"{totals}, {options.count / max(1e-9, clock.elapsed() - began):.1f} seeds/s")
     print(f"seed {seed}: {'; '.join(told)}; {clock.elapsed() - started:.0f} s")
     return 0 if passed else 1
+
+
+def _compare(kinds: Sequence[str], seed: int, digest: str) -> None:
+    """Says whether the seed still does what it did when somebody wrote down its digest."""
+    found = [run_history(seed).digest if kind == "log" else run_seed(seed).digest for kind in kinds]
+    if digest in found:
+        print(f"seed {seed} is the history that it was")
+    else:
+        print(f"seed {seed} is not the history that it was ({digest}, now {', '.join(found)}): the code has changed")
 
 
 class _Summed(Protocol):
@@ -169,7 +184,7 @@ def _run_log(seeds: Sequence[int], processes: int) -> tuple[bool, Totals]:
         totals.add(outcome)
         if outcome.failure is not None and len(totals.failures) <= FAILURES_SHOWN_MAX:
             print(f"\nseed {outcome.seed} of the log failed: {outcome.failure}")
-            _say_how_to_repeat("log", outcome.seed)
+            _say_how_to_repeat("log", outcome.seed, outcome.digest)
 
     _follow(outcomes(seeds, processes=processes), totals, len(seeds), take)
     if totals.too_idle:
@@ -190,14 +205,14 @@ def _run_clusters(seeds: Sequence[int], processes: int) -> tuple[bool, ClusterTo
         smallest, runs = shrink(outcome)
         print("\n" + "\n".join(report(smallest)))
         print(f"  made smaller in {runs} runs")
-        _say_how_to_repeat("cluster", outcome.seed)
+        _say_how_to_repeat("cluster", outcome.seed, outcome.digest)
     for kind in totals.too_rare:
         print(f"{kind} occurred in {totals.seeds_with[kind]} of {totals.runs} seeds: too few to prove anything")
     return totals.passed, totals
 
 
-def _say_how_to_repeat(kind: str, seed: int) -> None:
-    print(f"  again: python -m pydanube.testing.sim --only {kind} --seed {seed} --count 1")
+def _say_how_to_repeat(kind: str, seed: int, digest: str) -> None:
+    print(f"  again: python -m pydanube.testing.sim --only {kind} --seed {seed} --count 1 --digest {digest}")
     print(f"  every event: python -m pydanube.testing.sim --only {kind} --seed {seed} --count 1 --verbose", flush=True)
 
 

@@ -29,7 +29,7 @@ from pydanube.core.lifecycle import BrokerState, Entry, Lost
 from pydanube.core.load import LoadReport, TopicLoad
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.ownership import Owner
-from pydanube.core.placement import Marker
+from pydanube.core.placement import BROKER_LOST, Marker
 from pydanube.errors import Conflict, DanubeError, OwnershipLost, TopicUnknown, Unavailable, Unreachable
 from pydanube.ports import Compare, Delete, Put
 from pydanube.stores.memory import MemoryMetadataStore
@@ -153,7 +153,13 @@ class Node:
             raise self.claims_fail
         if await self.store.get(keys.topic(offer.topic)) is None:
             raise TopicUnknown(offer.topic)
-        await self._take(offer.topic, offer.owner_revision)
+        item = await self.store.get(keys.owner(offer.topic))
+        owner = Owner.from_bytes(item.value) if item else None
+        is_nobodys = owner is None or owner.released or owner.deleted
+        if offer.marker_revision is not None and not is_nobodys and offer.marker.reason != BROKER_LOST:
+            raise Conflict(keys.owner(offer.topic))
+        revision = (item.revision if item else 0) if offer.owner_revision is None else offer.owner_revision
+        await self._take(offer.topic, revision, offer.marker_revision)
 
     async def let_go(self, topic: TopicName, marker: Marker) -> None:
         await self.town.clock.sleep(self.move_seconds)
@@ -174,14 +180,15 @@ class Node:
 
     # --- ownership, as the real broker does it ---
 
-    async def _take(self, topic: TopicName, owner_revision: int) -> None:
+    async def _take(self, topic: TopicName, owner_revision: int, marker_revision: int | None = None) -> None:
         item = await self.store.get(keys.owner(topic))
         before = Owner.from_bytes(item.value) if item else None
         owner = Owner(
             epoch=before.epoch + 1 if before else 1, session=self.cluster.session, broker_id=self.broker, start_offset=0
         )
+        marker = [] if marker_revision is None else [Compare(keys.unassigned(topic), marker_revision)]
         revision = await self.store.transact(
-            [Compare(keys.owner(topic), owner_revision), self.cluster.registered],
+            [Compare(keys.owner(topic), owner_revision), self.cluster.registered, *marker],
             [
                 Put(keys.owner(topic), owner.to_bytes()),
                 Put(keys.assignment(self.broker, topic), b"null"),

@@ -277,6 +277,26 @@ async def test_a_store_that_is_slow_or_loses_every_third_answer_drains_nobody() 
 # --- pauses ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("begins", [0.0, 5.0, 10.6, 10.7])
+@simulated
+async def test_a_loop_that_stands_still_for_six_tenths_of_the_ttl_costs_nothing_but_that_time(begins: float) -> None:
+    """A renewal is due every third: however it falls, the store still has the lease when the loop goes on."""
+    town = Town()
+    *_, c = await town.boot(1, 2, 3)
+    await town.create_on(c, ORDERS)
+    session, lease = c.cluster.session, c.cluster.membership.lease.id
+    await asyncio.sleep(begins)
+    last = c.cluster.membership.lease.serve_until - 0.75 * TTL
+    c.pause()
+    await asyncio.sleep(0.6 * TTL)
+    c.resume()
+    assert c.cluster.may_serve() == (now() - last < 0.75 * TTL), "by the clock, before anything of it ran"
+    await asyncio.sleep(1.0)
+    assert c.cluster.may_serve() and (c.cluster.session, c.cluster.membership.lease.id) == (session, lease)
+    await asyncio.sleep(2 * TTL)
+    assert c.lost_for == [] and town.hosts(ORDERS) == [3] and len(town.claims) == 1
+
+
 @simulated
 async def test_a_process_stopped_for_longer_than_its_ttl_wakes_up_fenced_and_ends_drained() -> None:
     town = Town()

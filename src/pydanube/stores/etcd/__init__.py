@@ -2,6 +2,8 @@
 
 store.py           MetadataStore: keys, watches, leases
 cluster.py         members: status, add, promote, remove
+following.py       where members are, while they come and go
+renewals.py        leases, renewed by a thread of their own
 member.py          runs a member beside the broker, as member_config.py says
 process.py         its process, and guard.py, which makes it end with ours
 calls.py           which member is asked, for how long, and what a failure means
@@ -10,6 +12,7 @@ endpoint.py        one member: channel, methods, TLS
 
 from pydanube.stores.etcd.cluster import EtcdCluster, Member, MemberStatus
 from pydanube.stores.etcd.endpoint import Tls
+from pydanube.stores.etcd.following import follow
 from pydanube.stores.etcd.member import EtcdMember
 from pydanube.stores.etcd.member_config import CLIENT_PORT_OFFSET, MemberConfig
 from pydanube.stores.etcd.store import EtcdMetadataStore
@@ -23,4 +26,5 @@ __all__ = [
     "MemberConfig",
     "MemberStatus",
     "Tls",
+    "follow",
 ]

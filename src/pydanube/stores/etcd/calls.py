@@ -97,12 +97,12 @@ class Calls:
         attempt_seconds: float = ATTEMPT_SECONDS,
     ) -> None:
         assert attempt_seconds > 0 and timeout_seconds > 0
-        self._credentials: Any | None = None if tls is None else tls.credentials()
+        self.credentials: Any | None = None if tls is None else tls.credentials()
         self._timeout_seconds = timeout_seconds
         self._attempt_seconds = attempt_seconds
         self._endpoints: list[Endpoint] = []
         self._current = 0
-        self._cluster_id = 0
+        self.cluster_id = 0  # of the first etcd that we heard of; 0: of none yet
         self._strangers: set[str] = set()
         self._closed = False
         self.use(endpoints)
@@ -122,7 +122,7 @@ class Calls:
             raise ConfigError("etcd endpoints", "", "at least one host:port")
         known = {endpoint.address: endpoint for endpoint in self._endpoints}
         current = self._endpoints[self._current] if self._endpoints else None
-        added = {each: Endpoint(each, self._credentials) for each in addresses if each not in known}
+        added = {each: Endpoint(each, self.credentials) for each in addresses if each not in known}
         self._endpoints = [added[each] if each in added else known.pop(each) for each in addresses]
         self._current = self._endpoints.index(current) if current in self._endpoints else 0
         return list(known.values())
@@ -289,12 +289,12 @@ class Calls:
     def _heard(self, endpoint: Endpoint, answer: Any) -> None:
         """Notes that the member is alive. Raises CallFailed if its cluster is not the first that we heard of."""
         cluster_id: int = answer.header.cluster_id
-        if self._cluster_id not in (0, cluster_id):
+        if self.cluster_id not in (0, cluster_id):
             if endpoint.address not in self._strangers:
                 self._strangers.add(endpoint.address)
                 log.error("etcd endpoint belongs to another cluster", extra={"endpoint": endpoint.address})
             raise CallFailed(grpc.StatusCode.UNAVAILABLE, f"{endpoint.address} belongs to another etcd cluster")
-        self._cluster_id = cluster_id
+        self.cluster_id = cluster_id
         endpoint.heard_at = asyncio.get_running_loop().time()
         endpoint.raft_term = answer.header.raft_term
         endpoint.shunned_until = float("-inf")

@@ -60,6 +60,11 @@ class EtcdCluster:
         self._tls = tls
         self._calls = Calls(endpoints, tls=tls, timeout_seconds=timeout_seconds)
 
+    async def use_endpoints(self, endpoints: Sequence[str]) -> None:
+        """Members came or went. Calls to one that is not named any more end."""
+        for endpoint in self._calls.use(endpoints):
+            await endpoint.close()
+
     async def close(self) -> None:
         await self._calls.close()
 

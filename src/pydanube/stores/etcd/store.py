@@ -23,6 +23,7 @@ from pydanube.ports import Compare, Delete, Event, Item, LeaseId, Put, Revision
 from pydanube.stores.etcd import endpoint as etcd
 from pydanube.stores.etcd.calls import ATTEMPT_SECONDS, CONFIRM, TIMEOUT_SECONDS, Calls, Refusal
 from pydanube.stores.etcd.endpoint import CallFailed, Closed, Stream, Tls
+from pydanube.stores.etcd.renewals import Renewals
 from pydanube.wire._pb.pydanube import etcd_pb2 as pb
 
 COMPARES_MAX: Final = 128
@@ -33,7 +34,6 @@ PAGE_ITEMS: Final = 500  # of the first page; the next ones are as long as makes
 PAGE_ITEMS_MAX: Final = 10_000
 PAGE_BYTES: Final = 1024 * 1024
 LIST_ATTEMPTS: Final = 3
-RENEW_ATTEMPTS: Final = 4
 
 Items: TypeAlias = list[Item]
 WatchStream: TypeAlias = Stream[pb.WatchRequest, pb.WatchResponse]
@@ -58,14 +58,28 @@ class EtcdMetadataStore:
     ) -> None:
         self._root = root.encode()
         self._calls = Calls(endpoints, tls=tls, timeout_seconds=timeout_seconds, attempt_seconds=attempt_seconds)
+        self._renewals = Renewals(
+            endpoints,
+            self._calls.credentials,
+            lambda: self._calls.cluster_id,
+            attempt_seconds=attempt_seconds,
+            timeout_seconds=timeout_seconds,
+        )
+
+    @property
+    def peers(self) -> str:
+        """Whom it asks, for people."""
+        return self._calls.peer
 
     async def use_endpoints(self, endpoints: Sequence[str]) -> None:
         """Members came or went. Calls and watches on a member that is not named any more end."""
+        self._renewals.use(endpoints)
         for endpoint in self._calls.use(endpoints):
             await endpoint.close()
 
     async def close(self) -> None:
         """Ends every call and every watch with Unreachable."""
+        self._renewals.close()
         await self._calls.close()
 
     # --- keys ---
@@ -177,27 +191,8 @@ class EtcdMetadataStore:
         return lease
 
     async def renew(self, lease: LeaseId) -> None:
-        """Renewals do not go through etcd's log: a leader that was replaced, and has not noticed, renews what runs out
-        elsewhere, or denies what is there. So a majority confirms afterwards that the term is still the same.
-        """
-        denials = 0
-        try:
-            for _ in range(RENEW_ATTEMPTS):
-                kept = await self._calls.repeatable(etcd.LEASE_KEEP_ALIVE, pb.LeaseKeepAliveRequest(id=lease))
-                confirmed = await self._calls.repeatable(etcd.RANGE, CONFIRM)
-                if kept.header.raft_term != confirmed.header.raft_term:
-                    continue
-                if kept.ttl > 0:
-                    return
-                # A leader may be asked before it has carried out what it took over. The second time it has.
-                denials += 1
-                if denials == 2:
-                    raise LeaseLost(lease)
-        except Refusal as refusal:
-            if _lease_not_found(refusal):
-                raise LeaseLost(lease) from None
-            raise _unreachable(refusal) from None
-        raise Unreachable(self._calls.peer, "its leader changes all the time")
+        """By a thread, so that a busy loop does not cost the lease (renewals.py)."""
+        await self._renewals.renew(lease)
 
     async def revoke(self, lease: LeaseId) -> None:
         try:

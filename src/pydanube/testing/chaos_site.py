@@ -1,0 +1,168 @@
+"""A whole cluster of processes: three etcd members, an object store, three brokers; and what an operator does to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from pydanube.cli.admin import BROKERS, OURS
+from pydanube.cli.rpc import Connection
+from pydanube.errors import DanubeError
+from pydanube.testing.chaos_net import Network
+from pydanube.testing.chaos_processes import (
+    START_SECONDS,
+    Broker,
+    ChaosFailed,
+    ObjectServer,
+    Server,
+    etcd_members,
+    until,
+)
+from pydanube.testing.chaos_recorder import Recorder
+from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
+from pydanube.wire._pb.pydanube import admin_pb2 as ours
+
+BROKER_COUNT: Final = 3
+CALL_SECONDS: Final = 10.0
+MOVE_SECONDS: Final = 20
+VERIFY_SECONDS: Final = 120.0
+
+
+class Site:
+    def __init__(self, directory: Path, network: Network, ttl: int) -> None:
+        self.directory = directory
+        self.network = network
+        self.ttl = ttl
+        self.etcd = etcd_members(directory, network)
+        self.objects = ObjectServer(directory, network)
+        self.brokers = [
+            Broker(number, directory, network, self.etcd, self.objects, ttl) for number in range(BROKER_COUNT)
+        ]
+        self.exits: list[str] = []  # servers that ended by themselves and were started again, and how
+        self.moved = self.not_moved = 0
+
+    @property
+    def servers(self) -> Sequence[Server]:
+        return [*self.brokers, self.objects, *self.etcd]
+
+    async def start(self) -> None:
+        """Raises ChaosFailed."""
+        self.objects.start()
+        for member in self.etcd:
+            member.start()
+        for member in self.etcd:
+            await self._until_up(member, member.healthy)
+        await self._until_up(self.objects, self.objects.healthy)
+        self.objects.make_bucket()
+        for broker in self.brokers:
+            broker.start()
+        for broker in self.brokers:
+            await self._until_up(broker, broker.ready)
+
+    async def _until_up(self, server: Server, healthy: Callable[[], Awaitable[bool]]) -> None:
+        async def is_up() -> bool:
+            if not server.running:
+                raise ChaosFailed(f"{server.name} ended with {server.exit_code}:\n{server.tail()}")
+            return await healthy()
+
+        await until(is_up, f"{server.name} answers", START_SECONDS)
+
+    def kill(self) -> None:
+        """Everything, at once."""
+        for server in self.servers:
+            server.kill()
+        self.objects.remove_sockets()
+        for broker in self.brokers:
+            if broker.small_disk:
+                self.network.remove_disk(broker.data)
+
+    @property
+    def stream_urls(self) -> list[str]:
+        return [broker.stream_url for broker in self.brokers]
+
+    def numbers(self) -> dict[int, int]:
+        """Brokers by their id. Histories count from 1: 0 is nobody."""
+        return {broker.broker_id: broker.number + 1 for broker in self.brokers if broker.broker_id}
+
+    def host(self, recorder: Recorder, topic: str) -> Broker | None:
+        owner = recorder.owners.get(topic)
+        number = self.numbers().get(owner.broker_id) if owner is not None else None
+        return self.brokers[number - 1] if number else None
+
+    def living(self) -> list[Broker]:
+        return [broker for broker in self.brokers if broker.running and not broker.paused]
+
+    # --- the operator -------------------------------------------------------------------------------------------
+
+    async def move(self, topic: str, asked: Broker) -> bool:
+        """Somebody else shall serve the topic. It may not be possible just now."""
+        request = ours.UnloadTopicRequest(topic=topic, wait=True, timeout_seconds=MOVE_SECONDS)
+        moved = False
+        with contextlib.suppress(DanubeError, TimeoutError):
+            async with asyncio.timeout(MOVE_SECONDS + CALL_SECONDS), Connection(asked.admin_url) as broker:
+                async for answer in broker.stream(f"{OURS}/UnloadTopic", request, ours.UnloadTopicResponse):
+                    moved = answer.HasField("result") and not answer.result.failure
+        self.moved += moved
+        self.not_moved += not moved
+        return moved
+
+    async def tend(self) -> str:
+        """What whoever runs a cluster does: starts what has ended, lets brokers that were lost serve again.
+
+        Empty when nothing is left to do; else what is not well yet.
+        """
+        for server in self.servers:
+            if not server.running:
+                self.exits.append(f"{server.name} ({server.exit_code})")
+                server.start()
+                return f"{server.name} had ended"
+        for member in self.etcd:
+            if not await member.healthy():
+                return f"{member.name} is not healthy"
+        if not await self.objects.healthy():
+            return "the object store does not answer"
+        for broker in self.brokers:
+            if not await broker.alive():
+                return f"{broker.name} does not answer"
+        try:
+            if unwell := await self._activate():
+                return unwell
+        except DanubeError as error:
+            return str(error)
+        for broker in self.brokers:
+            if not await broker.ready():
+                return f"{broker.name} is not ready"
+        return ""
+
+    async def _activate(self) -> str:
+        async with Connection(self.brokers[0].admin_url) as broker:
+            listed = await broker.call(f"{BROKERS}/ListBrokers", pb.Empty(), pb.BrokerListResponse)
+            for each in listed.brokers:
+                if each.broker_status != "active":
+                    request = pb.ActivateBrokerRequest(broker_id=each.broker_id, reason="the fault is over")
+                    await broker.call(f"{BROKERS}/ActivateBroker", request, pb.ActivateBrokerResponse)
+                    return f"broker {each.broker_id} was {each.broker_status}"
+        here = len(listed.brokers)
+        return "" if here == len(self.brokers) else f"{here} of {len(self.brokers)} brokers are registered"
+
+    async def problems(self, topic: str, asked: Broker) -> list[str]:
+        """What is wrong with the objects that hold the topic's history, every byte of them read. Raises DanubeError."""
+        request = ours.StorageVerifyRequest(topic=topic)
+        found: list[str] = []
+        async with asyncio.timeout(VERIFY_SECONDS), Connection(asked.admin_url) as broker:
+            async for answer in broker.stream(f"{OURS}/StorageVerify", request, ours.StorageVerifyResponse):
+                found += [each.text for each in answer.report.findings if each.is_problem]
+        return found
+
+    def keep_data(self) -> None:
+        """A small disk is gone with the harness, and somebody may want to look."""
+        for broker in self.brokers:
+            if broker.small_disk:
+                kept = self.directory / f"{broker.name}.kept"
+                shutil.copytree(
+                    broker.data, kept, ignore=shutil.ignore_patterns("filler", "BALLAST"), dirs_exist_ok=True
+                )
