@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 
 from pydanube.api.forward import is_forwarded
@@ -38,8 +39,11 @@ class MoveCalls:
         return pb.MovePhasesResponse(moves=await self._moves.past(name))
 
     async def UnloadTopic(self, request: pb.UnloadTopicRequest, context: Any) -> None:
+        writing = asyncio.Lock()  # partitions move side by side, and gRPC takes one message at a time
+
         async def tell(progress: pb.UnloadProgress) -> None:
-            await context.write(pb.UnloadTopicResponse(progress=progress))
+            async with writing:
+                await context.write(pb.UnloadTopicResponse(progress=progress))
 
         results = await self._moves.unload(
             TopicName(request.topic),

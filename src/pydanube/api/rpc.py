@@ -118,10 +118,9 @@ def _stream(name: str, call: Behaviour, metrics: RpcMetrics, table: Table, forwa
 
 
 async def _abort(context: Any, name: str, error: Exception, table: Table) -> NoReturn:
-    if isinstance(error, grpc.aio.InternalError):
-        raise CancelledError() from error  # a write to a client that has left
+    # A write to a client that has left, most of the time; if it has not, it is not left waiting for an end.
     code, sentence = status_of(error, table)
-    if not isinstance(error, DanubeError | Refusal):
+    if not isinstance(error, DanubeError | Refusal | grpc.aio.InternalError):
         log.error("call failed", extra={"call": name, "error": type(error).__name__}, exc_info=error)
     try:
         await context.abort(GRPC_CODE[code], sentence)

@@ -1,0 +1,40 @@
+"""Progress of several moves goes to one client, a message at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+from pydanube.api.grpc_moves import MoveCalls
+from pydanube.wire._pb.pydanube import admin_pb2 as pb
+from tests.support import run
+
+
+class Stream:
+    """As gRPC's: a message must be out before the next one."""
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+        self._busy = False
+
+    async def write(self, message: pb.UnloadTopicResponse) -> None:
+        assert not self._busy, "a second message while one is on its way"
+        self._busy = True
+        await asyncio.sleep(0)
+        self._busy = False
+        self.written.append(message.progress.topic or message.result.topic)
+
+
+def test_partitions_that_move_side_by_side_tell_of_it_one_after_the_other() -> None:
+    parts = [f"/default/orders-part-{number}" for number in range(3)]
+
+    async def unload(topic: str, to: object, *, tell: Any, **more: object) -> list[pb.UnloadResult]:
+        await asyncio.gather(*(tell(pb.UnloadProgress(topic=part)) for part in parts))
+        return [pb.UnloadResult(topic=part) for part in parts]
+
+    calls = MoveCalls.__new__(MoveCalls)
+    calls._moves = cast(Any, SimpleNamespace(unload=unload))
+    stream = Stream()
+    run(calls.UnloadTopic(pb.UnloadTopicRequest(topic="/default/orders"), stream))
+    assert stream.written == parts + parts
