@@ -17,10 +17,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from pydanube.core.names import TopicName, parse_broker_id
-from pydanube.errors import ConfigError, DanubeError
+from pydanube.errors import ConfigError, DanubeError, Unreachable
 from pydanube.web import actions
 from pydanube.web.gateway import BROKERS, CLUSTER, RELIABLE, Broker, TopicRow
+from pydanube.web.sampler import scrape
 from pydanube.web.samples import Samples, TopicNumbers
+from pydanube.web.sends import sends_to
 from pydanube.web.site import NotHere, Site, body_of, sentence_of, status_of
 from pydanube.web.topic_pages import BACKOFF, KINDS, or_why
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
@@ -309,6 +311,9 @@ async def topic(site: Site, request: Request) -> Any:
         policy, why = await or_why(site.gateway.failure_policy(name, each))
         subscriptions.append(_subscription(each, policy))
         errors += [why] if why else []
+    sends, why = await or_why(_sends(site, name, found.broker_id))
+    errors += [why] if why else []
+    sends = sends or sends_to(name, "")
     optional = ("schema_subject", "schema_id", "schema_version", "schema_type", "compatibility_mode")
     return {
         "timestamp": _now(),
@@ -317,9 +322,17 @@ async def topic(site: Site, request: Request) -> Any:
             **{key: getattr(found, key) if found.HasField(key) else None for key in optional},
             "subscriptions": subscriptions,
         },
-        "metrics": _metrics(samples, name, found),
+        "metrics": {**_metrics(samples, name, found), **sends},
         "errors": errors,
     }
+
+
+async def _sends(site: Site, name: str, broker_id: str) -> dict[str, Any]:
+    """Asks the topic's broker. Raises Unreachable."""
+    for broker in await site.gateway.brokers():
+        if broker.broker_id == broker_id:
+            return sends_to(name, await scrape(broker.metrics_addr))
+    raise Unreachable(f"the broker of {name}", "nobody serves it just now")
 
 
 def _subscription(name: str, policy: pb.GetSubscriptionFailurePolicyResponse | None) -> dict[str, Any]:

@@ -108,26 +108,26 @@ def parse_in_steps(text: str) -> Generator[None, None, Numbers]:
             continue
         labels, _, value = rest.rpartition("} ")
         if name in SUBSCRIPTION_COUNTS:
-            names = known.get(labels) or known.setdefault(labels, _labels(labels))
+            names = known.get(labels) or known.setdefault(labels, labels_of(labels))
             place = (names.get("topic", ""), names.get("subscription", ""))
             row = subscriptions.get(place)
             if row is None:
                 row = subscriptions[place] = [*SubscriptionNumbers()]
-            row[SUBSCRIPTION_COUNTS[name]] = _number(value)
+            row[SUBSCRIPTION_COUNTS[name]] = number_of(value)
         elif name in TOPIC_COUNTS:
-            names = known.get(labels) or known.setdefault(labels, _labels(labels))
+            names = known.get(labels) or known.setdefault(labels, labels_of(labels))
             topic = names.get("topic", "")
             row = topics.get(topic)
             if row is None:
                 row = topics[topic] = [*TopicNumbers()]
-            row[TOPIC_COUNTS[name]] = _number(value)
+            row[TOPIC_COUNTS[name]] = number_of(value)
         elif name.startswith("danube_broker_") and "result=" in labels:
-            result = _labels(labels).get("result", "")
+            result = labels_of(labels).get("result", "")
             _add(broker, f"{name}:{result}", value)
             _add(broker, name, value)
         elif "state=" in labels:
-            if _number(value):
-                broker[f"{name}:{_labels(labels).get('state', '')}"] = 1.0
+            if number_of(value):
+                broker[f"{name}:{labels_of(labels).get('state', '')}"] = 1.0
         elif 'topic="' not in labels:
             _add(broker, name, value)
     return Numbers(
@@ -137,7 +137,7 @@ def parse_in_steps(text: str) -> Generator[None, None, Numbers]:
     )
 
 
-def _labels(text: str) -> dict[str, str]:
+def labels_of(text: str) -> dict[str, str]:
     return {
         name: _ESCAPED.sub(lambda found: "\n" if found[1] == "n" else found[1], value) if "\\" in value else value
         for name, value in _LABEL.findall(text)
@@ -145,12 +145,12 @@ def _labels(text: str) -> dict[str, str]:
 
 
 def _add(numbers: dict[str, float], name: str, value: str) -> None:
-    number = _number(value)
+    number = number_of(value)
     if not math.isnan(number):
         numbers[name] = numbers.get(name, 0.0) + number
 
 
-def _number(text: str) -> float:
+def number_of(text: str) -> float:
     try:
         return float(text.partition(" ")[0])  # a timestamp may follow
     except ValueError:

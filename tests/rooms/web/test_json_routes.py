@@ -52,6 +52,12 @@ def test_a_topic_has_metrics_and_subscriptions(web: Web, name: str) -> None:
     ]
     assert found["metrics"]["core"]["msg_in_total"] == 5
     assert found["metrics"]["lag_messages"] == 5
+    assert found["metrics"]["quality"]["send_ok_total"] > 0 and found["metrics"]["quality"]["send_error_by_code"] == []
+    assert (
+        found["metrics"]["latency_size"]["send_latency_ms_p99"]
+        >= found["metrics"]["latency_size"]["send_latency_ms_p50"]
+    )
+    assert found["metrics"]["latency_size"]["msg_size_bytes_avg"] > 0
 
 
 def test_a_series_has_points_of_time_and_value(web: Web) -> None:

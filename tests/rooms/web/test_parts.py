@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 
 import pytest
@@ -14,6 +15,7 @@ from pydanube.web.charts import Line, Part, Tier, chart, nice, spark, tier_bar
 from pydanube.web.gateway import Cached
 from pydanube.web.operations import PHASES, Operation, Operations
 from pydanube.web.samples import Series
+from pydanube.web.sends import quantile, sends_to
 from tests.support import run, settle
 
 # --- words ----------------------------------------------------------------------------------------------
@@ -201,3 +203,29 @@ def test_a_failure_is_told_and_not_remembered() -> None:
         assert await cached.get() == 1
 
     run(check())
+
+
+def test_a_quantile_lies_between_the_bounds_of_its_bucket() -> None:
+    buckets = [(1.0, 50.0), (2.0, 90.0), (math.inf, 100.0)]
+    assert quantile(buckets, 0.25) == 0.5
+    assert quantile(buckets, 0.5) == 1.0
+    assert quantile(buckets, 0.7) == 1.5
+    assert quantile(buckets, 0.99) == 2.0, "beyond the last bound nothing is known"
+    assert quantile([], 0.5) is None and quantile([(1.0, 0.0), (math.inf, 0.0)], 0.5) is None
+
+
+def test_what_is_counted_of_another_topic_is_not_counted() -> None:
+    lines = [
+        'danube_producer_send_total{topic="/default/a",result="ok",error_code="OK",broker="1"} 7',
+        'danube_producer_send_total{topic="/default/a",result="error",error_code="InvalidArgument",broker="1"} 2',
+        'danube_producer_send_total{topic="/default/b",result="ok",error_code="OK",broker="1"} 70',
+        'danube_topic_message_size_bytes_sum{topic="/default/a",broker="1"} 700',
+        'danube_topic_message_size_bytes_count{topic="/default/a",broker="1"} 7',
+    ]
+    found = sends_to("/default/a", "\n".join(lines))
+    assert found["quality"] == {
+        "send_ok_total": 7,
+        "send_error_total": 2,
+        "send_error_by_code": [["InvalidArgument", 2]],
+    }
+    assert found["latency_size"]["msg_size_bytes_avg"] == 100 and found["latency_size"]["send_latency_ms_p50"] is None
