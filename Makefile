@@ -4,7 +4,8 @@ SHELL := /bin/sh
 
 PYTHON_IN_VENV := .venv/bin/python
 PYTEST := $(PYTHON_IN_VENV) -m pytest
-PYTEST_ARGS ?= -n 2 --dist worksteal
+# One more than the cores of a small machine: many tests wait for processes.
+PYTEST_ARGS ?= -n 3 --dist worksteal
 FAST_TESTS = $(wildcard tests/core tests/contracts tests/rooms tests/test_tidy.py)
 
 # One random seed per make, printed by the simulator so that a failure can be repeated.
@@ -67,7 +68,7 @@ demo-log: setup ## Show the log: append, kill -9, recover, verify
 	@.venv/bin/danube log demo
 
 .PHONY: test
-test: setup-spark ## Run the tests, ten slowest last (two at a time; PYTEST_ARGS= for one)
+test: setup-spark ## Run the tests, ten slowest last (three at a time; PYTEST_ARGS= for one)
 	@$(PYTEST) $(PYTEST_ARGS)
 
 .PHONY: test-long

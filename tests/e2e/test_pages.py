@@ -119,11 +119,13 @@ class Reader:
 
     def _command(self, command: str) -> str:
         # What is installed is no business of this test.
-        return re.sub(r"^make ", "make --silent -o setup -o setup-spark ", command)
+        return re.sub(r"^make ", "make --silent --no-print-directory -o setup -o setup-spark ", command)
 
     def run_standalone(self, data_dir: str) -> None:
         """As `make run` does, on the page's ports."""
-        recipe = subprocess.check_output(["make", "-n", "-o", "setup", "run"], cwd=self.directory, text=True)
+        recipe = subprocess.check_output(
+            ["make", "--no-print-directory", "-n", "-o", "setup", "run"], cwd=self.directory, text=True
+        )
         command = recipe.splitlines()[-1]
         assert "danube broker --mode standalone --data-dir ./danube-data" in command
         flags = {"--broker-addr": "6650", "--stream-addr": "6651", "--admin-addr": "50051"}
