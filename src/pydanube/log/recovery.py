@@ -492,7 +492,7 @@ class _EpochRecovery:
             durable_before=start,
             first_offset=group.first_offset,
         )
-        # `last` may be the work of a recovery whose own sync of the names failed. Its name must not vanish behind a link.
+        # A recovery whose sync of the names failed may have made `last`. Its name must not vanish behind a link.
         await self._disk.sync_directory(self._directory)
         kept = await write_segment(self._disk, self._directory, header, *map(bytes, copy.buffers))
         kept.grow(copy.header, copy.length)
