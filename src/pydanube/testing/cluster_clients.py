@@ -227,7 +227,8 @@ class Clients:
                     return
                 for each in messages:
                     text = each.message.payload.decode()
-                    rescued = "x-danube-rescued" in each.message.attributes
+                    # As late as a rescued one comes what an owner delivers that cannot know that it is none any more.
+                    rescued = "x-danube-rescued" in each.message.attributes or node.cannot_know
                     key, now = each.message.routing_key or "", self.now()
                     epoch = topic.ownership.epoch
                     self.history.add(
