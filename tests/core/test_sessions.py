@@ -293,6 +293,53 @@ def test_the_undo_of_a_loosened_sessions_batch_leaves_it_loose() -> None:
     assert sessions.check(P, S, 30, 1, 0) is None
 
 
+def test_what_somebody_else_stored_is_a_repetition_and_what_follows_may_begin_anywhere() -> None:
+    sessions = Sessions(adopts_unknown=True)
+    sessions.recall(7, 1, Stored(0, 2, 10, 0, 1))
+    sessions.recall(7, 1, Stored(2, 1, 11, 2, 1))
+    assert sessions.check(7, 1, 0, 2, 10) == Stored(0, 2, 10, 0, 1)
+    assert sessions.check(7, 1, 2, 1, 11) == Stored(2, 1, 11, 2, 1)
+    assert sessions.check(7, 1, 3, 1, 12) is None
+    assert sessions.check(7, 1, 30, 1, 12) is None, "the lost owner may have taken more"
+
+
+def test_only_eight_batches_are_recalled() -> None:
+    sessions = Sessions()
+    for sequence in range(20):
+        sessions.recall(7, 1, Stored(sequence, 1, sequence, sequence, 1))
+    known = sessions.get(7)
+    assert known is not None and [each.first_sequence for each in known.recent] == list(range(12, 20))
+
+
+def test_nothing_older_is_recalled_into_a_session_that_is_further() -> None:
+    sessions = Sessions()
+    sessions.opened(7, 2)
+    sessions.accepted(7, 2, 0, 5, 10, 100, 3)
+    before = sessions.get(7)
+    sessions.recall(7, 1, Stored(9, 1, 11, 0, 1))
+    sessions.recall(7, 2, Stored(4, 1, 11, 0, 1))
+    assert sessions.get(7) == before
+
+
+def test_of_what_others_know_only_that_is_learned_which_is_further_and_it_is_not_the_last_word() -> None:
+    mine, theirs = Sessions(), Sessions()
+    for sessions, producer, session, first in ((mine, 1, 1, 5), (theirs, 1, 1, 3), (mine, 2, 1, 3), (theirs, 2, 1, 5)):
+        sessions.recall(producer, session, Stored(first, 1, first, first, 1))
+    theirs.recall(3, 1, Stored(0, 1, 0, 0, 1))
+    mine.opened(4, 9)
+    theirs.recall(4, 8, Stored(0, 1, 0, 0, 1))
+    mine.learn(theirs)
+    assert {producer: (known.session, known.next_sequence) for producer, known in mine} == {
+        1: (1, 6),
+        2: (1, 6),
+        3: (1, 1),
+        4: (9, 0),
+    }
+    assert mine.check(3, 1, 7, 1, 7) is None
+    with pytest.raises(OutOfSequence):
+        mine.check(4, 9, 7, 1, 7)
+
+
 def test_loosening_adopts_sessions_that_nobody_has_seen() -> None:
     sessions = with_batches(3)
     sessions.loosen()

@@ -10,8 +10,9 @@ import pytest
 from pydanube.broker.ownership import Ownership, look
 from pydanube.core import keys
 from pydanube.core.names import BrokerId
-from pydanube.core.ownership import RESERVE_OFFSETS_MIN, Owner
+from pydanube.core.ownership import RESERVE_OFFSETS_MIN, Owner, reserve_to_bytes
 from pydanube.core.policies import SubscriptionKind as Kind
+from pydanube.core.tiers import History
 from pydanube.errors import Conflict, NotServed, OwnershipLost
 from pydanube.ports import Put
 from tests.rooms.brokers import (
@@ -93,6 +94,21 @@ async def test_a_claim_fails_if_somebody_else_was_faster() -> None:
     await steal(host)
     with pytest.raises(Conflict):
         await Ownership.claim(host.metadata, ORDERS, seen, broker_id=BrokerId(1), session=1, start=0)
+
+
+@simulated
+async def test_a_claim_fails_if_the_owner_reserved_or_described_more_after_the_look() -> None:
+    """It believes that it is one; where we would begin, and what we would leave to it, is not what we saw."""
+    host = Host()
+    _, topic = await one_topic(host)
+    for key, value in ((keys.reserve(ORDERS), reserve_to_bytes(40_000)), (keys.history(ORDERS), History().to_bytes())):
+        seen = await look(host.metadata, ORDERS, BrokerId(1))
+        await topic.ownership.write([Put(key, value)])
+        with pytest.raises(Conflict):
+            await Ownership.claim(host.metadata, ORDERS, seen, broker_id=BrokerId(1), session=1, start=20_000)
+    seen = await look(host.metadata, ORDERS, BrokerId(1))
+    claimed = await Ownership.claim(host.metadata, ORDERS, seen, broker_id=BrokerId(1), session=1, start=20_000)
+    assert claimed.epoch == topic.ownership.epoch + 1
 
 
 # --- losing it ------------------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from collections import deque
 from typing import Any, Final, NamedTuple
 
 from pydanube.broker.fanout import FanoutSubscription
+from pydanube.broker.opening import AnyTopic
 from pydanube.broker.outbox import AnyOutbox, Delivered, DeliveredBatch
 from pydanube.broker.subscription import Subscription
-from pydanube.broker.topics import AnyTopic
 from pydanube.core.events import Ranges
 from pydanube.core.names import ConsumerId, ProducerId
 from pydanube.core.roster import Permits

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 from pydanube.api.places import here, locate, make_topic
 from pydanube.api.stream_handles import DELIVER_OVERHEAD_BYTES, DURABILITIES, Consuming, Producing, fetched
 from pydanube.broker.fanout import FanoutTopic
+from pydanube.broker.members import read_policy
+from pydanube.broker.opening import AnyTopic
 from pydanube.broker.overview import Overview
 from pydanube.broker.topic import Topic
-from pydanube.broker.topics import AnyTopic
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind
 from pydanube.core.tiers import Descriptor
@@ -217,7 +218,7 @@ class Requests:
             reliable = await overview.delivery(found[0]) is Delivery.RELIABLE
             return {"topic_info": pb.TopicInfo(topic=name, reliable=reliable, partitions=len(found))}
         live = await overview.live(name)
-        described, policy = await overview.describe(name), await overview.policy(name)
+        described, policy = await overview.describe(name), await read_policy(self._broker.topics.rooms.metadata, name)
         topic, reliable = self._broker.topics.get(name), described.delivery is Delivery.RELIABLE
         info = pb.TopicInfo(
             topic=name,

@@ -19,7 +19,7 @@ from pydanube.core.delivery import FailurePolicy
 from pydanube.core.lag import Heartbeat
 from pydanube.core.limits import TokenBucket
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, producer_id
-from pydanube.core.policies import SubscriptionKind, TopicPolicy
+from pydanube.core.policies import SubscriptionKind, TopicPolicy, effective
 from pydanube.errors import LimitReached, MessageTooLarge, ProducerExists, ProducerUnknown, RateLimited
 from pydanube.log.batch import Envelope
 from pydanube.ports import Clock, Delete, Item, MetadataStore, Put
@@ -189,6 +189,13 @@ def consumer_put(
 ) -> Put:
     value = {"consumer_name": consumer, "key_filters": list(key_filters)}
     return Put(keys.consumer(topic, name, identity), json.dumps(value).encode())
+
+
+async def read_policy(metadata: MetadataStore, topic: TopicName) -> TopicPolicy:
+    """What holds for the topic now, whoever changed it: its own, else its namespace's."""
+    own = await metadata.get(keys.topic_policy(topic))
+    shared = await metadata.get(keys.namespace_policy(topic.namespace))
+    return effective(json.loads(own.value) if own else None, json.loads(shared.value) if shared else None)
 
 
 async def read_config(metadata: MetadataStore, topic: TopicName, name: SubscriptionName) -> StoredConfig:

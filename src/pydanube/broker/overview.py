@@ -21,7 +21,7 @@ from pydanube.core import keys
 from pydanube.core.names import BrokerId, SubscriptionName, TopicName
 from pydanube.core.ownership import Orphan, Owner
 from pydanube.core.placement import MOVES
-from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy, effective
+from pydanube.core.policies import Delivery, SubscriptionKind
 from pydanube.errors import DataDamaged, TopicUnknown
 from pydanube.ports import Item
 
@@ -78,11 +78,6 @@ class Overview:
             return Delivery(json.loads(item.value))
         except ValueError:
             raise _foreign(item) from None
-
-    async def policy(self, name: TopicName) -> TopicPolicy:
-        own = await self._metadata.get(keys.topic_policy(name))
-        shared = await self._metadata.get(keys.namespace_policy(name.namespace))
-        return effective(json.loads(own.value) if own else None, json.loads(shared.value) if shared else None)
 
     async def describe(self, name: TopicName) -> Described:
         """Raises TopicUnknown."""

@@ -51,6 +51,7 @@ class Claimable(NamedTuple):
     orphans: Sequence[Orphan]
     voids: Sequence[tuple[int, int]]
     leaves: Orphan | None  # what a claim leaves behind on the disk of a lost owner
+    history_revision: int = 0
     covered_end: int = 0  # below, every offset that was given out has its place: an object, an orphan or a void
     items: Sequence[Item] = ()  # everything that is stored below the topic's storage
 
@@ -109,6 +110,7 @@ async def look(metadata: MetadataStore, topic: TopicName, broker_id: BrokerId) -
         orphans,
         voids,
         orphan_left(owner, seal, reserved_end, covered_end, broker_id=broker_id),
+        history.revision if history else 0,
         covered_end,
         listed,
     )
@@ -161,7 +163,14 @@ class Ownership:
         if unproven_from is not None and unproven_from < start:
             why = "the end of the log was lost"
             operations.append(Put(keys.void(topic, unproven_from), void_to_bytes(start, why)))
-        revision = await metadata.transact([Compare(keys.owner(topic), seen.revision), *compares], operations)
+        # A lost owner that still believes, or a write of its that comes late, may reserve and describe more until its
+        # key is gone: then where we begin, and what we leave to it, is not what `seen` says.
+        unchanged = [
+            Compare(keys.owner(topic), seen.revision),
+            Compare(keys.reserve(topic), seen.reserve_revision),
+            Compare(keys.history(topic), seen.history_revision),
+        ]
+        revision = await metadata.transact([*unchanged, *compares], operations)
         if revision is None:
             raise Conflict(keys.owner(topic))
         log.info("topic claimed", extra={"topic": topic, "epoch": owner.epoch, "start_offset": start})

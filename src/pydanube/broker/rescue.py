@@ -25,11 +25,12 @@ from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.ownership import Orphan, void_to_bytes
 from pydanube.core.ranges import OffsetRange
 from pydanube.core.rescue import Brought, Numbered, first_resent, runs, was_resent
+from pydanube.core.sessions import Sessions
 from pydanube.core.tiers import MIB, Descriptor, object_name
 from pydanube.errors import DanubeError, LogDamaged, OffsetOutOfRange, OwnershipLost
 from pydanube.log.batch import Batch, cut, with_attribute
 from pydanube.log.parquet import Encoded, encode_object, encode_raw, read_raw
-from pydanube.log.tier import TopicTier, topic_prefix
+from pydanube.log.tier import TopicTier, recall, topic_prefix
 from pydanube.log.wal import ClosedLog, TopicLog, topics_on
 from pydanube.ports import Clock, Delete, Disk, MetadataStore, ObjectStore, Put, Work
 
@@ -166,23 +167,37 @@ class Rescuer:
         carried = topic.storage.tiering.get(topic.name)
         if carried is None:
             return
-        for orphan in list(topic.orphans):
+        # The newest first: what an older owner left may have been resent to a newer one, whose receipts count.
+        is_newest = True
+        for orphan in sorted(topic.orphans, key=lambda each: -each.epoch):
             item = await self._metadata.get(keys.rescue(topic.name, orphan.epoch))
             brought = Brought.from_bytes(item.value) if item else None
             if brought is not None and brought.broker == orphan.broker_id:
                 async with carried.working:
                     if orphan in topic.orphans:  # an operator may have given it up meanwhile
-                        await self._adopt(topic, carried, orphan, brought)
+                        await self._adopt(topic, carried, orphan, brought, is_newest=is_newest)
+            is_newest = is_newest and orphan not in topic.orphans
 
-    async def _adopt(self, topic: Topic, carried: Carried, orphan: Orphan, brought: Brought) -> None:
+    async def _adopt(
+        self, topic: Topic, carried: Carried, orphan: Orphan, brought: Brought, *, is_newest: bool
+    ) -> None:
         tier = carried.tier
         batches: list[Batch] = []
         for name in brought.objects:
             batches += read_raw(await self._store.get(tier.key(name)))
         batches = [each for each in batches if each.header.topic_hash == topic.log.topic_hash]
         batches = _inside(batches, orphan.start, orphan.end)
-        resent = first_resent(await later_batches(topic, tier, orphan))
-        kept = [batch for batch in batches if not was_resent(_numbered(batch), resent)]
+        if not is_newest and any(batch.header.producer_id for batch in batches):
+            return  # until it is known what of it the newer ones have
+        later, read_to = await later_batches(topic, tier, orphan)
+        async with topic.log.between_groups():
+            # From here on nobody takes a resend of what is kept for new, and nobody did before. A receipt that is given
+            # for it now holds: the orphan stands, and what was brought is in the store, until it is adopted.
+            later += await _read_numbered(topic, read_to)
+            resent = first_resent(later)
+            kept = [batch for batch in batches if not was_resent(_numbered(batch), resent)]
+            for batch in kept:
+                recall(topic.log.sessions, batch)
         dropped = len(batches) - len(kept)
         places = runs([_numbered(batch) for batch in kept])
         done = orphan.start
@@ -190,8 +205,11 @@ class Rescuer:
             chunk = places[at : at + RUNS_MAX]
             is_last = at + RUNS_MAX >= len(places)
             end = orphan.end if is_last else kept[chunk[-1][1] - 1].header.end_offset
+            await tier.make_sure()
             stored = [await self._store_run(topic, tier, kept[first:last]) for first, last in chunk]
-            await self._describe(topic, tier, orphan, OffsetRange(done, end), stored, brought, is_last=is_last)
+            sessions = tier.sessions_with(kept[chunk[0][0] : chunk[-1][1]] if chunk else ())
+            part = OffsetRange(done, end)
+            await self._describe(topic, tier, orphan, part, stored, sessions, brought, is_last=is_last)
             done = end
         for name in brought.objects:
             await self._store.delete(tier.key(name))
@@ -221,6 +239,7 @@ class Rescuer:
         orphan: Orphan,
         part: OffsetRange,
         stored: Sequence[Descriptor],
+        sessions: Sessions,
         brought: Brought,
         *,
         is_last: bool,
@@ -246,8 +265,8 @@ class Rescuer:
             left = replace(orphan, start=part.end)
             operations.append(Put(keys.orphan(topic.name, left.start), left.to_bytes()))
         history = replace(tier.history, history_version=tier.history.history_version + 1)
-        await tier.change(operations, history)
-        tier.objects = objects
+        await tier.change([*operations, *tier.sessions_put(sessions)], history)
+        tier.objects, tier.sessions = objects, sessions
         for each in stored:
             tier.garbage.pop(each.object_id, None)
         # If it was our own disk that had them: they are read as they are in the store now, marked.
@@ -259,8 +278,8 @@ class Rescuer:
         )
 
 
-async def later_batches(topic: Topic, tier: TopicTier, orphan: Orphan) -> list[Numbered]:
-    """Every batch of a producer session that was accepted after the orphan's epoch."""
+async def later_batches(topic: Topic, tier: TopicTier, orphan: Orphan) -> tuple[list[Numbered], int]:
+    """Every batch of a producer session that was accepted after the orphan's epoch, and up to where that was looked."""
     assert topic.storage is not None
     found: list[Numbered] = []
     offset = orphan.end
@@ -279,6 +298,13 @@ async def later_batches(topic: Topic, tier: TopicTier, orphan: Orphan) -> list[N
                         )
                     )
             offset = max(offset, described.end)
+    head = topic.log.head
+    return found + await _read_numbered(topic, offset), max(offset, head)
+
+
+async def _read_numbered(topic: Topic, offset: int) -> list[Numbered]:
+    """What the log has of producer sessions from `offset` on."""
+    found: list[Numbered] = []
     head = topic.log.head
     while offset < head:
         try:

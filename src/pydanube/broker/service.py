@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 from pydanube.broker.cursors import Cursors
 from pydanube.broker.hosting import Hosting
+from pydanube.broker.opening import Cloud, Rooms
 from pydanube.broker.quorum import Members
 from pydanube.broker.rescue import Rescuer
 from pydanube.broker.stores import Stores
@@ -25,7 +26,7 @@ from pydanube.broker.subscription import Services
 from pydanube.broker.tiering import Tiering
 from pydanube.broker.timer import Timer
 from pydanube.broker.topic import Defaults
-from pydanube.broker.topics import Cloud, Rooms, Topics
+from pydanube.broker.topics import Topics
 from pydanube.cluster.cluster import Cluster
 from pydanube.cluster.membership import Identity
 from pydanube.config import Config, reachable
@@ -45,6 +46,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NODE_ID: Final = "node_id"
+# Making objects is the only long work of a broker that serves: it lets clients and their messages go first.
+UPLOAD_THREADS: Final = 2
+UPLOAD_NICE: Final = 10
 
 
 class Broker:
@@ -64,7 +68,7 @@ class Broker:
         self.telemetry = telemetry or Telemetry()
         self.clock = clock
         self._disk = disk
-        self._work = work
+        self._work = self._upload_work = work
         self._close_stores = close_stores
         self._home = home  # what tells this data directory from a copy of it elsewhere
         self._tasks: list[asyncio.Task[None]] = []
@@ -94,6 +98,7 @@ class Broker:
         disk, clock, work = FileDisk(Path(config.data_dir)), SystemClock(), SystemWork()
         stores = Stores(config, disk, clock, work)
         broker = cls(config, disk, clock, work, stores.close, stores.home(), telemetry)
+        broker._upload_work = SystemWork(UPLOAD_THREADS, nice=UPLOAD_NICE)
         broker.telemetry.room = functools.partial(_room, Path(config.data_dir))
         try:
             await broker._start(stores.open_metadata, stores.open_objects)
@@ -192,6 +197,10 @@ class Broker:
                 self._work,
             )
             self._spawn(rescuer.run(), "rescue")
+            for topic in self.topics.loaded:
+                log.info("reconciled topic on startup", extra={"topic": topic.name})
+            for name, why in self.topics.unopened.items():
+                log.warning("failed to reconcile topic", extra={"topic": name, "error": why})
             log.info("startup reconciliation complete", extra={"count": len(self.topics.loaded)})
             self.cluster.start()
         log.info("broker started", extra={"broker_id": self.broker_id, "topics": len(self.topics.loaded)})
@@ -248,7 +257,7 @@ class Broker:
         config = self.config.storage.tier
         metrics = self.telemetry.cloud
         reader = CloudReader(objects, self.clock, self._work, metrics)
-        self.cloud = Cloud(objects, config, reader, Tiering(self.clock, config, metrics))
+        self.cloud = Cloud(objects, config, reader, Tiering(self.clock, config, metrics), self._upload_work)
         return self.cloud
 
     async def stop(self) -> None:

@@ -14,9 +14,10 @@ from posixpath import normpath
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from pydanube.broker.opening import Cloud
 from pydanube.broker.tiering import Carried
 from pydanube.broker.topic import Topic
-from pydanube.broker.topics import Cloud, Topics
+from pydanube.broker.topics import Topics
 from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.core.ownership import Orphan

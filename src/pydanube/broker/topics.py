@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import logging
-from base64 import b64decode
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
@@ -23,46 +21,40 @@ from pydanube.broker.members import (
     gather_bounded,
     policy_put,
     read_config,
+    read_policy,
     remove_below,
 )
 from pydanube.broker.moving import Phases, release_fanout, seal
-from pydanube.broker.ownership import Claimable, Ownership, Reservation, look
-from pydanube.broker.subscription import Services, Subscription
-from pydanube.broker.tiering import Carried, Tiering
-from pydanube.broker.topic import Defaults, Storage, Topic
+from pydanube.broker.opening import AnyTopic, Member, Opener, Rooms, remove_files
+from pydanube.broker.subscription import Subscription
+from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.delivery import FailurePolicy
 from pydanube.core.lag import Heartbeat
 from pydanube.core.names import BrokerId, ConsumerId, NamespaceName, ProducerId, SubscriptionName, TopicName
 from pydanube.core.ownership import Owner
-from pydanube.core.policies import UNLIMITED, Delivery, TopicPolicy, configured, effective
+from pydanube.core.policies import UNLIMITED, Delivery, TopicPolicy, configured
 from pydanube.core.roster import DispatchLimits
-from pydanube.core.sessions import Sessions
-from pydanube.core.tiers import Retention, TierConfig
+from pydanube.core.tiers import Retention
 from pydanube.errors import (
     Conflict,
     DanubeError,
     InvalidName,
-    InvalidObject,
     NamespaceExists,
     NamespaceNotEmpty,
     NamespaceUnknown,
     NotServed,
-    TailUnproven,
     TopicExists,
     TopicUnknown,
 )
 from pydanube.log.batch import Envelope
-from pydanube.log.cloud import CloudReader
 from pydanube.log.layout import topic_directory
-from pydanube.log.tier import TopicTier, delete_objects
-from pydanube.log.wal import ClosedLog, HandedOver, TopicLog, Wal
-from pydanube.ports import Compare, Delete, Disk, Item, MetadataStore, ObjectStore, Put, Work
-from pydanube.telemetry import Telemetry
+from pydanube.log.tier import delete_objects
+from pydanube.log.wal import ClosedLog, TopicLog
+from pydanube.ports import Compare, Delete, Put
 
 log = logging.getLogger(__name__)
 
-AnyTopic: TypeAlias = Topic | FanoutTopic
 AnySubscription: TypeAlias = Subscription | FanoutSubscription
 
 SYSTEM: Final = NamespaceName("system")
@@ -81,18 +73,8 @@ class DispatchConfig(NamedTuple):
     heartbeat: Heartbeat | None
 
 
-class Elsewhere(Protocol):
+class Elsewhere(Member, Protocol):
     """The cluster, as far as topics are concerned. A broker that is alone has none."""
-
-    @property
-    def session(self) -> int:
-        """Of this broker; another one after it was declared dead."""
-        ...
-
-    @property
-    def registered(self) -> Compare:
-        """Part of every claim: holds as long as this broker is a member."""
-        ...
 
     def where(self, topic: TopicName) -> tuple[str, str]:
         """Why the topic is not served here, in words, and the native URL of the broker that has it, if one has."""
@@ -132,42 +114,18 @@ class Remote(Protocol):
         ...
 
 
-class Rooms(NamedTuple):
-    """What topics are built from."""
-
-    broker_id: BrokerId
-    session: int
-    metadata: MetadataStore
-    disk: Disk
-    wal: Wal
-    work: Work
-    services: Services
-    telemetry: Telemetry
-    defaults: Defaults
-    cloud: Cloud | None = None
-
-
-class Cloud(NamedTuple):
-    """The cloud tier of this broker."""
-
-    store: ObjectStore
-    config: TierConfig
-    reader: CloudReader
-    tiering: Tiering
-
-
 class Topics:
     """Everything this broker serves."""
 
     def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
         self._metadata = rooms.metadata
+        self._opener = Opener(rooms)
         self._open: dict[TopicName, AnyTopic] = {}
         self._opening: dict[TopicName, asyncio.Lock] = {}
         self._closing: str = ""
         self._arrived = asyncio.Event()  # set, and replaced, whenever a topic was claimed and is open
         self._awaited: Counter[TopicName] = Counter()  # topics on their way, and how many requests wait for each
-        self._preparing: set[asyncio.Task[None]] = set()
         self.elsewhere: Elsewhere | None = None  # set once, before anything is opened
         self.remote: Remote | None = None  # set once, when there is a way to other brokers
         self.leaving: set[TopicName] = set()  # being moved away
@@ -361,7 +319,7 @@ class Topics:
                     Put(keys.owner(name), tombstone.to_bytes()),  # epochs go on if the name is used again
                 ],
             )
-            await self._remove_files(name)
+            await remove_files(self._rooms.disk, name)
             await self._remove_objects(name, ownership.epoch)
         log.info("topic deleted", extra={"topic": name})
 
@@ -407,7 +365,14 @@ class Topics:
                 raise Conflict(keys.owner(name))
             if self._closing:
                 raise NotServed(name, self._closing)
-            self._open[name] = await self._open_topic(name, owner_revision, marker_revision, from_anybody=from_anybody)
+            self._open[name] = await self._opener.open(
+                name,
+                self.elsewhere,
+                owner_revision,
+                marker_revision,
+                from_anybody=from_anybody,
+                is_awaited=lambda: name in self._awaited,
+            )
             self.unopened.pop(name, None)
             self._arrived.set()
             self._arrived = asyncio.Event()
@@ -455,7 +420,7 @@ class Topics:
         """What this disk has of a topic that is not ours and of which everything is in the object store."""
         async with self._lock(name):
             if name not in self._open:
-                await self._remove_files(name)
+                await remove_files(self._rooms.disk, name)
 
     async def _forget_files(self, name: TopicName, topic: AnyTopic) -> None:
         """Everything is in the object store now, unless this disk has what nobody could adopt yet, or read."""
@@ -464,7 +429,7 @@ class Topics:
         if topic.has_damage:
             log.warning("damaged files are left", extra={"topic": name, "path": topic_directory(name)})
             return
-        await self._remove_files(name)
+        await remove_files(self._rooms.disk, name)
 
     async def lose_all(self, why: str) -> None:
         """Others have, or will have, our topics: closes them and writes nothing. Their files stay."""
@@ -512,122 +477,10 @@ class Topics:
             if topic is None:
                 if self._closing:
                     raise NotServed(name, self._closing)
-                topic = await self._open_topic(name)
+                topic = await self._opener.open(name, self.elsewhere)
                 self._open[name] = topic
                 self.unopened.pop(name, None)
             return topic
-
-    async def _open_topic(
-        self,
-        name: TopicName,
-        owner_revision: int | None = None,
-        marker_revision: int | None = None,
-        *,
-        from_anybody: bool = True,
-    ) -> AnyTopic:
-        rooms = self._rooms
-        # At once: clients wait for a topic that moves, and each of these is a way to a majority and back.
-        try:
-            below, shared, seen = await asyncio.gather(
-                self._metadata.list(keys.below_topic(name)),
-                self._metadata.get(keys.namespace_policy(name.namespace)),
-                look(self._metadata, name, rooms.broker_id),
-            )
-        except (ValueError, TypeError, KeyError) as error:
-            raise InvalidObject(f"what the metadata store holds of {name}", str(error)) from error
-        items = {item.key: item for item in below}
-        kind, own, subject = (items.get(key(name)) for key in (keys.delivery, keys.topic_policy, keys.schema))
-        if kind is None:
-            raise TopicUnknown(name)
-        delivery = Delivery(json.loads(kind.value))
-        policy = effective(json.loads(own.value) if own else None, json.loads(shared.value) if shared else None)
-        schema_subject = json.loads(subject.value) if subject else None
-        is_nobodys = seen.owner is None or seen.owner.released or seen.owner.deleted
-        if (owner_revision is not None and seen.revision != owner_revision) or not (is_nobodys or from_anybody):
-            raise Conflict(keys.owner(name))
-        # The marker said before this was read that nobody owns the topic, and only an owner changes it; if one came or
-        # comes before us, our claim is refused, for the marker is gone. So it need not be read again afterwards. Of a
-        # lost owner that cannot be said.
-        is_stable = marker_revision is not None and (seen.owner is None or seen.sealed is not None)
-        known = below if is_stable else None
-        await self._remove_older(name, seen)
-        topic: AnyTopic
-        if delivery is Delivery.NON_RELIABLE:
-            ownership = await self._claim(name, seen, 0, marker_revision)
-            topic = FanoutTopic(
-                name, ownership, self._metadata, rooms.services, rooms.telemetry, policy, schema_subject
-            )
-        else:
-            topic_log = await self._open_log(name, seen)
-            try:
-                unproven_from = topic_log.recovered.head if topic_log.sessions.adopts_unknown else None
-                if seen.owner is None or seen.owner.broker_id != rooms.broker_id or seen.sealed:
-                    unproven_from = None
-                ownership = await self._claim(name, seen, topic_log.head, marker_revision, unproven_from)
-                if name in self._awaited:  # somebody is about to publish
-                    self._prepare(topic_log)
-                storage = await self._storage(name, ownership, seen.items if is_stable else None)
-            except DanubeError:
-                await topic_log.close()
-                raise
-            reservation = Reservation(
-                ownership, topic_log, rooms.services.clock, seen.reserved_end, seen.reserve_revision
-            )
-            topic = Topic(
-                name,
-                topic_log,
-                ownership,
-                reservation,
-                self._metadata,
-                rooms.services,
-                rooms.telemetry,
-                policy,
-                rooms.defaults,
-                schema_subject,
-                storage,
-                [*seen.orphans, *([seen.leaves] if seen.leaves else [])],
-            )
-            if storage is not None:
-                read_retention = functools.partial(self.retention, name)
-                storage.tiering.add(Carried(storage.tier, topic_log, policy.retention, read_retention))
-        try:
-            await topic.open(known)
-        except DanubeError:  # the next try opens everything anew
-            await topic.close("it could not be opened", owned=False)
-            raise
-        return topic
-
-    def _prepare(self, topic_log: TopicLog) -> None:
-        task = asyncio.create_task(topic_log.prepare(), name=f"prepare {topic_log.topic}")
-        self._preparing.add(task)
-        task.add_done_callback(self._preparing.discard)
-
-    async def _storage(self, name: TopicName, ownership: Ownership, known: Sequence[Item] | None) -> Storage | None:
-        cloud = self._rooms.cloud
-        if cloud is None:
-            return None
-        clock, work = self._rooms.services.clock, self._rooms.work
-        tier = TopicTier(
-            name, ownership.epoch, cloud.store, clock, work, ownership.write_if, self._metadata, cloud.config
-        )
-        await tier.load(known)
-        return Storage(tier, cloud.reader, cloud.tiering)
-
-    async def _remove_older(self, name: TopicName, seen: Claimable) -> None:
-        """What an earlier topic of this name left here. Its deletion may have found us away, or ended half-way."""
-        if seen.owner is not None and seen.owner.deleted:
-            await self._remove_files(name)
-            return
-        directory = topic_directory(name)
-        for entry in await self._rooms.disk.list(directory):
-            if entry.is_directory and entry.name.isdecimal() and int(entry.name) < seen.created:
-                await _remove_tree(self._rooms.disk, f"{directory}/{entry.name}")
-
-    async def _remove_files(self, name: TopicName) -> None:
-        disk, directory = self._rooms.disk, topic_directory(name)
-        await _remove_tree(disk, directory)
-        with contextlib.suppress(FileNotFoundError):
-            await disk.sync_directory(directory.rpartition("/")[0])
 
     async def _remove_objects(self, name: TopicName, epoch: int) -> None:
         """What stays because the store is away is garbage that nobody describes: `storage verify` names it."""
@@ -638,60 +491,9 @@ class Topics:
         except DanubeError as error:
             log.warning("objects of a deleted topic are left", extra={"topic": name, "why": str(error)})
 
-    async def _open_log(self, name: TopicName, seen: Claimable) -> TopicLog:
-        start, sealed = seen.start, seen.sealed
-        handed_over: HandedOver | None = None
-        if sealed is not None:
-            handed_over = HandedOver(Sessions.from_bytes(b64decode(sealed.sessions)), sealed.append_time)
-        elif seen.owner is not None and not seen.owner.deleted and seen.owner.broker_id != self._rooms.broker_id:
-            handed_over = HandedOver(Sessions(adopts_unknown=True))
-        try:
-            return await self._rooms.wal.topic(
-                name,
-                epoch=seen.epoch,
-                start_offset=start.offset,
-                known_end=start.known_end,
-                handed_over=handed_over,
-            )
-        except TailUnproven as error:
-            beyond = seen.offset_if_unproven
-            if beyond is None or beyond < error.head:
-                raise
-            # Beyond everything that may have been given out: a gap, but no offset twice.
-            log.error("log continues behind a gap", extra={"topic": name, "why": str(error), "start_offset": beyond})
-            return await self._rooms.wal.topic(name, epoch=seen.epoch, start_offset=beyond, adopts_unknown=True)
-
-    async def _claim(
-        self,
-        name: TopicName,
-        seen: Claimable,
-        start: int,
-        marker_revision: int | None,
-        unproven_from: int | None = None,
-    ) -> Ownership:
-        rooms = self._rooms
-        compares = [] if self.elsewhere is None else [self.elsewhere.registered]
-        if marker_revision is not None:
-            compares.append(Compare(keys.unassigned(name), marker_revision))
-        return await Ownership.claim(
-            self._metadata,
-            name,
-            seen,
-            broker_id=rooms.broker_id,
-            session=self._session,
-            start=start,
-            compares=compares,
-            unproven_from=unproven_from,
-        )
-
-    async def _policy(self, name: TopicName) -> TopicPolicy:
-        own = await self._metadata.get(keys.topic_policy(name))
-        shared = await self._metadata.get(keys.namespace_policy(name.namespace))
-        return effective(json.loads(own.value) if own else None, json.loads(shared.value) if shared else None)
-
     async def retention(self, name: TopicName) -> Retention:
         """What is stored now, whoever changed it."""
-        return (await self._policy(name)).retention
+        return (await read_policy(self._metadata, name)).retention
 
     # --- namespaces ---------------------------------------------------------------------------------
 
@@ -791,13 +593,3 @@ async def append_to(topic: AnyTopic, message: Envelope) -> None:
     if isinstance(topic, FanoutTopic):
         raise NotServed(topic.name, "a dead-letter topic must be reliable")
     await topic.append(message)
-
-
-async def _remove_tree(disk: Disk, path: str) -> None:
-    for entry in await disk.list(path):
-        inner = f"{path}/{entry.name}"
-        if entry.is_directory:
-            await _remove_tree(disk, inner)
-        else:
-            await disk.remove(inner)
-    await disk.remove(path)

@@ -32,6 +32,7 @@
     /storage/topics/<ns>/<topic>/reserve                         {end}
     /storage/topics/<ns>/<topic>/state                           the seal
     /storage/topics/<ns>/<topic>/history                         {first_offset, history_version, manifest}
+    /storage/topics/<ns>/<topic>/sessions                        bytes (core/sessions.py): of what objects hold
     /storage/topics/<ns>/<topic>/objects/<start, 20 digits>      descriptor
     /storage/topics/<ns>/<topic>/orphans/<start, 20 digits>      {end, broker, epoch}
     /storage/topics/<ns>/<topic>/voids/<start, 20 digits>        {end}
@@ -318,6 +319,10 @@ def reserve(name: TopicName) -> Key:
 
 def seal(name: TopicName) -> Key:
     return Key(f"/storage/topics{name}/state")
+
+
+def sessions(name: TopicName) -> Key:
+    return Key(f"/storage/topics{name}/sessions")
 
 
 def history(name: TopicName) -> Key:

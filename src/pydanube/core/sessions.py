@@ -120,6 +120,25 @@ class Sessions:
         stored = Stored(first_sequence, rows, crc, base_offset, epoch)
         self._producers[producer_id] = Producer(session, first_sequence + rows, (*recent[-(RECENT_MAX - 1) :], stored))
 
+    def recall(self, producer_id: int, session: int, batch: Stored) -> None:
+        """Somebody else stored this batch, or it is back from a lost owner's disk. What is further stays as it is."""
+        known = self._producers.get(producer_id)
+        if known is None or session > known.session:
+            self._producers[producer_id] = Producer(session, batch.first_sequence + batch.rows, (batch,), loose=True)
+        elif session == known.session and batch.first_sequence >= known.next_sequence:
+            recent = (*known.recent[-(RECENT_MAX - 1) :], batch)
+            self._producers[producer_id] = Producer(session, batch.first_sequence + batch.rows, recent, loose=True)
+
+    def learn(self, others: Sessions) -> None:
+        """What somebody else knows of producers, where that is further. They may be further still: see `loosen`."""
+        for producer_id, other in others:
+            known = self._producers.get(producer_id)
+            if known is None or (known.session, known.next_sequence) < (other.session, other.next_sequence):
+                self._producers[producer_id] = other._replace(loose=True)
+
+    def copy(self) -> Sessions:
+        return Sessions(self._producers, adopts_unknown=self.adopts_unknown)
+
     def __len__(self) -> int:
         return len(self._producers)
 

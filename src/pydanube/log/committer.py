@@ -253,6 +253,10 @@ class Committer:
         """Returns after the group that is being written, or the next one, is decided."""
         await self._decided.wait()
 
+    def between_groups(self) -> asyncio.Lock:
+        """To be held while nothing may be in the middle of being committed."""
+        return self._exclusive
+
     async def barrier(self) -> None:
         """Returns when the group that is being written now, if any, is decided."""
         async with self._exclusive:

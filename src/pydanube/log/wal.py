@@ -392,6 +392,10 @@ class TopicLog:
         """Returns when the group that is being written now, if any, is decided."""
         await self._committer.barrier()
 
+    def between_groups(self) -> asyncio.Lock:
+        """Whoever holds it knows that everything that was accepted lies below the head, or was never accepted."""
+        return self._committer.between_groups()
+
     async def quiet(self) -> None:
         """Returns when nothing that was submitted is undecided. Raises LogStopped if nothing will be any more."""
         while True:

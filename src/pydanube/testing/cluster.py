@@ -21,9 +21,10 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Final, TypeVar
 
+from pydanube.broker.opening import AnyTopic
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
-from pydanube.broker.topics import AnyTopic, Live, append_to
+from pydanube.broker.topics import Live, append_to
 from pydanube.config import BrokerConfig, ClusterConfig, Config, DispatchConfig, LoadManagerConfig, StorageConfig
 from pydanube.core import keys
 from pydanube.core.lag import Heartbeat

@@ -16,10 +16,11 @@ from random import Random
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pydanube.broker.fanout import FanoutTopic
+from pydanube.broker.opening import AnyTopic
 from pydanube.broker.outbox import MessageOutbox
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
-from pydanube.broker.topics import AnySubscription, AnyTopic
+from pydanube.broker.topics import AnySubscription
 from pydanube.core.delivery import Poison
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind

@@ -102,7 +102,7 @@ class Policy(NamedTuple):
 class Got(NamedTuple):
     """A consumer received a message, from a broker that serves the topic in `epoch`.
 
-    `rescued` if it may come late: from a lost broker's disk, or from a broker whose lease was forgotten before its time.
+    `rescued` if it may come late: from a lost broker's disk, or from one whose lease was forgotten before its time.
     """
 
     topic: str

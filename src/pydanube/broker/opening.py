@@ -1,0 +1,280 @@
+"""How a topic comes to this broker: what the stores say of it, its log, the claim, its part of the cloud tier.
+
+    look ─► old files go ─► log recovered ─► claim ─► history and sessions ─► subscriptions ─► it serves
+
+Nothing before the claim is seen by anybody else, and everything behind it rests on it. What fails is closed again, and
+the next try begins with another look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from base64 import b64decode
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+from pydanube.broker.fanout import FanoutTopic
+from pydanube.broker.members import read_policy
+from pydanube.broker.ownership import Claimable, Ownership, Reservation, look
+from pydanube.broker.subscription import Services
+from pydanube.broker.tiering import Carried, Tiering
+from pydanube.broker.topic import Defaults, Storage, Topic
+from pydanube.core import keys
+from pydanube.core.names import BrokerId, TopicName
+from pydanube.core.policies import Delivery, TopicPolicy, effective
+from pydanube.core.sessions import Sessions
+from pydanube.core.tiers import Retention, TierConfig
+from pydanube.errors import Conflict, DanubeError, InvalidObject, TailUnproven, TopicUnknown
+from pydanube.log.cloud import CloudReader
+from pydanube.log.layout import topic_directory
+from pydanube.log.tier import TopicTier
+from pydanube.log.wal import HandedOver, TopicLog, Wal
+from pydanube.ports import Compare, Disk, Item, MetadataStore, ObjectStore, Work
+from pydanube.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+AnyTopic: TypeAlias = Topic | FanoutTopic
+
+
+class Cloud(NamedTuple):
+    """The cloud tier of this broker."""
+
+    store: ObjectStore
+    config: TierConfig
+    reader: CloudReader
+    tiering: Tiering
+    work: Work  # for making objects: messages go first
+
+
+class Rooms(NamedTuple):
+    """What topics are built from."""
+
+    broker_id: BrokerId
+    session: int
+    metadata: MetadataStore
+    disk: Disk
+    wal: Wal
+    work: Work
+    services: Services
+    telemetry: Telemetry
+    defaults: Defaults
+    cloud: Cloud | None = None
+
+
+class Member(Protocol):
+    """This broker as a part of its cluster, as far as a claim is concerned."""
+
+    @property
+    def session(self) -> int:
+        """Of this broker; another one after it was declared dead."""
+        ...
+
+    @property
+    def registered(self) -> Compare:
+        """Part of every claim: holds as long as this broker is a member."""
+        ...
+
+
+class Opener:
+    """Opens topics. It does not know which are open: one of a name at a time is up to the caller."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+        self._metadata = rooms.metadata
+        self._preparing: set[asyncio.Task[None]] = set()
+
+    async def open(
+        self,
+        name: TopicName,
+        member: Member | None,
+        owner_revision: int | None = None,
+        marker_revision: int | None = None,
+        *,
+        from_anybody: bool = True,
+        is_awaited: Callable[[], bool] = lambda: False,
+    ) -> AnyTopic:
+        """Claims the topic and opens it. Raises Conflict if owner or marker is not what it was, or if somebody owns the
+        topic and it is not to be taken `from_anybody`; TopicUnknown.
+        """
+        # At once: clients wait for a topic that moves, and each of these is a way to a majority and back.
+        try:
+            below, shared, seen = await asyncio.gather(
+                self._metadata.list(keys.below_topic(name)),
+                self._metadata.get(keys.namespace_policy(name.namespace)),
+                look(self._metadata, name, self._rooms.broker_id),
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise InvalidObject(f"what the metadata store holds of {name}", str(error)) from error
+        items = {item.key: item for item in below}
+        kind, own, subject = (items.get(key(name)) for key in (keys.delivery, keys.topic_policy, keys.schema))
+        if kind is None:
+            raise TopicUnknown(name)
+        policy = effective(json.loads(own.value) if own else None, json.loads(shared.value) if shared else None)
+        schema_subject = json.loads(subject.value) if subject else None
+        is_nobodys = seen.owner is None or seen.owner.released or seen.owner.deleted
+        if (owner_revision is not None and seen.revision != owner_revision) or not (is_nobodys or from_anybody):
+            raise Conflict(keys.owner(name))
+        # The marker said before this was read that nobody owns the topic, and only an owner changes it; if one came or
+        # comes before us, our claim is refused, for the marker is gone. So it need not be read again afterwards. Of a
+        # lost owner that cannot be said.
+        is_stable = marker_revision is not None and (seen.owner is None or seen.sealed is not None)
+        await self._remove_older(name, seen)
+        topic: AnyTopic
+        if Delivery(json.loads(kind.value)) is Delivery.NON_RELIABLE:
+            ownership = await self._claim(name, seen, 0, member, marker_revision)
+            services, telemetry = self._rooms.services, self._rooms.telemetry
+            topic = FanoutTopic(name, ownership, self._metadata, services, telemetry, policy, schema_subject)
+        else:
+            topic = await self._reliable(
+                name, seen, member, marker_revision, policy, schema_subject, is_stable=is_stable, is_awaited=is_awaited
+            )
+        try:
+            await topic.open(below if is_stable else None)
+        except DanubeError:  # the next try opens everything anew
+            await topic.close("it could not be opened", owned=False)
+            raise
+        return topic
+
+    async def _reliable(
+        self,
+        name: TopicName,
+        seen: Claimable,
+        member: Member | None,
+        marker_revision: int | None,
+        policy: TopicPolicy,
+        schema_subject: str | None,
+        *,
+        is_stable: bool,
+        is_awaited: Callable[[], bool],
+    ) -> Topic:
+        rooms = self._rooms
+        topic_log = await self._open_log(name, seen)
+        try:
+            unproven_from = topic_log.recovered.head if topic_log.sessions.adopts_unknown else None
+            if seen.owner is None or seen.owner.broker_id != rooms.broker_id or seen.sealed:
+                unproven_from = None
+            ownership = await self._claim(name, seen, topic_log.head, member, marker_revision, unproven_from)
+            if is_awaited():  # somebody is about to publish
+                self._prepare(topic_log)
+            storage = await self._storage(name, ownership, seen.items if is_stable else None)
+        except DanubeError:
+            await topic_log.close()
+            raise
+        reservation = Reservation(ownership, topic_log, rooms.services.clock, seen.reserved_end, seen.reserve_revision)
+        topic = Topic(
+            name,
+            topic_log,
+            ownership,
+            reservation,
+            self._metadata,
+            rooms.services,
+            rooms.telemetry,
+            policy,
+            rooms.defaults,
+            schema_subject,
+            storage,
+            [*seen.orphans, *([seen.leaves] if seen.leaves else [])],
+        )
+        if storage is not None:
+            if seen.sealed is None:
+                topic_log.sessions.learn(storage.tier.sessions)
+
+            async def read_retention() -> Retention:
+                return (await read_policy(self._metadata, name)).retention
+
+            storage.tiering.add(Carried(storage.tier, topic_log, policy.retention, read_retention))
+        return topic
+
+    def _prepare(self, topic_log: TopicLog) -> None:
+        task = asyncio.create_task(topic_log.prepare(), name=f"prepare {topic_log.topic}")
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
+
+    async def _storage(self, name: TopicName, ownership: Ownership, known: Sequence[Item] | None) -> Storage | None:
+        cloud = self._rooms.cloud
+        if cloud is None:
+            return None
+        clock = self._rooms.services.clock
+        tier = TopicTier(
+            name, ownership.epoch, cloud.store, clock, cloud.work, ownership.write_if, self._metadata, cloud.config
+        )
+        await tier.load(known)
+        return Storage(tier, cloud.reader, cloud.tiering)
+
+    async def _open_log(self, name: TopicName, seen: Claimable) -> TopicLog:
+        start, sealed = seen.start, seen.sealed
+        handed_over: HandedOver | None = None
+        if sealed is not None:
+            handed_over = HandedOver(Sessions.from_bytes(b64decode(sealed.sessions)), sealed.append_time)
+        elif seen.owner is not None and not seen.owner.deleted and seen.owner.broker_id != self._rooms.broker_id:
+            handed_over = HandedOver(Sessions(adopts_unknown=True))
+        try:
+            return await self._rooms.wal.topic(
+                name,
+                epoch=seen.epoch,
+                start_offset=start.offset,
+                known_end=start.known_end,
+                handed_over=handed_over,
+            )
+        except TailUnproven as error:
+            beyond = seen.offset_if_unproven
+            if beyond is None or beyond < error.head:
+                raise
+            # Beyond everything that may have been given out: a gap, but no offset twice.
+            log.error("log continues behind a gap", extra={"topic": name, "why": str(error), "start_offset": beyond})
+            return await self._rooms.wal.topic(name, epoch=seen.epoch, start_offset=beyond, adopts_unknown=True)
+
+    async def _claim(
+        self,
+        name: TopicName,
+        seen: Claimable,
+        start: int,
+        member: Member | None,
+        marker_revision: int | None,
+        unproven_from: int | None = None,
+    ) -> Ownership:
+        compares = [] if member is None else [member.registered]
+        if marker_revision is not None:
+            compares.append(Compare(keys.unassigned(name), marker_revision))
+        return await Ownership.claim(
+            self._metadata,
+            name,
+            seen,
+            broker_id=self._rooms.broker_id,
+            session=self._rooms.session if member is None else member.session,
+            start=start,
+            compares=compares,
+            unproven_from=unproven_from,
+        )
+
+    async def _remove_older(self, name: TopicName, seen: Claimable) -> None:
+        """What an earlier topic of this name left here. Its deletion may have found us away, or ended half-way."""
+        disk, directory = self._rooms.disk, topic_directory(name)
+        if seen.owner is not None and seen.owner.deleted:
+            await remove_files(disk, name)
+            return
+        for entry in await disk.list(directory):
+            if entry.is_directory and entry.name.isdecimal() and int(entry.name) < seen.created:
+                await _remove_tree(disk, f"{directory}/{entry.name}")
+
+
+async def remove_files(disk: Disk, name: TopicName) -> None:
+    """Everything that this disk has of the topic."""
+    directory = topic_directory(name)
+    await _remove_tree(disk, directory)
+    with contextlib.suppress(FileNotFoundError):
+        await disk.sync_directory(directory.rpartition("/")[0])
+
+
+async def _remove_tree(disk: Disk, path: str) -> None:
+    for entry in await disk.list(path):
+        inner = f"{path}/{entry.name}"
+        if entry.is_directory:
+            await _remove_tree(disk, inner)
+        else:
+            await disk.remove(inner)
+    await disk.remove(path)
