@@ -56,7 +56,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "pipeline": SHARED | {"client", ROOT, "log", "stores", "spark"},
     # Pages are a guest too, in a browser: they call brokers as the command line does.
     "web": SHARED | {"client", ROOT},
-    ROOT: GROUND | {"client"},
+    ROOT: GROUND | {"client", "blocking"},
+    "blocking": frozenset({"client"}),  # a name at the front door
     "__main__": frozenset({"cli"}),
 }
 MAY_IMPORT_ANYTHING = frozenset({"testing"})  # and nothing above imports testing

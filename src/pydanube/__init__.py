@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 __version__: Final = "0.1.0"
 
 if TYPE_CHECKING:
+    from pydanube import blocking as blocking
     from pydanube import errors as errors
-    from pydanube.client import blocking as blocking
     from pydanube.client.client import Client as Client
     from pydanube.client.client import connect as connect
     from pydanube.client.consumer import Consumer as Consumer
@@ -45,7 +45,7 @@ _HOMES: Final = {
     "Producer": "pydanube.client.producer",
     "DanubeError": "pydanube.errors",
 }
-_MODULES: Final = {"blocking": "pydanube.client.blocking", "errors": "pydanube.errors"}
+_MODULES: Final = {"blocking": "pydanube.blocking", "errors": "pydanube.errors"}
 
 __all__ = [
     "Client",

@@ -340,6 +340,25 @@ def test_of_what_others_know_only_that_is_learned_which_is_further_and_it_is_not
         mine.check(4, 9, 7, 1, 7)
 
 
+def test_what_is_given_up_is_no_repetition_any_more() -> None:
+    sessions = Sessions()
+    for sequence in range(4):
+        sessions.recall(7, 1, Stored(sequence, 1, sequence, 10 * sequence, 1))
+    sessions.forget([(5, 15), (25, 40)])
+    assert [sessions.check(7, 1, sequence, 1, sequence) is None for sequence in range(4)] == [False, True, False, True]
+
+
+def test_if_not_all_producers_fit_those_that_sent_last_are_kept() -> None:
+    sessions = Sessions()
+    sessions.recall(1, 1, Stored(0, 1, 0, 0, 1))
+    for producer in range(2, 50):
+        sessions.recall(producer, producer, Stored(0, 1, 0, producer, 1))
+    sessions.recall(1, 1, Stored(1, 1, 0, 100, 1))
+    newest = sessions.newest(300)
+    assert sorted(producer for producer, _ in newest) == [1, 47, 48, 49] and len(newest.to_bytes()) <= 300
+    assert sessions.newest(100_000) is sessions
+
+
 def test_loosening_adopts_sessions_that_nobody_has_seen() -> None:
     sessions = with_batches(3)
     sessions.loosen()

@@ -26,7 +26,7 @@ from pydanube.core.window import SavedPosition
 from pydanube.errors import DanubeError
 from pydanube.log.parquet import Encoded, encode_object, read_raw
 from pydanube.log.tier import TopicTier, topic_prefix
-from pydanube.ports import Delete, Disk, Put, Write, WriteResult
+from pydanube.ports import Delete, Disk, Item, Put, Write, WriteResult
 from pydanube.testing.cluster import Cluster
 
 Tweak = Callable[[Cluster], None] | None
@@ -129,9 +129,9 @@ def descriptor_before_the_object(patch: pytest.MonkeyPatch) -> Tweak:
 def rescue_does_not_ask_the_owner(patch: pytest.MonkeyPatch) -> Tweak:
     bring = rescue.Rescuer._bring
 
-    async def careless(self: rescue.Rescuer, topic: TopicName, orphan: Orphan) -> bool:
+    async def careless(self: rescue.Rescuer, topic: TopicName, orphan: Orphan, wanted: Item) -> bool:
         """The returned broker writes history by itself."""
-        if not await bring(self, topic, orphan):
+        if not await bring(self, topic, orphan, wanted):
             return False
         item = await self._metadata.get(keys.rescue(topic, orphan.epoch))
         assert item is not None

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -211,12 +212,32 @@ def test_the_command_says_of_a_failing_seed_what_it_takes_and_how_to_see_it_agai
     monkeypatch.setattr(cluster_report, "run_seed", run)
     assert sim.main(["--only", "cluster", "--seed", "2", "--count", "3", "--processes", "1"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "seeds 2 to 4 on 1 processes"
+    assert lines[0] == "seeds 2 to 4 on 1 process"
     assert f"schedule, 1 of {len(planned(3))} faults:" in lines and f"  {planned(3)[2]}" in lines
     assert "  again: python -m pydanube.testing.sim --only cluster --seed 3 --count 1 --digest abcd" in lines
     assert lines[-1].startswith("seed 2: 3 clusters, 1 failed, 0.2 h simulated, 3 messages acknowledged")
-    faults = sum(len(planned(seed)) for seed in (2, 3, 4))
-    assert f", 3 delivered, 3 checked, {faults} faults (" in lines[-1] and lines[-1].endswith(" s")
+    schedules = [planned(seed) for seed in (2, 3, 4)]
+    faults, kills = sum(map(len, schedules)), sum(each.kind == "kill" for each in chain(*schedules))
+    assert f", 3 delivered, 3 checked, {faults} faults, " in lines[-1] and lines[-1].endswith(" s")
+    assert lines[-2].startswith("cluster: ") and f", kill {kills}, " in lines[-2]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--count", "-3"], "argument --count: it must be 1 at least, not -3"),
+        (["--count", "0"], "argument --count: it must be 1 at least, not 0"),
+        (["--count", "many"], "argument --count: invalid whole number value: 'many'"),
+        (["--processes", "0"], "argument --processes: it must be 1 at least, not 0"),
+        (["--seed", "-1"], "argument --seed: it must be 0 at least, not -1"),
+    ],
+)
+def test_a_run_of_nothing_is_refused(capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
+    """It would say that nothing failed."""
+    with pytest.raises(SystemExit) as refused:
+        sim.main(words)
+    assert refused.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {told}\n")
 
 
 def test_a_seed_that_is_another_history_than_it_was_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-import pytest
-
-from pydanube.broker import rescue
-from pydanube.broker.rescue import Rescuer
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.sessions import Sessions
-from pydanube.core.tiers import TierConfig
 from pydanube.log.batch import encode, rows_of
-from pydanube.ports import Put
 from pydanube.testing.cluster import TTL, Cluster
-from pydanube.testing.cluster_recorder import everything
 from tests.rooms.brokers import consume, message, numbers, simulated
 
 RESCUED = {"x-danube-rescued": "true"}
@@ -119,125 +110,6 @@ async def test_what_a_producer_resent_before_its_broker_came_back_is_not_there_t
     await asyncio.sleep(20)
     assert sorted(stream.texts) == ["a", "b", "c", "d"] and sorted(stream.offsets) == [0, 1, again, again + 1]
     assert await native(town, topic, session, 2, "c") == again, "a resend is still known"
-
-
-@simulated
-async def test_what_the_lost_owner_had_uploaded_and_not_answered_is_not_there_twice() -> None:
-    town = await Cluster().start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await town.publish(topic, lambda found: found.open_session(ProducerId(7)))
-    sent = [await native(town, topic, session, sequence, f"{sequence}") for sequence in range(10)]
-    assert sent == list(range(10))
-    await asyncio.sleep(8)  # uploaded
-    assert await native(town, topic, session, 10, "10") == 10
-    for in_flight in (8, 7):  # for the next owner, and for the one after it, when 10 is back
-        host = town.host(topic)
-        assert host is not None
-        host.kill()
-        await town.until(lambda: town.host(topic) is not None)
-        first = 10 - in_flight
-        again = [await native(town, topic, session, sequence, f"{sequence}") for sequence in range(first, 10)]
-        assert again == list(range(first, 10)), "all that may have been in flight"
-        await host.boot()
-        await asyncio.sleep(20)
-    assert await native(town, topic, session, 10, "10") == 10, "it came back with its broker"
-    assert await native(town, topic, session, 11, "11") >= 20_000
-
-
-@simulated
-async def test_what_the_lost_owner_had_on_its_disk_is_known_when_it_is_back() -> None:
-    town = await Cluster(tier=TierConfig(upload_seconds=3600.0)).start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await town.publish(topic, lambda found: found.open_session(ProducerId(7)))
-    for sequence in range(10):
-        assert await native(town, topic, session, sequence, f"{sequence}") == sequence
-    town.node(1).kill()
-    await town.until(lambda: town.host(topic) is not None)
-    await town.node(1).boot()
-    await asyncio.sleep(20)
-    assert await town.metadata.list(keys.orphans(topic)) == []
-    again = [await native(town, topic, session, sequence, f"{sequence}") for sequence in range(2, 10)]
-    assert again == list(range(2, 10))
-    adopter = town.host(topic)
-    assert adopter is not None
-    adopter.kill()
-    await town.until(lambda: town.host(topic) is not None)
-    assert await native(town, topic, session, 9, "9") == 9, "the next owner knows it from the store"
-
-
-@simulated
-async def test_what_is_resent_while_a_lost_epoch_is_adopted_is_there_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the two worst moments: what the new owner took was looked at; what is kept was decided and not written yet."""
-    town = await Cluster(tier=TierConfig(upload_seconds=3600.0)).start(3)
-    topic = await town.create("/default/orders", on=1)
-    sessions = [await town.publish(topic, lambda found, by=by: found.open_session(ProducerId(by))) for by in (7, 8)]
-    for sequence in range(3):
-        await native(town, topic, sessions[0], sequence, f"7.{sequence}")
-        await native(town, topic, sessions[1], sequence, f"8.{sequence}", producer=8)
-    town.node(1).kill()
-    await town.until(lambda: town.host(topic) is not None)
-    resent: dict[int, int] = {}
-    look, store = rescue.later_batches, Rescuer._store_run
-
-    async def looked(*args: Any) -> Any:
-        found = await look(*args)
-        resent[7] = await native(town, topic, sessions[0], 1, "7.1")
-        return found
-
-    async def stored(self: Rescuer, *args: Any) -> Any:
-        resent[8] = await native(town, topic, sessions[1], 1, "8.1", producer=8)
-        return await store(self, *args)
-
-    monkeypatch.setattr(rescue, "later_batches", looked)
-    monkeypatch.setattr(Rescuer, "_store_run", stored)
-    await town.node(1).boot()
-    await asyncio.sleep(20)
-    assert await town.metadata.list(keys.orphans(topic)) == []
-    assert resent[7] >= 20_000, "it was new then, and what came back of it was dropped"
-    assert resent[8] == 3, "it was known then"
-    assert await native(town, topic, sessions[0], 2, "7.2") == resent[7] + 1
-    kept = [(offset, text) for offset, text, _ in await everything(await town.served(topic))]
-    assert kept == [(0, "7.0"), (1, "8.0"), (3, "8.1"), (5, "8.2"), (resent[7], "7.1"), (resent[7] + 1, "7.2")]
-
-
-@simulated
-async def test_what_an_older_owner_left_waits_for_what_a_newer_one_left() -> None:
-    """The newer took what was resent and gave receipts for it."""
-    town = await Cluster(tier=TierConfig(upload_seconds=3600.0)).start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await town.publish(topic, lambda found: found.open_session(ProducerId(7)))
-    await native(town, topic, session, 0, "0")
-    await native(town, topic, session, 1, "1")
-    town.node(1).kill()
-    again = await native(town, topic, session, 1, "1")
-    second = town.host(topic)
-    assert second is not None and again >= 20_000
-    second.kill()
-    await town.until(lambda: town.host(topic) is not None)
-    await town.node(1).boot()
-    await asyncio.sleep(20)
-    assert len(await town.metadata.list(keys.orphans(topic))) == 2
-    await second.boot()
-    await asyncio.sleep(20)
-    assert await town.metadata.list(keys.orphans(topic)) == []
-    kept = [(offset, text) for offset, text, _ in await everything(await town.served(topic))]
-    assert kept == [(0, "0"), (again, "1")]
-
-
-@simulated
-async def test_sessions_that_cannot_be_read_keep_nobody_from_serving_the_topic(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    town = await Cluster().start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await town.publish(topic, lambda found: found.open_session(ProducerId(7)))
-    await native(town, topic, session, 0, "0")
-    await asyncio.sleep(8)
-    assert len(Sessions.from_bytes((await town.metadata.list(keys.sessions(topic)))[0].value)) == 1
-    await town.metadata.transact([], [Put(keys.sessions(topic), b"!")])
-    town.node(1).kill()
-    assert await native(town, topic, session, 1, "1") > 0
-    assert "sessions of producers cannot be read" in caplog.messages
 
 
 @simulated

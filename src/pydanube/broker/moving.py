@@ -152,7 +152,7 @@ async def _seal(topic: Topic, clock: Clock, marker: bytes | None) -> None:
         timestamp=clock.time_us() // 1000,
         epoch=ownership.epoch,
         append_time=topic_log.append_time,
-        sessions=base64.b64encode(topic_log.sessions.to_bytes_below(SESSIONS_BYTES_MAX)).decode(),
+        sessions=base64.b64encode(topic_log.sessions.newest(SESSIONS_BYTES_MAX).to_bytes()).decode(),
     )
     await _release(topic, clock, sealed, marker)
 

@@ -47,7 +47,7 @@ class Cloud(NamedTuple):
     config: TierConfig
     reader: CloudReader
     tiering: Tiering
-    work: Work  # for making objects: messages go first
+    work: Work  # for making objects
 
 
 class Rooms(NamedTuple):
@@ -180,14 +180,23 @@ class Opener:
             [*seen.orphans, *([seen.leaves] if seen.leaves else [])],
         )
         if storage is not None:
-            if seen.sealed is None:
-                topic_log.sessions.learn(storage.tier.sessions)
+            self._complete(topic_log.sessions, storage.tier.sessions, seen)
 
             async def read_retention() -> Retention:
                 return (await read_policy(self._metadata, name)).retention
 
             storage.tiering.add(Carried(storage.tier, topic_log, policy.retention, read_retention))
         return topic
+
+    @staticmethod
+    def _complete(sessions: Sessions, in_objects: Sessions, seen: Claimable) -> None:
+        """What the log knows of producers may be behind: what others uploaded, or adopted beside the seal, is in the
+        store; what a lost owner took is an orphan, and as long as there is one nobody knows how far producers are.
+        """
+        sessions.learn(in_objects)
+        if seen.orphans or seen.leaves:
+            sessions.loosen()
+        sessions.forget(sorted(seen.voids))
 
     def _prepare(self, topic_log: TopicLog) -> None:
         task = asyncio.create_task(topic_log.prepare(), name=f"prepare {topic_log.topic}")
@@ -252,14 +261,22 @@ class Opener:
         )
 
     async def _remove_older(self, name: TopicName, seen: Claimable) -> None:
-        """What an earlier topic of this name left here. Its deletion may have found us away, or ended half-way."""
+        """What an earlier topic of this name left here: its deletion may have found us away, or ended half-way. And
+        what we had before somebody else had the topic: it is in the store, as it is to be read now, but for orphans.
+        """
         disk, directory = self._rooms.disk, topic_directory(name)
         if seen.owner is not None and seen.owner.deleted:
             await remove_files(disk, name)
             return
+        needed_from = seen.created
+        if seen.owner is not None and seen.owner.broker_id != self._rooms.broker_id:
+            needed_from = max(needed_from, seen.owner.epoch)
+        orphaned = {each.epoch for each in seen.orphans if each.broker_id == self._rooms.broker_id}
         for entry in await disk.list(directory):
-            if entry.is_directory and entry.name.isdecimal() and int(entry.name) < seen.created:
-                await _remove_tree(disk, f"{directory}/{entry.name}")
+            if entry.is_directory and entry.name.isdecimal():
+                epoch = int(entry.name)
+                if epoch < seen.created or (epoch < needed_from and epoch not in orphaned):
+                    await _remove_tree(disk, f"{directory}/{entry.name}")
 
 
 async def remove_files(disk: Disk, name: TopicName) -> None:

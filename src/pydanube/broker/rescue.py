@@ -1,7 +1,8 @@
 """Bringing back what a lost owner acknowledged: the returned broker stores it, the owner adopts it.
 
     returned broker (drained or not)                     owner of the topic
-    orphan names us, our disk has the epoch
+                                                         has an orphan: asks its broker for it, in the rescue key
+    rescue key names us
       └─► read batches ─► raw objects ─► rescue key ──►  reads them, drops what was resent meanwhile, marks the rest,
                                                          writes objects, descriptors and voids, removes orphan and key,
     orphan is gone: our files go  ◄───────────────────── tells its subscriptions: late, not lost
@@ -24,21 +25,22 @@ from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.ownership import Orphan, void_to_bytes
 from pydanube.core.ranges import OffsetRange
-from pydanube.core.rescue import Brought, Numbered, first_resent, runs, was_resent
+from pydanube.core.rescue import Brought, Numbered, first_resent, runs, wanted_of, wanted_to_bytes, was_resent
 from pydanube.core.sessions import Sessions
 from pydanube.core.tiers import MIB, Descriptor, object_name
-from pydanube.errors import DanubeError, LogDamaged, OffsetOutOfRange, OwnershipLost
+from pydanube.errors import DanubeError, InvalidObject, LogDamaged, OffsetOutOfRange, OwnershipLost
 from pydanube.log.batch import Batch, cut, with_attribute
 from pydanube.log.parquet import Encoded, encode_object, encode_raw, read_raw
 from pydanube.log.tier import TopicTier, recall, topic_prefix
-from pydanube.log.wal import ClosedLog, TopicLog, topics_on
-from pydanube.ports import Clock, Delete, Disk, MetadataStore, ObjectStore, Put, Work
+from pydanube.log.wal import ClosedLog, TopicLog
+from pydanube.ports import Clock, Compare, Delete, Item, MetadataStore, ObjectStore, Put, Work
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0
 OBJECT_BYTES: Final = 32 * MIB
 READ_BYTES: Final = 4 * MIB
+READ_BETWEEN_GROUPS: Final = 1000  # offsets, while nobody's messages are committed
 RUNS_MAX: Final = 30  # adopted in one transaction: an object and a void each
 RESCUED: Final = "x-danube-rescued"
 
@@ -50,7 +52,6 @@ class Rescuer:
         self,
         broker_id: BrokerId,
         topics: Topics,
-        disk: Disk,
         metadata: MetadataStore,
         store: ObjectStore,
         clock: Clock,
@@ -58,7 +59,6 @@ class Rescuer:
     ) -> None:
         self._broker_id = broker_id
         self._topics = topics
-        self._disk = disk
         self._metadata = metadata
         self._store = store
         self._clock = clock
@@ -81,7 +81,7 @@ class Rescuer:
             self._said.pop(what, None)
         except OwnershipLost:
             pass  # its new owner adopts
-        except (DanubeError, FileNotFoundError) as error:  # also files that somebody else was just removing
+        except (DanubeError, FileNotFoundError, ValueError) as error:  # also files that somebody was just removing
             if self._said.get(what) != str(error):
                 log.warning("rescue delayed", extra={"what": what, "why": str(error)})
             self._said[what] = str(error)
@@ -89,26 +89,46 @@ class Rescuer:
     # --- bringing -------------------------------------------------------------------------------------------
 
     async def _bring_all(self) -> None:
-        for name in await topics_on(self._disk):
-            topic = TopicName(name)
-            items = await self._metadata.list(keys.orphans(topic))
-            mine = [
-                orphan
-                for item in items
-                if (start := keys.start_of(item.key)) is not None
-                and (orphan := Orphan.from_bytes(start, item.value)).broker_id == self._broker_id
-            ]
-            for orphan in mine:
-                if (topic, orphan.epoch) not in self._brought and await self._bring(topic, orphan):
-                    self._brought.add((topic, orphan.epoch))
-            if not mine and any(brought == topic for brought, _ in self._brought):
-                self._brought = {each for each in self._brought if each[0] != topic}
-                if self._topics.get(topic) is None and topic not in self._topics.leaving:
-                    await self._topics.forget_files(topic)
-                    log.info("files of a rescued topic removed", extra={"topic": topic})
+        brought: set[tuple[TopicName, int]] = set()
+        for item in await self._metadata.list(keys.RESCUES):
+            place = keys.rescue_of(item.key)
+            if place is None:
+                continue
+            if wanted_of(item.value) == self._broker_id:
+                if await self._answer(*place, item):
+                    brought.add(place)
+            elif (value := Brought.from_bytes(item.value)) is not None and value.broker == self._broker_id:
+                brought.add(place)
+        adopted, self._brought = self._brought - brought, brought
+        for topic in sorted({topic for topic, _ in adopted} - {topic for topic, _ in brought}):
+            await self._forget(topic)
 
-    async def _bring(self, topic: TopicName, orphan: Orphan) -> bool:
-        """False: the topic was taken from us and we have not noticed yet. What we may still acknowledge in that epoch
+    async def _answer(self, topic: TopicName, epoch: int, wanted: Item) -> bool:
+        orphan = next((each for each in await self._orphans(topic) if each.epoch == epoch), None)
+        if orphan is not None:
+            return await self._bring(topic, orphan, wanted)
+        # It was asked for by an owner that was none any more.
+        await self._metadata.transact([Compare(wanted.key, wanted.revision)], [Delete(wanted.key)])
+        return False
+
+    async def _forget(self, topic: TopicName) -> None:
+        """The files of what was brought, if everything is in the store now."""
+        if any(each.broker_id == self._broker_id for each in await self._orphans(topic)):
+            return
+        if self._topics.get(topic) is None and topic not in self._topics.leaving:
+            await self._topics.forget_files(topic)
+            log.info("files of a rescued topic removed", extra={"topic": topic})
+
+    async def _orphans(self, topic: TopicName) -> list[Orphan]:
+        items = await self._metadata.list(keys.orphans(topic))
+        return [
+            Orphan.from_bytes(start, item.value) for item in items if (start := keys.start_of(item.key)) is not None
+        ]
+
+    async def _bring(self, topic: TopicName, orphan: Orphan, wanted: Item) -> bool:
+        """Once: what was brought is never replaced, for by then our files may be gone. And also if we have none.
+
+        False: the topic was taken from us and we have not noticed yet. What we may still acknowledge in that epoch
         would be missing in what is brought now, and lost.
         """
         source = await self._topics.lost_log(topic)
@@ -128,7 +148,9 @@ class Rescuer:
                 await self._store.put(topic_prefix(topic) + name, [encode_raw(batches).data], create=True)
                 names.append(name)
         brought = Brought(broker=self._broker_id, objects=tuple(names), end=offset, damaged=tuple(damaged))
-        await self._metadata.transact([], [Put(keys.rescue(topic, orphan.epoch), brought.to_bytes())])
+        put = Put(wanted.key, brought.to_bytes())
+        if await self._metadata.transact([Compare(wanted.key, wanted.revision)], [put]) is None:
+            return False
         log.info("lost epoch brought back", extra={"topic": topic, "epoch": orphan.epoch, "messages": found})
         return True
 
@@ -170,7 +192,10 @@ class Rescuer:
         # The newest first: what an older owner left may have been resent to a newer one, whose receipts count.
         is_newest = True
         for orphan in sorted(topic.orphans, key=lambda each: -each.epoch):
-            item = await self._metadata.get(keys.rescue(topic.name, orphan.epoch))
+            key = keys.rescue(topic.name, orphan.epoch)
+            item = await self._metadata.get(key)
+            if item is None:
+                await self._metadata.transact([Compare(key, 0)], [Put(key, wanted_to_bytes(orphan.broker_id))])
             brought = Brought.from_bytes(item.value) if item else None
             if brought is not None and brought.broker == orphan.broker_id:
                 async with carried.working:
@@ -190,6 +215,10 @@ class Rescuer:
         if not is_newest and any(batch.header.producer_id for batch in batches):
             return  # until it is known what of it the newer ones have
         later, read_to = await later_batches(topic, tier, orphan)
+        while topic.log.head - read_to > READ_BETWEEN_GROUPS:
+            head = topic.log.head
+            later += await _read_numbered(topic, read_to)
+            read_to = head
         async with topic.log.between_groups():
             # From here on nobody takes a resend of what is kept for new, and nobody did before. A receipt that is given
             # for it now holds: the orphan stands, and what was brought is in the store, until it is adopted.
@@ -227,10 +256,15 @@ class Rescuer:
             marked = [with_attribute(batch, RESCUED, "true") for batch in batches]
             return encode_object(topic.name, tier.epoch, marked)
 
-        encoded = await self._work.run(encode)
+        raw = False
+        try:
+            encoded = await self._work.run(encode)
+        except InvalidObject as error:
+            log.error("rescued batches cannot be converted", extra={"topic": topic.name, "why": str(error)})
+            encoded, raw = encode_raw(batches), True
         number = self._clock.time_us() * 1000 + self._attempts % 1000  # never used before under this epoch
-        name = object_name(encoded.start_offset, encoded.end - 1, tier.epoch, attempt=number)
-        return await tier.store_object(name, encoded)
+        name = object_name(encoded.start_offset, encoded.end - 1, tier.epoch, attempt=number, raw=raw)
+        return await tier.store_object(name, encoded, raw=raw)
 
     async def _describe(
         self,
@@ -269,8 +303,11 @@ class Rescuer:
         tier.objects, tier.sessions = objects, sessions
         for each in stored:
             tier.garbage.pop(each.object_id, None)
-        # If it was our own disk that had them: they are read as they are in the store now, marked.
-        await topic.log.forget_epoch(orphan.epoch)
+        try:
+            # If it was our own disk that had them: they are read as they are in the store now, marked.
+            await topic.log.forget_epoch(orphan.epoch)
+        except DanubeError as error:  # they are read here, and not marked
+            log.warning("files of a rescued epoch are left", extra={"topic": topic.name, "why": str(error)})
         topic.adopted(
             [each for each in topic.orphans if each.epoch != orphan.epoch] + ([left] if left else []),
             rescued=tuple(OffsetRange(each.start_offset, each.end) for each in stored),

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -46,9 +47,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NODE_ID: Final = "node_id"
-# Making objects is the only long work of a broker that serves: it lets clients and their messages go first.
-UPLOAD_THREADS: Final = 2
-UPLOAD_NICE: Final = 10
+# Making objects is the only long work of a broker that serves: it leaves the other cores to messages and to clients.
+UPLOAD_THREADS: Final = max(1, (os.cpu_count() or 1) // 2)
+# Opens row groups faster than any store sends them. Arrow's pool keeps what is free again for every thread by itself.
+READING_THREADS: Final = 1
 
 
 class Broker:
@@ -68,7 +70,7 @@ class Broker:
         self.telemetry = telemetry or Telemetry()
         self.clock = clock
         self._disk = disk
-        self._work = self._upload_work = work
+        self._work = self._upload_work = self._reading_work = work
         self._close_stores = close_stores
         self._home = home  # what tells this data directory from a copy of it elsewhere
         self._tasks: list[asyncio.Task[None]] = []
@@ -98,7 +100,8 @@ class Broker:
         disk, clock, work = FileDisk(Path(config.data_dir)), SystemClock(), SystemWork()
         stores = Stores(config, disk, clock, work)
         broker = cls(config, disk, clock, work, stores.close, stores.home(), telemetry)
-        broker._upload_work = SystemWork(UPLOAD_THREADS, nice=UPLOAD_NICE)
+        broker._upload_work = SystemWork(UPLOAD_THREADS)
+        broker._reading_work = SystemWork(READING_THREADS)
         broker.telemetry.room = functools.partial(_room, Path(config.data_dir))
         try:
             await broker._start(stores.open_metadata, stores.open_objects)
@@ -190,7 +193,6 @@ class Broker:
             rescuer = Rescuer(
                 self.broker_id,
                 self.topics,
-                self._disk,
                 metadata,
                 self.cloud.store,
                 self.clock,
@@ -256,7 +258,7 @@ class Broker:
             return None
         config = self.config.storage.tier
         metrics = self.telemetry.cloud
-        reader = CloudReader(objects, self.clock, self._work, metrics)
+        reader = CloudReader(objects, self.clock, self._reading_work, metrics)
         self.cloud = Cloud(objects, config, reader, Tiering(self.clock, config, metrics), self._upload_work)
         return self.cloud
 

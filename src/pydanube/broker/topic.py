@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -245,6 +245,8 @@ class Topic:
             ]
             history = carried.tier.history
             await carried.tier.change(operations, replace(history, history_version=history.history_version + 1))
+            async with self.log.between_groups():  # an adoption that failed may have made it known
+                self.log.sessions.forget([(start, orphan.end)])
             others = [each for each in self.orphans if each is not orphan]
             self.adopted(others, rescued=(), voided=(OffsetRange(start, orphan.end),))
         log.warning("orphan discarded", extra={"topic": self.name, "first": start, "end": orphan.end})
@@ -306,13 +308,16 @@ class Topic:
         self.metrics.sizes.add(size_bytes)
         return offset
 
-    def submit_batch(self, batch: Batch) -> asyncio.Future[Receipt]:
-        """A native producer's batch, which was parsed; the future gets its receipt once it is on disk. Never waits."""
+    def submit_batch(self, batch: Batch, tell: Callable[[], None] | None = None) -> asyncio.Future[Receipt]:
+        """A native producer's batch, which was parsed; the future gets its receipt once it is on disk. Never waits.
+
+        `tell` may be called before the future calls back: see `Committer.submit`.
+        """
         self._check_open()
         rows = batch.header.rows
         self.producers.admit_batch(rows)
         self._reservation.need(rows)
-        future = self.log.submit(batch)
+        future = self.log.submit(batch, tell)
         self.metrics.messages_in.inc(rows)
         size_bytes = batch.header.uncompressed_length
         self.metrics.bytes_in.inc(size_bytes)

@@ -9,7 +9,8 @@
     /cluster/brokers/<broker>/<ns>/<topic>                       null: this broker serves the topic
     /cluster/unassigned/<ns>/<topic>                             null | {reason, from_broker, to}
     /cluster/lost/<broker>                                       {session} that the leader declared dead
-    /cluster/rescues/<ns>/<topic>/<epoch, 20 digits>              {broker, objects, end, damaged}: a lost epoch, brought
+    /cluster/rescues/<ns>/<topic>/<epoch, 20 digits>              {wanted}: bring this lost epoch, broker; then
+                                                                 {broker, objects, end, damaged}: brought
     /cluster/load/<broker>                                       load report
     /cluster/rebalancing_history/<timestamp>                     one move
 
@@ -78,6 +79,7 @@ REGISTRATIONS: Final = Prefix("/cluster/register/")
 BROKERS: Final = Prefix("/cluster/brokers/")
 UNASSIGNED: Final = Prefix("/cluster/unassigned/")
 LOST: Final = Prefix("/cluster/lost/")
+RESCUES: Final = Prefix("/cluster/rescues/")
 LOADS: Final = Prefix("/cluster/load/")
 REBALANCING_HISTORY: Final = Prefix("/cluster/rebalancing_history/")
 NAMESPACES: Final = Prefix("/namespaces/")
@@ -144,7 +146,13 @@ def broker_of_lost(key: str) -> BrokerId | None:
 
 
 def rescue(topic: TopicName, epoch: int) -> Key:
-    return Key(f"/cluster/rescues{topic}/{epoch:0{OFFSET_DIGITS}}")
+    return Key(f"{RESCUES}{topic[1:]}/{epoch:0{OFFSET_DIGITS}}")
+
+
+def rescue_of(key: str) -> tuple[TopicName, int] | None:
+    tail = _tail(key, RESCUES, 3)
+    name = _topic(tail[:2])
+    return (name, int(tail[2])) if name and len(tail[2]) == OFFSET_DIGITS and tail[2].isdecimal() else None
 
 
 def load(broker: BrokerId) -> Key:

@@ -59,6 +59,19 @@ class Brought:
             return None
 
 
+def wanted_to_bytes(broker: int) -> bytes:
+    """The first value of a `rescue` key: the owner asks this broker to bring the epoch."""
+    return json.dumps({"wanted": broker}).encode()
+
+
+def wanted_of(value: bytes) -> int | None:
+    """Whom the owner asks; None if this was brought, or is none of ours."""
+    try:
+        return int(json.loads(value)["wanted"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 def first_resent(later: Iterable[Numbered]) -> dict[tuple[int, int], int]:
     """(producer, session) to the lowest sequence that epochs after the orphan's accepted."""
     found: dict[tuple[int, int], int] = {}

@@ -14,7 +14,8 @@ Session numbers are `owner epoch << 32 | counter`: epochs never repeat, so numbe
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pydanube.errors import OutOfSequence, ProducerFenced, SessionUnknown
@@ -136,8 +137,34 @@ class Sessions:
             if known is None or (known.session, known.next_sequence) < (other.session, other.next_sequence):
                 self._producers[producer_id] = other._replace(loose=True)
 
+    def forget(self, void: Sequence[tuple[int, int]]) -> None:
+        """Nothing is stored in these ranges [first, end), which are in order, whatever was said before."""
+        starts = [first for first, _ in void]
+
+        def is_void(offset: int) -> bool:
+            place = bisect_right(starts, offset) - 1
+            return place >= 0 and offset < void[place][1]
+
+        for producer_id, producer in self._producers.items() if void else ():
+            recent = tuple(each for each in producer.recent if not is_void(each.base_offset))
+            if len(recent) < len(producer.recent):
+                self._producers[producer_id] = producer._replace(recent=recent, loose=True)
+
     def copy(self) -> Sessions:
         return Sessions(self._producers, adopts_unknown=self.adopts_unknown)
+
+    def newest(self, size_max_bytes: int) -> Sessions:
+        """Those whose last batches are the newest, as many as fit into so many bytes."""
+        size = sum(_PRODUCER.size + len(producer.recent) * _STORED.size for producer in self._producers.values())
+        if size <= size_max_bytes:
+            return self
+        newest: dict[int, Producer] = {}
+        for producer_id, producer in sorted(self._producers.items(), key=lambda item: -_last_offset(item[1])):
+            size_max_bytes -= _PRODUCER.size + len(producer.recent) * _STORED.size
+            if size_max_bytes < 0:
+                break
+            newest[producer_id] = producer
+        return Sessions(newest, adopts_unknown=self.adopts_unknown)
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -151,23 +178,6 @@ class Sessions:
     __hash__ = None  # type: ignore[assignment]
 
     # --- snapshots, kept in segment headers ----------------------------------------------------------
-
-    def to_bytes_below(self, size_max_bytes: int) -> bytes:
-        """As `to_bytes`, without the producers that opened their session longest ago if all are too many.
-
-        A producer that is left out begins anew where it stands, if whoever reads this adopts what it does not know.
-        """
-        whole = self.to_bytes()
-        if len(whole) <= size_max_bytes:
-            return whole
-        newest: dict[int, Producer] = {}
-        size = 0
-        for producer_id, producer in sorted(self._producers.items(), key=lambda item: -item[1].session):
-            size += _PRODUCER.size + len(producer.recent) * _STORED.size
-            if size > size_max_bytes:
-                break
-            newest[producer_id] = producer
-        return Sessions(newest).to_bytes()
 
     def to_bytes(self) -> bytes:
         parts = []
@@ -202,3 +212,7 @@ class Sessions:
         except struct.error as error:
             raise ValueError(f"a producer snapshot ends in the middle of a producer: {error}") from error
         return cls(producers)
+
+
+def _last_offset(producer: Producer) -> int:
+    return producer.recent[-1].base_offset if producer.recent else -1

@@ -1,0 +1,464 @@
+"""Idempotent producers whose owner is lost, comes back, is lost again: everything acknowledged is there, and once.
+
+docs/adr/0003-the-cluster.md has the table. Producers behave as the client does: at most eight batches in flight, resent
+unchanged and in order; one whose session is not known opens another and numbers anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pydanube.broker import rescue
+from pydanube.broker.ownership import Ownership
+from pydanube.broker.rescue import Rescuer
+from pydanube.broker.topic import Topic
+from pydanube.core import keys
+from pydanube.core.names import ProducerId, TopicName
+from pydanube.core.policies import SubscriptionKind as Kind
+from pydanube.core.rescue import Brought
+from pydanube.core.sessions import Sessions
+from pydanube.core.tiers import TierConfig
+from pydanube.errors import DiskFull, Unreachable
+from pydanube.log.batch import encode, rows_of
+from pydanube.log.committer import Committer
+from pydanube.log.wal import TopicLog
+from pydanube.ports import Item, Put
+from pydanube.testing.cluster import Cluster, Node
+from pydanube.testing.cluster_recorder import everything
+from tests.rooms.brokers import consume, message, simulated
+
+SELDOM = TierConfig(upload_seconds=3600.0)
+
+
+async def opened(town: Cluster, topic: TopicName, producer: int = 7) -> int:
+    return await town.publish(topic, lambda found: found.open_session(ProducerId(producer)))
+
+
+async def native(town: Cluster, topic: TopicName, session: int, sequence: int, text: str, *, producer: int = 7) -> int:
+    """One batch of an idempotent producer; its offset."""
+
+    async def submit(found: Topic) -> int:
+        rows = rows_of([message(text)])
+        batch = encode(rows, topic=topic, producer_id=producer, session=session, first_sequence=sequence)
+        return (await found.submit_batch(batch)).offset
+
+    return await town.publish(topic, submit)
+
+
+async def kept(town: Cluster, topic: TopicName) -> list[tuple[int, str]]:
+    return [(offset, text) for offset, text, _ in await everything(await town.served(topic))]
+
+
+async def texts(town: Cluster, topic: TopicName) -> list[str]:
+    return sorted(text for _, text in await kept(town, topic))
+
+
+async def orphans(town: Cluster, topic: TopicName) -> int:
+    return len(await town.metadata.list(keys.orphans(topic)))
+
+
+async def lose(town: Cluster, topic: TopicName) -> Node:
+    """Its owner dies, and another takes over."""
+    host = town.host(topic)
+    assert host is not None
+    host.kill()
+    await town.until(lambda: town.host(topic) is not None)
+    return host
+
+
+async def boot_active(node: Node) -> None:
+    broker = await node.boot()
+    assert broker.cluster is not None
+    await node.call(broker.cluster.requests.activate(broker.broker_id))
+
+
+@simulated
+async def test_what_the_lost_owner_had_uploaded_and_not_answered_is_not_there_twice() -> None:
+    town = await Cluster().start(3)
+    topic = await town.create("/default/orders", on=1)
+    session = await opened(town, topic)
+    sent = [await native(town, topic, session, sequence, f"{sequence}") for sequence in range(10)]
+    assert sent == list(range(10))
+    await asyncio.sleep(8)  # uploaded
+    assert await native(town, topic, session, 10, "10") == 10
+    for in_flight in (8, 7):  # for the next owner, and for the one after it, when 10 is back
+        host = town.host(topic)
+        assert host is not None
+        host.kill()
+        await town.until(lambda: town.host(topic) is not None)
+        first = 10 - in_flight
+        again = [await native(town, topic, session, sequence, f"{sequence}") for sequence in range(first, 10)]
+        assert again == list(range(first, 10)), "all that may have been in flight"
+        await host.boot()
+        await asyncio.sleep(20)
+    assert await native(town, topic, session, 10, "10") == 10, "it came back with its broker"
+    assert await native(town, topic, session, 11, "11") >= 20_000
+
+
+@simulated
+async def test_what_the_lost_owner_had_on_its_disk_is_known_when_it_is_back() -> None:
+    town = await Cluster(tier=SELDOM).start(3)
+    topic = await town.create("/default/orders", on=1)
+    session = await opened(town, topic)
+    for sequence in range(10):
+        assert await native(town, topic, session, sequence, f"{sequence}") == sequence
+    town.node(1).kill()
+    await town.until(lambda: town.host(topic) is not None)
+    await town.node(1).boot()
+    await asyncio.sleep(20)
+    assert await town.metadata.list(keys.orphans(topic)) == []
+    again = [await native(town, topic, session, sequence, f"{sequence}") for sequence in range(2, 10)]
+    assert again == list(range(2, 10))
+    adopter = town.host(topic)
+    assert adopter is not None
+    adopter.kill()
+    await town.until(lambda: town.host(topic) is not None)
+    assert await native(town, topic, session, 9, "9") == 9, "the next owner knows it from the store"
+
+
+@simulated
+async def test_what_is_resent_while_a_lost_epoch_is_adopted_is_there_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the two worst moments: what the new owner took was looked at; what is kept was decided and not written yet."""
+    town = await Cluster(tier=SELDOM).start(3)
+    topic = await town.create("/default/orders", on=1)
+    sessions = [await opened(town, topic, by) for by in (7, 8)]
+    for sequence in range(3):
+        await native(town, topic, sessions[0], sequence, f"7.{sequence}")
+        await native(town, topic, sessions[1], sequence, f"8.{sequence}", producer=8)
+    town.node(1).kill()
+    await town.until(lambda: town.host(topic) is not None)
+    resent: dict[int, int] = {}
+    look, store = rescue.later_batches, Rescuer._store_run
+
+    async def looked(*args: Any) -> Any:
+        found = await look(*args)
+        resent[7] = await native(town, topic, sessions[0], 1, "7.1")
+        return found
+
+    async def stored(self: Rescuer, *args: Any) -> Any:
+        resent[8] = await native(town, topic, sessions[1], 1, "8.1", producer=8)
+        return await store(self, *args)
+
+    monkeypatch.setattr(rescue, "later_batches", looked)
+    monkeypatch.setattr(Rescuer, "_store_run", stored)
+    await town.node(1).boot()
+    await asyncio.sleep(20)
+    assert await town.metadata.list(keys.orphans(topic)) == []
+    assert resent[7] >= 20_000, "it was new then, and what came back of it was dropped"
+    assert resent[8] == 3, "it was known then"
+    assert await native(town, topic, sessions[0], 2, "7.2") == resent[7] + 1
+    assert await kept(town, topic) == [
+        (0, "7.0"),
+        (1, "8.0"),
+        (3, "8.1"),
+        (5, "8.2"),
+        (resent[7], "7.1"),
+        (resent[7] + 1, "7.2"),
+    ]
+
+
+@simulated
+async def test_what_an_older_owner_left_waits_for_what_a_newer_one_left() -> None:
+    """The newer took what was resent and gave receipts for it."""
+    town = await Cluster(tier=SELDOM).start(3)
+    topic = await town.create("/default/orders", on=1)
+    session = await opened(town, topic)
+    await native(town, topic, session, 0, "0")
+    await native(town, topic, session, 1, "1")
+    town.node(1).kill()
+    again = await native(town, topic, session, 1, "1")
+    second = town.host(topic)
+    assert second is not None and again >= 20_000
+    second.kill()
+    await town.until(lambda: town.host(topic) is not None)
+    await town.node(1).boot()
+    await asyncio.sleep(20)
+    assert len(await town.metadata.list(keys.orphans(topic))) == 2
+    await second.boot()
+    await asyncio.sleep(20)
+    assert await town.metadata.list(keys.orphans(topic)) == []
+    assert await kept(town, topic) == [(0, "0"), (again, "1")]
+
+
+@simulated
+async def test_sessions_that_cannot_be_read_keep_nobody_from_serving_the_topic(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    town = await Cluster().start(3)
+    topic = await town.create("/default/orders", on=1)
+    session = await opened(town, topic)
+    await native(town, topic, session, 0, "0")
+    await asyncio.sleep(8)
+    assert len(Sessions.from_bytes((await town.metadata.list(keys.sessions(topic)))[0].value)) == 1
+    await town.metadata.transact([], [Put(keys.sessions(topic), b"!")])
+    town.node(1).kill()
+    assert await native(town, topic, session, 1, "1") > 0
+    assert "sessions of producers cannot be read" in caplog.messages
+
+
+# --- an owner that knows less than it seems -----------------------------------------------------------------------
+
+
+@simulated
+async def test_an_owner_with_old_files_does_not_take_a_session_for_shorter_than_it_is() -> None:
+    """Its own disk ends at 4, the orphan of the owner between has 5 to 9, and it was started again itself."""
+    town = await Cluster().start(2)
+    topic = await town.create("/default/orders", on=1)
+    session = await opened(town, topic)
+    for sequence in range(5):
+        await native(town, topic, session, sequence, f"{sequence}")
+    await asyncio.sleep(40)  # uploaded, and at rest: no orphan
+    await boot_active(await lose(town, topic))
+    for sequence in range(5, 10):
+        await native(town, topic, session, sequence, f"{sequence}")
+    second = await lose(town, topic)
+    town.node(1).kill()
+    await town.node(1).boot()
+    await town.until(lambda: town.host(topic) is town.node(1))
+    assert await native(town, topic, session, 10, "10") >= 20_000
+    await second.boot()
+    await asyncio.sleep(40)
+    assert await texts(town, topic) == sorted(f"{sequence}" for sequence in range(11))
+
+
+@contextlib.contextmanager
+def claim_not_answered(patch: pytest.MonkeyPatch, node: Node) -> Iterator[None]:
+    claim = Ownership.claim.__func__  # type: ignore[attr-defined]
+    lost = []
+
+    async def silent(cls: type[Ownership], *args: Any, **options: Any) -> Ownership:
+        claimed: Ownership = await claim(cls, *args, **options)
+        if not lost and options["broker_id"] == node.known_id:
+            lost.append(claimed)
+            raise Unreachable("the metadata store", "its answer was lost")
+        return claimed
+
+    with patch.context() as inner:
+        inner.setattr(Ownership, "claim", classmethod(silent))
+        yield
+    assert lost
+
+
+@pytest.mark.parametrize("then", ["nothing", "restarts", "moves", "was not answered"])
+def test_a_session_that_the_next_owner_has_not_seen_is_the_same_after_it(
+    then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @simulated
+    async def story() -> None:
+        town = await Cluster(tier=SELDOM).start(3)
+        topic = await town.create("/default/orders", on=1)
+        session = await opened(town, topic)
+        for sequence in range(3):
+            await native(town, topic, session, sequence, f"{sequence}")
+        if then == "was not answered":
+            town.node(3).kill()
+            await asyncio.sleep(10)
+            with claim_not_answered(monkeypatch, town.node(2)):
+                await lose(town, topic)
+        else:
+            await lose(town, topic)
+        second = town.host(topic)
+        assert second is not None
+        if then == "restarts":
+            second.kill()
+            await second.boot()
+        elif then == "moves":
+            await town.unload(topic)
+        again = await native(town, topic, session, 2, "2")  # not: this session is not known
+        assert again >= 20_000
+        await town.node(1).boot()
+        await asyncio.sleep(30)
+        assert await orphans(town, topic) == 0
+        assert await kept(town, topic) == [(0, "0"), (1, "1"), (again, "2")]
+
+    story()
+
+
+# --- adoptions that end half-way ---------------------------------------------------------------------------------
+
+
+@simulated
+async def test_what_was_brought_is_never_replaced_by_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The orphan lay on the adopter's own disk, and its files went with the first part of the adoption."""
+    monkeypatch.setattr(rescue, "RUNS_MAX", 2)
+    town = await Cluster().start(2)
+    topic = await town.create("/default/orders", on=1)
+    sessions = {producer: await opened(town, topic, producer) for producer in (7, 8)}
+    town.node(1).objects.away = True
+    for sequence in range(6):  # what 7 sends is sent again later, so that what 8 sent is cut into pieces
+        await native(town, topic, sessions[7], sequence, f"7.{sequence}")
+        await native(town, topic, sessions[8], sequence, f"8.{sequence}", producer=8)
+    await lose(town, topic)
+    for sequence in range(6):
+        await native(town, topic, sessions[7], sequence, f"7.{sequence}")
+    await asyncio.sleep(60)  # uploaded, and at rest
+    town.node(2).kill()
+    await asyncio.sleep(10)
+    parts: list[int] = []
+    describe = Rescuer._describe
+
+    async def described(self: Rescuer, *args: Any, **options: Any) -> None:
+        await describe(self, *args, **options)
+        parts.append(1)
+        town.node(1).objects.away = len(parts) == 1
+
+    monkeypatch.setattr(Rescuer, "_describe", described)
+    await boot_active(town.node(1))
+    await town.until(lambda: len(parts) == 1, 120)
+    town.node(1).kill()
+    await town.node(1).boot()
+    town.node(1).objects.away = True
+    await asyncio.sleep(30)
+    town.node(1).objects.away = False
+    await asyncio.sleep(60)
+    assert await orphans(town, topic) == 0
+    assert await texts(town, topic) == sorted(f"{by}.{sequence}" for by in (7, 8) for sequence in range(6))
+
+
+@simulated
+async def test_an_owner_that_died_before_it_wrote_anything_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    town = await Cluster(tier=SELDOM).start(3)
+    topic = await town.create("/default/orders", on=1)
+    session = await opened(town, topic)
+    for sequence in range(5):
+        await native(town, topic, session, sequence, f"{sequence}")
+    await lose(town, topic)
+    second = town.host(topic)
+    assert second is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(Committer, "_new_segment", lambda self, of: asyncio.Event().wait())  # reserved, and no further
+        waiting = asyncio.create_task(native(town, topic, session, 5, "5"))
+        await asyncio.sleep(0.5)
+        second.kill()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    await town.until(lambda: town.host(topic) is not None)
+    await native(town, topic, session, 5, "5")
+    await town.node(1).boot()
+    await second.boot()
+    assert await second.disk.list("wal/default/orders") == []
+    await asyncio.sleep(60)
+    assert await orphans(town, topic) == 0
+    assert await texts(town, topic) == [f"{sequence}" for sequence in range(6)]
+
+
+@simulated
+async def test_an_adoption_is_known_although_the_adopters_files_cannot_be_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    town = await Cluster(tier=SELDOM).start(2)
+    topic = await town.create("/default/orders", on=1)
+    await consume(await town.served(topic), "sub", Kind.SHARED)
+    session = await opened(town, topic)
+    for sequence in range(3):
+        await native(town, topic, session, sequence, f"{sequence}")
+    await lose(town, topic)
+    town.node(2).kill()
+    await asyncio.sleep(10)
+
+    async def full(self: TopicLog, epoch: int) -> None:
+        raise DiskFull("wal")
+
+    monkeypatch.setattr(TopicLog, "forget_epoch", full)
+    await boot_active(town.node(1))
+    found = await town.served(topic)
+    stream = await consume(found, "sub", Kind.SHARED, acks=True)
+    await native(town, topic, session, 3, "3")
+    await asyncio.sleep(60)
+    assert found.orphans == []
+    assert sorted(stream.texts) == ["0", "1", "2", "3"]
+
+
+@simulated
+async def test_nobody_gets_a_receipt_for_what_an_operator_gave_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    town = await Cluster(tier=SELDOM).start(3)
+    topic = await town.create("/default/orders", on=1)
+    session = await opened(town, topic)
+    for sequence in range(3):
+        await native(town, topic, session, sequence, f"{sequence}")
+    first = await lose(town, topic)
+    owner = town.host(topic)
+    assert owner is not None
+
+    async def away(*args: Any) -> None:
+        raise Unreachable("the object store", "it is away")
+
+    monkeypatch.setattr(Rescuer, "_store_run", away)
+    await first.boot()
+    await asyncio.sleep(20)
+    found = await town.served(topic)
+    await owner.call(found.discard_orphan(0))
+    again = await native(town, topic, session, 2, "2")
+    assert again >= 20_000 and await kept(town, topic) == [(again, "2")]
+
+
+@simulated
+async def test_what_is_adopted_beside_a_seal_is_known_to_the_next_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seal has been made; the metadata store does not take it yet; the adoption gets through."""
+    town = await Cluster(tier=SELDOM).start(3)
+    topic = await town.create("/default/orders", on=1)
+    session = await opened(town, topic)
+    for sequence in range(3):
+        await native(town, topic, session, sequence, f"{sequence}")
+    first = await lose(town, topic)
+    second = town.host(topic)
+    assert second is not None
+    sealing, adopting, adopted = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    release, adopt, get = Ownership.release, Rescuer._adopt, second.metadata.get
+
+    async def slow_release(self: Ownership, *args: Any) -> None:
+        sealing.set()
+        await adopted.wait()
+        await release(self, *args)
+
+    async def slow_get(key: str) -> Item | None:
+        found = await get(key)
+        if found is not None and keys.rescue_of(key) is not None and Brought.from_bytes(found.value) is not None:
+            adopting.set()
+            await sealing.wait()
+        return found
+
+    async def told_adopt(self: Rescuer, *args: Any, **options: Any) -> None:
+        await adopt(self, *args, **options)
+        adopted.set()
+
+    monkeypatch.setattr(Ownership, "release", slow_release)
+    monkeypatch.setattr(Rescuer, "_adopt", told_adopt)
+    monkeypatch.setattr(second.metadata, "get", slow_get)
+    await first.boot()
+    await asyncio.wait_for(adopting.wait(), 60)
+    other = next(node.number for node in town.nodes if node not in (first, second))
+    await town.unload(topic, to=other)
+    await town.until(lambda: town.host(topic) is town.node(other))
+    assert await orphans(town, topic) == 0
+    assert await native(town, topic, session, 2, "2") == 2
+
+
+@simulated
+async def test_a_lost_owner_that_gets_its_topic_back_reads_what_was_rescued_as_it_is_stored_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its files were not removed yet: they are the same messages without the mark."""
+
+    async def never(*args: Any) -> None:
+        pass
+
+    monkeypatch.setattr(Rescuer, "_forget", never)
+    town = await Cluster(tier=SELDOM).start(3)
+    topic = await town.create("/default/orders", on=1)
+    session = await opened(town, topic)
+    await native(town, topic, session, 0, "0")
+    await boot_active(await lose(town, topic))
+    await asyncio.sleep(20)
+    assert await orphans(town, topic) == 0 and await town.node(1).disk.list("wal/default/orders") != []
+    await town.unload(topic, to=1)
+    await town.until(lambda: town.host(topic) is town.node(1))
+    rescued = [(offset, text) for offset, text, attributes in await everything(await town.served(topic)) if attributes]
+    assert rescued == [(0, "0")]
