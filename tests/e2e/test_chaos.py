@@ -135,6 +135,10 @@ def test_what_is_not_permitted_here_is_skipped_with_a_sentence(capsys: pytest.Ca
     [
         ((), "say either --rounds or --minutes"),
         (("--rounds", "1", "--minutes", "1"), "say either --rounds or --minutes"),
+        (("--rounds", "-1"), "--rounds must be 0 at least"),
+        (("--minutes", "nan"), "--minutes must be 0 at least"),
+        (("--rounds", "1", "--ttl", "0"), "--ttl must be 1 at least"),
+        (("--rounds", "1", "--rate", "0"), "--rate must be 0.01 at least"),
         (
             ("--rounds", "1", "--no-namespaces", "--directory", "."),
             ". is not empty: name a directory for this run alone",

@@ -57,13 +57,17 @@ class Timer:
 
     async def _sleep(self, seconds: float) -> None:
         """Until the time has come or something earlier was registered."""
-        self._earlier = asyncio.get_running_loop().create_future()
-        waits: list[asyncio.Future[None]] = [self._earlier]
-        if seconds != math.inf:
-            waits.append(asyncio.ensure_future(self._clock.sleep(seconds)))
+        loop = asyncio.get_running_loop()
+        self._earlier = earlier = loop.create_future()
+        alarm = loop.call_later(seconds, _wake, earlier) if seconds != math.inf else None
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await earlier
         finally:
             self._earlier = None
-            for wait in waits:
-                wait.cancel()
+            if alarm is not None:
+                alarm.cancel()
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

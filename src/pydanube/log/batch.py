@@ -149,6 +149,7 @@ class Batch(NamedTuple):
         return b"".join(self.buffers)
 
 
+@lru_cache(maxsize=1024)
 def topic_hash(topic: str) -> int:
     """What a batch calls its topic, so that a batch in the wrong file or frame is noticed."""
     return int.from_bytes(hashlib.blake2b(topic.encode(), digest_size=8).digest(), "little")
@@ -399,21 +400,24 @@ def with_attribute(batch: Batch, name: str, value: str) -> Batch:
     return _finish(header, plain)
 
 
-def logical_crc(payload: pa.Array) -> int:
-    """crc32c of the payloads' lengths and then of their bytes.
+def logical_crc(*payloads: pa.Array) -> int:
+    """crc32c of the payloads' lengths and then of their bytes; several arrays count as one.
 
     It depends on the values only, not on how Arrow or Parquet lays them out, so tiers can be compared by it.
     """
-    lengths = pc.binary_length(payload)
-    length_bytes = memoryview(lengths.buffers()[1])[lengths.offset * 4 : (lengths.offset + len(lengths)) * 4]
-    crc = crc32c(length_bytes)
-    _, offsets, data = payload.buffers()
-    if data is None or len(payload) == 0:
-        return crc
-    # Whoever wrote the buffer may have made it longer than needed, and by an odd number of bytes.
-    bounds = memoryview(offsets)[: (payload.offset + len(payload) + 1) * 4].cast("i")
-    first, end = bounds[payload.offset], bounds[payload.offset + len(payload)]
-    return crc32c(memoryview(data)[first:end], crc)
+    crc = 0
+    for payload in payloads:
+        lengths = pc.binary_length(payload)
+        crc = crc32c(memoryview(lengths.buffers()[1])[lengths.offset * 4 : (lengths.offset + len(lengths)) * 4], crc)
+    for payload in payloads:
+        _, offsets, data = payload.buffers()
+        if data is None or len(payload) == 0:
+            continue
+        # Whoever wrote the buffer may have made it longer than needed, and by an odd number of bytes.
+        bounds = memoryview(offsets)[: (payload.offset + len(payload) + 1) * 4].cast("i")
+        first, end = bounds[payload.offset], bounds[payload.offset + len(payload)]
+        crc = crc32c(memoryview(data)[first:end], crc)
+    return crc
 
 
 # --- reading batches --------------------------------------------------------------------------------
@@ -514,10 +518,8 @@ def decode(batch: Batch) -> pa.RecordBatch:
 
 def messages(batch: Batch) -> list[Envelope]:
     """The rows as values: for tools and tests; the message path never needs them."""
-    names = ENVELOPE.names
-    rows = decode(batch).set_column(0, "publish_time", decode(batch).column(0).cast(pa.int64()))
-    order = [names.index(field) for field in Envelope._fields]
-    columns = [rows.column(i).to_pylist() for i in order]
+    times, payload, key, producer, attributes, *numbers = decode(batch).columns
+    columns = [each.to_pylist() for each in (payload, times.view(pa.int64()), key, producer, attributes, *numbers)]
     columns[4] = [dict(pairs or ()) for pairs in columns[4]]
     return [Envelope._make(row) for row in zip(*columns, strict=True)]
 
@@ -641,9 +643,10 @@ def _check_times(earliest: int, latest: int) -> int:
 
 
 def _finish(header: Header, body: Buffer) -> Batch:
-    packed = _HEADER.pack(*header)
+    fields = header[:-1]
+    packed = _HEADER.pack(*fields, 0)
     crc = crc32c(packed[:-4])
-    return Batch(header._replace(header_crc=crc), packed[:-4] + _CRC.pack(crc), body)
+    return Batch(Header._make((*fields, crc)), packed[:-4] + _CRC.pack(crc), body)
 
 
 def _few_rows() -> Layout | None:

@@ -38,10 +38,13 @@ from pydanube.log.batch import ENVELOPE, PUBLISH_TIME_MIN, Batch, decode, encode
 from pydanube.ports import Buffer
 
 MIB: Final = 1 << 20
+CODEC: Final = "zstd"
 ROW_GROUP_BYTES: Final = 8 * MIB
 ROW_GROUP_ROWS: Final = 128 * 1024
+PIECES_AT_ONCE: Final = 64  # batches that become one before all become a row group
 BATCH_BYTES: Final = MIB  # what a reader makes of a row group
 BATCH_ROWS: Final = 10_000
+_ROW_BYTES: Final = 64  # what a row takes in memory and hardly in a file: offsets, times, numbers
 FOOTER_GUESS_BYTES: Final = 64 * 1024
 
 COLUMNS: Final = pa.schema(
@@ -147,6 +150,11 @@ class Footer(NamedTuple):
         lowest: dict[tuple[int, int, int], StoredBatch] = {}
         _add_producers(lowest, found)
         return list(lowest.values())
+
+    def bytes_in_memory(self, number: int) -> int:
+        """About what the messages of a row group take, once it is read."""
+        size: int = self.metadata.row_group(number).total_byte_size
+        return size + self.row_groups[number].rows * _ROW_BYTES
 
     def row_group_of(self, offset: int) -> int:
         """Its number; `offset` lies inside the object."""
@@ -257,8 +265,11 @@ def _rows_by_size(rows: pa.RecordBatch, bytes_max: int, rows_max: int) -> Iterat
 
 def _table(pieces: Sequence[_Piece]) -> pa.Table:
     """One row group with all columns; per batch, not per message."""
-    rows = [decode(piece.batch).slice(piece.first, piece.rows) for piece in pieces]
-    envelope = pa.Table.from_batches(rows, schema=ENVELOPE).combine_chunks()
+    # Some at a time: Arrow puts thousands of small batches together, and lets go of them, without letting go of the
+    # interpreter: 60 ms for a row group of ten messages per batch, in which the event loop stands still.
+    envelope = pa.concat_tables(
+        _envelope(pieces[first : first + PIECES_AT_ONCE]) for first in range(0, len(pieces), PIECES_AT_ONCE)
+    ).combine_chunks()
     headers = [piece.batch.header for piece in pieces]
     first_offset = headers[0].base_offset + pieces[0].first
     offset = pc.add(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), envelope.num_rows)), first_offset - 1)
@@ -278,6 +289,11 @@ def _table(pieces: Sequence[_Piece]) -> pa.Table:
         _spread(ends, pa.array([header.append_time for header in headers], COLUMNS.field("append_time").type)),
     ]
     return pa.table(columns, schema=COLUMNS)
+
+
+def _envelope(pieces: Sequence[_Piece]) -> pa.Table:
+    rows = [decode(piece.batch).slice(piece.first, piece.rows) for piece in pieces]
+    return pa.Table.from_batches(rows, schema=ENVELOPE).combine_chunks()
 
 
 def _spread(ends: Sequence[int], values: pa.Array) -> pa.Array:
@@ -355,7 +371,7 @@ def _write(
         pa.PythonFile(sink, mode="w"),
         COLUMNS,
         version="2.6",
-        compression="zstd",
+        compression=CODEC,
         compression_level=1,
         use_dictionary=_DICTIONARY,
         column_encoding=_DELTA,
@@ -502,28 +518,56 @@ def _runs_of(batches: Iterator[StoredBatch]) -> list[StoredBatch]:
 def read_row_group(footer: Footer, number: int, data: Buffer) -> list[Batch]:
     """The messages of a row group as batches, its checksums verified. `data` is that part of the object.
 
-    A batch here is not one that a producer sent: rows that follow each other in one epoch are put together.
+    A batch here is not one that a producer sent: rows that follow each other in one epoch are put together. They are
+    decoded a batch at a time, so that beside `data` and what is returned there is never much in memory.
     """
-    table = read_table(footer, number, data, ENVELOPE.names)
-    rows = pa.RecordBatch.from_arrays([column.chunk(0) for column in table.columns], schema=ENVELOPE)
-    return list(_rebuilt(footer, footer.row_groups[number], rows))
+    group = footer.row_groups[number]
+    where = f"offsets {group.first_offset} to {group.end_offset - 1}"
+    batches: list[Batch] = []
+    try:
+        parts = _open_group(footer, number, data).iter_batches(
+            _rows_at_once(footer, number), row_groups=[number], columns=ENVELOPE.names, use_threads=False
+        )
+        first = group.first_offset
+        for part in parts:
+            batches += _rebuilt(footer, first, part.select(ENVELOPE.names))
+            first += part.num_rows
+    except (pa.ArrowException, OSError, ValueError, LookupError, InvalidBatch) as error:
+        raise InvalidObject(where, str(error)) from error
+    if first != group.end_offset:
+        raise InvalidObject(where, f"it has {first - group.first_offset} rows, the footer says {group.rows}")
+    found = logical_crc(*(decode(batch).column("payload") for batch in batches))
+    if found != group.logical_crc:
+        raise InvalidObject(where, f"logical checksum is {found:#010x}, the footer says {group.logical_crc:#010x}")
+    return batches
+
+
+def _rows_at_once(footer: Footer, number: int) -> int:
+    """So many rows make a batch, if all are alike."""
+    wanted = footer.row_groups[number].rows * BATCH_BYTES // footer.bytes_in_memory(number)
+    return max(1, min(BATCH_ROWS, wanted))
 
 
 def read_table(footer: Footer, number: int, data: Buffer, names: Sequence[str]) -> pa.Table:
     """Some columns of a row group, in one chunk. Its bytes, and `payload` if it is among them, are verified."""
     group = footer.row_groups[number]
-    where = f"offsets {group.first_offset} to {group.end_offset - 1}"
+    try:
+        return table_of_group(_open_group(footer, number, data), footer, number, names)
+    except (pa.ArrowException, OSError, ValueError, LookupError) as error:
+        raise InvalidObject(f"offsets {group.first_offset} to {group.end_offset - 1}", str(error)) from error
+
+
+def _open_group(footer: Footer, number: int, data: Buffer) -> pq.ParquetFile:
+    """A file that has one row group. Its bytes have the checksum that they must have, or ValueError is raised.
+
+    It covers every page with its header, so Arrow need not compute those of the pages too, by a slower method.
+    """
+    group = footer.row_groups[number]
     found = crc32c(data)
     if found != group.crc:
-        raise InvalidObject(where, f"checksum is {found:#010x}, the footer says {group.crc:#010x}")
+        raise ValueError(f"checksum is {found:#010x}, the footer says {group.crc:#010x}")
     pieces = _Pieces(group.position + group.length, [(group.position, data)])
-    try:
-        file = pq.ParquetFile(
-            pa.PythonFile(pieces, mode="r"), metadata=footer.metadata, page_checksum_verification=True
-        )
-        return table_of_group(file, footer, number, names)
-    except (pa.ArrowException, OSError, ValueError, LookupError) as error:
-        raise InvalidObject(where, str(error)) from error
+    return pq.ParquetFile(pa.PythonFile(pieces, mode="r"), metadata=footer.metadata)
 
 
 def table_of_group(file: pq.ParquetFile, footer: Footer, number: int, names: Sequence[str]) -> pa.Table:
@@ -553,9 +597,9 @@ def _read_row_group(file: pq.ParquetFile, footer: Footer, number: int, names: Se
     return table
 
 
-def _rebuilt(footer: Footer, group: RowGroup, rows: pa.RecordBatch) -> Iterator[Batch]:
-    for first, end, like in _stretches(footer.runs, group.first_offset, group.end_offset):
-        run = rows.slice(first - group.first_offset, end - first)
+def _rebuilt(footer: Footer, first_offset: int, rows: pa.RecordBatch) -> Iterator[Batch]:
+    for first, end, like in _stretches(footer.runs, first_offset, first_offset + rows.num_rows):
+        run = rows.slice(first - first_offset, end - first)
         for row, count in _rows_by_size(run, BATCH_BYTES, BATCH_ROWS):
             batch = encode(run.slice(row, count), topic=footer.topic, codec="none")
             yield stamp(batch, base_offset=first + row, epoch=like.epoch, append_time=like.append_time)

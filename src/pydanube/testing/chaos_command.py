@@ -36,7 +36,7 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=0.0, help="random faults for so long, instead of --rounds")
     parser.add_argument("--only", action="append", choices=list(FAULTS), help="this kind; may be given several times")
     parser.add_argument("--seed", type=int, default=0, help="of faults, victims and moments; 0: another every time")
-    parser.add_argument("--ttl", type=int, default=6, help="seconds after which a silent broker is replaced")
+    parser.add_argument("--ttl", type=int, default=3, help="seconds after which a silent broker is replaced")
     parser.add_argument("--rate", type=float, default=25.0, help="messages per second of every producer")
     parser.add_argument("--moves", type=int, default=2, help="topics that are moved during every fault")
     parser.add_argument("--settle-seconds", type=float, default=180.0, help="how long everything may take to recover")
@@ -53,6 +53,11 @@ def main(words: Sequence[str] | None = None) -> int:
     if bool(given.rounds) == bool(given.minutes):
         print("chaos: say either --rounds or --minutes", file=sys.stderr)
         return EXIT_FAILED
+    least = {"rounds": 0, "minutes": 0, "seed": 0, "ttl": 1, "moves": 0, "rate": 0.01, "settle_seconds": 1}
+    for name, bound in least.items():
+        if not getattr(given, name) >= bound:
+            print(f"chaos: --{name.replace('_', '-')} must be {bound} at least", file=sys.stderr)
+            return EXIT_FAILED
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     network = Network(BROKER_COUNT, private=not given.no_namespaces)
     kinds = given.only or list(FAULTS)

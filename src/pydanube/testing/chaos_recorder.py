@@ -158,7 +158,7 @@ class Recorder:
 
     async def judged(self, client: pydanube.Client, quiet: Quiet) -> History:
         """Everything so far in the order of time, and the topics as they are now. Raises DanubeError."""
-        kept = [await self._kept(client, topic) for topic in self.topics]
+        kept = await asyncio.gather(*(self._kept(client, topic) for topic in self.topics))
         for each in kept:
             owner = self.owners[each.topic]
             broker = self.brokers.get(owner.broker_id, 0)

@@ -25,6 +25,7 @@ from pydanube.testing.history import History, Quiet, to_line
 
 LEAD_SECONDS: Final = 1.5  # of work before a fault
 PATIENCE_SECONDS: Final = 60.0  # between deliveries, once all is well: a heartbeat, and a busy machine
+LOOK_SECONDS: Final = 0.15  # between looks whether all has come to rest
 CHAPTER_ROUNDS: Final = 13
 STATUS_SECONDS: Final = 1.0
 LOG_SECONDS: Final = 15.0  # between status lines that are not on a terminal
@@ -68,6 +69,8 @@ class Run:
         self._dice = Random(options.seed)
         self._chapters = count(1)
         self._now = "starting"
+        self._spent: dict[str, float] = {}  # seconds by what a round does
+        self._since = 0.0
         self._rounds = 0
         self._clients: Clients | None = None
         self._recorder: Recorder | None = None
@@ -156,17 +159,21 @@ class Run:
         self._now = kind
         dice = Random(self._dice.randrange(1 << 32))
         row, sent = self.table[kind], recorder.sent
+        self._since = recorder.now()
         recorder.worst_pause = 0.0
         recorder.clean = FAULTS[kind].clean
         clients.publish(True)
         await asyncio.sleep(LEAD_SECONDS)
+        self._spend("working", recorder)
         victim = self.site.host(recorder, dice.choice(recorder.topics)) or dice.choice(self.site.brokers)
         async with asyncio.TaskGroup() as group:
             group.create_task(strike(kind, Scene(self.site, recorder, dice, victim)))
             for _ in range(self.options.moves):
                 group.create_task(self._move(dice.choice(recorder.topics), dice.uniform(0.0, 4.0), dice))
+        self._spend("breaking", recorder)
         await asyncio.sleep(LEAD_SECONDS)
         clients.publish(False)
+        self._spend("working", recorder)
         history = await self._settle(kind, client, recorder, clients)
         row.rounds += 1
         row.messages += recorder.sent - sent
@@ -199,23 +206,32 @@ class Run:
         deadline = began + patience
         unwell = await self._until_well(recorder, deadline)
         quiet_at = recorder.now()
+        self._spend("getting well", recorder)
         while not unwell and (behind := await self._behind(clients)):
             self._now = f"{kind}: {behind[:60]}"
             if recorder.now() > deadline:
                 unwell = behind
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(LOOK_SECONDS)
+        self._spend("catching up", recorder)
         self._now = f"{kind}: reading"
         try:
             history = await recorder.judged(client, Quiet(PATIENCE_SECONDS, quiet_at))
         except DanubeError as error:
             history = History(sorted(recorder.events, key=lambda event: event.at))
             unwell = unwell or f"the topics cannot be read: {error}"
+        self._spend("reading", recorder)
         self._now = f"{kind}: judging"
         self.violations = check(history)
+        self._spend("judging", recorder)
         if unwell:
             self.violations.insert(0, Violation("not_settled", "", f"{unwell}, {patience:.0f} s after the fault"))
         self.table[kind].settling.append(recorder.now() - began)
         return history
+
+    def _spend(self, what: str, recorder: Recorder) -> None:
+        """The time since the last one was spent so."""
+        self._spent[what] = self._spent.get(what, 0.0) + recorder.now() - self._since
+        self._since = recorder.now()
 
     async def _until_well(self, recorder: Recorder, deadline: float) -> str:
         while True:
@@ -224,7 +240,7 @@ class Run:
             if not unwell or recorder.now() > deadline:
                 return unwell
             self._now = f"{self._now.partition(':')[0]}: {unwell[:60]}"
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _behind(self, clients: Clients) -> str:
         try:
@@ -264,6 +280,9 @@ class Run:
             lines.append("{:<16}{:>8}{:>10}{:>13}{:>12}{:>12}".format(kind, *numbers))
         rounds, messages = (sum(getattr(row, name) for row in self.table.values()) for name in ("rounds", "messages"))
         lines.append(f"{rounds} rounds, {messages} messages checked, topics moved {self.site.moved} times")
+        if rounds:
+            spent = ", ".join(f"{seconds / rounds:.1f} s {what}" for what, seconds in self._spent.items())
+            lines.append(f"a round took {sum(self._spent.values()) / rounds:.1f} s: {spent}")
         exits = ", ".join(self.site.exits) or "none"
         lines.append(f"moves that could not be: {self.site.not_moved}; servers that ended by themselves: {exits}")
         lines.append(f"official clients started again: {self.restarts}; consumers opened again: {self.reopened}")

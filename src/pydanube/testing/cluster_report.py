@@ -66,12 +66,16 @@ class ClusterTotals:
         return self.runs, len(self.failures)
 
     def __str__(self) -> str:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items()))
         return (
             f"{self.runs} clusters, {len(self.failures)} failed, {self.seconds / 3600:.1f} h simulated, "
             f"{self.acknowledged} messages acknowledged, {self.delivered} delivered, {self.checked} checked, "
-            f"{sum(self.faults.values())} faults ({kinds})"
+            f"{sum(self.faults.values())} faults"
         )
+
+    @property
+    def kinds(self) -> str:
+        """How many faults there were of each kind."""
+        return ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items()))
 
 
 def meaning(seed: int) -> str:

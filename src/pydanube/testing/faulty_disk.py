@@ -566,14 +566,16 @@ class ProcessDisk:
 
     async def _pause(self, *, delays: bool = False) -> None:
         """What the call takes. The dead wait for ever."""
-        await self._live()
+        if self.dead:
+            await self._live()
         faults = self._disk.faults
         seconds = self._draw() * faults.latency_seconds_max
         if delays and faults.delays and self._draw() < faults.delays:
             self._disk.counts["delays"] += 1
             seconds = self._draw() * faults.delay_seconds_max
         await asyncio.sleep(seconds)
-        await self._live()
+        if self.dead:
+            await self._live()
 
     async def _live(self) -> None:
         while self.dead:

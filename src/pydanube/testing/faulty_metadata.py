@@ -85,19 +85,20 @@ class FaultyMetadata:
         return _Watching(self, prefix, after)
 
     async def _call(self, call: Callable[[], Awaitable[T]], *, changes: bool = False) -> T:
-        await self._delay()
+        if self.delay_max_seconds:
+            await self._delay()
         if self.cut or self.mute:
             await self._fail("calling")
         answer = await call()
         self.calls += 1
-        await self._delay()
+        if self.delay_max_seconds:
+            await self._delay()
         if self.cut or self.deaf or (changes and self.answers_lost and self._dice.random() < self.answers_lost):
             await self._fail("waiting for the answer")
         return answer
 
     async def _delay(self) -> None:
-        if self.delay_max_seconds:
-            await self._clock.sleep(self._dice.random() * self.delay_max_seconds / 2)
+        await self._clock.sleep(self._dice.random() * self.delay_max_seconds / 2)
 
     async def _fail(self, when: str) -> None:
         self.failed_at = self._clock.elapsed()
@@ -128,7 +129,8 @@ class _Watching:
         self._begun = True
         while True:
             events = await anext(self._events)
-            await store._delay()
+            if store.delay_max_seconds:
+                await store._delay()
             if store.cut or store.deaf:
                 await store._fail("watching")
             if told := [event for event in events if not store._dropped()]:

@@ -58,7 +58,7 @@ class FaultyObjects:
     async def get(self, key: str) -> bytes:
         return await self._call(lambda: self._under.get(key))
 
-    async def get_range(self, key: str, position: int, length: int) -> bytes:
+    async def get_range(self, key: str, position: int, length: int) -> Buffer:
         return await self._call(lambda: self._under.get_range(key, position, length))
 
     async def head(self, key: str) -> ObjectInfo:

@@ -171,7 +171,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        return self._at(self._now + delay, callback, args, context)
 
     def call_at(
         self,
@@ -179,6 +179,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         callback: Callable[[Unpack[Ts]], object],
         *args: *Ts,
         context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self._at(when, callback, args, context)
+
+    def _at(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
     ) -> asyncio.TimerHandle:
         call = _Call(callback, args, copy_context() if context is None else context, when)
         if not self._closed:
@@ -242,12 +247,14 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def _run(self, main: asyncio.Task[T]) -> None:
         ready, timers, draw, shuffled = self._ready, self._timers, self._draw, self._shuffled
+        process_of = _PROCESS
         steps_left = self._steps_max - self.steps
         while not main.done():
             if not ready:
                 if not timers:
                     raise Deadlock(self.waiting())
                 self._now = max(self._now, timers[0][0])
+            # A cancelled one counts for nothing, but time goes on to where it was.
             while timers and timers[0][0] <= self._now:
                 call = heappop(timers)[2]
                 if not call.is_cancelled:
@@ -266,12 +273,13 @@ class SimLoop(asyncio.AbstractEventLoop):
             if steps_left < 0:
                 self.steps = self._steps_max
                 raise Livelock(self._steps_max, self._now, self.waiting())
-            process = call.context.get(_PROCESS)
+            context = call.context
+            process = context.get(process_of)
             if process is not None and process.held is not None:
                 process.held.append(call)
                 continue
             try:
-                call.context.run(call.callback, *call.args)
+                context.run(call.callback, *call.args)
             except Exception as error:
                 message = f"callback {call.callback!r} failed"
                 self.call_exception_handler({"message": message, "exception": error})
@@ -425,14 +433,14 @@ class SimClock:
     """The loop's time. `jump` changes the date alone, as an operator or NTP does, in either direction."""
 
     def __init__(self, loop: SimLoop | None = None, *, start_us: int = EPOCH_US) -> None:
-        self._loop = loop if loop is not None else asyncio.get_running_loop()
+        self._loop = loop if loop is not None else cast(SimLoop, asyncio.get_running_loop())
         self._start_us = start_us
 
     def time_us(self) -> int:
-        return self._start_us + round(self._loop.time() * 1_000_000)
+        return self._start_us + round(self._loop._now * 1_000_000)
 
     def elapsed(self) -> float:
-        return self._loop.time()
+        return self._loop._now
 
     def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
         return asyncio.sleep(seconds)

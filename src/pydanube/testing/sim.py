@@ -70,17 +70,21 @@ class Totals:
 
     def __str__(self) -> str:
         crashes = sum(self.counts[kind] for kind in _CRASHES)
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items()) if count)
         return (
             f"{self.histories} histories, {len(self.failures)} failed, {self.idle} idle, {crashes} crashes, "
-            f"{self.acknowledged} batches acknowledged, {self.checked} compared ({kinds})"
+            f"{self.acknowledged} batches acknowledged, {self.checked} compared"
         )
+
+    @property
+    def kinds(self) -> str:
+        """What happened how often."""
+        return ", ".join(f"{kind} {count}" for kind, count in sorted(self.counts.items()) if count)
 
 
 def outcomes(seeds: Sequence[int], *, processes: int) -> Iterator[Outcome]:
     """Lives the seeds' histories, in any order."""
     if processes == 1:
-        yield from _live(seeds)
+        yield from map(run_history, seeds)
         return
     # Fresh interpreters: nothing of this one, whatever it has loaded or changed, can have a part in a history.
     context = multiprocessing.get_context("spawn")
@@ -92,12 +96,7 @@ def _prepare() -> None:
     logging.disable(logging.CRITICAL)
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 10, 10)  # a history is short, and nearly all of it lives to its end
-
-
-def _live(seeds: Iterable[int]) -> Iterator[Outcome]:
-    for seed in seeds:
-        yield run_history(seed)
+    gc.set_threshold(300_000, 10, 10)  # a history is short, and nearly all of it lives to its end
 
 
 def cluster_outcomes(seeds: Sequence[int], *, processes: int) -> Iterator[ClusterOutcome]:
@@ -112,9 +111,9 @@ def cluster_outcomes(seeds: Sequence[int], *, processes: int) -> Iterator[Cluste
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pydanube.testing.sim", description=__doc__)
-    parser.add_argument("--seed", type=int, help="the first seed (default: a random one)")
-    parser.add_argument("--count", type=int, default=COUNT, help="how many seeds (default: %(default)s)")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=_at_least(0), help="the first seed (default: a random one)")
+    parser.add_argument("--count", type=_at_least(1), default=COUNT, help="how many seeds (default: %(default)s)")
+    parser.add_argument("--processes", type=_at_least(1), default=os.cpu_count() or 1)
     parser.add_argument("--only", choices=("log", "cluster"), help="one of the two simulators (default: both)")
     parser.add_argument("--digest", default="", help="of what the first seed did then; says so if it does not any more")
     parser.add_argument("--verbose", action="store_true", help="print every event of every history")
@@ -125,7 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = [options.only] if options.only else ["log", "cluster"]
     if options.verbose:
         return max([_verbose(seeds) if kind == "log" else _verbose_cluster(seeds) for kind in kinds])
-    print(f"seeds {seed} to {seed + options.count - 1} on {options.processes} processes", flush=True)
+    places = "1 process" if options.processes == 1 else f"{options.processes} processes"
+    print(f"seeds {seed} to {seed + options.count - 1} on {places}", flush=True)
     clock = SystemClock()
     started = clock.elapsed()
     told: list[str] = []
@@ -134,16 +134,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _compare(kinds, seed, options.digest)
     for kind in kinds:
         began = clock.elapsed()
-        passed_here, totals = (_run_log if kind == "log" else _run_clusters)(seeds, options.processes)
+        run: Callable[[Sequence[int], int], tuple[bool, Totals | ClusterTotals]]
+        run = _run_log if kind == "log" else _run_clusters
+        passed_here, totals = run(seeds, options.processes)
         passed &= passed_here
+        print(f"{kind}: {totals.kinds}")
         told.append(f"{totals}, {options.count / max(1e-9, clock.elapsed() - began):.1f} seeds/s")
-    print(f"seed {seed}: {'; '.join(told)}; {clock.elapsed() - started:.0f} s")
+    print(f"seed {seed}: {'; '.join(told)}; {_duration(clock.elapsed() - started)}")
     return 0 if passed else 1
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        found = int(text)
+        if found < least:
+            raise argparse.ArgumentTypeError(f"it must be {least} at least, not {found}")
+        return found
+
+    number.__name__ = "whole number"  # as argparse calls what it is not: "invalid whole number value: 'x'"
+    return number
 
 
 def _compare(kinds: Sequence[str], seed: int, digest: str) -> None:
     """Says whether the seed still does what it did when somebody wrote down its digest."""
-    found = [run_history(seed).digest if kind == "log" else run_seed(seed).digest for kind in kinds]
+    found = [run_history(seed).digest if kind == "log" else run_seed(seed, keep_history=True).digest for kind in kinds]
     if digest in found:
         print(f"seed {seed} is the history that it was")
     else:
@@ -160,7 +174,12 @@ class _Summed(Protocol):
 T = TypeVar("T")
 
 
-def _follow(outcomes: Iterable[T], totals: _Summed, count: int, take: Callable[[T], None]) -> None:
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def _follow(name: str, outcomes: Iterable[T], totals: _Summed, count: int, take: Callable[[T], None]) -> None:
     """Takes them one by one, with a line on the terminal that says how far it is."""
     clock = SystemClock()
     started = shown_at = clock.elapsed()
@@ -170,9 +189,10 @@ def _follow(outcomes: Iterable[T], totals: _Summed, count: int, take: Callable[[
         if on_terminal and clock.elapsed() > shown_at + 0.2:
             shown_at = clock.elapsed()
             runs, failed = totals.done
-            bar = "#" * (30 * runs // count)
             rate = runs / (shown_at - started)
-            print(f"\r[{bar:30}] {runs}/{count}, {failed} failed, {rate:.1f}/s ", end="", file=sys.stderr, flush=True)
+            line = f"[{'#' * (30 * runs // count):30}] {name} {runs}/{count}, {failed} failed, {rate:.1f}/s, "
+            left = _duration((count - runs) / rate)
+            print(f"\r{line + left + ' left':78}", end="", file=sys.stderr, flush=True)
     if on_terminal:
         print("\r" + " " * 78 + "\r", end="", file=sys.stderr)
 
@@ -186,7 +206,7 @@ def _run_log(seeds: Sequence[int], processes: int) -> tuple[bool, Totals]:
             print(f"\nseed {outcome.seed} of the log failed: {outcome.failure}")
             _say_how_to_repeat("log", outcome.seed, outcome.digest)
 
-    _follow(outcomes(seeds, processes=processes), totals, len(seeds), take)
+    _follow("logs", outcomes(seeds, processes=processes), totals, len(seeds), take)
     if totals.too_idle:
         print(f"in {totals.idle} of {totals.histories} histories nothing was acknowledged: they prove nothing")
     return totals.passed, totals
@@ -200,7 +220,7 @@ def _run_clusters(seeds: Sequence[int], processes: int) -> tuple[bool, ClusterTo
         if outcome.problems and len(totals.failures) <= FAILURES_SHOWN_MAX:
             print(f"\nseed {outcome.seed} of the cluster failed: {outcome.problems[0].splitlines()[0]}", flush=True)
 
-    _follow(cluster_outcomes(seeds, processes=processes), totals, len(seeds), take)
+    _follow("clusters", cluster_outcomes(seeds, processes=processes), totals, len(seeds), take)
     for outcome in totals.failures[:SHRUNK_MAX]:
         smallest, runs = shrink(outcome)
         print("\n" + "\n".join(report(smallest)))
