@@ -145,6 +145,10 @@ bench-tier: setup-test ## Measure uploads and reading history, on a real S3-comp
 bench-move: setup-test ## Measure moves and a crash of a real cluster under load
 	@$(PYTHON_IN_VENV) bench/move.py
 
+.PHONY: bench-cursors
+bench-cursors: setup ## Measure what 5,000 subscriptions that acknowledge cost the metadata store
+	@$(PYTHON_IN_VENV) bench/cursors.py
+
 .PHONY: bench-spark
 bench-spark: setup-spark ## Measure the data pipeline beside what Spark could do at best
 	@$(PYTHON_IN_VENV) bench/spark.py

@@ -3,8 +3,10 @@
 Three brokers as processes, an etcd member beside each, one object store for all.
 
     moves    native producers send 2,000 messages of 1 KiB a second in total to ten topics, an official client 50 a
-             second to another; one topic after the other is moved, at the end a topic that keeps nothing; then a broker
-             is killed and comes back. Every receipt and delivery is kept and compared at the end
+             second to another, which an official consumer reads; one topic after the other is moved, now and then one
+             that keeps nothing; then a broker is killed and comes back, and another one whose etcd member leads the
+             others. Every receipt and delivery is kept and compared at the end, and stored cursors are looked at ten
+             times a second
     drain    a broker with many topics, a message in each, gives all of them to the two others
 
 Figures belong to the machine and the moment; the zeros do not.
@@ -16,6 +18,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import random
 import signal
@@ -24,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import pairwise
@@ -37,6 +41,8 @@ from rich.console import Console
 from rich.table import Table
 
 import pydanube
+from pydanube.core import keys
+from pydanube.stores.etcd import CLIENT_PORT_OFFSET, EtcdMetadataStore
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as pb
 
@@ -46,6 +52,7 @@ OFFICIAL_RATE = 50
 PAYLOAD = 1024
 TTL = 5.0
 OFFICIAL = "/default/official"
+OFFICIAL_CONSUMER = "official consumer"
 NEWS = "/default/news"  # keeps nothing
 BROKERS = "danube_admin.BrokerAdmin"
 OURS = "pydanube.admin.v1.Admin"
@@ -56,6 +63,7 @@ class Member:
 
     def __init__(self, place: Path, raft: int, seeds: str, storage: Sequence[str], interval: float) -> None:
         self.place = place
+        self.etcd = f"127.0.0.1:{raft + CLIENT_PORT_OFFSET}"
         self.client, self.admin, self.stream, self.metrics = free_ports(4)
         self.command = [
             *(sys.executable, "-m", "pydanube", "broker", "--mode", "cluster", "--data-dir", str(place / "data")),
@@ -85,6 +93,12 @@ class Member:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+
+    def leads_etcd(self) -> bool:
+        request = urllib.request.Request(f"http://{self.etcd}/v3/maintenance/status", b"{}")
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            status = json.load(answer)
+        return bool(status["header"]["member_id"] == status["leader"])
 
     @contextlib.asynccontextmanager
     async def channel(self) -> AsyncIterator[Any]:
@@ -121,7 +135,7 @@ def raft_ports(count: int) -> list[int]:
         port = random.randrange(20_000, 50_000)
         with contextlib.suppress(OSError), socket.socket() as peer, socket.socket() as client:
             peer.bind(("127.0.0.1", port))
-            client.bind(("127.0.0.1", port + 1000))
+            client.bind(("127.0.0.1", port + CLIENT_PORT_OFFSET))
             found.append(port)
     return found
 
@@ -182,6 +196,7 @@ class Load:
         self.answered: dict[str, list[float]] = defaultdict(list)  # topics of which only the times matter
         self.stopping = asyncio.Event()
         self.errors: list[str] = []
+        self.cursors_seen = self.cursors_back = 0
 
     async def produce(self, topic: str, per_second: float) -> None:
         receipts = self.receipts[topic] = []
@@ -241,6 +256,36 @@ class Load:
                 self.errors.append(f"official client: {error!r}"[:200])
             await asyncio.sleep(1 / OFFICIAL_RATE)
 
+    async def consume_officially(self, url: str) -> None:
+        from danube import DanubeClientBuilder, SubType
+
+        client = await DanubeClientBuilder().service_url(url).build()
+        builder = client.new_consumer().with_topic(OFFICIAL).with_consumer_name("official")
+        consumer = builder.with_subscription("bench").with_subscription_type(SubType.EXCLUSIVE).build()
+        await consumer.subscribe()
+        queue = await consumer.receive()
+        while True:
+            message = await queue.get()
+            await consumer.ack(message)
+            self.answered[OFFICIAL_CONSUMER].append(time.perf_counter())
+
+    async def watch_cursors(self, endpoints: Sequence[str]) -> None:
+        """Counts those that are stored as less than they were."""
+        store = EtcdMetadataStore(endpoints)
+        known: dict[str, int] = {}
+        try:
+            while True:
+                with contextlib.suppress(pydanube.errors.DanubeError):
+                    for item in await store.list(keys.TOPICS):
+                        if item.key.endswith("/cursor"):
+                            cursor = int(item.value)
+                            self.cursors_back += cursor < known.get(item.key, cursor)
+                            self.cursors_seen += cursor != known.get(item.key)
+                            known[item.key] = cursor
+                await asyncio.sleep(0.1)
+        finally:
+            await store.close()
+
     def longest_pause(self, topic: str, since: float, until: float) -> float:
         """Between two answers, around this time."""
         at = [each[0] for each in self.receipts[topic]] if topic in self.receipts else self.answered[topic]
@@ -292,6 +337,8 @@ async def measure_moves(scratch: Path, options: argparse.Namespace) -> dict[str,
             tasks.append(asyncio.create_task(load.produce_officially(f"http://127.0.0.1:{members[0].client}")))
             await asyncio.sleep(5)
             tasks += (consuming := [asyncio.create_task(load.consume(topic)) for topic in topics])
+            official = asyncio.create_task(load.consume_officially(f"http://127.0.0.1:{members[0].client}"))
+            consuming.append(asyncio.create_task(load.watch_cursors([member.etcd for member in members])))
             await asyncio.sleep(5)
             phases: dict[str, list[float]] = defaultdict(list)
             pauses: dict[str, list[float]] = defaultdict(list)
@@ -308,6 +355,9 @@ async def measure_moves(scratch: Path, options: argparse.Namespace) -> dict[str,
                         phases[phase.name].append(phase.duration_ms / 1000)
                 await asyncio.sleep(1.0)
                 pauses[kind].append(load.longest_pause(topic, began, time.perf_counter()))
+                if kind == "official":
+                    received = load.longest_pause(OFFICIAL_CONSUMER, began, time.perf_counter())
+                    pauses[OFFICIAL_CONSUMER].append(received)
 
             for number in range(options.moves):
                 await move(topics[number % TOPICS], "native", members[number % 3])
@@ -320,13 +370,18 @@ async def measure_moves(scratch: Path, options: argparse.Namespace) -> dict[str,
             for name, times in phases.items():
                 result[f"phase {name} ms"] = milliseconds(times)
             result["offset gaps after the moves"] = load.gaps(time.perf_counter() - 3)
-            if not options.no_crash:
+            official.cancel()  # it would spend the crashes on opening its stream, a thousand times a second
+            await asyncio.gather(official, return_exceptions=True)
+            for leads in () if options.no_crash else (False, True):
+                member = next(each for each in members if each.leads_etcd() == leads)
                 before = time.perf_counter()
-                members[0].kill()
+                member.kill()
                 await asyncio.sleep(TTL + 15)
-                taken = max(load.longest_pause(topic, before, before + TTL + 15) for topic in topics)
-                result[f"crash: longest pause s (TTL {TTL:g})"] = round(taken, 2)
-                members[0].start()
+                taken = [load.longest_pause(topic, before, before + TTL + 15) for topic in topics]
+                whose = "led etcd" if leads else "followed in etcd"
+                result[f"crash, its member {whose}: longest pause s (TTL {TTL:g})"] = round(max(taken), 2)
+                result[f"crash, its member {whose}: topics taken over"] = sum(pause > TTL / 2 for pause in taken)
+                member.start()
                 await asyncio.sleep(20)
             load.stopping.set()
             await asyncio.sleep(15 if not options.no_crash else 3)
@@ -335,6 +390,8 @@ async def measure_moves(scratch: Path, options: argparse.Namespace) -> dict[str,
             await asyncio.gather(*tasks, return_exceptions=True)
             result["messages"] = sum(len(receipts) for receipts in load.receipts.values())
             result |= load.verdict()
+            result["cursors stored, seen"] = load.cursors_seen
+            result["cursors that went back"] = load.cursors_back
             result["errors"] = load.errors[:5]
     return result
 
@@ -388,6 +445,7 @@ async def measure_drain(scratch: Path, options: argparse.Namespace) -> dict[str,
 
 
 def main() -> None:
+    logging.getLogger("danube").setLevel(logging.CRITICAL)  # the official client tells of every move
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moves", type=int, default=100, help="0: none")
     parser.add_argument("--no-crash", action="store_true", help="nobody is killed after the moves")

@@ -22,6 +22,10 @@ class BrokerProcess(NamedTuple):
     metrics: int
 
     @property
+    def is_alive(self) -> bool:
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+    @property
     def cpu_seconds(self) -> float:
         """User and system time of the process so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
@@ -58,12 +62,16 @@ def broker(scratch: Path, *flags: str, data_dir: Path | None = None) -> Iterator
                 wait_for_port(client)
                 wait_for_port(stream)
                 yield BrokerProcess(process.pid, client, admin, stream, metrics)
+            except BaseException:
+                last = "".join((Path(place) / "out").read_text(errors="replace").splitlines(keepends=True)[-20:])
+                print(f"the broker (exit code {process.poll()}) said last:\n{last}", file=sys.stderr)
+                raise
             finally:
                 process.terminate()
                 process.wait()
 
 
-def wait_for_port(port: int, seconds: float = 30.0) -> None:
+def wait_for_port(port: int, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while True:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):

@@ -20,6 +20,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter, sleep, time_ns
@@ -28,7 +29,13 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.pandas.types import from_arrow_schema
 
 import pydanube
@@ -96,6 +103,26 @@ def memory_source(rows: int, parts: int) -> type[DataSource]:
     return Memory
 
 
+def dropping_sink() -> type[DataSource]:
+    """The fastest Python sink there can be: it takes batches and forgets them."""
+
+    class Writer(DataSourceArrowWriter):
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+            for _ in iterator:
+                pass
+            return WriterCommitMessage()
+
+    class Dropping(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "dropped_rows"
+
+        def writer(self, schema: object, overwrite: bool) -> DataSourceArrowWriter:
+            return Writer()
+
+    return Dropping
+
+
 Make = Callable[[int], list[bytes]]
 
 
@@ -131,6 +158,7 @@ class Bench:
         self.broker = broker
         self.directory = directory
         spark.dataSource.register(memory_source(ROWS, 2))
+        spark.dataSource.register(dropping_sink())
 
     def fill(self, topic: str, rows: int, make: Make) -> None:
         async def work() -> None:
@@ -139,6 +167,14 @@ class Bench:
 
         assert self.broker._thread is not None
         self.broker._thread.call(work())
+
+    def head(self, topic: str) -> int:
+        async def ask() -> int:
+            async with pydanube.connect(self.broker.url) as client:
+                return (await client.describe_topic(topic)).head
+
+        assert self.broker._thread is not None
+        return int(self.broker._thread.call(ask()))
 
     def upload(self) -> None:
         async def now() -> None:
@@ -228,34 +264,40 @@ def receipts(url: str) -> Iterator[list[float]]:
     over = threading.Event()
 
     async def produce() -> None:
-        async with pydanube.connect(url) as client, client.producer("/default/waited") as producer:
-            while not over.is_set():
-                began = perf_counter()
-                await producer.send(b"x" * 100)
-                waits.append(perf_counter() - began)
-                await asyncio.sleep(0.005)
+        async with pydanube.connect(url) as client:
+            await client.create_topic("/default/waited", exist_ok=True)
+            async with client.producer("/default/waited") as producer:
+                while not over.is_set():
+                    began = perf_counter()
+                    await producer.send(b"x" * 100)
+                    waits.append(perf_counter() - began)
+                    await asyncio.sleep(0.005)
 
-    thread = threading.Thread(target=lambda: asyncio.run(produce()))
-    thread.start()
-    try:
-        yield waits
-    finally:
-        over.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as thread:
+        producing = thread.submit(asyncio.run, produce())
+        try:
+            yield waits
+        finally:
+            over.set()
+            producing.result()
 
 
 def write(bench: Bench) -> None:
-    def save(rows: int, topic: str) -> None:
+    def save(rows: int, topic: str, form: str = "danube") -> None:
         frame = bench.spark.range(rows).selectExpr(
             "cast(repeat('x', 100) as binary) as payload", "cast(id as string) as key"
         )
         target = bench.options(topic, staging=str(bench.directory / "staging"))
-        frame.write.format("danube").options(**target).mode("append").save()
+        frame.write.format(form).options(**target).mode("append").save()
 
-    save(1000, "/default/warm")
+    for form in ("danube", "dropped_rows"):
+        save(1000, "/default/warm", form)
+    ceiling = once(lambda: save(ROWS, "", "dropped_rows"))
+    line("ceiling: a Python sink that forgets", ceiling, None)
     little = once(lambda: save(1000, "/default/little"))
     taken = once(lambda: save(ROWS, "/default/written"))
-    line("sink, rows of 100 B", taken, None)
+    assert bench.head("/default/written") == ROWS
+    line("sink, rows of 100 B", taken, ceiling)
     print(f"{'sink, a write of 1,000 rows':<44}{little.seconds:>12.2f} s{little.cpu_seconds:>13.2f} s of a core")
     more = Taken(taken.seconds - little.seconds, taken.cpu_seconds - little.cpu_seconds)
     line("sink, behind that", more, None, ROWS - 1000)
@@ -284,8 +326,14 @@ def latency(bench: Bench) -> None:
 
     stream = bench.spark.readStream.format("danube").options(**bench.options(topic)).load()
     query = stream.writeStream.foreachBatch(batch).option("checkpointLocation", str(bench.directory / "late")).start()
-    while query.lastProgress is None:
-        sleep(0.1)
+
+    def wait_until(is_so: Callable[[], bool]) -> None:
+        deadline = perf_counter() + 300
+        while not is_so():
+            assert query.isActive and perf_counter() < deadline, query.exception() or "the query does not go on"
+            sleep(0.1)
+
+    wait_until(lambda: query.lastProgress is not None)
 
     async def produce() -> None:
         async with pydanube.connect(bench.broker.url) as client, client.producer(topic) as producer:
@@ -297,8 +345,7 @@ def latency(bench: Bench) -> None:
                 producer.send_nowait(b"x" * 100)
 
     asyncio.run(produce())
-    while sum(counts) < PER_SECOND * LATENCY_SECONDS:
-        sleep(0.1)
+    wait_until(lambda: sum(counts) >= PER_SECOND * LATENCY_SECONDS)
     query.stop()
     # The first seconds are those of a query that begins.
     late = np.concatenate([each for each in waits if len(each)][len(waits) // 4 :])

@@ -103,7 +103,7 @@ def ask(target: Path) -> None:
     """DuckDB reads the tables. It knows nothing of Danube, or of Spark."""
 
     def table(name: str) -> str:
-        return f"read_parquet('{target}/orders_{name}/batch=*/**/*.parquet', hive_partitioning=true)"
+        return f"read_parquet('{target}/orders_{name}/batch=*/date=*/*.parquet', hive_partitioning=true)"
 
     owners = f'select epoch, min("offset"), max("offset") from {table("raw")} group by epoch order by epoch'
     for number, (_, first, last) in enumerate(duckdb.sql(owners).fetchall(), 1):

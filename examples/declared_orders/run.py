@@ -2,7 +2,7 @@
 
     .venv/bin/python examples/declared_orders/run.py
 
-Needs Spark Connect, which declared pipelines run on: pip install 'pyspark[connect]'. Spark forgets tables with its
+Declared pipelines run on Spark Connect, which `make setup-spark` installs. Spark forgets tables with its
 process here; with a catalog that stays (a metastore), the next run reads only what is new.
 """
 

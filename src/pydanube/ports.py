@@ -168,7 +168,7 @@ class ObjectStore(Protocol):
 
     async def get(self, key: str) -> bytes: ...
 
-    async def get_range(self, key: str, position: int, length: int) -> bytes:
+    async def get_range(self, key: str, position: int, length: int) -> Buffer:
         """Returns up to `length` bytes from `position`; fewer only where the object ends."""
         ...
 

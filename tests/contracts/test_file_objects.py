@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from pydanube.core.object_keys import is_part
 from pydanube.errors import Conflict, DiskFailed, Unreachable
-from pydanube.ports import Write
+from pydanube.ports import Write, WriteResult
+from pydanube.stores import file_objects
 from pydanube.stores.file_objects import UPLOADING, FileObjectStore, path_of
 from pydanube.stores.files import FileDisk
 from pydanube.stores.memory import MemoryDisk
@@ -125,8 +126,9 @@ def kill(hardware: FaultyDisk, store: FileObjectStore) -> None:
 
 @pytest.mark.parametrize("cut", [power, kill])
 def test_what_was_put_survives_a_cut_at_any_step_and_nothing_else_is_ever_seen(
-    cut: Callable[[FaultyDisk, FileObjectStore], None],
+    cut: Callable[[FaultyDisk, FileObjectStore], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(file_objects, "PIECE_BYTES", len(KILOBYTE) * 2)  # the first object has two pieces
     points = next(steps for steps in count() if not all([cut_after(steps, seed, cut) for seed in range(SEEDS)]))
     assert points > 40  # seven calls, each of several writes, renames and syncs
 
@@ -354,6 +356,44 @@ async def test_a_full_disk_leaves_nothing_behind_and_heals() -> None:
     assert [entry.name for entry in await disk.list(store._place)] == ["LOCK"]
     await store.delete("a.raw")
     await store.put("b.raw", [bytes(8_000)])
+
+
+class PiecesDisk(MemoryDisk):
+    """Remembers how long each write was, and whether it was synced."""
+
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        super().__init__(capacity_bytes=capacity_bytes)
+        self.pieces: list[tuple[int, bool]] = []
+
+    async def write(self, writes: Sequence[Write], *, sync: bool) -> list[WriteResult]:
+        self.pieces += [(sum(memoryview(buffer).nbytes for buffer in each.buffers), sync) for each in writes]
+        return await super().write(writes, sync=sync)
+
+
+@pytest.mark.parametrize("cuts", [[], [0], [5], [64, 64], [100, 1], [1, 300, 64, 0, 63]])
+async def test_no_sync_has_more_than_a_piece_of_an_object_to_write(
+    cuts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_objects, "PIECE_BYTES", 64)
+    disk = PiecesDisk()
+    store = await FileObjectStore.open(disk, "the disk")
+    disk.pieces.clear()
+    buffers = [bytes([number]) * size for number, size in enumerate(cuts)]
+    await store.put("a.raw", buffers)
+    size = sum(cuts)
+    assert disk.pieces == [(64, True)] * ((size - 1) // 64) + [(size - max(0, (size - 1) // 64) * 64, True)]
+    assert await store.get("a.raw") == b"".join(buffers)
+
+
+async def test_an_object_whose_last_piece_finds_no_room_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_objects, "PIECE_BYTES", 1024)
+    disk = PiecesDisk(capacity_bytes=10_000)
+    store = await FileObjectStore.open(disk, "the disk")
+    with pytest.raises(Unreachable, match="no room left"):
+        await store.put("a.raw", [bytes(12_000)])
+    assert len(disk.pieces) > 8
+    assert [entry.name for entry in await disk.list(store._place)] == ["LOCK"]
+    assert await contents(store) == {}
 
 
 async def test_a_cancelled_put_leaves_nothing_behind(tmp_path: Path) -> None:

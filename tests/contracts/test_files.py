@@ -353,6 +353,40 @@ async def test_nothing_is_done_on_the_spot_while_a_thread_is_busy(
     assert syncs.on_the_spot == [False]
 
 
+async def test_nothing_is_done_on_the_spot_in_a_directory_of_several_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FileDisk(tmp_path, descriptors_max=0)
+    await made(disk, "a")
+    syncs = Syncs(monkeypatch)
+    disk._small_seconds = 0.0
+    await disk.write([Write("a", 0, [b"x"])], sync=True)
+    assert syncs.on_the_spot == [False]
+    disk.close()
+
+
+@pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
+async def test_a_write_on_the_spot_says_what_failed_and_trusts_the_file_no_more(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "the cable is loose")
+
+    await made(disk, "a")
+    disk._small_seconds = 0.0
+    with monkeypatch.context() as failing:
+        failing.setattr(os, call, fail)
+        (failure,) = await disk.write([Write("a", 0, [b"x"])], sync=True)
+    assert isinstance(failure, DiskFailed) and "the cable is loose" in str(failure)
+    assert failure.operation == ("write" if call == "pwritev" else "sync")
+    disk._small_seconds = 0.0
+    (again,) = await disk.write([Write("a", 0, [b"x"])], sync=True)
+    assert (again is None) == (call == "pwritev"), "a sync that failed once may have lost what it says is safe"
+    disk._small_seconds = 0.0
+    (missing,) = await disk.write([Write("b", 0, [b"x"])], sync=True)
+    assert isinstance(missing, DiskFailed) and missing.path == "b"
+
+
 # --- processes --------------------------------------------------------------------------------------
 
 

@@ -220,7 +220,8 @@ async def test_a_large_object_comes_back_whole_and_in_ranges(objects: ObjectStor
     assert await objects.head("large") == info
     assert [found async for found in objects.list("")] == [info]
     assert await objects.get("large") == whole
-    assert await objects.get_range("large", 8_000_001, 9_000_001) == whole[8_000_001:17_000_002]
+    for length in (8_000_001, 9_900_001):  # those that come at once, and those that come by and by
+        assert await objects.get_range("large", 8_000_001, length) == whole[8_000_001 : 8_000_001 + length]
     assert await objects.get_range("large", len(whole) - 3, 100) == b"end"
     with pytest.raises(Conflict):
         await objects.put("large", [b"another"], create=True)

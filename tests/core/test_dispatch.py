@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from pydanube.core.delivery import FailurePolicy, Poison, Tries
 from pydanube.core.dispatch import ExclusiveDispatch, FailoverDispatch, RangeDispatch, SharedDispatch
 from pydanube.core.events import (
@@ -342,6 +344,16 @@ def test_voids_are_stepped_over() -> None:
     step(dispatch, Joined(A))
     step(dispatch, Acked(ranges((0, 2), (4, 6))))
     assert step(dispatch, Voided(ranges((2, 4)))) == [SaveCursor(6)]
+
+
+@pytest.mark.parametrize("found", [Voided(ranges((1, 8))), Trimmed(8)])
+def test_what_turns_out_not_to_exist_while_it_is_read_costs_no_permits(found: Voided | Trimmed) -> None:
+    """Its consumer never sees it, and cannot grant them again."""
+    dispatch = ExclusiveDispatch(Progress(head=10))
+    step(dispatch, Joined(A, Permits(5, 1000)))  # 0 to 4 are on their way to it
+    step(dispatch, found)
+    step(dispatch, Shipped(A, 100, ranges((1, 5))))
+    assert step(dispatch, Ticked()) == [Send(A, ranges((8, 10)), 1, 900)]
 
 
 def test_a_range_found_to_be_orphaned_while_reading_is_withheld() -> None:

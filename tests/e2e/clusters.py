@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from pydanube.stores.etcd import CLIENT_PORT_OFFSET
-from tests.e2e.processes import BrokerProcess, danube_here, until
+from tests.e2e.processes import CLIENTS, BrokerProcess, danube_here, until
 
 TTL = 3.0
+UNWILLING = CLIENTS / "unwilling_broker.py"  # a broker that cannot store some cursors
 
 
 class ClusterBroker(BrokerProcess):
@@ -34,9 +35,15 @@ class ClusterBroker(BrokerProcess):
             *flags,
         )
 
+    program: Path | None = None  # that is run instead of the product, with the same arguments
+
     @property
     def command(self) -> list[str]:
-        return ["cluster" if word == "standalone" else word for word in super().command]
+        words = ["cluster" if word == "standalone" else word for word in super().command]
+        if self.program is not None:
+            product = words.index("-m")
+            words[product : product + 2] = [str(self.program)]
+        return words
 
     @property
     def stream_url(self) -> str:
@@ -59,6 +66,15 @@ class ClusterBroker(BrokerProcess):
         assert self.process is not None
         self.paused = False
         self.process.send_signal(signal.SIGCONT)
+
+
+class EtcdBroker(ClusterBroker):
+    """A broker that keeps its metadata in an etcd that somebody else runs."""
+
+    def __init__(self, directory: Path, etcd: str, store: Path, *flags: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        where = ("--etcd", etcd, "--storage-url", store.absolute().as_uri())
+        BrokerProcess.__init__(self, directory, *where, "--registration-ttl", str(TTL), *flags)
 
 
 class ClusterProcesses:
@@ -119,7 +135,7 @@ class ClusterProcesses:
         return until(found, f"{topic} has another broker", seconds=seconds) or self.brokers[0]
 
 
-def _raft_ports(count: int) -> list[int]:
+def raft_ports(count: int) -> list[int]:
     """Ports with the one that clients of the member use, both free."""
     found: list[int] = []
     while len(found) < count:
@@ -132,14 +148,17 @@ def _raft_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def cluster_in(directory: Path, *flags: str, count: int = 3, storage: str | None = None) -> Iterator[ClusterProcesses]:
-    seeds = [f"127.0.0.1:{port}" for port in _raft_ports(count)]
+def cluster_in(
+    directory: Path, *flags: str, count: int = 3, storage: str | None = None, program: Path | None = None
+) -> Iterator[ClusterProcesses]:
+    seeds = [f"127.0.0.1:{port}" for port in raft_ports(count)]
     store = directory / "store"
     brokers = []
     for number, raft_addr in enumerate(seeds):
         place = directory / f"broker{number}"
         place.mkdir(parents=True, exist_ok=True)
         brokers.append(ClusterBroker(place, raft_addr, seeds, storage or store.absolute().as_uri(), *flags))
+        brokers[-1].program = program
     cluster = ClusterProcesses(brokers, store)
     with contextlib.ExitStack() as stack:
         for broker in brokers:

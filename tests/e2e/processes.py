@@ -167,7 +167,12 @@ class BrokerProcess:
         self.process: Process | None = None
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:  # it may run all the same, only too slowly
+            if self.process is not None:
+                self.process.kill()
+            raise
         return self
 
     def __exit__(

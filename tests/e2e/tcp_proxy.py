@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import threading
 from collections import deque
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,47 @@ class FaultProxy:
             upward.cancel()
             self._writers.discard(far_writer)
             _reset(far_writer)
+
+
+class Line:
+    """A proxy in a thread of its own, for tests that are not on a loop: a way that is open or cut."""
+
+    def __init__(self, port: int) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._proxy = FaultProxy(port)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._do(self._proxy.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._do(self._proxy.__aexit__())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @property
+    def endpoint(self) -> str:
+        return self._proxy.endpoint
+
+    def cut(self) -> None:
+        """What is sent arrives nowhere, and nobody says so."""
+        self._do(self._set(Silence()))
+
+    def refuse(self) -> None:
+        """As if nobody were there."""
+        self._do(self._set(Refuse()))
+
+    def heal(self) -> None:
+        self._do(self._set(None))
+
+    async def _set(self, fault: Fault | None) -> None:
+        self._proxy.fault = fault
+
+    def _do(self, work: Coroutine[Any, Any, object]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -21,6 +21,7 @@ import yaml
 import pydanube
 from tests.e2e.objectstores import S3Server
 from tests.e2e.processes import BrokerProcess, danube_here, until
+from tests.e2e.tcp_proxy import Line
 from tests.support import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -245,3 +246,22 @@ def test_a_broker_that_was_told_nothing_keeps_history_beside_its_log(tmp_path: P
         # Nobody knows any more what else was given out, so the log goes on behind everything that could have been.
         places = [(place["first"], place["where"]) for place in verify(broker)["places"]]
         assert places[:2] == [(0, "objects"), (count, "void")]
+
+
+def test_a_broker_whose_store_cannot_be_reached_starts_and_catches_up(tmp_path: Path, s3_server: S3Server) -> None:
+    with Line(s3_server.port) as line:
+        line.refuse()
+        durable = {**s3_server.options, "endpoint": line.endpoint}
+        config = tmp_path / "broker.yml"
+        config.write_text(yaml.safe_dump({"storage": {"durable": durable, "upload": {"interval_seconds": 1}}}))
+        with BrokerProcess(tmp_path, "--config-file", str(config), "--storage-url", s3_server.url()) as broker:
+            assert "object store is away" in broker.output.read_text()
+            broker.admin("topics", "create", TOPIC, "--dispatch-strategy", "reliable")
+            run(produce(broker))
+            count = ONE_BY_ONE + BATCHED
+            found = listed(broker)
+            assert (found["cloud"], found["only_in_log"]) == ([], [{"first": 0, "end": count}])
+            assert len(run(consume(broker, "meanwhile", count))) == count
+            line.heal()
+            wait_until_uploaded(broker, count)
+            assert verify(broker)["problems"] == []

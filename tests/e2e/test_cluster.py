@@ -6,11 +6,13 @@ import asyncio
 import json
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pydanube
-from tests.e2e.clusters import TTL, ClusterBroker, ClusterProcesses, cluster_in
+from tests.e2e.clusters import TTL, ClusterBroker, ClusterProcesses, cluster_in, raft_ports
 from tests.e2e.processes import until
 from tests.support import run
 
@@ -92,6 +94,37 @@ def test_all_brokers_restarted_serve_their_topics_again(cluster: ClusterProcesse
         assert run(produce(cluster.url, topic, "c")) == [2]
     listed = cluster.json("brokers", "list")
     assert [each["broker_status"] for each in listed] == ["active"] * 3, json.dumps(listed)
+
+
+def test_a_broker_that_joins_is_drained_until_it_is_activated_and_its_member_may_vote_and_leave(
+    cluster: ClusterProcesses, tmp_path: Path
+) -> None:
+    seed, store = cluster[0].raft_addr, cluster.store.absolute().as_uri()
+    before = cluster.json("cluster", "status")["voters"]
+    fourth = ClusterBroker(tmp_path, f"127.0.0.1:{raft_ports(1)[0]}", [seed], store, "--join")
+    with fourth:
+        listed = {each["broker_id"]: each["broker_status"] for each in cluster.json("brokers", "list")}
+        assert listed[fourth.broker_id] == "drained" and sorted(listed.values()) == ["active"] * 3 + ["drained"]
+        status = until(lambda: _with_four_voters(cluster), "its member has caught up and votes")
+        [member] = {*status["voters"]} - {*before}
+        assert "is already a voter" in cluster.admin("cluster", "promote-node", "--node-id", member)
+        cluster.admin("brokers", "activate", fourth.broker_id)
+        topics = [f"/default/topic{next(NUMBERS)}" for _ in range(8)]
+        for topic in topics:
+            assert run(produce(cluster.url, topic, "a")) == [0]
+        listed = {each["broker_id"]: each["broker_status"] for each in cluster.json("brokers", "list")}
+        assert listed[fourth.broker_id] == "active"
+        cluster.admin("brokers", "unload", fourth.broker_id)
+        cluster.admin("cluster", "remove-node", "--node-id", member)
+        assert cluster.json("cluster", "status")["voters"] == before
+    for topic in topics:
+        assert cluster.hosted(topic) in cluster.brokers
+        assert run(produce(cluster.url, topic, "b")) == [1]
+
+
+def _with_four_voters(cluster: ClusterProcesses) -> Any:
+    status = cluster.json("cluster", "status")
+    return status if len(status["voters"]) == 4 else None
 
 
 def test_a_paused_broker_acknowledges_nothing_after_its_lease_and_comes_back_drained(

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -17,9 +16,8 @@ import pytest
 
 import pydanube
 from pydanube.stores.etcd import CLIENT_PORT_OFFSET
-from tests.e2e.clusters import TTL, ClusterBroker, cluster_in
-from tests.e2e.etcd import EtcdServer
-from tests.e2e.processes import BrokerProcess, Process, danube_here, free_ports, until
+from tests.e2e.clusters import ClusterBroker, cluster_in
+from tests.e2e.processes import Process, danube_here, until
 from tests.support import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -82,39 +80,6 @@ def test_official_clients_find_a_topic_wherever_it_is_and_follow_it_when_it_move
 
         until(lambda: received() >= expected, "everything arrives", seconds=90, say=consumer.text)
         assert received() == expected  # each under one offset, in the order of sending
-
-
-class EtcdBroker(BrokerProcess):
-    """A broker that keeps its metadata in an etcd that somebody else runs."""
-
-    def __init__(self, directory: Path, etcd: EtcdServer, store: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        super().__init__(
-            directory, "--etcd", etcd.client, "--storage-url", store.as_uri(), "--registration-ttl", str(TTL)
-        )
-
-    @property
-    def command(self) -> list[str]:
-        return ["cluster" if word == "standalone" else word for word in super().command]
-
-
-def test_a_copy_of_a_brokers_directory_is_refused_and_the_etcd_of_others_is_left_alone(tmp_path: Path) -> None:
-    client, peer = free_ports(2)
-    with (
-        EtcdServer(tmp_path / "etcd", "only", (client, peer)) as etcd,
-        EtcdBroker(tmp_path / "one", etcd, tmp_path / "store") as broker,
-    ):
-        for command in (("status",), ("promote-node", "--node-id", "1"), ("remove-node", "--node-id", "1")):
-            done = danube_here("admin", "--endpoint", broker.endpoint, "cluster", *command)
-            assert done.returncode == 1 and "run by somebody else" in done.stderr
-        other = EtcdBroker(tmp_path / "two", etcd, tmp_path / "store")
-        other.data_dir.mkdir()
-        shutil.copy(broker.data_dir / "node_id", other.data_dir / "node_id")
-        with Process(other.command, tmp_path / "copy.log") as copy:
-            assert copy.wait(60) == 1
-            [line] = [line for line in copy.text().splitlines() if line.startswith("danube: ")]
-            assert "is running already" in line and broker.url in line
-        assert run(produce(f"danube://127.0.0.1:{broker.stream_port}", TOPIC, "a")) == [0]
 
 
 # --- the commands that people type --------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The unit, the image and the compose file start a broker that becomes ready: their own commands, their own files.
 
-Only addresses, paths and keys are exchanged for those of this machine. systemd and Docker are not run, but read.
+Only addresses, paths and keys are exchanged for those of this machine. systemd and Docker are not run, but read, and
+the commands by which the image installs the product are run here.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import urllib.error
 import urllib.request
+import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +33,7 @@ from tests.e2e.processes import START_SECONDS, Process, free_ports, until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "deploy"
+SOURCES = REPOSITORY / "src" / "pydanube"
 CONFIG = "/etc/danube/danube.yml"
 CLUSTER_CONFIG = "/etc/danube/cluster.yml"
 NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -178,16 +182,36 @@ def test_whoever_stops_a_broker_waits_until_it_has_handed_its_topics_over() -> N
     assert (unit()["KillSignal"], last("STOPSIGNAL")) == ("SIGTERM", "SIGTERM")
 
 
-def test_the_unit_is_one_that_systemd_understands_and_confines(tmp_path: Path) -> None:
+def test_the_unit_confines_the_broker_and_restarts_it_when_it_fails() -> None:
     settings = unit()
     assert settings["User"] == "danube" and settings["Restart"] == "on-failure"
     assert int(settings["LimitNOFILE"]) >= 65536
     assert f"/var/lib/{settings['StateDirectory']}" == settings["WorkingDirectory"] == "/var/lib/danube"
     assert settings["ProtectSystem"] == "strict" and settings["NoNewPrivileges"] == "yes"
     assert settings["Type"] == "exec", "the broker does not tell systemd that it is ready"
+
+
+def test_every_line_of_the_unit_stands_in_a_section_and_says_something_once() -> None:
+    """What systemd would complain of, as far as a reader can tell."""
+    sections: dict[str, list[str]] = {}
+    for line in (DEPLOY / "systemd" / "danube-broker.service").read_text().splitlines():
+        if line.startswith("["):
+            sections[line] = []
+        elif line and not line.startswith("#"):
+            name, equals, _ = line.partition("=")
+            assert equals and re.fullmatch(r"[A-Z][A-Za-z]+", name), line
+            list(sections.values())[-1].append(name)
+    assert list(sections) == ["[Unit]", "[Service]", "[Install]"]
+    for names in sections.values():
+        assert names and len(names) == len(set(names))
+    assert {"ExecStart", "User", "Restart", "TimeoutStopSec", "LimitNOFILE"} <= set(sections["[Service]"])
+    assert sections["[Install]"] == ["WantedBy"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
+def test_systemd_itself_has_nothing_to_say_against_the_unit(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        pytest.skip("systemd-analyze is not here")
+    assert analyze is not None
     text = (DEPLOY / "systemd" / "danube-broker.service").read_text()
     copy = tmp_path / "danube-broker.service"
     copy.write_text(text.replace("/opt/danube/bin/danube", "/bin/true"))
@@ -206,6 +230,49 @@ def test_the_image_is_pinned_runs_as_nobody_special_and_asks_whether_it_is_ready
         if word == "COPY" and "--from" not in rest:
             for source in rest.split()[:-1]:
                 assert (REPOSITORY / source).exists(), source
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_image_install_a_product_with_all_its_parts_from_the_files_it_copies(
+    tmp_path: Path,
+) -> None:
+    """Its packages stand for those of the lock file, which are the same: they are not fetched once more."""
+    source, opt = tmp_path / "src", tmp_path / "opt"
+    run = [rest for word, rest in dockerfile() if word == "RUN"]
+    assert run[0] == "python -m venv /opt/danube"
+    assert run[1] == "pip install --require-hashes --only-binary :all: -r requirements/core.lock"
+    venv.create(opt, symlinks=True)
+    [packages] = opt.glob("lib/python3.*/site-packages")
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    source.mkdir()
+    for word, rest in dockerfile():
+        if word == "COPY" and rest.startswith(("pyproject.toml", "src")):
+            *names, target = rest.split()
+            for name in names:
+                copy = shutil.copytree if (REPOSITORY / name).is_dir() else shutil.copy
+                copy(REPOSITORY / name, source / (name if target == "./" else target))
+    pip = shlex.split(run[2])
+    assert pip[:2] == ["pip", "install"] and pip[-1] == "."
+    python = str(opt / "bin" / "python")
+    environment = {**os.environ, "PIP_IGNORE_INSTALLED": "1"}
+    command = [python, "-m", *pip]
+    done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = subprocess.run([opt / "bin" / "danube", "--version"], capture_output=True, text=True, timeout=60)
+    assert said.stdout.startswith("danube ")
+    installed = {each.relative_to(packages).as_posix() for each in (packages / "pydanube").rglob("*") if each.is_file()}
+    written = {each.relative_to(REPOSITORY / "src").as_posix() for each in SOURCES.rglob("*") if each.is_file()}
+    assert {each for each in written if "__pycache__" not in each} <= installed
+
+
+def test_only_what_the_image_copies_is_sent_to_its_builder() -> None:
+    lines = [line for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    assert lines[0] == "*"
+    kept = {line[1:] for line in lines if line.startswith("!")}
+    copied = {
+        source for word, rest in dockerfile() if word == "COPY" and "--from" not in rest for source in rest.split()[:-1]
+    }
+    assert kept == copied
 
 
 def test_images_have_a_version_and_no_registry() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ import pydanube
 from tests.e2e.clusters import ClusterProcesses, cluster_in
 from tests.e2e.processes import BrokerProcess, free_ports
 from tests.e2e.web_admin import aside, chromium, web_admin
+from tests.pages import DOCS, blocks
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +95,29 @@ def test_a_move_is_clicked_and_seen_to_finish(scene: Scene, page: Page) -> None:
     page.get_by_label("Move to which broker").select_option(before.broker_id)
     page.get_by_role("button", name="Move", exact=True).click()
     expect(owner).to_have_text(before.url.removeprefix("http://"), timeout=30_000)
+
+
+def test_a_broker_is_drained_and_activated_by_clicks(scene: Scene, page: Page) -> None:
+    broker = scene.cluster[2]
+    address = broker.url.removeprefix("http://")
+    page.goto("/cluster")
+    row = page.get_by_role("region", name="Brokers").locator("tbody tr").filter(has_text=address)
+    row.get_by_role("link", name="Drain").click()
+    page.get_by_role("button", name="Drain this broker").click()
+    page.wait_for_url("**/cluster")
+    operation = page.locator(".operation").filter(has_text="Drain broker")
+    expect(operation).to_have_class(re.compile("done"), timeout=30_000)
+    expect(operation).to_contain_text("topics moved")
+    expect(row).to_contain_text("drained", timeout=15_000)
+    expect(row.locator("td.num").first).to_have_text("0", timeout=15_000)
+    row.get_by_role("button", name="Activate").click()
+    expect(page.get_by_role("status").filter(has_text="It is active")).to_be_visible(timeout=15_000)
+    page.goto("/cluster")
+    expect(row).to_contain_text("active", timeout=15_000)
+    page.get_by_role("button", name="What would rebalancing move?").click()
+    expect(page.get_by_role("status").filter(has_text=re.compile("would move|Nothing to move"))).to_be_visible(
+        timeout=15_000
+    )
 
 
 def test_pages_stay_fresh_without_a_reload(scene: Scene, page: Page) -> None:
@@ -204,6 +230,26 @@ class Standalone(BrokerProcess):
         return [self.web_addr if word == "off" else word for word in found]
 
 
+def serve_as_the_page_says(directory: Path, broker: BrokerProcess) -> None:
+    """Every `danube admin serve` of docs/web-admin.md, with this broker's address and a free port."""
+    found = [command for block in blocks((DOCS / "web-admin.md").read_text()) for command in block.commands]
+    commands = [shlex.split(each)[3:] for each in found if each.startswith("danube admin serve")]
+    assert len(commands) == 3
+    for words in commands:
+        port = {"0.0.0.0:8080": "0.0.0.0:0", "127.0.0.1:8080": "127.0.0.1:0"}
+        own = {"http://127.0.0.1:50051": broker.endpoint}
+        flags = [port.get(word, own.get(word, word)) for word in words]
+        with web_admin(directory, broker.endpoint, f"danube://127.0.0.1:{broker.stream_port}", *flags) as url:
+            address = f"http://127.0.0.1:{url.rpartition(':')[2].strip('/')}"
+            host = {"Host": "danube.example.com"} if "--allow-host" in words else {}
+            with urllib.request.urlopen(urllib.request.Request(f"{address}/cluster", headers=host), timeout=20) as page:
+                assert page.status == 200
+            order = urllib.request.Request(f"{address}/namespaces/create", b"name=made-by-a-page", host)
+            if "--read-only" in words:
+                with pytest.raises(urllib.error.HTTPError, match="403"):
+                    urllib.request.urlopen(order, timeout=20)
+
+
 def test_a_standalone_broker_has_pages_and_runs_without_them_if_the_port_is_taken(tmp_path: Path) -> None:
     [port] = free_ports(1)
     with Standalone(tmp_path, f"127.0.0.1:{port}") as broker:
@@ -211,6 +257,7 @@ def test_a_standalone_broker_has_pages_and_runs_without_them_if_the_port_is_take
         assert f"web      http://127.0.0.1:{port}" in text
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/cluster", timeout=20) as answer:
             assert b"<h1>Cluster</h1>" in answer.read()
+        serve_as_the_page_says(tmp_path, broker)
         assert broker.stop() == 0
         with socket.socket() as taken:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

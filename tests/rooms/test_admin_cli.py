@@ -56,6 +56,14 @@ def test_one_place_is_asked_for(broker: TestBroker, words: tuple[object, ...]) -
     assert said.startswith("danube: TO") and "--earliest, --latest, --offset or --time" in said
 
 
+@pytest.mark.parametrize("time", ["yesterday", "earliest", "7"])
+def test_what_is_no_time_is_refused_by_the_option_that_asked_for_one(broker: TestBroker, time: str) -> None:
+    assert seek(broker, "--time", time) == (
+        f"danube: --time = {time!r} is not allowed: a time as 2026-11-15T09:00:00Z\n"
+    )
+    assert seek(broker, "yesterday").startswith("danube: TO = 'yesterday' is not allowed: earliest, latest, an offset")
+
+
 @pytest.mark.parametrize(
     "words",
     ["brokers list", "topics describe /default/orders", "cluster status", "storage list /default/orders"],

@@ -365,6 +365,27 @@ async def test_flush_tells_what_became_of_a_message_that_nobody_waited_for(
 
 
 @scripted()
+async def test_who_is_cancelled_while_he_sends_does_not_end_the_connection_of_others(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    """His receipt still comes, before the producer is closed, and nobody waits for it any more."""
+
+    def answer_both(peer: Any, frame: Any) -> None:
+        broker.release()
+        peer.answer(frame, done=pb.Done())
+
+    broker.answers["close_producer"] = answer_both
+    broker.hold()
+    link = producer._lanes[0].link
+    (sending,) = sends(producer, b"a")
+    await broker.until("produce")
+    sending.cancel()
+    await producer.__aexit__(asyncio.CancelledError, asyncio.CancelledError(), None)
+    assert broker.payloads() == [b"a"]
+    assert link is not None and link.ended is None
+
+
+@scripted()
 async def test_a_fenced_producer_stops_and_says_so(broker: ScriptedBroker, producer: Producer) -> None:
     broker.sessions.opened(PRODUCER_ID, broker.sessions.next_session(PRODUCER_ID, 2))
     with pytest.raises(ProducerFenced):

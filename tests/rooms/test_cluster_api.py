@@ -540,6 +540,8 @@ async def test_a_broker_is_drained_by_namespace_and_activated_again(town: Town) 
     dry = await drain(request)
     assert (dry.started, dry.total, dry.pending) == (False, 3, 3)
     assert all(town.host(topic) is town.node(1) for topic in moved)
+    only = admin_pb.UnloadBrokerRequest(broker_id=str(town.node(1).id), namespaces_include=["mine"], dry_run=True)
+    assert (await drain(only)).total == 1
     request.dry_run, request.max_parallel, request.timeout_seconds = False, 2, 20
     done = await drain(request)
     assert (done.started, done.total, done.succeeded, done.failed, done.pending) == (True, 3, 3, 0, 0)

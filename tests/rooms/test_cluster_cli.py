@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
@@ -48,6 +49,11 @@ class Admin:
         return line
 
 
+def test_the_commands_have_the_names_that_the_documents_use() -> None:
+    names = {each.name for each in entry_points(group="console_scripts")}
+    assert names >= {"danube", "danube-broker", "danube-admin", "danube-admin-cli", "danube-cli"}
+
+
 @clustered(2)
 async def test_topics_are_moved_and_described_from_the_command_line(town: Town) -> None:
     await town.create(TOPIC, on=1)
@@ -55,7 +61,9 @@ async def test_topics_are_moved_and_described_from_the_command_line(town: Town) 
     admin = Admin(town, 2)
     assert await admin("topics", "unload", TOPIC) == "Topic Unloaded: true\n"
     await town.settled(TOPIC, 2)
-    moved, *lines = (await admin("topics", "unload", TOPIC, "--to", one, "--wait")).splitlines()
+    code, output, progress = await admin.run("topics", "unload", TOPIC, "--to", one, "--wait")
+    assert code == 0 and f"{TOPIC}: the old owner has let go; the new one opens it" in progress
+    moved, *lines = output.splitlines()
     assert moved == "Topic Unloaded: true" and len(lines) == 1
     assert f"broker {two} -> broker {one}" in lines[0]
     assert all(f"{phase} " in lines[0] for phase in ("upload", "quiet", "cursors", "rest", "seal", "claim"))
@@ -79,6 +87,22 @@ async def test_topics_are_moved_and_described_from_the_command_line(town: Town) 
         ((TOPIC, "--to", "x"), "broker id"),
     ):
         assert sentence in await admin.refused("topics", "unload", *words)
+
+
+@clustered(2)
+async def test_a_topic_is_told_from_the_command_line_what_to_do_when_its_broker_is_lost(town: Town) -> None:
+    admin = Admin(town, 2)
+    await admin("topics", "create", TOPIC, "--dispatch-strategy", "reliable", "--on-crash", "wait")
+    await town.until(lambda: town.host(TOPIC) is not None)
+    assert (await admin.json("topics", "describe", TOPIC))["on_crash"] == "wait"
+    assert "wait: for its own broker" in await admin("topics", "describe", TOPIC)
+    assert await admin("topics", "on-crash", TOPIC, "take-over") == "On crash: take-over\n"
+    assert (await admin.json("topics", "describe", TOPIC))["on_crash"] == "take-over"
+    done = await admin.json("topics", "on-crash", TOPIC, "wait")
+    assert (done["topics"], done["on_crash"]) == ([TOPIC], "wait")
+    assert "unable to find the topic /default/nothing" in await admin.refused(
+        "topics", "on-crash", "/default/nothing", "wait"
+    )
 
 
 @clustered(2)

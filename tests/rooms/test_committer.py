@@ -47,6 +47,63 @@ def outcomes(futures: Sequence[asyncio.Future[Receipt]]) -> list[object]:
     return found
 
 
+# --- told at once -----------------------------------------------------------------------------------
+
+
+@simulated
+async def test_who_cannot_wait_is_told_after_the_sync_and_before_the_loop_turns_again() -> None:
+    machine = Machine()
+    wal = await machine.boot()
+    log = await wal.topic(TOPIC, epoch=1)
+    await fill(log, "before")
+    heard: list[str] = []
+    machine.disk.hold_syncs()
+    done = log.submit(batch("a"), lambda: heard.append(f"told, {done.result().offset} of {log.current_offset()}"))
+    done.add_done_callback(lambda _: heard.append("called back"))
+    await settle()
+    assert heard == []
+    machine.disk.release_syncs()
+    await settle()
+    assert heard == ["told, 1 of 2", "called back"]
+
+
+@simulated
+async def test_the_disk_is_given_its_next_work_before_anybody_is_told_at_once() -> None:
+    machine = Machine()
+    wal = await machine.boot()
+    log = await wal.topic(TOPIC, epoch=1)
+    await fill(log, "before")
+    heard: list[int] = []
+    machine.disk.hold_syncs()
+    first = log.submit(batch("a"), lambda: heard.append(1))
+    await settle()
+    second = [log.submit(batch(text), tell) for tell in [lambda: heard.append(2)] for text in ("b", "c")]
+    machine.disk.release_syncs()
+    await asyncio.gather(first, *second)
+    assert heard == [2], "the first was left to its future, and two batches of one group are told of once"
+
+
+@simulated
+async def test_nobody_is_told_of_a_batch_that_was_refused_and_who_fails_at_hearing_does_not_stop_the_log() -> None:
+    machine = Machine()
+    wal = await machine.boot()
+    log = await wal.topic(TOPIC, epoch=1)
+    heard: list[object] = []
+
+    def fail() -> None:
+        heard.append("fail")
+        raise ValueError("cannot listen")
+
+    producer = await Producer.open(log)
+    producer.next_sequence = 5
+    refused = log.submit(producer.make("a"), lambda: heard.append("refused"))
+    with pytest.raises(OutOfSequence):
+        await refused
+    assert (await log.submit(batch("b"), fail)).offset == 0
+    assert (await log.submit(batch("c"), fail)).offset == 1
+    assert heard == ["fail", "fail"]
+
+
 # --- acknowledged means synced ----------------------------------------------------------------------
 
 

@@ -229,7 +229,7 @@ def test_the_room_on_the_disk_of_the_data_directory_is_told(tmp_path: Path) -> N
 # --- what it costs --------------------------------------------------------------------------------------
 
 
-def test_a_scrape_of_a_thousand_busy_topics_costs_less_than_100_ms() -> None:
+def test_a_scrape_of_a_thousand_busy_topics_costs_far_less_than_100_ms() -> None:
     telemetry = Telemetry()
     telemetry.broker = "17"
     for number in range(1000):
@@ -244,7 +244,7 @@ def test_a_scrape_of_a_thousand_busy_topics_costs_less_than_100_ms() -> None:
         assert len(telemetry.snapshot().text()) > 1_000_000
         return thread_time() - began
 
-    assert min(cost() for _ in range(5)) < 0.1
+    assert min(cost() for _ in range(5)) < 0.06, "asking the subscriptions, and sending it, come on top"
 
 
 # --- the cluster ----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -195,12 +196,53 @@ def test_one_message_that_is_larger_than_a_row_group_comes_back() -> None:
     assert rows(read(bytes_of(encoded))) == rows(written)
 
 
+def test_reading_a_row_group_takes_little_more_memory_than_what_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    payloads = [bytes([n % 251]) * KIB for n in range(7000)]
+    data = bytes_of(encode_object(TOPIC, 3, [batch([Envelope(each, NOON) for each in payloads], 0)]))
+    footer = open_object(data)
+    group = footer.row_groups[0]
+    before, taken = pa.total_allocated_bytes(), []
+
+    def watched(*arguments: Any, **named: Any) -> Batch:
+        taken.append(pa.total_allocated_bytes() - before)
+        return encode(*arguments, **named)
+
+    monkeypatch.setattr(parquet, "encode", watched)
+    found = read_row_group(footer, 0, memoryview(data)[group.position : group.position + group.length])
+    assert len(found) > 6
+    made = 0
+    for each, bytes_taken in zip(found, taken, strict=True):
+        assert bytes_taken < made + 5_000_000, "what was made so far, and one batch in the making"
+        made += each.header.size_bytes
+    assert made > 7_000_000
+    assert [each.payload for _, each in rows(found)] == payloads
+
+
+def test_messages_of_very_different_sizes_come_back_in_batches_of_a_bounded_size() -> None:
+    sizes = [10] * 3000 + [900 * KIB] * 3 + [0] * 500 + [300 * KIB] * 12
+    sent = [Envelope(bytes([n % 251]) * size, NOON + n) for n, size in enumerate(sizes)]
+    parts = [batch(sent[:1000], 0, epoch=3), batch(sent[1000:3002], 1000, epoch=3), batch(sent[3002:], 3002, epoch=4)]
+    found = read(bytes_of(encode_object(TOPIC, 4, parts)))
+    assert rows(found) == list(enumerate(sent))
+    assert max(each.header.size_bytes for each in found) < parquet.BATCH_BYTES + 900 * KIB
+    assert {each.header.epoch for each in found if each.header.end_offset <= 3002} == {3}
+    assert {each.header.epoch for each in found if each.header.base_offset >= 3002} == {4}
+
+
 def test_many_small_batches_share_row_groups_and_their_footer_stays_small_in_memory(small_groups: None) -> None:
     written = [batch(text(1, n), n) for n in range(300)]
     encoded = encode_object(TOPIC, 3, written)
     footer = open_object(bytes_of(encoded))
     assert 2 < len(footer.row_groups) < 100
     assert len(footer.runs) == 1 and len(footer.batches) == 300
+    assert rows(read(bytes_of(encoded))) == rows(written)
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 129])
+def test_small_batches_are_put_together_some_at_a_time_and_none_is_lost(count: int) -> None:
+    written = [batch(text(2, 2 * n), 2 * n) for n in range(count)]
+    encoded = encode_object(TOPIC, 3, written)
+    assert len(open_object(bytes_of(encoded)).row_groups) == 1
     assert rows(read(bytes_of(encoded))) == rows(written)
 
 
@@ -291,7 +333,9 @@ def test_row_groups_have_statistics_bloom_filters_and_page_checksums(small_group
     assert payload.statistics is None  # they would repeat messages in the footer
     assert {metadata.row_group(0).column(i).compression for i in range(metadata.num_columns)} == {"ZSTD"}
     assert metadata.row_group(0).sorting_columns[0].column_index == 0
-    assert metadata.row_group(0).column(names.index("routing_key")).has_offset_index
+    keys = metadata.row_group(0).column(names.index("routing_key"))
+    assert keys.has_offset_index
+    assert keys.bloom_filter_offset is not None and payload.bloom_filter_offset is None
 
 
 def test_the_footer_names_topic_range_epoch_and_the_checksum_of_every_batch() -> None:

@@ -191,7 +191,7 @@ def refuse_next(topic: Any) -> None:
     """The next batch finds no room on the disk."""
     real = topic.submit_batch
 
-    def submit(batch: Any) -> Any:
+    def submit(batch: Any, tell: Any) -> Any:
         topic.submit_batch = real
         raise DiskFull("wal")
 

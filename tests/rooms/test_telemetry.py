@@ -142,6 +142,7 @@ def test_the_text_is_what_the_general_exporter_would_print(broker: str) -> None:
     telemetry.broker = broker
     telemetry.subscription("/default/a", "s", lambda: Standing(head=9, next_unacked=2, lag=7, undispatched=7))
     telemetry.subscription("/default/b", "é").exhausted["Drop"] += 2
+    telemetry.subscription("/default/b", '%s {} "\\n').delivered.inc(3)
     telemetry.topic("/default/a").send_latency.observe(0.003)
     telemetry.topic("/default/b").send_errors["InvalidArgument"] += 1
     telemetry.rpc("producer", "send_message").ok.inc()

@@ -16,10 +16,10 @@ from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.policies import TopicPolicy
 from pydanube.core.tiers import Retention
 from pydanube.errors import LogDamaged, ObjectDamaged, Unreachable
-from pydanube.log import parquet
-from pydanube.log.batch import messages
+from pydanube.log import cloud, parquet
+from pydanube.log.batch import Batch, messages
 from pydanube.log.cloud import CACHE_BYTES, LOADS_AT_ONCE, CloudReader
-from pydanube.ports import Write
+from pydanube.ports import Buffer, Write
 from pydanube.stores.memory import MemoryObjectStore
 from pydanube.testing.loop import run
 from tests.rooms.brokers import (
@@ -573,6 +573,46 @@ async def test_the_next_row_group_and_the_next_object_are_fetched_ahead(small_gr
     asked = len(store.asked)
     await reader.read(tier, 6, 1)
     assert [key for key, _ in store.asked[asked:] if "data-0-5" in key] == []
+    await reader.close()
+
+
+@simulated
+async def test_a_reader_that_waits_for_a_row_group_has_the_next_one_fetched_meanwhile(small_groups: None) -> None:
+    host = TierHost(STILL)
+    orders, _ = await history(host, objects=1, count=12, size=4 * KIB)
+    tier = carried(orders).tier
+    reader, store = await reader_of(host, orders)
+    await reader.stored_batches(tier, tier.objects.find(0) or pytest.fail("nothing was uploaded"))  # its footer
+    began = host.clock.elapsed()
+    for offset in range(12):
+        await reader.read(tier, offset, 1)
+    groups = len(store.asked) - 1
+    assert groups >= 4 and store.most == 2
+    assert host.clock.elapsed() - began < 0.1 * groups * 0.75, "two downloads at a time"
+    await reader.close()
+
+
+@simulated
+async def test_a_slow_reader_fetches_nothing_twice_though_two_row_groups_fill_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 64 * KIB)
+    host = TierHost(STILL)
+    orders, _ = await history(host, objects=2, count=24)
+    tier = carried(orders).tier
+    reader, store = await reader_of(host, orders, cache_bytes=140 * KIB)
+    kept: list[int] = []
+
+    def watched(footer: parquet.Footer, number: int, data: Buffer) -> list[Batch]:
+        kept.append(len(reader._groups._kept))
+        return parquet.read_row_group(footer, number, data)
+
+    monkeypatch.setattr(cloud, "read_row_group", watched)
+    for offset in range(48):
+        assert await reader.read(tier, offset, 1)
+        await asyncio.sleep(1)
+    assert len(store.asked) == len(set(store.asked))
+    assert len(kept) >= 4 and max(kept) == 1, "what is read now, and nothing beside it and what is being decoded"
     await reader.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,8 @@ from pydanube.core import keys
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.policies import TopicPolicy
 from pydanube.core.tiers import RAW, Retention, TierConfig, object_name
-from pydanube.errors import InvalidObject, OwnershipLost, Unreachable
+from pydanube.errors import DiskFull, InvalidObject, OwnershipLost, Unreachable
+from pydanube.log import cloud, tier_tidy
 from pydanube.log import tier as tier_module
 from pydanube.log.batch import Batch, messages
 from pydanube.log.parquet import Encoded, encode_object
@@ -81,6 +82,70 @@ async def test_as_much_as_an_object_is_uploaded_without_waiting_for_the_interval
     await teller.tell(orders, 2)
     await asyncio.sleep(5)
     assert covered(await check_stored(host)) == [(0, 9)]
+
+
+@simulated
+async def test_others_have_their_turn_while_what_is_in_memory_is_read_for_an_upload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tier_module, "READ_BYTES", 1)
+    host = TierHost(replace(STILL, upload_seconds=1e6))
+    _, orders = await one_topic(host)
+    for _ in range(20):
+        await publish_many(orders, 1)
+    reading = asyncio.ensure_future(carried(orders).tier._read(orders.log, 0, orders.log.head))
+    turns = 0
+    while not reading.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert len(reading.result()) == 20 <= turns
+
+
+@simulated
+async def test_objects_are_made_checked_merged_and_opened_away_from_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = TierHost(SMALL)
+    away = False
+    seen: dict[str, bool] = {}
+    run_away = host.work.run
+
+    async def run(function: Callable[[], Any]) -> Any:
+        def inside() -> Any:
+            nonlocal away
+            away = True
+            try:
+                return function()
+            finally:
+                away = False
+
+        return await run_away(inside)
+
+    def watched(module: Any, name: str) -> None:
+        under = getattr(module, name)
+
+        def called(*arguments: Any) -> Any:
+            seen[name] = away and seen.get(name, True)
+            return under(*arguments)
+
+        monkeypatch.setattr(module, name, called)
+
+    monkeypatch.setattr(host.work, "run", run)
+    for module, name in (
+        (tier_module, "encode_object"),
+        (tier_module, "verify_object"),
+        (tier_tidy, "merge_objects"),
+        (cloud, "parse_footer"),
+        (cloud, "read_row_group"),
+    ):
+        watched(module, name)
+    _, orders = await one_topic(host)
+    teller = Teller(size=KIB)
+    await tell_and_upload(orders, teller, 4)
+    await asyncio.sleep(60)
+    host.kill()
+    await recovered(host, teller.told)
+    assert len(seen) == 5 and all(seen.values()), seen
 
 
 @simulated
@@ -286,6 +351,35 @@ async def test_a_store_that_is_away_for_hours_stops_nobody_and_is_caught_up_with
     assert carried(orders).failing == ""
     host.kill()
     await recovered(host, teller.told)
+
+
+@simulated
+async def test_while_the_store_is_away_the_log_fills_the_disk_and_empties_by_itself_afterwards() -> None:
+    host = TierHost(SMALL)
+    _, orders = await one_topic(host)
+    teller = Teller(size=4 * KIB)
+    await teller.tell(orders, 2)
+    await asyncio.sleep(5)
+    host.shelf.away = True
+    contents = host.disk._contents
+    contents.capacity_bytes = contents.used_bytes + KIB * KIB  # twice what the log wants to see before it goes on
+    with pytest.raises(DiskFull) as refusal:
+        for _ in range(200):
+            await teller.tell(orders)
+    assert refusal.value.retryable
+    stored = orders.head
+    assert stored > 20 and orders.log.first_offset <= 2, "what was not stored anywhere else is still here"
+    await asyncio.sleep(60)
+    with pytest.raises(DiskFull):
+        await publish(orders, "still full")
+    assert orders.head == stored
+    host.shelf.away = False
+    await asyncio.sleep(120)
+    assert orders.log.first_offset > stored - 5
+    assert covered(await check_stored(host)) == [(0, stored)]
+    await publish(orders, "again")
+    found = await read_everything(orders)
+    assert found == {**{n: text for n, text in teller.told.items() if n < stored}, stored: "again"}
 
 
 async def check_described(host: TierHost) -> Any:

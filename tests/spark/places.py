@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import sys
+import sysconfig
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -167,6 +170,24 @@ def place_in(directory: Path, url: str | None = None, options: dict[str, object]
     finally:
         place.stop()
         thread.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def without_us(directory: Path) -> Path:
+    """A Python for executors that has what our package is built on, but not the package: Spark must bring it."""
+    made = directory / "python"
+    if not made.exists():
+        # -S: what makes our checkout known is a file that Python reads with its module `site`.
+        packages = sysconfig.get_paths()["purelib"]
+        script = f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{packages}" exec {sys.executable} -S "$@"\n'
+        made.write_text(script)
+        made.chmod(0o755)
+    return made
 
 
 def numbers(first: int, end: int) -> list[bytes]:

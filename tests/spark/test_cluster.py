@@ -1,4 +1,7 @@
-"""Executors in processes of their own: a local cluster, and a standalone master and worker. One executor is killed."""
+"""Executors in processes of their own, without our package: a local cluster, and a standalone master and worker.
+
+The package is sent to them, and one of them is killed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import pyspark
 import pytest
 
 from pydanube.spark.java import java_home, packaged, version_of
-from tests.spark.places import Place, numbers
+from tests.spark.places import Place, free_port, numbers, without_us
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -25,21 +28,15 @@ PROGRAM = Path(__file__).with_name("cluster_query.py")
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 def environment(directory: Path) -> dict[str, str]:
     home = java_home()
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         **({"JAVA_HOME": home} if home else {}),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(directory / "local"),
         "SPARK_WORKER_DIR": str(directory / "worker"),
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": str(without_us(directory)),
     }
 
 
@@ -85,6 +82,9 @@ def wait_for(port: int) -> None:
 
 
 def check(place: Place, directory: Path, master: str) -> None:
+    asked = [without_us(directory), "-c", "import pyarrow, obstore, pyspark; import pydanube"]
+    answer = subprocess.run(asked, env=environment(directory), capture_output=True, text=True)
+    assert answer.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'pydanube'"
     source, target = place.new_topic("from-cluster"), place.new_topic("to-cluster")
     place.send(source, numbers(0, 3000))
     place.upload(source)

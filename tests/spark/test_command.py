@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from pydanube.errors import ConfigError
 from pydanube.pipeline.report import Report, Watch
+from pydanube.spark.session import session
 from tests.e2e.processes import danube_here
-from tests.spark.places import Place, numbers
+from tests.spark.places import Place, free_port, numbers
 
 
 def danube(*words: str) -> subprocess.CompletedProcess[str]:
@@ -32,7 +34,7 @@ def danube(*words: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_1(words: tuple[str, ...], said: str) -> None:
-    done = danube(*words)
+    done = danube_here("pipeline", *words)
     assert done.returncode == 1
     assert said in done.stderr and len(done.stderr.splitlines()) == 1
 
@@ -43,12 +45,21 @@ def test_the_jobs_are_listed() -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["lake", "compact", "audit", "replay", "stats"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("grpc_status") is not None, reason="Spark Connect is installed")
-def test_a_remote_spark_without_its_packages_is_one_line_that_names_them() -> None:
-    done = danube("run", "audit", "--set", "topic=/default/t", "--remote", "sc://127.0.0.1:1")
+def test_a_remote_spark_without_its_packages_is_one_line_that_names_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "grpc_status.py").write_text("raise ImportError('No module named grpc_status')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    done = danube("run", "audit", "--set", "topic=/default/t", "--remote", "local[2]")
     assert done.returncode == 1
     [line] = [line for line in done.stderr.splitlines() if not line.startswith("{")]
     assert "pip install 'pyspark[connect]'" in line
+
+
+def test_a_remote_spark_that_does_not_answer_is_said_at_once() -> None:
+    with pytest.raises(ConfigError, match="a Spark Connect server that answers") as caught:
+        session("test", remote=f"sc://127.0.0.1:{free_port()}/;token=secret")
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def test_a_topic_becomes_tables_with_every_order_once(
         "schema": "id string not null, amount float, at timestamp",
         "key": ["id"],
         "time": "at",
-        "batch_rows": 30,
+        "batch_rows": 40,
         "rows_per_file": 10,
     }
     report = lake.run(spark, settings, quiet())
@@ -92,7 +93,9 @@ def test_a_topic_becomes_tables_with_every_order_once(
     for file in (newest, newest.with_name(f".{newest.name}.crc")):
         file.unlink()
     settings["schema"] = "id string not null, amount double, at timestamp, country string"
+    old = {path: path.read_bytes() for path in (tmp_path / "lake").rglob("*.parquet") if _batch_of(path) == 0}
     report = lake.run(spark, settings, quiet())
+    assert old and all(path.read_bytes() == data for path, data in old.items()), "the old files stay as they were"
     assert (report.values["typed_rows"], report.values["quarantine_rows"]) == (80, 4)
 
     # What DuckDB finds is what was sent.
@@ -140,14 +143,22 @@ def test_a_lake_follows_a_topic_from_its_beginning_without_a_seam_and_takes_what
     assert [row[1].isoformat() for row in found[78:]] == ["2026-11-15", "2026-10-31"]
 
 
+def _batch_of(path: Path) -> int:
+    """Of a file, by its directory."""
+    [number] = [int(part[6:]) for part in path.parts if re.fullmatch(r"batch[=-]\d+", part)]
+    return number
+
+
 def _duck(target: str, table: str, form: str) -> str:
     """The table, as DuckDB reads it."""
     if form == "parquet":
-        return f"read_parquet('{target}/{table}/batch=*/**/*.parquet', union_by_name=true, hive_partitioning=true)"
+        return f"read_parquet('{target}/{table}/batch=*/date=*/*.parquet', union_by_name=true, hive_partitioning=true)"
     from pyiceberg.catalog import load_catalog
 
     catalog = load_catalog("danube", type="sql", uri=f"sqlite:///{target}/catalog.sqlite", warehouse=f"file://{target}")
     scan = catalog.load_table(f"danube.{table}").scan()
+    said = [snapshot.summary["danube.batch"] for snapshot in catalog.load_table(f"danube.{table}").snapshots()]
+    assert said == [str(batch) for batch in sorted({int(each) for each in said})], "one snapshot for each batch"
     names = [task.file.file_path.removeprefix("file://") for task in scan.plan_files()]
     return f"read_parquet({names!r}, union_by_name=true, hive_partitioning=false)"
 

@@ -24,6 +24,7 @@ from pydanube.errors import ConfigError, DanubeError, DeadlineExceeded, Unreacha
 from pydanube.log.batch import Envelope, encode, stamp
 from pydanube.log.batch import rows_of as pack
 from pydanube.log.parquet import encode_object, open_object
+from pydanube.spark.errors import MessagesLost, OffsetsWrong
 from pydanube.spark.options import CONNECTION_OPTIONS, Connection, Given, SourceOptions
 from pydanube.spark.plan import Bounds, Offsets, Piece
 from pydanube.spark.reach import Reach
@@ -206,6 +207,20 @@ def test_filters_leave_out_objects_and_row_groups_that_cannot_pass(place: Place,
 
 
 # --- loss -----------------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_what_is_not_there_fails_or_is_read_without_it(place: Place) -> None:
+    topic = place.new_topic("removed")
+    for first, end in ((0, 100), (100, 150)):
+        place.send(topic, numbers(first, end))
+        place.upload(topic)
+    with pytest.raises(OffsetsWrong, match="there are messages up to 150 only"):
+        batch(place.options(topic, startingOffsets=f'{{"{topic}": 151}}')).partitions()
+    place.forget_below(topic, 100)
+    from_zero = place.options(topic, startingOffsets=f'{{"{topic}": 0}}')
+    with pytest.raises(MessagesLost, match=r"offsets 0 to 99 of .* cannot be read.*failOnDataLoss"):
+        batch(from_zero).partitions()
+    assert len(rows_of(batch({**from_zero, "failOnDataLoss": "false"}))) == 50
 
 
 def test_a_stream_that_lost_messages_fails_or_counts_them(place: Place) -> None:

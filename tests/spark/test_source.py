@@ -133,29 +133,20 @@ def test_spark_finds_the_source_by_itself_where_it_is_installed(spark: SparkSess
 
 
 def test_bad_input_is_a_sentence(spark: SparkSession, place: Place) -> None:
+    """That people see it; which sentence it is, and when: test_options.py and test_readers.py."""
     topic = place.new_topic("bad")
     place.send(topic, numbers(0, 100))
     place.upload(topic)
-    with pytest.raises(PySparkException, match="unable to find the topic /default/nobody"):
-        read(spark, place.options("/default/nobody")).count()
-    with pytest.raises(PySparkException, match="there are messages up to 100 only"):
-        read(spark, place.options(topic, startingOffsets=f'{{"{topic}": 101}}')).count()
     with pytest.raises(PySparkException, match="did you mean startingOffsets"):
         read(spark, place.options(topic, startingOffset="earliest"))
+    with pytest.raises(PySparkException, match="unable to find the topic /default/nobody"):
+        read(spark, place.options("/default/nobody")).count()
     [path] = place.objects(topic)
     whole = path.read_bytes()
     path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
     with pytest.raises(PySparkException, match=f"{topic}.*checksum"):
         read(spark, place.options(topic)).count()
     path.write_bytes(whole)
-    # What retention removed: fail with the range, or go on without it.
-    place.send(topic, numbers(100, 150))
-    place.upload(topic)
-    place.forget_below(topic, 100)
-    from_zero = place.options(topic, startingOffsets=f'{{"{topic}": 0}}')
-    with pytest.raises(PySparkException, match=r"offsets 0 to 99 of .* cannot be read.*failOnDataLoss"):
-        read(spark, from_zero).count()
-    assert read(spark, {**from_zero, "failOnDataLoss": "false"}).count() == 50
 
 
 # --- streams --------------------------------------------------------------------------------------------

@@ -5,17 +5,23 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import FloatType, IntegerType, LongType, StringType, StructType
 
+from pydanube.core.tiers import PARQUET, Descriptor
 from pydanube.errors import ConfigError
-from pydanube.pipeline import steps
+from pydanube.pipeline import audit, replay, steps
+from pydanube.pipeline.audit import falling_epochs
+from pydanube.pipeline.compact import groups
 from pydanube.pipeline.lake import Lake
 from pydanube.pipeline.run import reason
 from pydanube.pipeline.settings import Settings, read_settings
 from pydanube.pipeline.tables import widened
+from pydanube.spark.plan import Piece
 
 SCHEMA = (
     "topic string, offset long, publish_time timestamp, append_time timestamp, producer_name string, producer_id long, "
@@ -61,6 +67,13 @@ def test_only_copies_of_one_message_are_one_row(spark: SparkSession) -> None:
     assert sorted(row[0] for row in fresh) == [6, 7, 8, 10]
     with pytest.raises(ConfigError, match="columns as in SQL"):
         Lake.parse({"service.url": "danube://h:1", "topic": "/default/t", "target": "lake", "schema": "id strin"})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_in_lines_of_json_a_payload_that_is_no_text_is_not_lost(spark: SparkSession) -> None:
+    texts = replay.as_text(messages(spark, message(0, "ä".encode()), message(1, b"\xff\x00"))).orderBy("offset")
+    assert [tuple(row) for row in texts.select("payload", "payload_base64").collect()] == [("ä", None), (None, "/wA=")]
 
 
 def test_columns_are_added_and_types_widened_but_never_changed() -> None:
@@ -114,3 +127,59 @@ def test_of_a_page_of_traces_people_see_our_sentence() -> None:
     page = "\n".join(lines)
     assert reason(page) == "offsets 0 to 9"
     assert reason("[X] one line") == "[X] one line"
+
+
+# --- what needs no Spark --------------------------------------------------------------------------------------
+
+
+def described(first: int, end: int, *, size: int = 1000, form: str = PARQUET) -> Descriptor:
+    return Descriptor(
+        start_offset=first, end_offset=end - 1, object_id=f"data-{first}", size=size, etag="", min_publish_time=0,
+        max_publish_time=0, epoch=1, created_at=0, max_append_time=0, footer_crc=0, format=form,
+    )  # fmt: skip
+
+
+def test_objects_are_compacted_in_groups_that_one_transaction_can_swap() -> None:
+    many = [described(first, first + 10) for first in range(0, 2500, 10)]
+    found = groups(many, 1 << 30)
+    assert [len(group) for group in found] == [100, 100, 50], "with the new one, and what is asked before: below 128"
+    assert [each for group in found for each in group] == many
+
+
+def test_a_group_has_neighbours_only_and_is_no_larger_than_asked_for() -> None:
+    objects = [described(0, 10), described(10, 20), described(25, 30), described(30, 40, size=9000), described(40, 50)]
+    assert [[each.start_offset for each in group] for group in groups(objects, 2000)] == [[0, 10]]
+    small = [described(first, first + 1) for first in range(5)]
+    assert [len(group) for group in groups(small, 2000)] == [2, 2]
+    assert groups([described(0, 1), described(1, 2, form="raw"), described(2, 3)], 2000) == []
+
+
+def test_an_epoch_that_comes_back_is_named() -> None:
+    good = [(0, 1, 1, "a"), (10, 1, 3, "b"), (20, 3, 3, "c")]
+    assert falling_epochs(good) == []
+    assert falling_epochs([*good, (30, 2, 4, "d")]) == ["d begins in epoch 2, behind epoch 3 in c"]
+
+
+class Rows:
+    """Stands for what is read of a piece."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *batches: tuple[list[int], list[int]]) -> None:
+        schema = pa.schema([("offset", pa.int64()), ("epoch", pa.int64())])
+        made = [pa.record_batch(list(columns), schema=schema) for columns in batches]
+        monkeypatch.setattr(audit, "read_share", lambda *asked: iter(made))
+
+    def checked(self, first: int, end: int) -> dict[str, Any]:
+        return audit.check_piece(Mock(), Piece("/default/t", first, end, described(first, end)), None)
+
+
+def test_every_offset_and_epoch_of_a_piece_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Rows(monkeypatch, ([3, 4], [1, 1]), ([], []), ([5], [2])).checked(3, 6)
+    assert (found["problem"], found["rows"], found["epoch_first"], found["epoch_last"]) == (None, 3, 1, 2)
+    for batches, problem in (
+        ([([3, 5], [1, 1])], "offset 5 stands where 4 must be"),
+        ([([3, 4], [1, 1]), ([4], [1])], "offset 4 stands where 5 must be"),
+        ([([3, 4], [2, 2]), ([5], [1])], "offset 5 is of epoch 1, behind epoch 2"),
+        ([([3, 4, 5], [1, 2, 1])], "offset 5 is of epoch 1, behind epoch 2"),
+        ([([3, 4], [1, 1])], "offsets 5 to 5 are missing"),
+    ):
+        assert Rows(monkeypatch, *batches).checked(3, 6)["problem"] == problem

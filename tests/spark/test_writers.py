@@ -15,7 +15,7 @@ from pydanube.errors import ConfigError
 from pydanube.log.batch import CODECS, columns_of
 from pydanube.log.parquet import read_raw
 from pydanube.ports import ObjectStore
-from pydanube.spark.sink import SinkOptions, envelope, split
+from pydanube.spark.sink import SinkOptions, batch_writer, envelope, split
 from pydanube.spark.staging import Publishing, Staging
 from pydanube.stores.memory import MemoryObjectStore
 from tests.spark.places import Place
@@ -94,6 +94,11 @@ def test_what_cannot_be_meant_is_refused_with_a_hint(options: dict[str, str], sa
     with pytest.raises(ConfigError) as caught:
         parse(**options)
     assert said in str(caught.value)
+
+
+def test_a_topic_cannot_be_overwritten() -> None:
+    with pytest.raises(ConfigError, match="a topic only grows"):
+        batch_writer({"service.url": "danube://h:1", "topic": "/default/t"}, SCHEMA, overwrite=True)
 
 
 def test_rows_are_staged_beside_the_checkpoint_unless_another_place_is_named(tmp_path: Path) -> None:

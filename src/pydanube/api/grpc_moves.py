@@ -55,6 +55,10 @@ class MoveCalls:
         for result in results:
             await context.write(pb.UnloadTopicResponse(result=result))
 
+    async def SetOnCrash(self, request: pb.SetOnCrashRequest) -> pb.SetOnCrashResponse:
+        topics = await self._topics.set_on_crash(TopicName(request.topic), wait=request.wait)
+        return pb.SetOnCrashResponse(topics=topics)
+
     async def DiscardOrphan(self, request: pb.DiscardOrphanRequest) -> pb.DiscardOrphanResponse:
         name = TopicName(request.topic)
         topic = await self._topics.require(name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -37,8 +37,12 @@ TEXT: Final = "text/plain; charset=utf-8"
 
 class Answer(NamedTuple):
     code: int
-    body: bytes
+    body: Sequence[bytes]  # in pieces
     content_type: str = TEXT
+
+    @classmethod
+    def saying(cls, code: int, sentence: str) -> Answer:
+        return cls(code, [f"{sentence}\n".encode()])
 
 
 class MetricsDoor:
@@ -75,8 +79,10 @@ class MetricsDoor:
                 method, path = _request_line(await reader.readuntil(b"\r\n\r\n"))
             async with asyncio.timeout(ANSWER_SECONDS):
                 answer = await self._answer(method, path)
-                writer.write(_head(answer) + (b"" if method == "HEAD" else answer.body))
-                await writer.drain()
+                writer.write(_head(answer))
+                for piece in answer.body if method != "HEAD" else ():
+                    writer.write(piece)
+                    await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # it is gone, or never said anything sensible
         except Exception as error:
@@ -86,22 +92,22 @@ class MetricsDoor:
 
     async def _answer(self, method: str, path: str) -> Answer:
         if not method:
-            return Answer(400, b"this is no HTTP request\n")
+            return Answer.saying(400, "this is no HTTP request")
         if method not in ("GET", "HEAD"):
-            return Answer(405, b"only GET is served here\n")
+            return Answer.saying(405, "only GET is served here")
         match path:
             case "/metrics" if not self._telemetry.broker:
-                return Answer(503, f"{STARTING}\n".encode())
+                return Answer.saying(503, STARTING)
             case "/metrics":
                 async with self._printing:
-                    text = await asyncio.to_thread((await self._snapshot()).text)
-                return Answer(200, text, CONTENT_TYPE_PLAIN_0_0_4)
+                    pieces = await asyncio.to_thread((await self._snapshot()).pieces)
+                return Answer(200, pieces, CONTENT_TYPE_PLAIN_0_0_4)
             case "/health/live":
-                return Answer(200, b"live\n")
+                return Answer.saying(200, "live")
             case "/health/ready":
                 why = self.not_ready()
-                return Answer(200, b"ready\n") if why is None else Answer(503, f"{why}\n".encode())
-        return Answer(404, b"try /metrics, /health/live or /health/ready\n")
+                return Answer.saying(200, "ready") if why is None else Answer.saying(503, why)
+        return Answer.saying(404, "try /metrics, /health/live or /health/ready")
 
     async def _snapshot(self) -> Snapshot:
         steps = self._telemetry.snapshot_in_steps()
@@ -138,7 +144,7 @@ def _head(answer: Answer) -> bytes:
     lines = (
         f"HTTP/1.1 {answer.code} {REASONS[answer.code]}",
         f"Content-Type: {answer.content_type}",
-        f"Content-Length: {len(answer.body)}",
+        f"Content-Length: {sum(map(len, answer.body))}",
         "Connection: close",
         "\r\n",
     )

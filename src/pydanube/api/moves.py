@@ -194,6 +194,7 @@ class Moves:
                 for each, sentence in state.orphans
             ],
             live=None if live is None else pb.Live(**live._asdict()),
+            waits=state.waits,
         )
 
     async def past(self, topic: TopicName) -> list[pb.Move]:

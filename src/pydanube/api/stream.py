@@ -377,7 +377,7 @@ class Connection(asyncio.Protocol):
             producing.check(batch)
             topic = producing.topic
             if isinstance(topic, Topic):
-                outcome = topic.submit_batch(batch)
+                outcome = topic.submit_batch(batch, producing.tell)
             else:
                 outcome = asyncio.ensure_future(_fan_out(producing, batch))
         except (InvalidBatch, ProtocolViolation) as error:
@@ -388,20 +388,20 @@ class Connection(asyncio.Protocol):
         undecided = Undecided(request_id, header.first_sequence, header.rows, len(body), outcome, perf_counter())
         producing.in_flight.append(undecided)
         if outcome.done():
-            self._answer_decided(producing)
+            self.answer_decided(producing)
         else:
-            outcome.add_done_callback(lambda _: self._answer_decided(producing))
+            outcome.add_done_callback(lambda _: producing.tell())
 
-    def _answer_decided(self, producing: Producing) -> None:
+    def answer_decided(self, producing: Producing) -> None:
         """Receipts and refusals, in the order of the batches."""
         while (decided := producing.decided()) is not None:
             self._unwritten_bytes -= decided.size_bytes
             outcome = decided.outcome
             error = ProducerUnknown(producing.handle) if outcome.cancelled() else outcome.exception()
             if error is None:
-                producing.topic.metrics.send_latency.observe(perf_counter() - decided.came_at)
                 receipt = producing.receipt(outcome.result(), decided.rows)
                 self.send(pb.Command(request_id=decided.request_id, receipt=receipt))
+                producing.topic.metrics.send_latency.observe(perf_counter() - decided.came_at)
                 continue
             code = status(error, SEND).code if isinstance(error, DanubeError) else Code.UNKNOWN
             producing.topic.metrics.send_errors[camel(code)] += 1

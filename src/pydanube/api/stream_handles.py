@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from pydanube.broker.fanout import FanoutSubscription
@@ -43,10 +45,30 @@ class Undecided(NamedTuple):
 class Producing:
     """A producer that the peer has opened."""
 
-    __slots__ = ("_idle", "_registered", "handle", "hole", "in_flight", "name", "producer_id", "session", "topic")
+    __slots__ = (
+        "_idle",
+        "_registered",
+        "handle",
+        "hole",
+        "in_flight",
+        "name",
+        "producer_id",
+        "session",
+        "tell",
+        "topic",
+    )
 
-    def __init__(self, handle: int, topic: AnyTopic, name: str, producer_id: ProducerId, session: int) -> None:
+    def __init__(
+        self,
+        handle: int,
+        topic: AnyTopic,
+        name: str,
+        producer_id: ProducerId,
+        session: int,
+        answer: Callable[[Producing], None],
+    ) -> None:
         self.handle = handle
+        self.tell = partial(answer, self)  # what is decided
         self.topic = topic
         self.name = name
         self.producer_id = producer_id

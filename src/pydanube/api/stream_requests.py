@@ -288,7 +288,9 @@ class Requests:
         if isinstance(topic, Topic) and not request.without_session:
             session = request.session or await topic.open_session(producer_id)
         handle = self._new_handle()
-        self.producers[handle] = Producing(handle, topic, request.producer_name, producer_id, session)
+        self.producers[handle] = Producing(
+            handle, topic, request.producer_name, producer_id, session, self._connection.answer_decided
+        )
         self._watch(topic)
         opened = pb.ProducerOpened(
             producer=handle,

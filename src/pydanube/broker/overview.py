@@ -20,7 +20,7 @@ from pydanube.broker.topics import Live
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, SubscriptionName, TopicName
 from pydanube.core.ownership import Orphan, Owner
-from pydanube.core.placement import MOVES
+from pydanube.core.placement import MOVES, WAIT
 from pydanube.core.policies import Delivery, SubscriptionKind
 from pydanube.errors import DataDamaged, TopicUnknown
 from pydanube.ports import Item
@@ -52,6 +52,7 @@ class State(NamedTuple):
     epoch: int
     orphans: Sequence[tuple[Orphan, str]]  # with what brings it back
     live: Live | None  # None: it is not served here
+    waits: bool  # for its own broker, should that be lost
 
 
 class Overview:
@@ -101,7 +102,9 @@ class Overview:
         except (ValueError, KeyError, TypeError):
             assert item is not None
             raise _foreign(item) from None
-        state, sentence, to = self._where(name)
+        on_crash = await self._metadata.get(keys.on_crash(name))
+        waits = on_crash is not None and on_crash.value == WAIT
+        state, sentence, to = self._where(name, waits)
         hosting = self._broker.hosting
         moving = hosting.moving.get(name) if hosting is not None else None
         return State(
@@ -114,9 +117,10 @@ class Overview:
             owner.epoch if owner else 0,
             await self._orphans(name),
             self._live_here(name),
+            waits,
         )
 
-    def _where(self, name: TopicName) -> tuple[str, str, BrokerId | None]:
+    def _where(self, name: TopicName, waits: bool) -> tuple[str, str, BrokerId | None]:
         cluster = self._broker.cluster
         why_unopened = self._topics.unopened.get(name, "")
         if cluster is None:
@@ -134,11 +138,8 @@ class Overview:
         if host is None:
             return UNASSIGNED, "no broker has it", None
         if host not in cluster.peers:
-            return (
-                UNASSIGNED,
-                f"broker {host} has it and is away; when its lease has run out another one takes it",
-                None,
-            )
+            hope = "it waits for that broker" if waits else "when its lease has run out another one takes it"
+            return UNASSIGNED, f"broker {host} has it and is away; {hope}", None
         if host == self._broker.broker_id and why_unopened:
             return UNASSIGNED, f"it could not be opened here: {why_unopened}", None
         failed = f"; its last move failed: {marker.error}" if marker is not None else ""

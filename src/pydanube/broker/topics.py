@@ -12,6 +12,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from pydanube.broker.fanout import FanoutSubscription, FanoutTopic
@@ -33,6 +34,7 @@ from pydanube.core.delivery import FailurePolicy
 from pydanube.core.lag import Heartbeat
 from pydanube.core.names import BrokerId, ConsumerId, NamespaceName, ProducerId, SubscriptionName, TopicName
 from pydanube.core.ownership import Owner
+from pydanube.core.placement import WAIT, Marker
 from pydanube.core.policies import UNLIMITED, Delivery, TopicPolicy, configured
 from pydanube.core.roster import DispatchLimits
 from pydanube.core.tiers import Retention
@@ -44,6 +46,7 @@ from pydanube.errors import (
     NamespaceNotEmpty,
     NamespaceUnknown,
     NotServed,
+    Refused,
     TopicExists,
     TopicUnknown,
 )
@@ -530,6 +533,42 @@ class Topics:
         if item is None:
             raise NamespaceUnknown(name)
         return TopicPolicy.from_json(json.loads(item.value))
+
+    # --- crashes --------------------------------------------------------------------------------------
+
+    async def set_on_crash(self, name: TopicName, *, wait: bool) -> list[TopicName]:
+        """Whether it, or each of its partitions, waits for its own broker when that is lost, or is taken over.
+
+        One that waits already, and is not to wait any more, is taken over now.
+        """
+        names = await self.partitions(name)
+        if not names:
+            raise TopicUnknown(name)
+        for each in names:
+            await self._set_on_crash(each, wait)
+        return names
+
+    async def _set_on_crash(self, name: TopicName, wait: bool) -> None:
+        while True:
+            topic = await self._metadata.get(keys.topic(name))
+            if topic is None:
+                raise TopicUnknown(name)
+            delivery = await self._metadata.get(keys.delivery(name))
+            if wait and (delivery is None or json.loads(delivery.value) != Delivery.RELIABLE.value):
+                raise Refused(f"topic {name} keeps nothing: there is nothing for it to wait for")
+            marked = await self._metadata.get(keys.unassigned(name))
+            key = keys.on_crash(name)
+            compares = [
+                Compare(topic.key, topic.revision),
+                Compare(keys.unassigned(name), marked.revision if marked else 0),
+            ]
+            operations: list[Put | Delete] = [Put(key, WAIT) if wait else Delete(key)]
+            marker = Marker.from_bytes(marked.value) if marked else None
+            if marked is not None and marker is not None and marker.wait and not wait:
+                operations.append(Put(marked.key, replace(marker, wait=False).to_bytes()))
+            if await self._metadata.transact(compares, operations) is not None:
+                log.info("what a crash means was set", extra={"topic": name, "wait": wait})
+                return
 
     # --- subscriptions' settings ----------------------------------------------------------------------
 

@@ -53,6 +53,11 @@ class Dispatch(StrEnum):
     reliable = "reliable"
 
 
+class OnCrash(StrEnum):
+    take_over = "take-over"
+    wait = "wait"
+
+
 @app.callback()
 def options(
     endpoint: Annotated[
@@ -169,6 +174,7 @@ def create_topic(
     dispatch_strategy: Annotated[
         Dispatch, typer.Option(help="reliable: kept until acknowledged. non_reliable: whoever is there gets it.")
     ] = Dispatch.non_reliable,
+    on_crash: Annotated[OnCrash, typer.Option(help="As `topics on-crash` sets it.")] = OnCrash.take_over,
     output: OutputOption = Output.table,
 ) -> None:
     """Create a topic, or all partitions of one."""
@@ -177,13 +183,36 @@ def create_topic(
     if partitions is None:
         request = pb.NewTopicRequest(name=name, schema_subject=schema_subject, dispatch_strategy=strategy)
         ask(TOPICS, "CreateTopic", request, pb.TopicResponse)
+        _set_on_crash(name, on_crash)
         print_done(f"Topic created: {name}", output, topic=name)
         return
     partitioned = pb.PartitionedTopicRequest(
         base_name=name, partitions=partitions, schema_subject=schema_subject, dispatch_strategy=strategy
     )
     ask(TOPICS, "CreatePartitionedTopic", partitioned, pb.TopicResponse)
+    _set_on_crash(name, on_crash)
     print_done(f"Partitioned topic created: {name}", output, topic=name, partitions=partitions)
+
+
+def _set_on_crash(topic: str, on_crash: OnCrash) -> None:
+    if on_crash is OnCrash.wait:
+        ask(OURS, "SetOnCrash", ours.SetOnCrashRequest(topic=topic, wait=True), ours.SetOnCrashResponse)
+
+
+@topics.command("on-crash")
+def set_on_crash(
+    topic: TopicArgument,
+    what: Annotated[OnCrash, typer.Argument(metavar="take-over|wait", help="What happens to the topic then.")],
+    output: OutputOption = Output.table,
+) -> None:
+    """When its broker is lost: another takes the topic over, or it waits for that broker and keeps strict order.
+
+    A topic that waits already is taken over as soon as it is told `take-over`; what only the lost broker's disk has
+    comes late, or never if that disk is gone.
+    """
+    request = ours.SetOnCrashRequest(topic=topic, wait=what is OnCrash.wait)
+    done = ask(OURS, "SetOnCrash", request, ours.SetOnCrashResponse)
+    print_done(f"On crash: {what.value}", output, topics=list(done.topics), on_crash=what.value)
 
 
 @topics.command("delete")
@@ -230,11 +259,13 @@ def _state_fields(state: ours.TopicStateResponse, output: Output) -> dict[str, o
             "phase": state.phase or None,
             "to_broker": state.to_broker or None,
             "epoch": state.epoch,
+            "on_crash": "wait" if state.waits else "take-over",
             "orphans": [{name: getattr(each, name) for name in names} for each in state.orphans],
         }
     phase = f", phase {state.phase}" if state.phase else ""
     orphans = [f"offsets {each.first} up to {each.end}: {each.sentence}" for each in state.orphans]
-    return {"state": f"{state.state}: {state.sentence}{phase}", **({"orphans": orphans} if orphans else {})}
+    waits = {"on_crash": "wait: for its own broker"} if state.waits else {}
+    return {"state": f"{state.state}: {state.sentence}{phase}", **waits, **({"orphans": orphans} if orphans else {})}
 
 
 def tier_fields(tiers: ours.Tiers) -> dict[str, object]:

@@ -139,32 +139,32 @@ def seek(
 
     danube admin subscriptions seek /default/orders billing --time 2026-11-15T09:00:00Z
     """
-    given = [to, "earliest" if earliest else None, "latest" if latest else None, time]
-    given += [None if offset is None else str(offset)]
-    if sum(each is not None for each in given) != 1:
+    if sum((to is not None, earliest, latest, offset is not None, time is not None)) != 1:
         raise ConfigError("TO", to, "one place: TO, --earliest, --latest, --offset or --time")
-    _seek(topic, subscription, next(each for each in given if each is not None), output)
-
-
-def _seek(topic: str, subscription: str, to: str, output: Output) -> None:
     request = ours.SeekSubscriptionRequest(topic=topic, subscription=subscription)
-    if to == "earliest":
+    if earliest or to == "earliest":
         request.earliest.SetInParent()
-    elif to == "latest":
+    elif latest or to == "latest":
         request.latest.SetInParent()
-    elif to.isascii() and to.isdecimal() and int(to) < 1 << 64:
+    elif offset is not None:
+        request.offset = offset
+    elif time is not None:
+        request.time_us = _microseconds("--time", time, "a time as 2026-11-15T09:00:00Z")
+    elif to is not None and to.isascii() and to.isdecimal() and int(to) < 1 << 64:
         request.offset = int(to)
     else:
-        request.time_us = _microseconds(to)
-    offset = ask(OURS, "SeekSubscription", request, ours.SeekSubscriptionResponse).offset
-    print_done(f"Goes on at offset {offset}", output, offset=offset)
+        request.time_us = _microseconds(
+            "TO", to or "", "earliest, latest, an offset, or a time as 2026-11-15T09:00:00Z"
+        )
+    found = ask(OURS, "SeekSubscription", request, ours.SeekSubscriptionResponse).offset
+    print_done(f"Goes on at offset {found}", output, offset=found)
 
 
-def _microseconds(text: str) -> int:
+def _microseconds(key: str, text: str, allowed: str) -> int:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise ConfigError("TO", text, "earliest, latest, an offset, or a time as 2026-11-15T09:00:00Z") from None
+        raise ConfigError(key, text, allowed) from None
     aware = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
     return int(aware.timestamp() * 1_000_000)
 

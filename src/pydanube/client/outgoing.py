@@ -73,6 +73,7 @@ class ProducerLane(Lane):
         self._unanswered = 0
         self._in_flight_max = frames.IN_FLIGHT_MAX
         self._frame_room_bytes = frames.FRAME_SIZE_LIMIT
+        self._produce = pb.Command()  # what goes in front of every batch; the link numbers it
         self._producer_id = 0
         self._session = 0
         self._next_sequence = 0
@@ -164,7 +165,8 @@ class ProducerLane(Lane):
             await self.link.request(close, "done")
 
     def abandon(self, error: DanubeError) -> None:
-        """Everything that has no receipt has failed."""
+        """Everything that has no receipt has failed. One that comes all the same is not looked at."""
+        self.generation += 1
         while self._queue:
             self._drop(self._queue.popleft(), error)
         for draft in [*self._full, self._draft]:
@@ -273,8 +275,7 @@ class ProducerLane(Lane):
     def _send(self, link: Link, outgoing: Outgoing) -> None:
         self._sent += 1
         self._unanswered += 1
-        command = pb.Command(produce=pb.Produce(producer=self.handle))
-        link.ask(command, partial(self._answered, self.generation, outgoing), *outgoing.batch.buffers)
+        link.ask(self._produce, partial(self._answered, self.generation, outgoing), *outgoing.batch.buffers)
 
     # --- answers ------------------------------------------------------------------------------------
 
@@ -453,6 +454,7 @@ class ProducerLane(Lane):
         def opened(frame: frames.Frame) -> None:
             answer = frame.command.producer_opened
             self._attach(link, answer.producer)
+            self._produce = pb.Command(produce=pb.Produce(producer=answer.producer))
             link.producers[answer.producer] = self
             self.message_size_max = answer.message_size_max
             self._is_volatile = answer.durability == pb.MEMORY

@@ -18,7 +18,7 @@ from pydanube.core import keys
 from pydanube.core.leading import Abandon, Decision, Declare, Direct, FinishDrain, Leading, Remove, Start
 from pydanube.core.lifecycle import Lost
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import BROKER_LOST, Marker, Rules
+from pydanube.core.placement import BROKER_LOST, WAIT, Marker, Rules
 from pydanube.errors import Unavailable
 from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
 from pydanube.telemetry import ClusterMetrics
@@ -147,7 +147,7 @@ class LoadManager:
 
     async def _waits(self, topic: TopicName) -> bool:
         item = await self._store.get(keys.on_crash(topic))
-        return item is not None and item.value == b'"wait"'
+        return item is not None and item.value == WAIT
 
     async def _direct(self, batch: Sequence[Direct]) -> bool:
         found = [(direct, self._view.markers[direct.topic]) for direct in batch if direct.topic in self._view.markers]

@@ -227,12 +227,15 @@ class Machine(ABC):
         self.roster.shipped(member, event.size_bytes)
         for first, end in event.unsent:
             member.paused = True
+            settled = end - first  # voided, trimmed or timed out while it was read: not sent either
             for piece in self.in_flight.overlap(first, end):
                 if piece.value.consumer != event.consumer:
                     continue  # it timed out and somebody else has it now
                 self.in_flight.cut(piece.first, piece.end)
                 self.roster.refund(event.consumer, piece.end - piece.first)
                 self._take_back(piece.first, piece.end, piece.value.tries.undelivered())
+                settled -= piece.end - piece.first
+            self.roster.repay(member, settled)
 
     def _trimmed(self, first_offset: int) -> None:
         self.first_offset = max(self.first_offset, first_offset)

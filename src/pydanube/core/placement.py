@@ -28,6 +28,7 @@ DRAIN: Final = "drain"
 SHUTDOWN: Final = "shutdown"
 BROKER_LOST: Final = "broker_lost"
 MOVES: Final = frozenset({UNLOAD, REBALANCE, DRAIN, SHUTDOWN})
+WAIT: Final = b'"wait"'  # what a topic has stored that waits for its own broker after a crash
 REASONS: Final = MOVES | {BROKER_LOST}
 
 EXACT_BELOW: Final = 10.0  # loads under this are equal or not; above, within a tenth is equal

@@ -153,7 +153,10 @@ class Roster:
     def refund(self, consumer: ConsumerId, count: int) -> None:
         """`count` were never sent: releases them and gives the permits back."""
         self.release(consumer, count)
-        member = self._members[consumer]
+        self.repay(self._members[consumer], count)
+
+    def repay(self, member: Member, count: int) -> None:
+        """`count` were never sent and are not held any more: gives the permits back."""
         if member.messages is not None:
             member.messages += count
 

@@ -30,7 +30,7 @@ from pydanube.log.parquet import (
 )
 from pydanube.log.reader import first_row_since
 from pydanube.log.tier import TopicTier
-from pydanube.ports import Clock, ObjectStore, Work
+from pydanube.ports import Buffer, Clock, ObjectStore, Work
 from pydanube.telemetry import CloudMetrics
 
 log = logging.getLogger(__name__)
@@ -69,9 +69,18 @@ class _Shared(Generic[T]):
             return
         self._kept[key] = (thing, size_bytes)
         self.size_bytes += size_bytes
-        while self.size_bytes > self._bytes_max and len(self._kept) > 1:
+        self.make_room(0)
+
+    def make_room(self, size_bytes: int) -> None:
+        """For something that comes. What was used last stays: somebody is still reading it."""
+        while self.size_bytes + size_bytes > self._bytes_max and len(self._kept) > 1:
             _, (_, size) = self._kept.popitem(last=False)
             self.size_bytes -= size
+
+    @property
+    def loads(self) -> int:
+        """How many are being loaded, or wait for it."""
+        return len(self._loading)
 
     def loading(self, key: tuple[str, int]) -> asyncio.Task[T] | None:
         return self._loading.get(key)
@@ -106,6 +115,7 @@ class CloudReader:
         self._footers: _Shared[Footer] = _Shared(FOOTER_BYTES)
         self._groups: _Shared[list[Batch]] = _Shared(cache_bytes)
         self._loads = asyncio.Semaphore(LOADS_AT_ONCE)
+        self._decoding = asyncio.Lock()  # one at a time is faster than any store, and takes half the memory
         self._damaged: OrderedDict[tuple[str, int], tuple[float, ObjectDamaged]] = OrderedDict()
 
     async def close(self) -> None:
@@ -175,9 +185,10 @@ class CloudReader:
             return await self._group(tier, described, None, 0)
         footer = await self._footer(tier, described)
         number = footer.row_group_of(offset)
-        batches = await self._group(tier, described, footer, number)
+        found = self._find_or_load(tier, described, footer, number)
+        # Also if this one is still to come: then the reader is faster than we are, and two are better than one.
         self._fetch_ahead(tier, described, footer, number + 1)
-        return batches
+        return await found if isinstance(found, asyncio.Future) else found
 
     # --- fetching -----------------------------------------------------------------------------------------
 
@@ -211,6 +222,12 @@ class CloudReader:
         return footer
 
     async def _group(self, tier: TopicTier, described: Descriptor, footer: Footer | None, number: int) -> list[Batch]:
+        found = self._find_or_load(tier, described, footer, number)
+        return await found if isinstance(found, asyncio.Future) else found
+
+    def _find_or_load(
+        self, tier: TopicTier, described: Descriptor, footer: Footer | None, number: int
+    ) -> list[Batch] | asyncio.Future[list[Batch]]:
         key = (tier.key(described.object_id), number)
         if footer is None:
             self._check_damaged((key[0], FOOTER))
@@ -219,7 +236,7 @@ class CloudReader:
         if batches is not None:
             return batches
         task = self._groups.loading(key) or self._load(tier, described, footer, number)
-        return await asyncio.shield(task)
+        return asyncio.shield(task)
 
     def _load(
         self, tier: TopicTier, described: Descriptor, footer: Footer | None, number: int
@@ -234,20 +251,23 @@ class CloudReader:
         number = key[1]
         async with self._loads:
             try:
+                data: Buffer
                 if footer is None:
                     data = await self._store.get(key[0])
                     batches = await self._work.run(lambda: _raw_batches(tier.topic, described, data))
                 else:
                     group = footer.row_groups[number]
                     data = await self._fetch(key[0], group.position, group.length)
-                    batches = await self._work.run(lambda: read_row_group(footer, number, data))
+                    async with self._decoding:
+                        self._groups.make_room(footer.bytes_in_memory(number))
+                        batches = await self._work.run(lambda: read_row_group(footer, number, data))
             except InvalidObject as error:
                 raise self._fails(tier, described, number, str(error)) from error
         self._metrics.bytes_read.inc(len(data))
         self._groups.keep(key, batches, sum(batch.header.size_bytes + 1024 for batch in batches))
         return batches
 
-    async def _fetch(self, key: str, position: int, length: int) -> bytes:
+    async def _fetch(self, key: str, position: int, length: int) -> Buffer:
         data = await self._store.get_range(key, position, length)
         if len(data) != length:
             raise InvalidObject(f"position {position}", f"{len(data)} bytes are there, {length} must be")
@@ -255,7 +275,7 @@ class CloudReader:
 
     def _fetch_ahead(self, tier: TopicTier, described: Descriptor, footer: Footer, number: int) -> None:
         """Starts with the next row group, or the next object, while this one is consumed. Nobody waits for it."""
-        if self._loads.locked():
+        if self._groups.loads >= LOADS_AT_ONCE:
             return  # somebody needs the room more
         if number < len(footer.row_groups):
             key = (tier.key(described.object_id), number)
@@ -328,7 +348,7 @@ def _first_since(batches: list[Batch], time_us: int, first: int) -> int | None:
     return None
 
 
-def _raw_batches(topic: str, described: Descriptor, data: bytes) -> list[Batch]:
+def _raw_batches(topic: str, described: Descriptor, data: Buffer) -> list[Batch]:
     batches = read_raw(data)
     expected = described.start_offset
     for batch in batches:

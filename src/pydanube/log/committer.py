@@ -70,6 +70,7 @@ class Receipt(NamedTuple):
 class Pending(NamedTuple):
     batch: Batch
     done: asyncio.Future[Receipt]
+    tell: Callable[[], None] | None
 
 
 class Signal:
@@ -138,6 +139,7 @@ class Forming:
     log: Committed
     batches: list[Batch] = field(default_factory=list)
     done: list[tuple[asyncio.Future[Receipt], int, bool]] = field(default_factory=list)  # offset, duplicate
+    tell: dict[Callable[[], None], None] = field(default_factory=dict)
     undo: dict[int, Producer | None] = field(default_factory=dict)
     size: int = 0
     end_offset: int = 0
@@ -195,8 +197,12 @@ class Committer:
 
     # --- what logs call -----------------------------------------------------------------------------
 
-    def submit(self, to: Committed, batch: Batch) -> asyncio.Future[Receipt]:
-        """Queues the batch; the future gets its receipt, or why it was refused. Never waits."""
+    def submit(self, to: Committed, batch: Batch, tell: Callable[[], None] | None = None) -> asyncio.Future[Receipt]:
+        """Queues the batch; the future gets its receipt, or why it was refused. Never waits.
+
+        `tell` is for who cannot wait for the loop's next turn, in which the future calls back: it is called as soon as
+        the receipt is there, if nothing else waits for the disk. It may be called for several batches at once, or not.
+        """
         done: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
         if self.stopped is not None:
             done.set_exception(self.stopped)
@@ -204,7 +210,7 @@ class Committer:
         if to.closed:
             done.set_exception(LogClosed(to.topic))
             return done
-        to.pending.append(Pending(batch, done))
+        to.pending.append(Pending(batch, done, tell))
         self.pending_bytes += batch.header.size_bytes
         self._ready[to] = None
         self._wake.set()
@@ -411,7 +417,7 @@ class Committer:
         sessions = of.sessions
         pending = of.pending
         while pending:
-            batch, done = pending[0]
+            batch, done, tell = pending[0]
             header = batch.header
             size = header.size_bytes
             if part.batches and part.size + size > size_max:
@@ -445,6 +451,8 @@ class Committer:
                 )  # fmt: skip
             part.batches.append(stamp(batch, base_offset=part.end_offset, epoch=of.epoch, append_time=part.append_time))
             part.done.append((done, part.end_offset, False))
+            if tell is not None:
+                part.tell[tell] = None
             part.end_offset += header.rows
             part.size += size
         return part
@@ -739,6 +747,12 @@ class Committer:
         for done, offset, duplicate in part.done:
             if not done.done():  # the caller left; its batch stays
                 done.set_result(Receipt(offset, part.log.epoch, part.log.durability, duplicate))
+        if not self._ready:  # else the disk is given work first
+            for tell in part.tell:
+                try:
+                    tell()
+                except Exception:
+                    log.exception("receipt not told", extra={"topic": part.log.topic})  # the log itself is well
 
     @staticmethod
     def _refuse(part: Forming, error: DanubeError) -> None:
@@ -754,7 +768,7 @@ class Committer:
         self._ready.pop(of, None)
         self._waiting.pop(of, None)
         while of.pending:
-            batch, done = of.pending.popleft()
+            batch, done, _ = of.pending.popleft()
             self.pending_bytes -= batch.header.size_bytes
             if not done.done():
                 done.set_exception(error)

@@ -43,7 +43,7 @@ from pydanube.log.parquet import (
 from pydanube.log.snapshots import is_snapshot
 from pydanube.log.tier import topic_prefix
 from pydanube.log.tier_state import TierState, read_manifest, read_state
-from pydanube.ports import MetadataStore, ObjectInfo, ObjectStore, Work
+from pydanube.ports import Buffer, MetadataStore, ObjectInfo, ObjectStore, Work
 
 MIB: Final = 1 << 20
 READ_BYTES: Final = 8 * MIB
@@ -371,7 +371,7 @@ class TierVerifier:
             await self._moved(length)
         return position
 
-    async def _fetch(self, key: str, position: int, length: int) -> bytes:
+    async def _fetch(self, key: str, position: int, length: int) -> Buffer:
         data = await self._store.get_range(key, position, length)
         if len(data) != length:
             raise InvalidObject(f"position {position}", f"{len(data)} bytes are there, {length} must be")
@@ -423,7 +423,7 @@ class _BatchChecks:
             raise InvalidObject("its end", "rows are missing")
 
 
-def _check_group(footer: Footer, number: int, data: bytes, checks: _BatchChecks) -> None:
+def _check_group(footer: Footer, number: int, data: Buffer, checks: _BatchChecks) -> None:
     """Every page of every column, the payloads of the group and of each batch, and the offsets."""
     group = footer.row_groups[number]
     table = read_table(footer, number, data, COLUMNS.names)

@@ -365,11 +365,14 @@ class TopicLog:
         """The next offset of what is committed."""
         return self.head
 
-    def submit(self, batch: Batch) -> asyncio.Future[Receipt]:
-        """Queues a batch that was parsed or encoded here; the future gets its receipt. Never waits."""
+    def submit(self, batch: Batch, tell: Callable[[], None] | None = None) -> asyncio.Future[Receipt]:
+        """Queues a batch that was parsed or encoded here; the future gets its receipt. Never waits.
+
+        `tell` may be called before the future calls back: see `Committer.submit`.
+        """
         if batch.header.topic_hash != self.topic_hash:
             raise InvalidBatch(f"it was made for another topic than {self.topic}")
-        return self._committer.submit(self, batch)
+        return self._committer.submit(self, batch, tell)
 
     async def append(self, batch: Batch) -> Receipt:
         """Returns once the batch is as safe as `durability` says. Waits first while too much is queued."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
@@ -63,18 +64,21 @@ def check_piece(reach: Reach, piece: Piece, url: str | None) -> dict[str, Any]:
     at, epoch = piece.first, -1
     try:
         for batch in read_share(reach, Share((piece,)), wanted):
-            offsets, epochs = batch.column("offset").to_pylist(), batch.column("epoch").to_pylist()
-            for offset, of_epoch in zip(offsets, epochs, strict=True):
-                if offset != at:
-                    found["problem"] = f"offset {offset} stands where {at} must be"
-                    return found
-                if of_epoch < epoch:
-                    found["problem"] = f"offset {offset} is of epoch {of_epoch}, behind epoch {epoch}"
-                    return found
-                at, epoch = at + 1, of_epoch
-            if found["epoch_first"] is None and epochs:
-                found["epoch_first"] = epochs[0]
-            found["rows"] += len(offsets)
+            offsets, epochs = batch.column("offset").to_numpy(), batch.column("epoch").to_numpy()
+            count = len(offsets)
+            if not count:
+                continue
+            for row in np.flatnonzero(offsets != np.arange(at, at + count))[:1]:
+                found["problem"] = f"offset {offsets[row]} stands where {at + row} must be"
+                return found
+            before = np.concatenate(([epoch], epochs[:-1]))
+            for row in np.flatnonzero(epochs < before)[:1]:
+                found["problem"] = f"offset {offsets[row]} is of epoch {epochs[row]}, behind epoch {before[row]}"
+                return found
+            if found["epoch_first"] is None:
+                found["epoch_first"] = int(epochs[0])
+            at, epoch = at + count, int(epochs[-1])
+            found["rows"] += count
     except DanubeError as error:
         found["problem"] = str(error)
         return found

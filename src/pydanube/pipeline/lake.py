@@ -244,9 +244,10 @@ def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
         while True:
             ended = query.awaitTermination(1)
             for progress in query.recentProgress:
-                if progress["batchId"] > seen and progress["numInputRows"]:
-                    seen = progress["batchId"]
-                    rows += progress["numInputRows"]
+                # Not its item of that name, which a server of Spark Connect leaves out.
+                if progress.batchId > seen and progress.numInputRows:
+                    seen = progress.batchId
+                    rows += progress.numInputRows
                     batches += 1
             watch.says(f"{rows:,} messages in {batches} batches", rows, None, batches=batches)
             if ended:
@@ -256,5 +257,5 @@ def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
     report = Report("lake", {"messages": rows, "batches": batches, "tables": tables.raw.path.rpartition("/")[0]})
     for name, table in tables._asdict().items():
         if table is not None:
-            report.values[f"{name}_rows"] = table.read().count() if batches else 0
+            report.values[f"{name}_rows"] = table.read().count()
     return report

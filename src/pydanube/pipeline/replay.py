@@ -56,6 +56,17 @@ def chosen(messages: DataFrame, filter: str | None) -> DataFrame:
     )
 
 
+def as_text(messages: DataFrame) -> DataFrame:
+    """For JSON: the payload as text, or, where it is none, as base64 in a column of its own."""
+    is_text = F.expr("is_valid_utf8(payload)")
+    return messages.withColumns(
+        {
+            "payload": F.when(is_text, F.col("payload").cast("string")),
+            "payload_base64": F.when(~is_text, F.base64("payload")),
+        }
+    )
+
+
 def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
     settings = Settings(values, KNOWN, "replay")
     topics = settings.topics()
@@ -82,7 +93,7 @@ def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
         if form == "parquet":
             frame.write.mode("overwrite").parquet(to_file)
         else:
-            frame.withColumn("payload", F.col("payload").cast("string")).write.mode("overwrite").json(to_file)
+            as_text(frame).write.mode("overwrite").json(to_file)
         return Report("replay", {"to": to_file, "messages": _written(spark, form, to_file)})
     assert to_topic is not None
     name = settings.text("name") or hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()

@@ -65,14 +65,15 @@ def run_job(
         is_ours = SparkSession.getActiveSession() is None
         if remote is None:  # a server has its own
             spark_conf.setdefault("spark.log.level", "ERROR")
-        spark = session(f"danube {job}", master=master, remote=remote, conf=spark_conf)
         try:
-            report: Report = module.run(spark, values, watch)
+            spark = session(f"danube {job}", master=master, remote=remote, conf=spark_conf)
+            try:
+                report: Report = module.run(spark, values, watch)
+            finally:
+                if is_ours:
+                    spark.stop()
         except PySparkException as error:
             raise JobFailed(job, reason(str(error))) from error
-        finally:
-            if is_ours:
-                spark.stop()
         report.seconds = watch.seconds
         return report
 

@@ -147,9 +147,11 @@ class ParquetTable:
 
     def read(self) -> DataFrame:
         schema = self._schema()
-        if schema is None or not any(Path(self._local).glob("batch=*")):
+        if schema is None:
             raise TableDamaged(self.path, "there is no table")
         with_batch = StructType([*schema.fields, StructField("batch", LongType())])
+        if not any(Path(self._local).glob("batch=*")):
+            return self._spark.createDataFrame([], with_batch)
         return self._spark.read.schema(with_batch).parquet(self.path)
 
     def _read(self, path: str) -> DataFrame:

@@ -29,6 +29,7 @@ from pydanube.log.parquet import (
     read_table,
     table_of_batches,
 )
+from pydanube.ports import Buffer
 from pydanube.spark.errors import NotUploaded
 from pydanube.spark.plan import Bounds, Piece, Share, TopicState, readable
 from pydanube.spark.reach import Reach
@@ -184,7 +185,7 @@ def _from_store(
     _check(footer, piece, described, described.size)
     numbers = _groups(footer, piece, wanted.bounds)
 
-    async def parts() -> AsyncIterator[tuple[int, bytes]]:
+    async def parts() -> AsyncIterator[tuple[int, Buffer]]:
         store = await reach.store(url)
         for number in numbers:
             group = footer.row_groups[number]

@@ -7,7 +7,8 @@ One exception: a small write with `sync`, on a disk that has lately been quick w
 takes 0.09 ms, because two threads must wake up and agree on who runs; the disk of the same machine took 0.17 ms.
 Whoever publishes one message at a time waits for both. The event loop stands still meanwhile, so it is done only as
 long as the average stays below SPOT_SECONDS, and a disk that stalls loses that trust at once: a stall of a second is
-paid for with a hundred quick writes in a thread.
+paid for with a hundred quick writes in a thread. Never in a directory that is shared with other processes: nobody
+waits for objects.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class FileDisk:
         self._descriptors = Descriptors(self._root, descriptors_max)
         self._locks: dict[str, int] = {}  # lock file -> descriptor that holds it
         self._making = threading.Lock()
+        self._may_spot = descriptors_max > 0
         self._small_seconds = 1.0  # a small write with sync, on average; trust is earned
 
     def close(self) -> None:
@@ -79,7 +81,7 @@ class FileDisk:
     async def write(self, writes: Sequence[Write], *, sync: bool) -> list[WriteResult]:
         if not sync or len(writes) > 2 or _size(writes) > SPOT_BYTES:
             return await self._threads.call(partial(self._write, writes, sync))
-        if self._small_seconds < SPOT_SECONDS and self._threads.are_idle:
+        if self._may_spot and self._small_seconds < SPOT_SECONDS and self._threads.are_idle:
             return self._write_small(writes)
         return await self._threads.call(partial(self._write_small, writes))
 
@@ -147,9 +149,31 @@ class FileDisk:
 
     def _write_small(self, writes: Sequence[Write]) -> _Results:
         began = time.perf_counter()
-        results = self._write(writes, True)
+        results = [self._write_one(writes[0])] if len(writes) == 1 else self._write(writes, True)
         self._small_seconds += (time.perf_counter() - began - self._small_seconds) * SPOT_WEIGHT
         return results
+
+    def _write_one(self, write: Write) -> WriteResult:
+        """As `_write` with sync, for the write that somebody waits for: with a tenth of the steps."""
+        path, position, buffers = write
+        descriptors = self._descriptors
+        try:
+            descriptor = descriptors.acquire(path)
+        except OSError as error:
+            return _failure(error, path, "write")
+        result: WriteResult = None
+        synced = 0
+        try:
+            try:
+                _write_all(descriptor.fd, buffers, position)
+            except OSError as error:
+                result = _failure(error, path, "write")
+            written = descriptors.wrote(descriptor)
+            failure = _sync_data(descriptor, path)
+            synced = 0 if failure else written
+            return result or failure
+        finally:
+            descriptors.release(descriptor, synced=synced)
 
     def _write(self, writes: Sequence[Write], sync: bool) -> _Results:
         descriptors = self._descriptors

@@ -59,8 +59,7 @@ MIB: Final = 1 << 20
 PARTS_FROM_BYTES: Final = 16 * MIB
 PART_BYTES: Final = 8 * MIB
 PARTS_AT_ONCE: Final = 4
-# Up to here a copy is made on the event loop: it takes less than a hop to a thread is worth.
-COPY_BYTES_MAX: Final = 8 * MIB
+AT_ONCE_BYTES_MAX: Final = 9 * MIB  # up to here it comes as one: a row group does
 TOKEN: Final = "danubeput"  # letters alone: Azure allows no hyphen, and proxies drop underscores
 
 
@@ -101,9 +100,10 @@ class RemoteObjectStore:
 
     async def get(self, key: str) -> bytes:
         check_key(key)
-        return await self._try(key, lambda limit: self._read(limit, key))
+        data = await self._try(key, lambda limit: self._read(limit, key))
+        return data if isinstance(data, bytes) else bytes(data)
 
-    async def get_range(self, key: str, position: int, length: int) -> bytes:
+    async def get_range(self, key: str, position: int, length: int) -> Buffer:
         assert position >= 0 and length >= 0
         check_key(key)
         if length == 0:
@@ -174,13 +174,14 @@ class RemoteObjectStore:
             raise _Failed("it was there, and was deleted") from error
         return _etag(found.meta["e_tag"]) if found.attributes.get(TOKEN) == token else None
 
-    async def _read(self, limit: _Limit, key: str, asked: tuple[int, int] | None = None) -> bytes:
+    async def _read(self, limit: _Limit, key: str, asked: tuple[int, int] | None = None) -> Buffer:
         result = await obstore.get_async(self._store, key, options={} if asked is None else {"range": asked})
         size_bytes = result.meta["size"]
         first, end = (0, size_bytes) if asked is None else (asked[0], min(asked[1], size_bytes))
         limit.expect(end - first)
-        if end - first <= COPY_BYTES_MAX:
-            data = (await result.bytes_async()).to_bytes()
+        data: Buffer
+        if end - first <= AT_ONCE_BYTES_MAX:
+            data = memoryview(await result.bytes_async())  # obstore's own memory, and no copy
         else:
             whole = BytesIO()
             async for chunk in result.stream(min_chunk_size=MIB):
@@ -274,7 +275,7 @@ class _Limit:
     def expect(self, size_bytes: int) -> None:
         """So many bytes are coming. What an earlier attempt had announced gives no time to this one."""
         self._size_bytes = size_bytes
-        small = min(size_bytes, COPY_BYTES_MAX)  # it comes as one; of a large one we hear by and by
+        small = min(size_bytes, AT_ONCE_BYTES_MAX)  # it comes as one; of a large one we hear by and by
         self._reschedule(self._patience.attempt_seconds + small / self._patience.bytes_per_second_min)
 
     def expect_pages(self) -> None:

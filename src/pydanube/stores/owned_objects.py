@@ -109,7 +109,7 @@ class OwnedObjectStore:
         await self.ask()
         return await self._store.get(key)
 
-    async def get_range(self, key: str, position: int, length: int) -> bytes:
+    async def get_range(self, key: str, position: int, length: int) -> Buffer:
         await self.ask()
         return await self._store.get_range(key, position, length)
 

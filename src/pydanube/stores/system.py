@@ -37,11 +37,11 @@ class SystemClock:
 class SystemWork:
     """Threads: the heavy functions (checksums, compression, Arrow) let go of the interpreter lock.
 
-    A cancelled `run` ends when its function has ended. With `nice` they let others go first.
+    A cancelled `run` ends when its function has ended.
     """
 
-    def __init__(self, threads_max: int = min(32, (os.cpu_count() or 1) + 4), *, nice: int = 0) -> None:
-        self._threads = Threads("work", threads_max, nice=nice)
+    def __init__(self, threads_max: int = min(32, (os.cpu_count() or 1) + 4)) -> None:
+        self._threads = Threads("work", threads_max)
 
     async def run(self, function: Callable[[], T]) -> T:
         return await self._threads.call(function)

@@ -8,8 +8,6 @@ two busy cores).
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,13 +18,12 @@ T = TypeVar("T")
 
 
 class Threads:
-    """At most `threads_max` threads, started when they are needed. `nice` ones let others go first, as nice(1) says."""
+    """At most `threads_max` threads, started when they are needed."""
 
-    def __init__(self, name: str, threads_max: int, *, nice: int = 0) -> None:
+    def __init__(self, name: str, threads_max: int) -> None:
         assert threads_max > 0
         self._name = name
         self._threads_max = threads_max
-        self._nice = nice
         self._threads: list[threading.Thread] = []
         self._queue: SimpleQueue[_Job[object] | None] = SimpleQueue()
         self._pending = 0  # changed by the loop's thread alone
@@ -76,10 +73,6 @@ class Threads:
         thread.start()
 
     def _run(self) -> None:
-        if self._nice and sys.platform == "linux":  # where it is of one thread, and not of the process
-            with suppress(OSError):
-                thread = threading.get_native_id()
-                os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + self._nice)
         while (job := self._queue.get()) is not None:
             if job.begin():
                 job.run()

@@ -1,7 +1,7 @@
 """What a scrape prints: all numbers of one moment, as families for Prometheus or at once as its text.
 
-A broker with a thousand subscriptions has twenty thousand samples. `text` prints them several times faster than a
-general exporter: the labels of a subscription are made into text once and stand in fifteen families.
+A broker with a thousand busy topics has fifty thousand lines. `text` prints them several times faster than a general
+exporter: the labels of a subscription are made into text once, for all families of subscriptions.
 
 Every series has the label `broker`, the id of the broker that counted it. A histogram of a topic where nothing happened
 yet is spared its fifteen lines; everything else is there, at 0, from the beginning. `docs/metrics.md` lists it all.
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
+from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from prometheus_client import ProcessCollector
@@ -65,34 +67,93 @@ DELETIONS: Final = ("retention", "adopted")
 READS: Final = ("memory", "file", "cloud")
 REBALANCES: Final = ("automatic", "manual")
 DEAD_LETTER: Final = "DeadLetter"
+PIECE: Final = 100  # histograms
 
 Labels: TypeAlias = tuple[str, ...]
 Rows: TypeAlias = Sequence[tuple[Labels, float]]
+Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
-_ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+_counts_of: Final = attrgetter(*(f"{name}.value" for name, *_ in COUNTS))
+_cloud_counts_of: Final = attrgetter(*(f"{name}.value" for name, *_ in CLOUD_COUNTS))
+
+
+class Series:
+    """Label names, and the values of each series. Families of the same things share one."""
+
+    __slots__ = ("_printed", "_whose", "names", "values")
+
+    def __init__(self, names: Labels, values: Sequence[Labels]) -> None:
+        self.names = names
+        self.values = values
+        self._whose: Pairs | None = None
+        self._printed: list[str] = []
+
+    def printed(self, whose: Pairs) -> list[str]:
+        """The labels of each series as they stand in a line, with whose they are. Without any there are no braces."""
+        if self._whose != whose:
+            self._whose, self._printed = whose, self._print(whose)
+        return self._printed
+
+    def _print(self, whose: Pairs) -> list[str]:
+        own = ",".join([f'{name}="%s"' for name in self.names])
+        end = ",".join([f'{name}="{_escaped(value)}"' for name, value in whose])
+        if not own:
+            return [f"{{{end}}}" if end else ""] * len(self.values)
+        end = f",{end}}}" if end else "}"
+        everything = "".join(chain.from_iterable(self.values))
+        if _escaped(everything) == everything:  # as names nearly always are
+            return [f"{{{own % values}{end}" for values in self.values]
+        return [f"{{{own % tuple(map(_escaped, values))}{end}" for values in self.values]
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 class Family(NamedTuple):
-    """One metric: label values with their numbers, or in a histogram with their buckets."""
+    """One metric: a number of each series, or in a histogram buckets."""
 
     name: str
     kind: str
     text: str
-    labels: Labels
-    rows: Rows = ()
-    buckets: Sequence[tuple[Labels, Buckets]] = ()
+    series: Series
+    numbers: Sequence[float] = ()
+    buckets: Sequence[Buckets] = ()
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.name}_total" if self.kind == "counter" else self.name
 
     def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
         """Name, labels and number of each line."""
-        total = "_total" if self.kind == "counter" else ""
-        for values, number in self.rows:
-            yield self.name + total, dict(zip(self.labels, values, strict=True)), number
-        for values, buckets in self.buckets:
-            own = dict(zip(self.labels, values, strict=True))
+        labels = [dict(zip(self.series.names, values, strict=True)) for values in self.series.values]
+        if self.kind != "histogram":
+            for own, number in zip(labels, self.numbers, strict=True):
+                yield self.full_name, own, number
+            return
+        for own, buckets in zip(labels, self.buckets, strict=True):
             for bound, count in buckets.cumulative():
                 yield f"{self.name}_bucket", {**own, "le": bound}, count
             yield f"{self.name}_count", own, sum(buckets.counts)
             yield f"{self.name}_sum", own, buckets.total
+
+    def lines(self, whose: Pairs) -> Iterator[str]:
+        """The same as text, with its head, in pieces of some hundred kilobytes."""
+        name, printed = self.full_name, self.series.printed(whose)
+        yield f"# HELP {name} {self.text}\n# TYPE {name} {self.kind}\n"
+        if self.kind != "histogram":
+            yield "".join([f"{name}{own} {number}\n" for own, number in zip(printed, self.numbers, strict=True)])
+            return
+        for first in range(0, len(printed), PIECE):
+            here = slice(first, first + PIECE)
+            yield "".join(map(_histogram_lines, repeat(name), printed[here], self.buckets[here]))
+
+
+def _histogram_lines(name: str, own: str, buckets: Buckets) -> str:
+    start = f"\n{name}_bucket{own[:-1]}," if own else f"\n{name}_bucket{{"
+    below = [f'le="{bound}"}} {count}' for bound, count in buckets.cumulative()]
+    lines = start.join(["", *below])[1:]
+    return f"{lines}\n{name}_count{own} {sum(buckets.counts)}\n{name}_sum{own} {buckets.total}\n"
 
 
 class TopicNow(NamedTuple):
@@ -135,7 +196,7 @@ class SubscriptionNow(NamedTuple):
         standing = None if metrics.standing is None else metrics.standing()
         return cls(
             labels=(topic, subscription),
-            counts=tuple([getattr(metrics, name).value for name, *_ in COUNTS]),
+            counts=_counts_of(metrics),
             lag=standing.lag if standing else None,
             consumers=standing.consumers if standing else metrics.consumers.value,
             waiting=standing.waiting if standing else 0,
@@ -155,8 +216,9 @@ class CloudNow(NamedTuple):
 
     @classmethod
     def of(cls, metrics: CloudMetrics) -> CloudNow:
-        counts = tuple([getattr(metrics, name).value for name, *_ in CLOUD_COUNTS])
-        return cls(counts, metrics.upload_latency.copy(), metrics.waiting() if metrics.waiting else None)
+        return cls(
+            _cloud_counts_of(metrics), metrics.upload_latency.copy(), metrics.waiting() if metrics.waiting else None
+        )
 
 
 class WalNow(NamedTuple):
@@ -248,25 +310,18 @@ class Snapshot(NamedTuple):
 
     def text(self) -> bytes:
         """Prometheus' text format, version 0.0.4."""
+        return b"".join(self.pieces())
+
+    def pieces(self) -> list[bytes]:
+        """The same, for a connection that need not have it in one piece."""
         whose = (("broker", self.broker.broker),) if self.broker.broker else ()
-        printers: dict[Labels, Printed] = {}  # labels that many families share are printed once
-        lines: list[str] = []
-        for family in self.families():
-            name = f"{family.name}_total" if family.kind == "counter" else family.name
-            lines.append(f"# HELP {name} {family.text}\n# TYPE {name} {family.kind}\n")
-            printed = printers.setdefault(family.labels, Printed(family.labels, whose))
-            lines += [f"{name}{printed[values]} {number}\n" for values, number in family.rows]
-            for values, buckets in family.buckets:
-                own = printed[values]
-                start = f"{name}_bucket{own[:-1]}," if own else f"{name}_bucket{{"
-                lines += [f'{start}le="{bound}"}} {count}\n' for bound, count in buckets.cumulative()]
-                lines.append(f"{name}_count{own} {sum(buckets.counts)}\n{name}_sum{own} {buckets.total}\n")
-        own = Printed((), whose)[()]
+        return [piece.encode() for family in self._all_families() for piece in family.lines(whose)]
+
+    def _all_families(self) -> Iterator[Family]:
+        yield from self.families()
         for metric in self.process.collect():
-            name = f"{metric.name}_total" if metric.type == "counter" else metric.name
-            lines.append(f"# HELP {name} {metric.documentation}\n# TYPE {name} {metric.type}\n")
-            lines += [f"{sample.name}{own} {sample.value}\n" for sample in metric.samples]
-        return "".join(lines).encode()
+            rows = [((), sample.value) for sample in metric.samples]
+            yield _family(metric.type, metric.name, metric.documentation, (), rows)
 
     def families(self) -> Iterator[Family]:
         yield from self._of_subscriptions()
@@ -276,43 +331,56 @@ class Snapshot(NamedTuple):
     def _of_subscriptions(self) -> Iterator[Family]:
         labels = ("topic", "subscription")
         every = self.subscriptions
+        series = Series(labels, [each.labels for each in every])
+
+        def counter(name: str, text: str, numbers: Sequence[float]) -> Family:
+            return Family(name, "counter", text, series, numbers)
+
+        def gauge(name: str, text: str, numbers: Sequence[float]) -> Family:
+            return Family(name, "gauge", text, series, numbers)
+
         for column, (_, metric, text) in enumerate(COUNTS):
-            yield _counter(metric, text, labels, [(each.labels, each.counts[column]) for each in every])
+            yield counter(metric, text, [each.counts[column] for each in every])
         lag = [(each.labels, each.lag) for each in every if each.lag is not None]
-        yield _gauge("danube_subscription_lag_messages", "Messages committed and not acknowledged", labels, lag)
-        consumers = [(each.labels, each.consumers) for each in every]
-        yield _gauge("danube_subscription_active_consumers", "Connected consumers", labels, consumers)
-        waiting = [(each.labels, each.waiting) for each in every]
-        yield _gauge("danube_subscription_pending_redelivery", "Failed messages to be sent again", labels, waiting)
-        blocked = [(each.labels, int(each.blocked)) for each in every]
-        yield _gauge("danube_subscription_terminal_blocked", "1 while a poison message blocks it", labels, blocked)
+        text = "Messages committed and not acknowledged"
+        if len(lag) == len(every):
+            yield gauge("danube_subscription_lag_messages", text, [number for _, number in lag])
+        else:
+            yield _gauge("danube_subscription_lag_messages", text, labels, lag)
+        consumers = [each.consumers for each in every]
+        yield gauge("danube_subscription_active_consumers", "Connected consumers", consumers)
+        waiting = [each.waiting for each in every]
+        yield gauge("danube_subscription_pending_redelivery", "Failed messages to be sent again", waiting)
+        blocked = [int(each.blocked) for each in every]
+        yield gauge("danube_subscription_terminal_blocked", "1 while a poison message blocks it", blocked)
         exhausted = [((*each.labels, policy), n) for each in every for policy, n in each.exhausted.items()]
         by_policy = (*labels, "poison_policy")
         yield _counter("danube_subscription_retry_exhausted", "Messages that failed too often", by_policy, exhausted)
         copied = [((*each.labels, DEAD_LETTER), each.dead_lettered) for each in every]
         yield _counter("danube_subscription_dlq", "Messages copied to the dead-letter topic", by_policy, copied)
-        timed_out = [(each.labels, each.timed_out) for each in every]
+        timed_out = [each.timed_out for each in every]
         text = "Messages taken back because no ack came in time"
-        yield _counter("danube_subscription_ack_timeout", text, labels, timed_out)
+        yield counter("danube_subscription_ack_timeout", text, timed_out)
 
     def _of_topics(self) -> Iterator[Family]:
         labels = ("topic",)
         every = self.topics
-        messages = [(each.topic, each.messages_in) for each in every]
-        yield _counter("danube_topic_messages_in", "Messages published", labels, messages)
-        size_bytes = [(each.topic, each.bytes_in) for each in every]
-        yield _counter("danube_topic_bytes_in", "Payload bytes published", labels, size_bytes)
-        producers = [(each.topic, each.producers) for each in every]
-        yield _gauge("danube_topic_active_producers", "Registered producers", labels, producers)
+        series = Series(labels, [each.topic for each in every])
+        messages = [each.messages_in for each in every]
+        yield Family("danube_topic_messages_in", "counter", "Messages published", series, messages)
+        size_bytes = [each.bytes_in for each in every]
+        yield Family("danube_topic_bytes_in", "counter", "Payload bytes published", series, size_bytes)
+        producers = [each.producers for each in every]
+        yield Family("danube_topic_active_producers", "gauge", "Registered producers", series, producers)
 
         subscriptions, consumers = Counter[str](), Counter[str]()
         for subscription in self.subscriptions:
             subscriptions[subscription.labels[0]] += 1
             consumers[subscription.labels[0]] += subscription.consumers
-        present = [(each.topic, subscriptions[each.topic[0]]) for each in every]
-        yield _gauge("danube_topic_active_subscriptions", "Subscriptions", labels, present)
-        connected = [(each.topic, consumers[each.topic[0]]) for each in every]
-        yield _gauge("danube_topic_active_consumers", "Connected consumers", labels, connected)
+        present = [subscriptions[each.topic[0]] for each in every]
+        yield Family("danube_topic_active_subscriptions", "gauge", "Subscriptions", series, present)
+        connected = [consumers[each.topic[0]] for each in every]
+        yield Family("danube_topic_active_consumers", "gauge", "Connected consumers", series, connected)
 
         answered = [((*each.topic, "ok", "OK"), sum(each.send_latency.counts)) for each in every]
         refused = [((*each.topic, "error", code), n) for each in every for code, n in each.send_errors.items()]
@@ -445,34 +513,21 @@ class Snapshot(NamedTuple):
         yield _histogram("danube_cloud_upload_latency_ms", text, (), [((), self.cloud.upload_latency)])
 
 
-class Printed(dict[Labels, str]):
-    """Label values as they stand in a line, with their names and whose they are; made when they are first asked for.
-
-    A series without labels has no braces.
-    """
-
-    def __init__(self, names: Labels, whose: Sequence[tuple[str, str]]) -> None:
-        super().__init__()
-        self._names = names
-        self._whose = whose
-
-    def __missing__(self, values: Labels) -> str:
-        pairs = [*zip(self._names, values, strict=True), *self._whose]
-        text = ",".join([f'{name}="{value.translate(_ESCAPES)}"' for name, value in pairs])
-        self[values] = printed = f"{{{text}}}" if text else ""
-        return printed
-
-
 def _counter(name: str, text: str, labels: Labels, rows: Rows) -> Family:
-    return Family(name, "counter", text, labels, rows)
+    return _family("counter", name, text, labels, rows)
 
 
 def _gauge(name: str, text: str, labels: Labels, rows: Rows) -> Family:
-    return Family(name, "gauge", text, labels, rows)
+    return _family("gauge", name, text, labels, rows)
+
+
+def _family(kind: str, name: str, text: str, labels: Labels, rows: Rows) -> Family:
+    return Family(name, kind, text, Series(labels, [values for values, _ in rows]), [number for _, number in rows])
 
 
 def _histogram(name: str, text: str, labels: Labels, buckets: Sequence[tuple[Labels, Buckets]]) -> Family:
-    return Family(name, "histogram", text, labels, (), buckets)
+    series = Series(labels, [values for values, _ in buckets])
+    return Family(name, "histogram", text, series, (), [each for _, each in buckets])
 
 
 def _by_word(words: Sequence[str], counts: dict[str, int]) -> Rows:

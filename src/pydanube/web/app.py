@@ -21,13 +21,12 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from pydanube.errors import DanubeError
 from pydanube.web import actions, json_routes, pages, topic_pages
 from pydanube.web.gateway import CACHE_SECONDS, CALL_SECONDS, Gateway
 from pydanube.web.guard import Guard
 from pydanube.web.operations import Operations
 from pydanube.web.sampler import Sampler
-from pydanube.web.site import NotHere, Page, Site, sentence_of
+from pydanube.web.site import NotHere, Page, Site
 
 log = logging.getLogger(__name__)
 
@@ -116,19 +115,14 @@ def build(site: Site) -> ASGIApp:
         response.status_code = error.status_code
         return response
 
-    async def broken(request: Request, error: Exception) -> Response:
-        if request.url.path.startswith("/ui/"):
-            return JSONResponse({"success": False, "message": sentence_of(error)}, 500)
-        return site.error(request, error)
-
-    return Starlette(routes=routes, exception_handlers={HTTPException: missing, Exception: broken})
+    return Starlette(routes=routes, exception_handlers={HTTPException: missing})
 
 
 def _showing(site: Site, page: Page) -> Callable[[Request], Awaitable[Response]]:
     async def show(request: Request) -> Response:
         try:
             return await page(site, request)
-        except DanubeError as error:
+        except Exception as error:  # whatever it is, whoever looks sees a sentence
             return site.error(request, error)
 
     return show
@@ -139,7 +133,7 @@ def _acting(site: Site, act: Page) -> Callable[[Request], Awaitable[Response]]:
         log.info("web action", extra={"path": request.url.path})
         try:
             return await act(site, request)
-        except DanubeError as error:
+        except Exception as error:  # as above
             return site.error(request, error)
 
     return do

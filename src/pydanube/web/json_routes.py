@@ -17,13 +17,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from pydanube.core.names import TopicName, parse_broker_id
-from pydanube.errors import ConfigError, DanubeError, Unreachable
+from pydanube.errors import ConfigError, Unreachable
 from pydanube.web import actions
 from pydanube.web.gateway import BROKERS, CLUSTER, RELIABLE, Broker, TopicRow
 from pydanube.web.sampler import scrape
-from pydanube.web.samples import Samples, TopicNumbers
-from pydanube.web.sends import sends_to
-from pydanube.web.site import NotHere, Site, body_of, sentence_of, status_of
+from pydanube.web.samples import ERRORS, Samples, Series, TopicNumbers
+from pydanube.web.sends import log_of, sends_to
+from pydanube.web.site import BadRequest, NotHere, Site, body_of, sentence_of, status_of, tell_if_unexpected
 from pydanube.web.topic_pages import BACKOFF, KINDS, or_why
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 
@@ -36,11 +36,18 @@ SERIES: Final = {
     "dispatch_rate_1m": "messages_out",
     "bytes_in_rate_1m": "bytes_in",
     "bytes_out_rate_1m": "bytes_out",
-    "lag_messages": "lag",
 }
 POISON: Final = {pb.DeadLetter: "dead_letter", pb.Block: "block", pb.Drop: "drop"}
 STEP_SECONDS: Final = 15
 RPC_TOTAL: Final = "danube_broker_rpc_total"
+JSON_KINDS: Final = {
+    list: "a list",
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    bool: "a truth",
+    type(None): "null",
+}
 
 
 def routes(site: Site) -> list[BaseRoute]:
@@ -72,7 +79,8 @@ def _answering(site: Site, route: JsonRoute) -> Callable[[Request], Awaitable[Re
         try:
             found = await route(site, request)
             return found if isinstance(found, Response) else JSONResponse(found)
-        except DanubeError as error:
+        except Exception as error:  # whatever it is, a tool gets JSON
+            tell_if_unexpected(request, error)
             return JSONResponse({"success": False, "message": sentence_of(error)}, status_of(error))
 
     return answer
@@ -311,9 +319,11 @@ async def topic(site: Site, request: Request) -> Any:
         policy, why = await or_why(site.gateway.failure_policy(name, each))
         subscriptions.append(_subscription(each, policy))
         errors += [why] if why else []
-    sends, why = await or_why(_sends(site, name, found.broker_id))
+    printed, why = await or_why(_printed(site, name, found.broker_id))
     errors += [why] if why else []
-    sends = sends or sends_to(name, "")
+    sends = sends_to(name, printed or "")
+    if printed and found.delivery == RELIABLE:
+        sends["reliable"] = log_of(printed)
     optional = ("schema_subject", "schema_id", "schema_version", "schema_type", "compatibility_mode")
     return {
         "timestamp": _now(),
@@ -327,11 +337,11 @@ async def topic(site: Site, request: Request) -> Any:
     }
 
 
-async def _sends(site: Site, name: str, broker_id: str) -> dict[str, Any]:
-    """Asks the topic's broker. Raises Unreachable."""
+async def _printed(site: Site, name: str, broker_id: str) -> str:
+    """All metrics of the topic's broker. Raises Unreachable."""
     for broker in await site.gateway.brokers():
         if broker.broker_id == broker_id:
-            return sends_to(name, await scrape(broker.metrics_addr))
+            return await scrape(broker.metrics_addr)
     raise Unreachable(f"the broker of {name}", "nobody serves it just now")
 
 
@@ -374,7 +384,10 @@ def _metrics(samples: Samples, name: str, found: pb.DescribeTopicResponse) -> di
             "consumers": int(thing.level("consumers")),
             "subscriptions": len(found.subscriptions),
         },
-        "rates": {"publish_rate_1m": thing.messages_in, "dispatch_rate_1m": thing.messages_out},
+        "rates": {
+            "publish_rate_1m": samples.minute_rate(thing, "messages_in"),
+            "dispatch_rate_1m": samples.minute_rate(thing, "messages_out"),
+        },
         "lag_messages": thing.lag,
         "is_reliable": found.delivery == RELIABLE,
     }
@@ -384,16 +397,27 @@ async def series(site: Site, request: Request) -> Any:
     """The last sixteen minutes at most. `from` and `to` are seconds since 1970, `step` seconds (15s)."""
     name, query = _topic_name(request), request.query_params
     await site.gateway.describe(name)
-    step = _seconds(query.get("step", f"{STEP_SECONDS}s"))
-    first, last = _seconds(query.get("from", "0")), _seconds(query.get("to", "1e18"))
+    step = _seconds("step", query.get("step", f"{STEP_SECONDS}s"))
+    first, last = _seconds("from", query.get("from", "0")), _seconds("to", query.get("to", "1e18"))
     samples = site.sampler.samples
-    found = []
-    for label, own in SERIES.items():
-        points: list[list[float]] = []
-        for at, value in samples.series(samples.topic(name), own):
-            if value is not None and first <= at <= last and (not points or at - points[-1][0] >= step):
-                points.append([at, value])
-        found.append({"name": label, "points": points})
+    thing = samples.topic(name)
+
+    def points(values: Series) -> list[list[float]]:
+        found: list[list[float]] = []
+        for at, value in values:
+            if value is not None and first <= at <= last and (not found or at - found[-1][0] >= step):
+                found.append([at, value])
+        return found
+
+    found: list[dict[str, Any]] = [
+        {"name": label, "points": points(samples.minute_series(thing, own))} for label, own in SERIES.items()
+    ]
+    for own in sorted(name for name in thing.rings if name.startswith(ERRORS)):
+        labels = {"error_code": own.removeprefix(ERRORS)}
+        found.append(
+            {"name": "producer_send_errors", "labels": labels, "points": points(samples.minute_series(thing, own))}
+        )
+    found.append({"name": "lag_messages", "points": points(samples.series(thing, "lag"))})
     return {"series": found, "errors": _silent(samples)}
 
 
@@ -441,19 +465,29 @@ def _topic_name(request: Request) -> TopicName:
 
 
 async def _body(request: Request) -> Mapping[str, Any]:
+    """Raises BadRequest, which says where it stops to be JSON, and nothing of what it holds."""
     try:
         body = json.loads(await body_of(request) or b"{}")
+    except json.JSONDecodeError as error:
+        why = f"{error.msg.lower()}, at line {error.lineno}, column {error.colno}"
+        raise BadRequest(f"the body is no JSON: {why}") from None
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the body is no JSON: byte {error.start} is no UTF-8") from None
     except (ValueError, RecursionError):
-        body = None
+        raise BadRequest(
+            "the body is no JSON that can be read: a number is too long, or it is nested too deep"
+        ) from None
     if not isinstance(body, dict):
-        raise ConfigError("body", "(hidden)", "a JSON object")
+        raise BadRequest(f"the body must be a JSON object, and is {JSON_KINDS.get(type(body), 'something else')}")
     return body
 
 
 def _text(body: Mapping[str, Any], key: str) -> str:
     value = body.get(key)
-    if not isinstance(value, str) or not value:
-        raise ConfigError(key, str(value)[:50], "a text")
+    if value is None or value == "":
+        raise BadRequest(f"{key} is missing")
+    if not isinstance(value, str):
+        raise ConfigError(key, value if isinstance(value, int | float) else str(value)[:50], "a text in quotes")
     return value
 
 
@@ -473,9 +507,9 @@ def _whole(body: Mapping[str, Any], key: str, default: int) -> int:
     return value
 
 
-def _seconds(text: str) -> float:
+def _seconds(key: str, text: str) -> float:
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     try:
         return float(text[:-1]) * units[text[-1]] if text[-1:] in units else float(text)
     except ValueError:
-        raise ConfigError("time", text[:50], "seconds, as 15 or 15s") from None
+        raise ConfigError(key, text[:50], "seconds, as 15 or 15s") from None

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 SLOT_SECONDS: Final = 5
 SLOTS: Final = 192  # sixteen minutes
 RECENT: Final = 3  # samples that the rate of the moment is taken from
+MINUTE: Final = 12  # slots
 SERIES_MAX: Final = 6_000  # topics and subscriptions with a past
 STALE_SECONDS: Final = 12  # without a sample its numbers are not known any more
 GONE_SECONDS: Final = 300  # and after so long it is forgotten
@@ -53,6 +54,8 @@ SUBSCRIPTION_COUNTS: Final = {
     "danube_subscription_terminal_blocked": 6,
     "danube_subscription_nack_total": 7,
 }
+SENDS: Final = "danube_producer_send_total"
+ERRORS: Final = "errors "  # before a status code: the rate of sends that were refused with it
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPED: Final = re.compile(r"\\(.)")
 
@@ -81,6 +84,7 @@ class Numbers(NamedTuple):
     topics: Mapping[str, TopicNumbers]
     subscriptions: Mapping[tuple[str, str], SubscriptionNumbers]
     broker: Mapping[str, float]
+    refused: Mapping[tuple[str, str], float] = {}  # sends, by topic and status code
 
 
 def parse(text: str) -> Numbers:
@@ -93,6 +97,7 @@ def parse_in_steps(text: str) -> Generator[None, None, Numbers]:
     topics: dict[str, list[float]] = {}
     subscriptions: dict[tuple[str, str], list[float]] = {}
     broker: dict[str, float] = {}
+    refused: dict[tuple[str, str], float] = {}
     known: dict[str, dict[str, str]] = {}  # a subscription's labels stand in a dozen families
     for number, line in enumerate(text.split("\n")):
         if number % LINES_PER_STEP == LINES_PER_STEP - 1:
@@ -121,6 +126,9 @@ def parse_in_steps(text: str) -> Generator[None, None, Numbers]:
             if row is None:
                 row = topics[topic] = [*TopicNumbers()]
             row[TOPIC_COUNTS[name]] = number_of(value)
+        elif name == SENDS and 'result="error"' in labels:
+            names = labels_of(labels)
+            refused[names.get("topic", ""), names.get("error_code", "")] = number_of(value)
         elif name.startswith("danube_broker_") and "result=" in labels:
             result = labels_of(labels).get("result", "")
             _add(broker, f"{name}:{result}", value)
@@ -134,6 +142,7 @@ def parse_in_steps(text: str) -> Generator[None, None, Numbers]:
         {topic: TopicNumbers(*row) for topic, row in topics.items()},
         {place: SubscriptionNumbers(*row) for place, row in subscriptions.items()},
         broker,
+        refused,
     )
 
 
@@ -207,18 +216,32 @@ class Ring:
                 yield None if math.isnan(value) else value
 
 
+def slot_of(at: float) -> int:
+    return int(at // SLOT_SECONDS)
+
+
 class Rate:
     """Of a counter that may be told by several brokers, one after the other."""
 
-    __slots__ = ("_recent",)
+    __slots__ = ("_added", "_recent", "_seconds", "_slot")
 
     def __init__(self) -> None:
         self._recent: list[tuple[float, float]] = []  # what was added, in how many seconds
+        self._slot = -1
+        self._added = self._seconds = 0.0  # in that slot
 
-    def add(self, increment: float, seconds: float) -> None:
+    def add(self, increment: float, seconds: float, slot: int) -> None:
         if len(self._recent) >= RECENT:
             del self._recent[0]
         self._recent.append((increment, seconds))
+        if slot != self._slot:
+            self._slot, self._added, self._seconds = slot, 0.0, 0.0
+        self._added += increment
+        self._seconds += seconds
+
+    def of_slot(self, slot: int) -> float:
+        """Per second, in that slot alone; 0 if nothing was added."""
+        return self._added / self._seconds if slot == self._slot and self._seconds else 0.0
 
     @property
     def now(self) -> float:
@@ -253,10 +276,11 @@ class Thing:
         return default if math.isnan(value) else value
 
     def count(self, name: str, increment: float, seconds: float) -> None:
+        """To be called when it was just seen."""
         rate = self.rates.get(name)
         if rate is None:
             rate = self.rates[name] = Rate()
-        rate.add(increment, seconds)
+        rate.add(increment, seconds, slot_of(self.seen_at))
 
     def put(self, slot: int, name: str, value: float) -> None:
         if not self.has_past or math.isnan(value):
@@ -341,11 +365,25 @@ class Samples:
 
     def series(self, thing: Thing, name: str, count: int = SLOTS) -> Series:
         """One value per slot, the last `count` of them up to the newest sample; None where there is none."""
-        slot = int(self.at // SLOT_SECONDS)
+        slot = slot_of(self.at)
         first = (slot - count + 1) * SLOT_SECONDS
         ring = thing.rings.get(name)
         values = ring.series(slot, count) if ring is not None else iter([None] * count)
         return [(float(first + place * SLOT_SECONDS), value) for place, value in enumerate(values)]
+
+    def minute_series(self, thing: Thing, name: str) -> Series:
+        """The same of a rate: each value is of the minute up to then, or of as much of it as was looked at."""
+        found = self.series(thing, name)
+        return [
+            (at, None if value is None else _mean([each for _, each in found[max(place - MINUTE + 1, 0) : place + 1]]))
+            for place, (at, value) in enumerate(found)
+        ]
+
+    def minute_rate(self, thing: Thing, name: str) -> float:
+        """Per second, over the last minute, or as much of it as was looked at. Without a past: over a few samples."""
+        known = [value for _, value in self.series(thing, name, MINUTE)]
+        mean = _mean(known)
+        return thing.rate(name) if mean is None else mean
 
     # --- hearing ----------------------------------------------------------------------------------------
 
@@ -405,6 +443,11 @@ class Samples:
                 thing.count(name, total.increments[column], seconds)
                 if name in flows:
                     flows[name] += total.increments[column]
+        for (topic, code), refused in numbers.refused.items():
+            thing = self._thing(self.topics, topic, at)
+            if then is not None:
+                increment = _increment(then.refused.get((topic, code), 0.0), refused)
+                thing.count(f"{ERRORS}{code}", increment, seconds)
         thing = self._thing(self.brokers, broker_id, at)
         if then is not None:
             for name, increment in flows.items():
@@ -426,7 +469,7 @@ class Samples:
             del self._heard[gone]
         for gone in self.failures.keys() - present:
             del self.failures[gone]
-        slot = int(at // SLOT_SECONDS)
+        slot = slot_of(at)
         for number, (thing, names) in enumerate(self._everything()):
             if number % STEP == STEP - 1:
                 yield
@@ -435,9 +478,13 @@ class Samples:
                 thing.levels.clear()
                 thing.still = 0
                 continue
+            is_seen = slot_of(thing.seen_at) == slot
             for name in names:
                 rate = thing.rates.get(name)
-                thing.put(slot, name, thing.levels.get(name, math.nan) if rate is None else rate.now)
+                if rate is None:
+                    thing.put(slot, name, thing.levels.get(name, math.nan))
+                elif is_seen:
+                    thing.put(slot, name, rate.of_slot(slot))
         self._sum_up(slot)
         self._forget()
 
@@ -445,7 +492,7 @@ class Samples:
         for thing in list(self.brokers.values()):
             yield thing, FLOWS
         for thing in list(self.topics.values()):
-            yield thing, (*FLOWS, "lag")
+            yield thing, (*FLOWS, "lag", *[name for name in thing.rates if name.startswith(ERRORS)])
         for thing in list(self.subscriptions.values()):
             yield thing, ("messages_out", "lag", "redeliveries")
 
@@ -474,6 +521,11 @@ class Samples:
         _drop(self.topics, oldest)
         _drop(self.subscriptions, oldest)
         _drop(self.brokers, oldest)
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _drop(things: dict[K, Thing], oldest: float) -> None:

@@ -1,17 +1,27 @@
-"""How the sends to one topic went, from what its broker prints: too much to sample for every topic."""
+"""How the sends to one topic went, and the log they went to, from what its broker prints.
+
+It is too much to sample for every topic.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pydanube.web.samples import labels_of, number_of
+from pydanube.web.samples import SENDS, labels_of, number_of
 
-SENDS: Final = "danube_producer_send_total"
 LATENCY: Final = "danube_producer_send_latency_ms_bucket"
 SIZE_SUM: Final = "danube_topic_message_size_bytes_sum"
 SIZE_COUNT: Final = "danube_topic_message_size_bytes_count"
+FLUSHES: Final = "danube_wal_flush_latency_ms_bucket"
+LOG_COUNTS: Final[Mapping[str, str]] = {
+    "danube_wal_append_total": "wal_append_total",
+    "danube_wal_append_bytes_total": "wal_append_bytes_total",
+    "danube_wal_flush_total": "wal_flush_total",
+    "danube_cloud_upload_objects_total": "cloud_upload_objects_total",
+    "danube_cloud_upload_bytes_total": "cloud_upload_bytes_total",
+}
 
 
 def sends_to(topic: str, text: str) -> dict[str, Any]:
@@ -36,15 +46,38 @@ def sends_to(topic: str, text: str) -> dict[str, Any]:
             size_sum = number
         else:
             size_count = number
-    latency = {f"send_latency_ms_p{share}": quantile(buckets, share / 100) for share in (50, 95, 99)}
     return {
         "quality": {
             "send_ok_total": ok,
             "send_error_total": sum(count for _, count in errors),
             "send_error_by_code": errors,
         },
-        "latency_size": {**latency, "msg_size_bytes_avg": size_sum / size_count if size_count else None},
+        "latency_size": {
+            **_quantiles("send_latency_ms", buckets),
+            "msg_size_bytes_avg": size_sum / size_count if size_count else None,
+        },
     }
+
+
+def log_of(text: str) -> dict[str, Any]:
+    """`reliable` as the JSON routes have it. A broker has one log and one cloud tier for all its topics."""
+    counts = dict.fromkeys(LOG_COUNTS.values(), 0)
+    buckets = []
+    for line in text.split("\n"):
+        if not line.startswith(("danube_wal_", "danube_cloud_")):
+            continue
+        name, _, rest = line.partition("{")
+        inside, _, value = rest.rpartition("} ")
+        number = number_of(value)
+        if name in LOG_COUNTS and not math.isnan(number):
+            counts[LOG_COUNTS[name]] = int(number)
+        elif name == FLUSHES:
+            buckets.append((number_of(labels_of(inside).get("le", "")), number))
+    return {"scope": "broker", **counts, **_quantiles("wal_flush_latency_ms", buckets)}
+
+
+def _quantiles(name: str, buckets: Sequence[tuple[float, float]]) -> dict[str, float | None]:
+    return {f"{name}_p{share}": quantile(buckets, share / 100) for share in (50, 95, 99)}
 
 
 def quantile(buckets: Sequence[tuple[float, float]], share: float) -> float | None:

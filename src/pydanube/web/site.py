@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 FLASH: Final = "danube-said"
 FLASH_MAX: Final = 1_000  # characters
 THEME: Final = "danube-theme"
+FIELDS_MAX: Final = 200
 LIVE: Final = "live"
 STATUS: Final[Mapping[str, int]] = {
     "NOT_FOUND": 404,
@@ -53,6 +54,17 @@ Page: TypeAlias = Callable[["Site", Request], Awaitable[Response]]
 
 class NotHere(DanubeError):
     """A path, or a thing, that does not exist."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+class BadRequest(DanubeError):
+    """What was sent cannot be read; the sentence says why."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
@@ -102,8 +114,9 @@ class Site:
         return response
 
     def error(self, request: Request, error: Exception) -> Response:
-        """A sentence, on a page if a page was asked for."""
+        """A sentence, on a page if a page was asked for. What nobody expected is in the log."""
         status, sentence = status_of(error), sentence_of(error)
+        tell_if_unexpected(request, error)
         if is_fragment(request):
             return PlainTextResponse(sentence, status)
         return self.show(request, "error.html", status, title=_title(status), sentence=sentence, active="")
@@ -123,7 +136,7 @@ def status_of(error: Exception) -> int:
         return STATUS.get(error.code, 502)
     if isinstance(error, NotHere | TopicUnknown):
         return 404
-    if isinstance(error, InvalidName | ConfigError):
+    if isinstance(error, BadRequest | InvalidName | ConfigError):
         return 400
     if isinstance(error, Unavailable):
         return 503
@@ -136,6 +149,11 @@ def sentence_of(error: Exception) -> str:
     if isinstance(error, DanubeError):
         return str(error)
     return "something went wrong in the web admin itself; its log says what"
+
+
+def tell_if_unexpected(request: Request, error: Exception) -> None:
+    if not isinstance(error, DanubeError):
+        log.error("page failed", exc_info=error, extra={"method": request.method, "path": request.url.path})
 
 
 def _title(status: int) -> str:
@@ -168,12 +186,14 @@ def is_fragment(request: Request) -> bool:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form. Raises ConfigError for one that is none, or too large."""
+    """The fields of a form. Raises BadRequest for one that is none, or too large."""
     body = await body_of(request)
     try:
-        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=200))
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX))
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the form cannot be read: byte {error.start} is no UTF-8") from None
     except ValueError:
-        raise ConfigError("form", "(hidden)", "fields of a form, in UTF-8") from None
+        raise BadRequest(f"the form has more than {FIELDS_MAX} fields") from None
 
 
 async def body_of(request: Request) -> bytes:
@@ -181,7 +201,7 @@ async def body_of(request: Request) -> bytes:
     async for chunk in request.stream():
         size += len(chunk)
         if size > BODY_MAX_BYTES:
-            raise ConfigError("body", f"{size} bytes", f"{BODY_MAX_BYTES} bytes at most")
+            raise BadRequest(f"a request has {BODY_MAX_BYTES} bytes at most")
         chunks.append(chunk)
     return b"".join(chunks)
 

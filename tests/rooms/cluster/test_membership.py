@@ -195,8 +195,9 @@ async def test_scenario_3b_restarted_after_5_minutes_is_drained_and_has_nothing(
 @pytest.mark.parametrize("down", [1.0, 40.0, 3600.0])
 @simulated
 async def test_scenario_4_after_a_restart_of_everything_each_has_its_own_topics_back(
-    order: tuple[int, int, int], down: float
+    order: tuple[int, int, int], down: float, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     town = Town()
     before = {}
     for node in await town.boot(1, 2, 3):
@@ -216,6 +217,8 @@ async def test_scenario_4_after_a_restart_of_everything_each_has_its_own_topics_
         assert mode == "active" and found in (reason, "full_cluster_restart")
     assert {topic: town.host(topic).broker for topic in before} == before
     assert len(town.claims) == 6
+    said = any(record.getMessage().startswith("Full cluster restart detected") for record in caplog.records)
+    assert said == (down > TTL)
 
 
 @simulated

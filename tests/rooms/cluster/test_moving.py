@@ -411,5 +411,6 @@ def test_a_move_goes_on_when_cursors_cannot_be_saved_and_names_them(
         move()
     warned = [record for record in caplog.records if "Failed to flush cursor" in record.message]
     assert sorted(getattr(record, "subscription", "") for record in warned) == failing
+    assert {record.levelname for record in warned} == {"WARNING"}
     total = [record for record in caplog.records if "All subscription cursor flushes failed" in record.message]
-    assert len(total) == (len(failing) == len(subscriptions))
+    assert [record.levelname for record in total] == (["ERROR"] if len(failing) == len(subscriptions) else [])

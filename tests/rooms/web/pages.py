@@ -3,6 +3,9 @@
 with opened() as web:
     page = web.get("/topics")
     page = web.post("/topics/new", namespace="default", name="orders")
+
+with opened_town(2) as (browser, town):          the same on a cluster
+    page = browser.post("/cluster/rebalance", dry_run="1")
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from pydanube.web.guard import Guard
 from pydanube.web.operations import Operations
 from pydanube.web.sampler import Sampler
 from pydanube.web.site import Site
+from tests.rooms.clustered import Town, town_of
 
 T = TypeVar("T")
 
@@ -49,13 +53,11 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
-class Web:
-    """One browser: it follows redirects, and keeps cookies."""
+class Browser:
+    """It follows redirects, and keeps cookies."""
 
-    def __init__(self, thread: LoopThread, site: Site, broker: TestBroker, client: Client, **guard: Any) -> None:
+    def __init__(self, thread: LoopThread, site: Site, **guard: Any) -> None:
         self.site = site
-        self.broker = broker
-        self.client = client
         self._thread = thread
         self._app = Guard(build(site), **guard)
         self._cookies: dict[str, str] = {}
@@ -146,6 +148,15 @@ class Web:
             time.sleep(0.02)
 
 
+class Web(Browser):
+    """With the broker that the site is of, and a client of it."""
+
+    def __init__(self, thread: LoopThread, site: Site, broker: TestBroker, client: Client, **guard: Any) -> None:
+        super().__init__(thread, site, **guard)
+        self.broker = broker
+        self.client = client
+
+
 @contextlib.contextmanager
 def opened() -> Iterator[Web]:
     thread = LoopThread("web admin under test")
@@ -153,7 +164,7 @@ def opened() -> Iterator[Web]:
     try:
         thread.call(broker.start())
         client = thread.call(pydanube.connect(broker.url).open())
-        site = thread.call(_site(broker))
+        site = thread.call(_site(broker.admin_url, broker.url))
         try:
             yield Web(thread, site, broker, client)
         finally:
@@ -165,6 +176,27 @@ def opened() -> Iterator[Web]:
         thread.stop()
 
 
-async def _site(broker: TestBroker) -> Site:
-    gateway = Gateway(broker.admin_url, stream_url=broker.url, cache_seconds=0.0)
+@contextlib.contextmanager
+def opened_town(count: int, **load_manager: Any) -> Iterator[tuple[Browser, Town]]:
+    """The site is that of the first broker."""
+    thread = LoopThread("web admin of a cluster under test")
+    around = town_of(count, **load_manager)
+    try:
+        town = thread.call(around.__aenter__())
+        try:
+            doors = town.node(1).doors
+            site = thread.call(_site(f"http://{doors.admin_addr}", f"danube://{doors.stream_addr}"))
+            try:
+                yield Browser(thread, site), town
+            finally:
+                thread.call(site.operations.close())
+                thread.call(site.gateway.close())
+        finally:
+            thread.call(around.__aexit__(None, None, None))
+    finally:
+        thread.stop()
+
+
+async def _site(admin_url: str, stream_url: str) -> Site:
+    gateway = Gateway(admin_url, stream_url=stream_url, cache_seconds=0.0)
     return Site(gateway, Sampler(gateway.brokers), Operations())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
 
+from pydanube.web.app import build
 from tests.rooms.web.pages import HOST, Web, opened
 
 TOPIC = "/topics/default/orders"
@@ -64,6 +68,29 @@ def test_a_post_from_another_site_changes_nothing(web: Web, headers: dict[str, s
     json = web.request("POST", "/ui/v1/topics/actions", b'{"action":"delete","topic":"/default/victim"}', headers)
     assert json.status == 403
     assert "/default/victim" in web.run(web.client.list_topics())
+
+
+def every_post(web: Web) -> list[str]:
+    """The path of each form and of each JSON route that changes something, with something in its braces."""
+    application = build(web.site)
+    assert isinstance(application, Starlette)
+    paths = [
+        each.path for each in application.routes if isinstance(each, Route) and each.methods and "POST" in each.methods
+    ]
+    return [re.sub(r"\{.*?\}", "x", path) for path in paths]
+
+
+def test_no_form_and_no_route_that_changes_anything_is_reached_from_another_site_or_in_read_only_mode(web: Web) -> None:
+    reader = browser(web, read_only=True)
+    paths = every_post(web)
+    assert len(paths) > 15
+    for path in ("/brokers/x/drain", "/brokers/x/activate", "/cluster/rebalance", "/ui/v1/cluster/actions"):
+        assert path in paths
+    for path in paths:
+        refused = web.request("POST", path, b"{}", {"origin": "https://evil.example"})
+        assert refused.status == 403 and "another site" in refused.body, path
+        refused = reader.request("POST", path, b"{}", {"origin": f"http://{HOST}"})
+        assert refused.status == 403 and "read-only" in refused.body, path
 
 
 def test_a_proxy_that_speaks_tls_is_the_same_site(web: Web) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from pydanube.web.samples import SLOT_SECONDS, Numbers, Samples, SubscriptionNumbers, TopicNumbers
 from tests.rooms.web.pages import Web, opened
 
 ORDERS = "/default/orders"
@@ -60,12 +62,54 @@ def test_a_topic_has_metrics_and_subscriptions(web: Web, name: str) -> None:
     assert found["metrics"]["latency_size"]["msg_size_bytes_avg"] > 0
 
 
+def test_a_reliable_topic_tells_of_the_log_and_the_cloud_tier_behind_it(web: Web) -> None:
+    web.run(web.client.create_topic("/default/chatter", reliable=False))
+    try:
+        assert "reliable" not in web.get("/ui/v1/topics/default/chatter").json["metrics"]
+    finally:
+        web.order("/ui/v1/topics/actions", action="delete", topic="/default/chatter")
+    found = web.get("/ui/v1/topics/default/orders").json["metrics"]["reliable"]
+    assert found["scope"] == "broker"
+    assert found["wal_append_total"] >= 5 and found["wal_append_bytes_total"] > 0 and found["wal_flush_total"] >= 1
+    assert 0 <= found["wal_flush_latency_ms_p50"] <= found["wal_flush_latency_ms_p95"]
+    assert found["wal_flush_latency_ms_p95"] <= found["wal_flush_latency_ms_p99"]
+    assert (found["cloud_upload_objects_total"], found["cloud_upload_bytes_total"]) == (0, 0)
+
+
 def test_a_series_has_points_of_time_and_value(web: Web) -> None:
     found = web.get("/ui/v1/topics/default/orders/series?step=5s").json["series"]
     assert {each["name"] for each in found} >= {"publish_rate_1m", "dispatch_rate_1m", "bytes_in_rate_1m"}
     [lag] = [each for each in found if each["name"] == "lag_messages"]
     assert lag["points"][-1][1] == 5
-    assert web.get("/ui/v1/topics/default/orders/series?step=soon").status == 400
+    refused = web.get("/ui/v1/topics/default/orders/series?step=soon")
+    assert refused.status == 400 and refused.json["message"].startswith("step = 'soon' is not allowed")
+
+
+def test_rates_are_those_of_the_last_minute_and_refused_sends_have_a_series_by_their_code(web: Web) -> None:
+    samples, before = Samples(), web.site.sampler.samples
+    [broker] = [each.broker_id for each in web.run(web.site.gateway.brokers())]
+    now = time.time() // SLOT_SECONDS * SLOT_SECONDS
+    for slot in range(30):  # nothing for long, then a burst, then nothing again
+        sent = 600.0 if slot >= 24 else 0.0
+        topic, subscription = TopicNumbers(sent, sent * 100), SubscriptionNumbers(sent / 2)
+        refused = {(ORDERS, "InvalidArgument"): 6.0 if slot >= 20 else 0.0}
+        numbers = Numbers({ORDERS: topic}, {(ORDERS, "billing"): subscription}, {}, refused)
+        at = now - (29 - slot) * SLOT_SECONDS
+        samples.add(broker, numbers, at)
+        samples.end_round([broker], at)
+    web.site.sampler.samples = samples
+    try:
+        rates = web.get("/ui/v1/topics/default/orders").json["metrics"]["rates"]
+        found = web.get("/ui/v1/topics/default/orders/series?step=5s").json["series"]
+    finally:
+        web.site.sampler.samples = before
+    assert rates == {"publish_rate_1m": 10.0, "dispatch_rate_1m": 5.0}
+    series = {each["name"]: [value for _, value in each["points"]] for each in found}
+    assert series["publish_rate_1m"][-6:] == [10.0] * 6 and set(series["publish_rate_1m"][:-6]) == {0.0}
+    assert series["bytes_in_rate_1m"][-1] == 1000.0 and series["dispatch_rate_1m"][-1] == 5.0
+    [errors] = [each for each in found if each["name"] == "producer_send_errors"]
+    assert errors["labels"] == {"error_code": "InvalidArgument"}
+    assert series["producer_send_errors"][-1] == pytest.approx(0.1)
 
 
 def test_a_broker_is_found_by_its_id_as_text(web: Web) -> None:
@@ -113,8 +157,18 @@ def test_what_does_not_exist_here_is_501_with_a_sentence(web: Web) -> None:
 
 
 def test_a_body_that_is_no_object_and_a_path_that_is_none_are_refused_as_json(web: Web) -> None:
-    assert web.request("POST", "/ui/v1/topics/actions", b"[1").json["message"].startswith("body")
-    assert web.request("POST", "/ui/v1/topics/actions", b"[]").status == 400
+    for body, sentence in (
+        (b"[1", "the body is no JSON: expecting ',' delimiter, at line 1, column 3"),
+        (b'{"action": delete}', "the body is no JSON: expecting value, at line 1, column 12"),
+        (b'{"topic": "\xff"}', "the body is no JSON: byte 11 is no UTF-8"),
+        (b"[" * 100_000, "the body is no JSON that can be read: a number is too long, or it is nested too deep"),
+        (b"[]", "the body must be a JSON object, and is a list"),
+        (b'"unload"', "the body must be a JSON object, and is a text"),
+        (b"{}", "topic is missing"),
+        (b'{"topic": 7}', "topic = 7 is not allowed: a text in quotes"),
+    ):
+        refused = web.request("POST", "/ui/v1/topics/actions", body)
+        assert (refused.status, refused.json) == (400, {"success": False, "message": sentence})
     missing = web.get("/ui/v1/nothing")
     assert missing.status == 404 and not missing.json["success"]
 

@@ -113,6 +113,40 @@ def test_what_does_not_exist_is_a_sentence_and_not_a_trace(web: Web) -> None:
         assert "<h1>" in page.body
 
 
+@pytest.mark.parametrize("path", ["/topics/default/orders", "/topics", "/ui/v1/topics/default/orders"])
+def test_a_mistake_in_a_page_is_a_sentence_for_the_reader_and_a_trace_in_the_log(
+    web: Web, path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def mistaken(*_: object) -> None:
+        raise KeyError("secret of the inside")
+
+    monkeypatch.setattr(Gateway, "describe", mistaken)
+    monkeypatch.setattr(Gateway, "topics", mistaken)
+    for headers in ({}, {"x-fragment": "live"}):
+        caplog.clear()
+        page = web.get(path, **headers)
+        assert page.status == 500
+        assert "something went wrong in the web admin itself; its log says what" in page.text
+        assert "secret" not in page.body and "KeyError" not in page.body and ".py" not in page.body
+        assert ("<h1>" in page.body) == (not headers and not path.startswith("/ui/"))
+        [line] = [each for each in caplog.records if each.levelname == "ERROR"]
+        assert line.getMessage() == "page failed" and getattr(line, "path", None) == path
+        assert line.exc_info is not None and isinstance(line.exc_info[1], KeyError)
+
+
+def test_a_mistake_in_an_action_is_a_sentence_too(
+    web: Web, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def mistaken(*_: object, **__: object) -> None:
+        raise KeyError("secret of the inside")
+
+    monkeypatch.setattr(Gateway, "order", mistaken)
+    page = web.post("/namespaces/create", name="later")
+    assert page.status == 500 and "its log says what" in page.text and "secret" not in page.body
+    assert web.order("/ui/v1/topics/actions", action="delete", topic=ORDERS).status == 500
+    assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == ["page failed"] * 2
+
+
 def test_without_any_broker_a_page_says_that_nobody_answers(web: Web) -> None:
     async def lonely() -> Site:
         gateway = Gateway("http://127.0.0.1:1", cache_seconds=0.0)

@@ -288,7 +288,7 @@ class TopicStateRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ...) -> None: ...
 
 class TopicStateResponse(_message.Message):
-    __slots__ = ("topic", "state", "sentence", "phase", "broker_id", "to_broker", "epoch", "orphans", "live")
+    __slots__ = ("topic", "state", "sentence", "phase", "broker_id", "to_broker", "epoch", "orphans", "live", "waits")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +298,7 @@ class TopicStateResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ORPHANS_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     state: str
     sentence: str
@@ -307,7 +308,22 @@ class TopicStateResponse(_message.Message):
     epoch: int
     orphans: _containers.RepeatedCompositeFieldContainer[OrphanState]
     live: Live
-    def __init__(self, topic: _Optional[str] = ..., state: _Optional[str] = ..., sentence: _Optional[str] = ..., phase: _Optional[str] = ..., broker_id: _Optional[int] = ..., to_broker: _Optional[int] = ..., epoch: _Optional[int] = ..., orphans: _Optional[_Iterable[_Union[OrphanState, _Mapping]]] = ..., live: _Optional[_Union[Live, _Mapping]] = ...) -> None: ...
+    waits: bool
+    def __init__(self, topic: _Optional[str] = ..., state: _Optional[str] = ..., sentence: _Optional[str] = ..., phase: _Optional[str] = ..., broker_id: _Optional[int] = ..., to_broker: _Optional[int] = ..., epoch: _Optional[int] = ..., orphans: _Optional[_Iterable[_Union[OrphanState, _Mapping]]] = ..., live: _Optional[_Union[Live, _Mapping]] = ..., waits: _Optional[bool] = ...) -> None: ...
+
+class SetOnCrashRequest(_message.Message):
+    __slots__ = ("topic", "wait")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    wait: bool
+    def __init__(self, topic: _Optional[str] = ..., wait: _Optional[bool] = ...) -> None: ...
+
+class SetOnCrashResponse(_message.Message):
+    __slots__ = ("topics",)
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, topics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Live(_message.Message):
     __slots__ = ("first_offset", "head", "producers", "consumers")

@@ -79,6 +79,11 @@ class AdminStub:
                 request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.DiscardOrphanRequest.SerializeToString,
                 response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.DiscardOrphanResponse.FromString,
                 _registered_method=True)
+        self.SetOnCrash = channel.unary_unary(
+                '/pydanube.admin.v1.Admin/SetOnCrash',
+                request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.SetOnCrashRequest.SerializeToString,
+                response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.SetOnCrashResponse.FromString,
+                _registered_method=True)
         self.RebalancingHistory = channel.unary_unary(
                 '/pydanube.admin.v1.Admin/RebalancingHistory',
                 request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.RebalancingHistoryRequest.SerializeToString,
@@ -177,6 +182,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetOnCrash(self, request, context):
+        """What becomes of a topic, or every partition of one, whose broker is lost.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RebalancingHistory(self, request, context):
         """What rebalancing has moved.
         """
@@ -265,6 +277,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DiscardOrphan,
                     request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.DiscardOrphanRequest.FromString,
                     response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.DiscardOrphanResponse.SerializeToString,
+            ),
+            'SetOnCrash': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetOnCrash,
+                    request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.SetOnCrashRequest.FromString,
+                    response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.SetOnCrashResponse.SerializeToString,
             ),
             'RebalancingHistory': grpc.unary_unary_rpc_method_handler(
                     servicer.RebalancingHistory,
@@ -540,6 +557,33 @@ class Admin:
             '/pydanube.admin.v1.Admin/DiscardOrphan',
             pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.DiscardOrphanRequest.SerializeToString,
             pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.DiscardOrphanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetOnCrash(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pydanube.admin.v1.Admin/SetOnCrash',
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.SetOnCrashRequest.SerializeToString,
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.SetOnCrashResponse.FromString,
             options,
             channel_credentials,
             insecure,
