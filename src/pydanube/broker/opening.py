@@ -86,6 +86,7 @@ class Opener:
         self._rooms = rooms
         self._metadata = rooms.metadata
         self._preparing: set[asyncio.Task[None]] = set()
+        self.brought: set[tuple[TopicName, int]] = set()  # lost epochs on this disk that the store has, too
 
     async def open(
         self,
@@ -261,21 +262,18 @@ class Opener:
         )
 
     async def _remove_older(self, name: TopicName, seen: Claimable) -> None:
-        """What an earlier topic of this name left here: its deletion may have found us away, or ended half-way. And
-        what we had before somebody else had the topic: it is in the store, as it is to be read now, but for orphans.
+        """What an earlier topic of this name left here (its deletion may have found us away, or ended half-way), and
+        lost epochs that were adopted since: they are read as they are in the store now.
         """
         disk, directory = self._rooms.disk, topic_directory(name)
         if seen.owner is not None and seen.owner.deleted:
             await remove_files(disk, name)
             return
-        needed_from = seen.created
-        if seen.owner is not None and seen.owner.broker_id != self._rooms.broker_id:
-            needed_from = max(needed_from, seen.owner.epoch)
-        orphaned = {each.epoch for each in seen.orphans if each.broker_id == self._rooms.broker_id}
+        orphaned = {each.epoch for each in seen.orphans}
         for entry in await disk.list(directory):
             if entry.is_directory and entry.name.isdecimal():
                 epoch = int(entry.name)
-                if epoch < seen.created or (epoch < needed_from and epoch not in orphaned):
+                if epoch < seen.created or ((name, epoch) in self.brought and epoch not in orphaned):
                     await _remove_tree(disk, f"{directory}/{entry.name}")
 
 

@@ -63,7 +63,6 @@ class Rescuer:
         self._store = store
         self._clock = clock
         self._work = work
-        self._brought: set[tuple[TopicName, int]] = set()
         self._attempts = 0
         self._said: dict[str, str] = {}
 
@@ -97,11 +96,14 @@ class Rescuer:
             if wanted_of(item.value) == self._broker_id:
                 if await self._answer(*place, item):
                     brought.add(place)
+                    self._topics.brought.add(place)
             elif (value := Brought.from_bytes(item.value)) is not None and value.broker == self._broker_id:
                 brought.add(place)
-        adopted, self._brought = self._brought - brought, brought
+        adopted = self._topics.brought - brought
+        self._topics.brought.update(brought)
         for topic in sorted({topic for topic, _ in adopted} - {topic for topic, _ in brought}):
             await self._forget(topic)
+        self._topics.brought.difference_update(adopted)
 
     async def _answer(self, topic: TopicName, epoch: int, wanted: Item) -> bool:
         orphan = next((each for each in await self._orphans(topic) if each.epoch == epoch), None)

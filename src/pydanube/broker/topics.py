@@ -138,6 +138,11 @@ class Topics:
     def rooms(self) -> Rooms:
         return self._rooms
 
+    @property
+    def brought(self) -> set[tuple[TopicName, int]]:
+        """Lost epochs on this disk that their topics' owners can adopt, or have adopted."""
+        return self._opener.brought
+
     # --- finding ------------------------------------------------------------------------------------
 
     def get(self, name: TopicName) -> AnyTopic | None:
