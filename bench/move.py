@@ -5,8 +5,8 @@ Three brokers as processes, an etcd member beside each, one object store for all
     moves    native producers send 2,000 messages of 1 KiB a second in total to ten topics, an official client 50 a
              second to another, which an official consumer reads; one topic after the other is moved, now and then one
              that keeps nothing; then a broker is killed and comes back, and another one whose etcd member leads the
-             others. Every receipt and delivery is kept and compared at the end, and stored cursors are looked at ten
-             times a second
+             others. Every receipt and delivery is kept and compared at the end, and stored cursors are looked at every
+             second
     drain    a broker with many topics, a message in each, gives all of them to the two others
 
 Figures belong to the machine and the moment; the zeros do not.
@@ -196,7 +196,6 @@ class Load:
         self.answered: dict[str, list[float]] = defaultdict(list)  # topics of which only the times matter
         self.stopping = asyncio.Event()
         self.errors: list[str] = []
-        self.cursors_seen = self.cursors_back = 0
 
     async def produce(self, topic: str, per_second: float) -> None:
         receipts = self.receipts[topic] = []
@@ -239,53 +238,6 @@ class Load:
                     self.answered[NEWS].append(time.perf_counter())
                 await asyncio.sleep(1 / OFFICIAL_RATE)
 
-    async def produce_officially(self, url: str) -> None:
-        """The official client, one message after the other, as it comes: it finds the topic again by itself."""
-        from danube import DanubeClientBuilder, DispatchStrategy
-        from danube import errors as official_errors
-
-        client = await DanubeClientBuilder().service_url(url).build()
-        builder = client.new_producer().with_topic(OFFICIAL).with_name("official")
-        producer = builder.with_dispatch_strategy(DispatchStrategy.RELIABLE).build()
-        await producer.create()
-        while not self.stopping.is_set():
-            try:
-                await producer.send(os.urandom(PAYLOAD))
-                self.answered[OFFICIAL].append(time.perf_counter())
-            except (official_errors.DanubeError, grpc.aio.AioRpcError) as error:
-                self.errors.append(f"official client: {error!r}"[:200])
-            await asyncio.sleep(1 / OFFICIAL_RATE)
-
-    async def consume_officially(self, url: str) -> None:
-        from danube import DanubeClientBuilder, SubType
-
-        client = await DanubeClientBuilder().service_url(url).build()
-        builder = client.new_consumer().with_topic(OFFICIAL).with_consumer_name("official")
-        consumer = builder.with_subscription("bench").with_subscription_type(SubType.EXCLUSIVE).build()
-        await consumer.subscribe()
-        queue = await consumer.receive()
-        while True:
-            message = await queue.get()
-            await consumer.ack(message)
-            self.answered[OFFICIAL_CONSUMER].append(time.perf_counter())
-
-    async def watch_cursors(self, endpoints: Sequence[str]) -> None:
-        """Counts those that are stored as less than they were."""
-        store = EtcdMetadataStore(endpoints)
-        known: dict[str, int] = {}
-        try:
-            while True:
-                with contextlib.suppress(pydanube.errors.DanubeError):
-                    for item in await store.list(keys.TOPICS):
-                        if item.key.endswith("/cursor"):
-                            cursor = int(item.value)
-                            self.cursors_back += cursor < known.get(item.key, cursor)
-                            self.cursors_seen += cursor != known.get(item.key)
-                            known[item.key] = cursor
-                await asyncio.sleep(0.1)
-        finally:
-            await store.close()
-
     def longest_pause(self, topic: str, since: float, until: float) -> float:
         """Between two answers, around this time."""
         at = [each[0] for each in self.receipts[topic]] if topic in self.receipts else self.answered[topic]
@@ -313,6 +265,85 @@ class Load:
         return {"lost": undelivered, "offsets twice": repeated, "duplicates": doubled}
 
 
+class Beside:
+    """What others do meanwhile, in a process of their own: the official client, and somebody who looks at cursors."""
+
+    def __init__(self, path: Path) -> None:
+        self._out = path.open("w", buffering=1)
+
+    def say(self, what: str) -> None:
+        self._out.write(f"{what} {time.perf_counter()}\n")
+
+    async def produce(self, url: str) -> None:
+        """One message after the other, as it comes: the client finds its topic again by itself."""
+        from danube import DanubeClientBuilder, DispatchStrategy
+        from danube import errors as official_errors
+
+        client = await DanubeClientBuilder().service_url(url).build()
+        builder = client.new_producer().with_topic(OFFICIAL).with_name("official")
+        producer = builder.with_dispatch_strategy(DispatchStrategy.RELIABLE).build()
+        await producer.create()
+        while True:
+            try:
+                await producer.send(os.urandom(PAYLOAD))
+                self.say(OFFICIAL)
+            except (official_errors.DanubeError, grpc.aio.AioRpcError):
+                self.say("failed")
+            await asyncio.sleep(1 / OFFICIAL_RATE)
+
+    async def consume(self, url: str) -> None:
+        from danube import DanubeClientBuilder, SubType
+
+        client = await DanubeClientBuilder().service_url(url).build()
+        builder = client.new_consumer().with_topic(OFFICIAL).with_consumer_name("official")
+        consumer = builder.with_subscription("bench").with_subscription_type(SubType.EXCLUSIVE).build()
+        await consumer.subscribe()
+        queue = await consumer.receive()
+        while True:
+            message = await queue.get()
+            self.say(OFFICIAL_CONSUMER)
+            with contextlib.suppress(grpc.aio.AioRpcError):  # it moves just now: it comes again
+                await consumer.ack(message)
+
+    async def watch_cursors(self, endpoints: Sequence[str]) -> None:
+        store = EtcdMetadataStore(endpoints)
+        known: dict[str, int] = {}
+        while True:
+            with contextlib.suppress(pydanube.errors.DanubeError):
+                for item in await store.list(keys.TOPICS):
+                    if item.key.endswith("/cursor"):
+                        before, known[item.key] = known.get(item.key, -1), int(item.value)
+                        if known[item.key] != before:
+                            self.say("cursor back" if known[item.key] < before else "cursor")
+            await asyncio.sleep(1.0)
+
+    async def run(self, url: str, endpoints: Sequence[str]) -> None:
+        producing = asyncio.create_task(self.produce(url))
+        await asyncio.sleep(2)
+        await asyncio.gather(producing, self.consume(url), self.watch_cursors(endpoints))
+
+
+@contextlib.contextmanager
+def beside(path: Path, members: Sequence[Member]) -> Iterator[None]:
+    logs = path.with_suffix(".log").open("w")
+    url = f"http://127.0.0.1:{members[0].client}"
+    command = [sys.executable, __file__, "--beside", str(path), url, *(member.etcd for member in members)]
+    process = subprocess.Popen(command, stdout=logs, stderr=logs)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def said(path: Path) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = defaultdict(list)
+    for line in path.read_text().splitlines():
+        what, _, at = line.rpartition(" ")
+        found[what].append(float(at))
+    return found
+
+
 def percentile(values: Sequence[float], part: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else 0.0
@@ -334,11 +365,8 @@ async def measure_moves(scratch: Path, options: argparse.Namespace) -> dict[str,
             load = Load(client)
             tasks = [asyncio.create_task(load.produce(topic, RATE / TOPICS)) for topic in topics]
             tasks.append(asyncio.create_task(load.produce_news()))
-            tasks.append(asyncio.create_task(load.produce_officially(f"http://127.0.0.1:{members[0].client}")))
             await asyncio.sleep(5)
             tasks += (consuming := [asyncio.create_task(load.consume(topic)) for topic in topics])
-            official = asyncio.create_task(load.consume_officially(f"http://127.0.0.1:{members[0].client}"))
-            consuming.append(asyncio.create_task(load.watch_cursors([member.etcd for member in members])))
             await asyncio.sleep(5)
             phases: dict[str, list[float]] = defaultdict(list)
             pauses: dict[str, list[float]] = defaultdict(list)
@@ -354,24 +382,34 @@ async def measure_moves(scratch: Path, options: argparse.Namespace) -> dict[str,
                     for phase in moved.phases:
                         phases[phase.name].append(phase.duration_ms / 1000)
                 await asyncio.sleep(1.0)
-                pauses[kind].append(load.longest_pause(topic, began, time.perf_counter()))
                 if kind == "official":
-                    received = load.longest_pause(OFFICIAL_CONSUMER, began, time.perf_counter())
-                    pauses[OFFICIAL_CONSUMER].append(received)
+                    windows.append((began, time.perf_counter()))
+                else:
+                    pauses[kind].append(load.longest_pause(topic, began, time.perf_counter()))
 
-            for number in range(options.moves):
-                await move(topics[number % TOPICS], "native", members[number % 3])
-                if number % 10 == 0:
-                    await move(OFFICIAL, "official", members[number % 3])
-                    await move(NEWS, "non-reliable", members[number % 3])
+            windows: list[tuple[float, float]] = []
+            others = scratch / "beside"
+            with beside(others, members):
+                await asyncio.sleep(5)
+                for number in range(options.moves):
+                    await move(topics[number % TOPICS], "native", members[number % 3])
+                    if number % 10 == 0:
+                        await move(OFFICIAL, "official", members[number % 3])
+                        await move(NEWS, "non-reliable", members[number % 3])
+            load.answered |= (told := said(others))
+            for who in (OFFICIAL, OFFICIAL_CONSUMER):
+                pauses[who.removeprefix("/default/")] = [load.longest_pause(who, *window) for window in windows]
             result["moves"] = options.moves
             for kind, times in pauses.items():
                 result[f"publish pause ms, {kind}"] = milliseconds(times)
             for name, times in phases.items():
                 result[f"phase {name} ms"] = milliseconds(times)
             result["offset gaps after the moves"] = load.gaps(time.perf_counter() - 3)
-            official.cancel()  # it would spend the crashes on opening its stream, a thousand times a second
-            await asyncio.gather(official, return_exceptions=True)
+            result["messages of the official client, received"] = [
+                len(told[OFFICIAL]),
+                len(told[OFFICIAL_CONSUMER]),
+            ]
+            result["cursors stored, went back"] = [len(told["cursor"]), len(told["cursor back"])]
             for leads in () if options.no_crash else (False, True):
                 member = next(each for each in members if each.leads_etcd() == leads)
                 before = time.perf_counter()
@@ -390,9 +428,7 @@ async def measure_moves(scratch: Path, options: argparse.Namespace) -> dict[str,
             await asyncio.gather(*tasks, return_exceptions=True)
             result["messages"] = sum(len(receipts) for receipts in load.receipts.values())
             result |= load.verdict()
-            result["cursors stored, seen"] = load.cursors_seen
-            result["cursors that went back"] = load.cursors_back
-            result["errors"] = load.errors[:5]
+            result["errors"] = [error[:100] for error in load.errors]
     return result
 
 
@@ -445,7 +481,11 @@ async def measure_drain(scratch: Path, options: argparse.Namespace) -> dict[str,
 
 
 def main() -> None:
-    logging.getLogger("danube").setLevel(logging.CRITICAL)  # the official client tells of every move
+    if sys.argv[1:2] == ["--beside"]:
+        logging.getLogger("danube").setLevel(logging.CRITICAL)  # the official client tells of every move
+        path, url, *endpoints = sys.argv[2:]
+        asyncio.run(Beside(Path(path)).run(url, endpoints))
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moves", type=int, default=100, help="0: none")
     parser.add_argument("--no-crash", action="store_true", help="nobody is killed after the moves")

@@ -7,12 +7,10 @@ import sys
 SETTLED = """
 import gc, sys
 import pyarrow as pa
-from pydanube.api.memory import give_back_large_blocks, keep_collections_short, take_turns_quickly
+from pydanube.api.memory import give_back_large_blocks, keep_collections_short
 
 give_back_large_blocks()
 keep_collections_short()
-take_turns_quickly()
-assert sys.getswitchinterval() < 0.001
 print(pa.default_memory_pool().backend_name, gc.get_threshold(), gc.get_freeze_count() > 10_000)
 """
 

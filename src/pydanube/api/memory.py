@@ -1,10 +1,9 @@
-"""How the broker's process treats its memory and its threads. Inside another program that is left to the program."""
+"""How the broker's process treats its memory. A broker inside another program leaves that to the program."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import sys
 from typing import Final
 
 import pyarrow as pa
@@ -12,7 +11,6 @@ import pyarrow as pa
 GARBAGE_THRESHOLDS: Final = (100_000, 50, 100)  # objects, young collections, middle collections
 LARGE_BYTES: Final = 2 * 1024 * 1024
 ARENAS_MAX: Final = 2
-SWITCH_SECONDS: Final = 0.0002
 # Of mallopt(3).
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -34,14 +32,6 @@ def give_back_large_blocks() -> None:
         mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
         mallopt(_M_TRIM_THRESHOLD, LARGE_BYTES)  # else it stays at 128 KiB, now that the other one is set
         mallopt(_M_ARENA_MAX, ARENAS_MAX)  # each keeps what is free in it
-
-
-def take_turns_quickly() -> None:
-    """An upload's thread gives the interpreter back to the event loop sooner than after Python's 5 ms.
-
-    The loop lets go of it for every system call, so one message may have to ask for it back several times.
-    """
-    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def keep_collections_short() -> None:

@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from pydanube.api.memory import give_back_large_blocks, keep_collections_short, take_turns_quickly
+from pydanube.api.memory import give_back_large_blocks, keep_collections_short
 from pydanube.api.metrics import MetricsDoor
 from pydanube.api.server import Doors, open_metrics
 from pydanube.broker.service import Broker
@@ -119,7 +119,6 @@ async def _serve_on(
         try:
             async with _web_admin(config, doors, broker.stream_url) as web_addr:
                 keep_collections_short()
-                take_turns_quickly()
                 announce(
                     Listening(
                         broker.broker_id,

@@ -31,7 +31,7 @@ PLAIN: Final = "danube"
 TLS: Final = "danube+tls"
 DIAL_SECONDS: Final = 5.0  # to one broker; the next one is tried then
 BACKOFF_FIRST_SECONDS: Final = 0.05
-BACKOFF_MAX_SECONDS: Final = 5.0
+BACKOFF_MAX_SECONDS: Final = 0.5  # each topic that waits asks two or three times a second where it is
 
 
 class Address(NamedTuple):
