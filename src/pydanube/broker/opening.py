@@ -166,6 +166,8 @@ class Opener:
             await topic_log.close()
             raise
         reservation = Reservation(ownership, topic_log, rooms.services.clock, seen.reserved_end, seen.reserve_revision)
+        if is_awaited():
+            reservation.need(1)  # beside everything that follows, instead of behind it
         topic = Topic(
             name,
             topic_log,

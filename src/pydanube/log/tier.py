@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 # What is read at a time, and checked on the event loop: 4 MiB of small batches took it 20 ms.
 READ_BYTES: Final = 256 * 1024
 BATCHES_MAX: Final = 10_000  # per object: each has an entry in the footer, and all are freed at once, in 3 ms
+FEW_BATCHES: Final = 256
 RETRY_SECONDS: Final = 0.5
 SESSIONS_BYTES_MAX: Final = 64 * 1024  # in every descriptor's write: 230 busy producers, 1,100 of one batch
 
@@ -286,7 +287,10 @@ class TopicTier:
             self.objects.with_added(described)  # raises if it overlaps: that must not be written
             key = keys.storage_object(self.topic, described.start_offset)
             stored = [each for each in batches if each.header.base_offset < described.end]
-            sessions = await self.work.run(lambda: self.sessions_with(stored))
+            if len(stored) > FEW_BATCHES:
+                sessions = await self.work.run(lambda: self.sessions_with(stored))
+            else:  # clients of a topic that moves wait for this: no way to a thread and back
+                sessions = self.sessions_with(stored)
             await self.change([Put(key, described.to_bytes()), *self.sessions_put(sessions)])
         except BaseException:
             self._failed += 1  # the store may have it all the same, or get it later: this name is used up
