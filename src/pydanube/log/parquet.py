@@ -39,7 +39,7 @@ from pydanube.ports import Buffer
 
 MIB: Final = 1 << 20
 CODEC: Final = "zstd"
-ROW_GROUP_BYTES: Final = 8 * MIB
+ROW_GROUP_BYTES: Final = 6 * MIB
 ROW_GROUP_ROWS: Final = 128 * 1024
 PIECES_AT_ONCE: Final = 64  # batches that become one before all become a row group
 BATCH_BYTES: Final = MIB  # what a reader makes of a row group
