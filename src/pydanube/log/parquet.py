@@ -1,7 +1,7 @@
 """Batches to a Parquet object and back. No message is decoded: Arrow buffers go in, Arrow buffers come out.
 
     columns     offset · the envelope (publish_time … request_id) · producer_id · sequence · epoch · append_time
-    row groups  about 8 MiB, in order of offset; one never needs more memory than that
+    row groups  about 6 MiB, in order of offset; one never needs more memory than that
     footer      danube.topic, danube.first_offset, danube.end_offset (behind the last), danube.epoch, danube.rows
                 danube.batches      base64(zstd(records)): how the log stored it, with each batch's logical checksum
                 danube.row_groups   base64(zstd(records)): first offset, rows, logical checksum, checksum of the bytes
