@@ -308,7 +308,7 @@ class Rescuer:
         try:
             # If it was our own disk that had them: they are read as they are in the store now, marked.
             await topic.log.forget_epoch(orphan.epoch)
-        except DanubeError as error:  # they are read here, and not marked
+        except DanubeError as error:
             log.warning("files of a rescued epoch are left", extra={"topic": topic.name, "why": str(error)})
         topic.adopted(
             [each for each in topic.orphans if each.epoch != orphan.epoch] + ([left] if left else []),

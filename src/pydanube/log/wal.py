@@ -585,9 +585,10 @@ class TopicLog:
             doomed = [segment for segment in self.segments if segment.header.epoch == epoch]
             if self.closed or not doomed:
                 return
+            # First: also if the disk is full, nobody reads them here any more, until the next start.
+            self.segments[:] = [segment for segment in self.segments if segment.header.epoch != epoch]
             directory = doomed[0].path.rpartition("/")[0]
             await self._move_first_offset(directory, doomed[-1].end_offset)
-            self.segments[:] = [segment for segment in self.segments if segment.header.epoch != epoch]
             for segment in doomed:
                 await self._drop(segment)
             self._wal.metrics.deletions["adopted"] += len(doomed)
