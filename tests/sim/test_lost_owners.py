@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -48,6 +48,11 @@ async def native(town: Cluster, topic: TopicName, session: int, sequence: int, t
         return (await found.submit_batch(batch)).offset
 
     return await town.publish(topic, submit)
+
+
+async def send(town: Cluster, topic: TopicName, session: int, sequences: Iterable[int]) -> None:
+    for sequence in sequences:
+        await native(town, topic, session, sequence, f"{sequence}")
 
 
 async def kept(town: Cluster, topic: TopicName) -> list[tuple[int, str]]:
@@ -210,12 +215,10 @@ async def test_an_owner_with_old_files_does_not_take_a_session_for_shorter_than_
     town = await Cluster().start(2)
     topic = await town.create("/default/orders", on=1)
     session = await opened(town, topic)
-    for sequence in range(5):
-        await native(town, topic, session, sequence, f"{sequence}")
+    await send(town, topic, session, range(5))
     await asyncio.sleep(40)  # uploaded, and at rest: no orphan
     await boot_active(await lose(town, topic))
-    for sequence in range(5, 10):
-        await native(town, topic, session, sequence, f"{sequence}")
+    await send(town, topic, session, range(5, 10))
     second = await lose(town, topic)
     town.node(1).kill()
     await town.node(1).boot()
@@ -253,8 +256,7 @@ def test_a_session_that_the_next_owner_has_not_seen_is_the_same_after_it(
         town = await Cluster(tier=SELDOM).start(3)
         topic = await town.create("/default/orders", on=1)
         session = await opened(town, topic)
-        for sequence in range(3):
-            await native(town, topic, session, sequence, f"{sequence}")
+        await send(town, topic, session, range(3))
         if then == "was not answered":
             town.node(3).kill()
             await asyncio.sleep(10)
@@ -327,8 +329,7 @@ async def test_an_owner_that_died_before_it_wrote_anything_keeps_nobody_waiting(
     town = await Cluster(tier=SELDOM).start(3)
     topic = await town.create("/default/orders", on=1)
     session = await opened(town, topic)
-    for sequence in range(5):
-        await native(town, topic, session, sequence, f"{sequence}")
+    await send(town, topic, session, range(5))
     await lose(town, topic)
     second = town.host(topic)
     assert second is not None
@@ -357,8 +358,7 @@ async def test_an_adoption_is_known_although_the_adopters_files_cannot_be_remove
     topic = await town.create("/default/orders", on=1)
     await consume(await town.served(topic), "sub", Kind.SHARED)
     session = await opened(town, topic)
-    for sequence in range(3):
-        await native(town, topic, session, sequence, f"{sequence}")
+    await send(town, topic, session, range(3))
     await lose(town, topic)
     town.node(2).kill()
     await asyncio.sleep(10)
@@ -381,8 +381,7 @@ async def test_nobody_gets_a_receipt_for_what_an_operator_gave_up(monkeypatch: p
     town = await Cluster(tier=SELDOM).start(3)
     topic = await town.create("/default/orders", on=1)
     session = await opened(town, topic)
-    for sequence in range(3):
-        await native(town, topic, session, sequence, f"{sequence}")
+    await send(town, topic, session, range(3))
     first = await lose(town, topic)
     owner = town.host(topic)
     assert owner is not None
@@ -405,8 +404,7 @@ async def test_what_is_adopted_beside_a_seal_is_known_to_the_next_owner(monkeypa
     town = await Cluster(tier=SELDOM).start(3)
     topic = await town.create("/default/orders", on=1)
     session = await opened(town, topic)
-    for sequence in range(3):
-        await native(town, topic, session, sequence, f"{sequence}")
+    await send(town, topic, session, range(3))
     first = await lose(town, topic)
     second = town.host(topic)
     assert second is not None
@@ -462,3 +460,34 @@ async def test_a_lost_owner_that_gets_its_topic_back_reads_what_was_rescued_as_i
     await town.until(lambda: town.host(topic) is town.node(1))
     rescued = [(offset, text) for offset, text, attributes in await everything(await town.served(topic)) if attributes]
     assert rescued == [(0, "0")]
+
+
+@simulated
+async def test_what_a_broker_has_of_a_later_epoch_stays_when_a_lost_ones_files_are_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It got its topic back, took more, and does not serve it just now: nobody has declared it lost yet."""
+    forget = Rescuer._forget
+
+    async def not_yet(*args: Any) -> None:
+        raise Unreachable("the metadata store", "it is away")
+
+    town = await Cluster(tier=SELDOM).start(3)
+    topic = await town.create("/default/orders", on=1)
+    session = await opened(town, topic)
+    await send(town, topic, session, range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(Rescuer, "_forget", not_yet)
+        node = await lose(town, topic)
+        await boot_active(node)
+        await asyncio.sleep(20)
+        await town.unload(topic, to=1)
+        await town.until(lambda: town.host(topic) is node)
+        later = await native(town, topic, session, 2, "2")
+        assert node.broker is not None
+        node.broker.topics.brought.add((topic, 1))  # as if it had not been looked at since
+        await node.call(node.broker.topics.lose_all("the lease is in doubt"))
+        await node.call(node.broker.topics.forget_epochs(topic, 1))
+    assert Rescuer._forget is forget
+    await town.until(lambda: town.host(topic) is node, 120)
+    assert await kept(town, topic) == [(0, "0"), (1, "1"), (later, "2")]

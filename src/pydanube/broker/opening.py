@@ -13,7 +13,7 @@ import contextlib
 import json
 import logging
 from base64 import b64decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from pydanube.broker.fanout import FanoutTopic
@@ -24,12 +24,13 @@ from pydanube.broker.tiering import Carried, Tiering
 from pydanube.broker.topic import Defaults, Storage, Topic
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
+from pydanube.core.ownership import Orphan
 from pydanube.core.policies import Delivery, TopicPolicy, effective
 from pydanube.core.sessions import Sessions
 from pydanube.core.tiers import Retention, TierConfig
 from pydanube.errors import Conflict, DanubeError, InvalidObject, TailUnproven, TopicUnknown
 from pydanube.log.cloud import CloudReader
-from pydanube.log.layout import topic_directory
+from pydanube.log.layout import epoch_directory, topic_directory
 from pydanube.log.tier import TopicTier
 from pydanube.log.wal import HandedOver, TopicLog, Wal
 from pydanube.ports import Compare, Disk, Item, MetadataStore, ObjectStore, Work
@@ -267,16 +268,27 @@ class Opener:
         """What an earlier topic of this name left here (its deletion may have found us away, or ended half-way), and
         lost epochs that were adopted since: they are read as they are in the store now.
         """
-        disk, directory = self._rooms.disk, topic_directory(name)
+        disk = self._rooms.disk
         if seen.owner is not None and seen.owner.deleted:
             await remove_files(disk, name)
             return
-        orphaned = {each.epoch for each in seen.orphans}
-        for entry in await disk.list(directory):
-            if entry.is_directory and entry.name.isdecimal():
-                epoch = int(entry.name)
-                if epoch < seen.created or ((name, epoch) in self.brought and epoch not in orphaned):
-                    await _remove_tree(disk, f"{directory}/{entry.name}")
+        mine = [each for each in seen.orphans if each.broker_id == self._rooms.broker_id]
+        adopted = [epoch for topic, epoch in self.brought if topic == name and is_redundant(epoch, mine)]
+        await remove_epochs(disk, name, max(seen.created - 1, *adopted, -1))
+
+
+def is_redundant(epoch: int, orphans_of_the_broker: Iterable[Orphan]) -> bool:
+    """Whether all that its disk has of a topic up to this epoch is in the store. It brought the epoch, which is no
+    orphan any more: so it is, unless an older orphan of its stands.
+    """
+    return not any(each.epoch <= epoch for each in orphans_of_the_broker)
+
+
+async def remove_epochs(disk: Disk, name: TopicName, last: int) -> None:
+    """What this disk has of the topic up to this epoch. What came later stays."""
+    for entry in await disk.list(topic_directory(name)):
+        if entry.is_directory and entry.name.isdecimal() and int(entry.name) <= last:
+            await _remove_tree(disk, epoch_directory(name, int(entry.name)))
 
 
 async def remove_files(disk: Disk, name: TopicName) -> None:

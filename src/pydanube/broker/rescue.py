@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from pydanube.broker.opening import is_redundant
 from pydanube.broker.tiering import Carried
 from pydanube.broker.topic import Topic
 from pydanube.broker.topics import Topics
@@ -88,38 +89,30 @@ class Rescuer:
     # --- bringing -------------------------------------------------------------------------------------------
 
     async def _bring_all(self) -> None:
-        brought: set[tuple[TopicName, int]] = set()
-        for item in await self._metadata.list(keys.RESCUES):
-            place = keys.rescue_of(item.key)
-            if place is None:
-                continue
-            if wanted_of(item.value) == self._broker_id:
-                if await self._answer(*place, item):
-                    brought.add(place)
-                    self._topics.brought.add(place)
-            elif (value := Brought.from_bytes(item.value)) is not None and value.broker == self._broker_id:
-                brought.add(place)
-        adopted = self._topics.brought - brought
-        self._topics.brought.update(brought)
-        for topic in sorted({topic for topic, _ in adopted} - {topic for topic, _ in brought}):
-            await self._forget(topic)
-        self._topics.brought.difference_update(adopted)
+        items = await self._metadata.list(keys.RESCUES)
+        asked = {place: item for item in items if (place := keys.rescue_of(item.key)) is not None}
+        for place, item in asked.items():
+            brought = Brought.from_bytes(item.value)
+            if brought is not None and brought.broker == self._broker_id:
+                self._topics.brought.add(place)
+            elif wanted_of(item.value) == self._broker_id:
+                await self._try(f"{place[0]}, epoch {place[1]}", self._answer(*place, item))
+        for place in sorted(self._topics.brought - asked.keys()):
+            await self._try(f"{place[0]}, epoch {place[1]}", self._forget(*place))
 
-    async def _answer(self, topic: TopicName, epoch: int, wanted: Item) -> bool:
+    async def _answer(self, topic: TopicName, epoch: int, wanted: Item) -> None:
         orphan = next((each for each in await self._orphans(topic) if each.epoch == epoch), None)
-        if orphan is not None:
-            return await self._bring(topic, orphan, wanted)
-        # It was asked for by an owner that was none any more.
-        await self._metadata.transact([Compare(wanted.key, wanted.revision)], [Delete(wanted.key)])
-        return False
+        if orphan is None:  # it was asked for by an owner that was none any more
+            await self._metadata.transact([Compare(wanted.key, wanted.revision)], [Delete(wanted.key)])
+        elif await self._bring(topic, orphan, wanted):
+            self._topics.brought.add((topic, epoch))
 
-    async def _forget(self, topic: TopicName) -> None:
-        """The files of what was brought, if everything is in the store now."""
-        if any(each.broker_id == self._broker_id for each in await self._orphans(topic)):
-            return
-        if self._topics.get(topic) is None and topic not in self._topics.leaving:
-            await self._topics.forget_files(topic)
-            log.info("files of a rescued topic removed", extra={"topic": topic})
+    async def _forget(self, topic: TopicName, epoch: int) -> None:
+        """The files of what was brought, now that it is in the store. What we have of later epochs stays."""
+        if is_redundant(epoch, [each for each in await self._orphans(topic) if each.broker_id == self._broker_id]):
+            await self._topics.forget_epochs(topic, epoch)
+            self._topics.brought.discard((topic, epoch))
+            log.info("files of a rescued epoch removed", extra={"topic": topic, "epoch": epoch})
 
     async def _orphans(self, topic: TopicName) -> list[Orphan]:
         items = await self._metadata.list(keys.orphans(topic))

@@ -97,11 +97,17 @@ class Broker:
 
         `telemetry` is that of somebody who watches already while it starts.
         """
-        disk, clock, work = FileDisk(Path(config.data_dir)), SystemClock(), SystemWork()
+        disk, clock = FileDisk(Path(config.data_dir)), SystemClock()
+        work, upload_work, reading_work = SystemWork(), SystemWork(UPLOAD_THREADS), SystemWork(READING_THREADS)
         stores = Stores(config, disk, clock, work)
-        broker = cls(config, disk, clock, work, stores.close, stores.home(), telemetry)
-        broker._upload_work = SystemWork(UPLOAD_THREADS)
-        broker._reading_work = SystemWork(READING_THREADS)
+
+        async def close() -> None:
+            await stores.close()
+            for each in (work, upload_work, reading_work):
+                each.close()
+
+        broker = cls(config, disk, clock, work, close, stores.home(), telemetry)
+        broker._upload_work, broker._reading_work = upload_work, reading_work
         broker.telemetry.room = functools.partial(_room, Path(config.data_dir))
         try:
             await broker._start(stores.open_metadata, stores.open_objects)

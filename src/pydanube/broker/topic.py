@@ -243,10 +243,10 @@ class Topic:
                 Delete(keys.orphan(self.name, start)),
                 Delete(keys.rescue(self.name, orphan.epoch)),
             ]
+            async with self.log.between_groups():  # before: nobody may get a receipt for what will be void
+                self.log.sessions.forget([(start, orphan.end)])
             history = carried.tier.history
             await carried.tier.change(operations, replace(history, history_version=history.history_version + 1))
-            async with self.log.between_groups():  # an adoption that failed may have made it known
-                self.log.sessions.forget([(start, orphan.end)])
             others = [each for each in self.orphans if each is not orphan]
             self.adopted(others, rescued=(), voided=(OffsetRange(start, orphan.end),))
         log.warning("orphan discarded", extra={"topic": self.name, "first": start, "end": orphan.end})

@@ -26,7 +26,7 @@ from pydanube.broker.members import (
     remove_below,
 )
 from pydanube.broker.moving import Phases, release_fanout, seal
-from pydanube.broker.opening import AnyTopic, Member, Opener, Rooms, remove_files
+from pydanube.broker.opening import AnyTopic, Member, Opener, Rooms, remove_epochs, remove_files
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
@@ -424,11 +424,11 @@ class Topics:
             topic = self._open.get(name)
             return topic.log if isinstance(topic, Topic) else await self._rooms.wal.lost_log(name)
 
-    async def forget_files(self, name: TopicName) -> None:
-        """What this disk has of a topic that is not ours and of which everything is in the object store."""
+    async def forget_epochs(self, name: TopicName, last: int) -> None:
+        """What this disk has of a topic up to this epoch, all of which is in the object store. Not while it is open."""
         async with self._lock(name):
             if name not in self._open:
-                await remove_files(self._rooms.disk, name)
+                await remove_epochs(self._rooms.disk, name, last)
 
     async def _forget_files(self, name: TopicName, topic: AnyTopic) -> None:
         """Everything is in the object store now, unless this disk has what nobody could adopt yet, or read."""
