@@ -4,11 +4,14 @@
 ```python first.py  a program that the page tells to save under this name
 ```python           a snippet
 ```text             what was printed; … stands for anything, lines that are left out too
+
+tests/rooms/test_examples.py knows for every kind of block on every page the test that runs it.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +24,7 @@ from pydanube.cli.main import build_app
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = REPOSITORY / "docs"
 
-_FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^( *)```(\w+)(?: (\S+))?\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)  # in lists they are indented
 
 
 class Block(NamedTuple):
@@ -46,7 +49,7 @@ def blocks(page: str) -> list[Block]:
     for match in _FENCE.finditer(page):
         before = page[end : match.start()]
         heading = ([heading, *re.findall(r"^#+ (.*)$", before, re.MULTILINE)])[-1]
-        found.append(Block(match[1], match[2] or "", match[3], before, heading))
+        found.append(Block(match[2], match[3] or "", textwrap.dedent(match[4]), before, heading))
         end = match.end()
     return found
 

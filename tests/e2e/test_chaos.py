@@ -37,8 +37,11 @@ class Finished(NamedTuple):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """The shortest example of the page."""
     directory = tmp_path_factory.mktemp("chaos")
-    command = [*COMMAND, "--only", "broker_kill", "--moves", "1", "--seed", "3", "--directory", str(directory)]
+    [words] = [words for words in commands() if "--small" in words]
+    words += ["--ttl", "3", "--moves", "1", "--seed", "3", "--directory", str(directory)]
+    command = [sys.executable, "-m", "pydanube.testing.chaos", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     output = done.stdout + done.stderr
     assert (directory / "history.jsonl").exists(), output

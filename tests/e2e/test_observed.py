@@ -11,6 +11,7 @@ import math
 import re
 import shlex
 import shutil
+import subprocess
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -241,15 +242,13 @@ def test_every_command_in_the_runbooks_can_be_given(observed: Observed) -> None:
                 done = danube_here("admin", "--endpoint", spare.endpoint, *rest)
                 assert done.returncode == 0, (command, done.stderr)
             case ["danube", "log", "verify", "./danube-data"]:
-                assert danube_here("log", "verify", "--help").returncode == 0
+                pass  # for a broker that is stopped: tests/e2e/test_pages.py does it
             case ["curl", *_, url, "|", "grep", word]:
                 assert word in fetch(spare, url)
             case ["curl", *_, url]:
                 assert fetch(spare, url)
-            case ["promtool", "check", "config", file]:
-                assert (REPOSITORY / file).exists()
-            case ["df", "-h", "."]:
-                pass
+            case ["promtool" | "df", *_]:
+                subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, timeout=60)
             case _:
                 raise AssertionError(f"what is {command}?")
 

@@ -1,23 +1,27 @@
-"""docs/storage.md says what the code does: its columns are ours, its queries run, its commands exist."""
+"""docs/storage.md says what the code does: its columns are ours, its file is accepted, its commands and queries run."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import duckdb
-import pyarrow.dataset as ds
 import pytest
-import typer.main
 
-from pydanube.cli.main import build_app
+import pydanube
+from pydanube.config import Flags, StorageConfig, load
 from pydanube.core.places import Fate
-from pydanube.log.batch import Envelope, encode, rows_of, stamp
-from pydanube.log.parquet import COLUMNS, encode_object
+from pydanube.core.tiers import TierConfig
+from pydanube.log.parquet import COLUMNS
+from pydanube.testing.brokers import TestBroker
+from tests.e2e.processes import danube_here
+from tests.pages import DOCS, blocks
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "storage.md").read_text()
+PAGE = (DOCS / "storage.md").read_text()
 TOPIC = "/default/orders"
 
 
@@ -31,45 +35,55 @@ def test_the_columns_are_those_of_an_object() -> None:
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> list[str]:
-    """Two objects: offsets 0 to 999 and 1000 to 2999."""
-    found = []
-    for first, count in ((0, 1000), (1000, 2000)):
-        messages = [Envelope(b"x" * 10, 1_700_000_000_000_000 + n, "eu" if n % 2 else "us", "p") for n in range(count)]
-        batch = stamp(encode(rows_of(messages), topic=TOPIC), base_offset=first, epoch=1, append_time=1)
-        path = tmp_path / f"data-{first}.parquet"
-        path.write_bytes(encode_object(TOPIC, 1, [batch]).data)
-        found.append(str(path))
-    return found
+def broker(tmp_path: Path) -> Iterator[TestBroker]:
+    """Offsets 0 to 2999 are in objects; every second message is European."""
+    storage = StorageConfig(tier=TierConfig(upload_seconds=0.05))
+    with TestBroker(tmp_path, storage=storage) as running:
+        asyncio.run(fill(running.url))
+        yield running
 
 
-def test_the_query_runs_and_means_what_it_says(paths: list[str]) -> None:
-    [query] = re.findall(r'duckdb\.sql\("""(.*?)"""', PAGE, re.DOTALL)
-    with duckdb.connect() as connection:
-        [(_, count, size)] = connection.execute(query, [paths]).fetchall()
-    assert (count, size) == (1500, 15_000)
+async def fill(url: str) -> None:
+    async with pydanube.connect(url) as client, asyncio.timeout(30):
+        for numbers in (range(1000), range(1000, 3000)):
+            async with client.producer(TOPIC) as orders:
+                for number in numbers:
+                    orders.send_nowait(b"x" * 10, key="eu" if number % 2 else "us")
+            while not await is_uploaded(client, numbers.stop):  # noqa: ASYNC110  # brokers tell nobody
+                await asyncio.sleep(0.01)
 
 
-def test_the_dataset_runs_and_means_what_it_says(paths: list[str]) -> None:
-    [code] = re.findall(r"```python\nimport pyarrow\.dataset as ds\n\n(.*?)```", PAGE, re.DOTALL)
-    names = {"ds": ds, "paths": paths}
-    exec(code, names)  # the page's own words
-    table = names["table"]
-    assert table.num_rows == 1000 and table.column_names == ["offset", "payload"]  # type: ignore[attr-defined]
+async def is_uploaded(client: pydanube.Client, end: int) -> bool:
+    return any(each.end == end for each in (await client.describe_storage(TOPIC)).objects)
 
 
-def test_every_command_on_the_page_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["danube", "log"])
-    root = typer.main.get_command(build_app())
-    lines = [line.partition("#")[0] for line in PAGE.splitlines() if line.startswith("    danube ")]
-    assert len(lines) > 8
-    for line in lines:
-        command, words = root, shlex.split(line)[1:]
-        while words and words[0] in getattr(command, "commands", {}):
-            command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
-        assert not hasattr(command, "commands"), line
-        options = {name for parameter in command.params for name in parameter.opts}
-        assert {word.strip("[]") for word in words if word.strip("[]").startswith("--")} <= options, line
+@pytest.mark.slow
+def test_the_commands_and_queries_run_one_after_the_other(
+    broker: TestBroker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DANUBE_ADMIN_ENDPOINT", broker.admin_url)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    names: dict[str, Any] = {}
+    said = ""
+    for block in blocks(PAGE):
+        match block.language:
+            case "sh":
+                for command in block.commands:
+                    done = danube_here(*shlex.split(command)[1:])
+                    assert done.returncode == 0, f"{command}\n{done.stderr}"
+                    said += done.stdout
+            case "python":
+                exec(block.text, names)  # the page's own words
+    assert "10080" in said and "everything verifies" in said
+    assert {"1500", "15000"} <= set(re.findall(r"\d+", capsys.readouterr().out))
+    assert names["table"].num_rows == 1000 and names["table"].column_names == ["offset", "payload"]
+
+
+def test_the_file_on_the_page_is_accepted(tmp_path: Path) -> None:
+    [example] = [block for block in blocks(PAGE) if block.language == "yaml"]
+    (tmp_path / "danube.yml").write_text(example.text)
+    loaded = load(Flags(mode="standalone", config_file=tmp_path / "danube.yml"))
+    assert loaded.storage.url == "s3://events/danube" and loaded.warnings == ()
 
 
 def test_every_kind_of_problem_is_explained() -> None:

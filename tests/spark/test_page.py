@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from contextlib import chdir
 from pathlib import Path
@@ -15,12 +16,14 @@ from pyspark.sql import SparkSession
 
 from pydanube.cli.main import build_app
 from pydanube.pipeline import audit, compact, lake, replay, stats
-from pydanube.pipeline.run import JOBS, run_job
+from pydanube.pipeline.run import JOBS
 from pydanube.pipeline.settings import CONNECTION, TOPICS
 from pydanube.spark.options import COLUMNS, EXTRA_COLUMNS, SINK_OPTIONS, SOURCE_OPTIONS
+from tests.e2e.processes import danube_here
+from tests.pages import DOCS, blocks
 from tests.spark.places import Place
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text()
+PAGE = (DOCS / "spark.md").read_text()
 URL, TOPIC = "danube://127.0.0.1:6651", "/default/orders"
 
 
@@ -54,8 +57,9 @@ def test_every_setting_of_a_job_is_on_the_page_and_no_other() -> None:
         [row] = [line for line in jobs.splitlines() if line.startswith(f"| {name} |")]
         told = re.findall(r"`(\w+)`", row.replace("\\|", " ").split("|")[2])
         assert set(told) == set(module.KNOWN) - common, name
+    [lake_file] = [block.text for block in blocks(PAGE) if block.language == "yaml"]
     [also] = re.findall(r"Also: (.*?)\n\n", jobs, re.DOTALL)
-    file = set(yaml.safe_load(snippet("yaml"))) - {"service"}
+    file = set(yaml.safe_load(lake_file)) - {"service"}
     assert file | set(re.findall(r"`(\w+)`", also)) | {"catalog"} == (set(lake.KNOWN) - common) | {"topic"}
 
 
@@ -63,17 +67,12 @@ def test_the_commands_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["danube", "pipeline"])
     command: Any = typer.main.get_command(build_app())
     pipeline = command.commands["pipeline"].commands
-    lines = [line.split() for line in PAGE.splitlines() if line.startswith("    danube pipeline ")]
-    assert {words[2] for words in lines} == set(pipeline)
-    told = set(re.findall(r"--\w+", " ".join(next(words for words in lines if words[2] == "run"))))
+    lines = [command.split() for block in blocks(PAGE) if block.language == "sh" for command in block.commands]
+    assert {words[2] for words in lines if words[0] == "danube"} == set(pipeline)
+    [synopsis] = re.findall(r"^`danube pipeline run (.*)`$", PAGE, re.MULTILINE)
+    told = set(re.findall(r"--\w+", synopsis))
     assert told == {name for each in pipeline["run"].params for name in each.opts if name.startswith("--")}
     assert set(JOBS) == {"lake", *re.findall(r"^\| (compact|audit|replay|stats) \|", PAGE, re.MULTILINE)}
-
-
-def snippet(language: str, containing: str = "") -> str:
-    found = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-    [chosen] = [each for each in found if containing in each]
-    return str(chosen)
 
 
 @pytest.mark.slow
@@ -92,16 +91,24 @@ def test_the_snippets_run_one_after_the_other(
         return text.replace("/default/totals", totals).replace("/default/copied", copied)
 
     names: dict[str, Any] = {"checkpoint": str(tmp_path / "checkpoint")}
-    for part in ("session(", "readStream", "history(", "writeStream"):
-        exec(here(snippet("python", part)), names)  # the page's own words
+    looked_up = [
+        block for block in blocks((DOCS / "cli.md").read_text()) if block.heading.startswith("danube pipeline")
+    ]
+    with chdir(tmp_path):
+        for block in (*blocks(PAGE), *looked_up):
+            match block.language:
+                case "python":
+                    exec(here(block.text), names)  # the page's own words
+                case "yaml":
+                    Path("lake.yaml").write_text(here(block.text))
+                case "sh":
+                    for command in block.commands:
+                        if not command.startswith("pip "):  # tests/rooms/test_examples.py says why
+                            done = danube_here(*shlex.split(here(command))[1:])
+                            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    assert looked_up and "audit" in done.stdout
     assert "|          a|   10|" in capsys.readouterr().out
     assert names["history"].count() == 20
     assert sorted(place.payloads(totals)) == [b'{"count":10}', b'{"count":10}']
     assert sorted(place.payloads(copied)) == sorted(payloads)
-
-    with chdir(tmp_path):
-        Path("lake.yaml").write_text(here(snippet("yaml")))
-        report = run_job("lake", conf=Path("lake.yaml"), changes=("follow_seconds=null",))
-        assert (report.values["typed_rows"], report.values["quarantine_rows"]) == (20, 0)
-        exec(snippet("python", "duckdb"), names)
     assert names["found"] == (20, sum(n + 0.5 for n in range(20)))

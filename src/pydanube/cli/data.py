@@ -100,7 +100,7 @@ def produce(
 
     danube produce -t /default/orders --reliable -m hello
 
-    seq 1000 | danube produce -t /default/orders --reliable
+    seq 100 | danube produce -t /default/orders --reliable
 
     The topic is created if it is new; --reliable must agree with it if it is not.
     """
