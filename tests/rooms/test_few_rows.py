@@ -20,9 +20,11 @@ from pydanube.log.batch import (
     decode,
     encode,
     encode_columns,
+    encode_messages,
     logical_crc,
     messages,
     parse,
+    routing,
     rows_of,
 )
 from pydanube.log.few_rows import BODY_SIZE_MAX, ROWS_MAX, Layout, Sizes
@@ -106,6 +108,62 @@ def test_a_message_that_does_not_fit_the_envelope_is_refused(columns: dict[str, 
 def test_a_publish_time_that_is_no_date_is_refused() -> None:
     with pytest.raises(InvalidBatch, match="years 1 to 9999"):
         encode_columns([b"x"], memoryview(array("q", [2**62])).cast("B"), topic="/default/a")
+
+
+ENVELOPES = st.lists(
+    st.builds(
+        Envelope,
+        payload=st.binary(max_size=40),
+        publish_time=TIMES,
+        routing_key=st.none() | TEXTS,
+        producer_name=st.none() | TEXTS,
+        attributes=st.dictionaries(TEXTS, TEXTS, max_size=3),
+        schema_id=st.sampled_from((None, None, None, None, None, 7)),
+        schema_version=st.none(),
+        request_id=st.just(0) | st.integers(-(2**63), 2**63 - 1),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(ENVELOPES)
+def test_messages_become_the_very_batch_that_arrow_makes_of_them(sent: list[Envelope]) -> None:
+    ours = encode_messages(sent, topic="/default/a")
+    assert ours.to_bytes() == encode(rows_of(sent), topic="/default/a").to_bytes()
+
+
+@pytest.mark.parametrize(
+    "envelope",
+    [
+        Envelope(None),  # type: ignore[arg-type]
+        Envelope(b"x", publish_time=2**62),
+        Envelope(b"x", publish_time=2**70),
+        Envelope(b"x", routing_key="\ud800"),
+        Envelope(b"x", attributes={"a": 1}),  # type: ignore[dict-item]
+        Envelope(b"x", request_id=2**63),
+    ],
+)
+def test_a_message_is_refused_in_the_words_in_which_arrow_refuses_it(envelope: Envelope) -> None:
+    with pytest.raises(InvalidBatch) as theirs:
+        encode(rows_of([envelope]), topic="/default/a")
+    with pytest.raises(InvalidBatch) as ours:
+        encode_messages([envelope], topic="/default/a")
+    assert str(ours.value) == str(theirs.value)
+
+
+# --- reading ----------------------------------------------------------------------------------------
+
+
+@given(ENVELOPES)
+def test_what_is_read_is_what_arrow_reads(sent: list[Envelope]) -> None:
+    batch = encode_messages(sent, topic="/default/a")
+    plain = len(sent) <= ROWS_MAX and all(each.schema_id is None for each in sent)
+    assert (few().read(batch.body, len(sent)) is not None) == plain
+    assert messages(batch) == sent
+    assert messages(batch) == messages(batch), "what is remembered stays as it is"
+    rows = decode(batch)
+    assert [list(each) for each in routing(batch)] == [rows.column(2).to_pylist(), rows.column(3).to_pylist()]
 
 
 # --- checking ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Final
 
 from pydanube.broker.ownership import Reservation
 from pydanube.errors import DanubeError, InvalidBatch
-from pydanube.log.batch import Batch, Envelope, encode, rows_of
+from pydanube.log.batch import Batch, Envelope, encode_messages
 from pydanube.log.wal import Receipt, TopicLog
 
 ROWS_MAX: Final = 2_000
@@ -84,7 +84,7 @@ class Gatherer:
         return taken
 
     def _encode(self, messages: list[Envelope]) -> Batch:
-        return encode(rows_of(messages), topic=self._log.topic)
+        return encode_messages(messages, topic=self._log.topic)
 
     def _submit(self, batch: Batch, taken: list[tuple[Envelope, asyncio.Future[int]]]) -> None:
         self._reservation.need(len(taken))

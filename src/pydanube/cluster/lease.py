@@ -47,7 +47,7 @@ class Lease:
 
     def may_serve(self) -> bool:
         """Whether the lease certainly lasts a while longer, by this machine's clock alone."""
-        return self._clock.elapsed() < self.serve_until
+        return self._clock.elapsed() < serve_until(self._sent, self.ttl_seconds)
 
     async def grant(self) -> LeaseId:
         """A new lease in place of the old one."""

@@ -14,6 +14,7 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from pydanube.core import keys
@@ -279,6 +280,7 @@ def leader_to_bytes(broker: BrokerId) -> bytes:
     return json.dumps(broker).encode()
 
 
+@lru_cache(maxsize=64)  # asked for every second, and hardly ever another
 def leader_from_bytes(value: bytes) -> BrokerId | None:
     try:
         found = json.loads(value)

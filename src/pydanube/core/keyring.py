@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from functools import lru_cache
+from itertools import chain
 from typing import Final
 
 from pydanube.core.names import ConsumerId, fnv1a_64
@@ -83,6 +84,6 @@ class Ring:
         return next(owner for step in range(count) if (owner := self._owners[(start + step) % count]) in willing)
 
     def _build(self) -> None:
-        points = sorted(point for points in self._points.values() for point in points)
+        points = sorted(chain.from_iterable(self._points.values()))
         self._hashes = [point for point, _ in points]
         self._owners = [consumer for _, consumer in points]

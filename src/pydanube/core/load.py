@@ -14,10 +14,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
 
 from pydanube.core.names import BrokerId, TopicName
+from pydanube.core.plain import fields_of
 from pydanube.errors import InvalidName
 
 BACKLOG_UNIT: Final = 10_000
@@ -75,7 +76,7 @@ class LoadReport:
                 "broker_id": self.broker_id,
                 "timestamp": self.timestamp,
                 "resources_usage": [{"resource": k, "usage": v} for k, v in used.items() if v is not None],
-                "topics": [{**asdict(topic), "byte_rate_mbps": topic.byte_rate_mbps} for topic in busiest],
+                "topics": [{**fields_of(topic), "byte_rate_mbps": topic.byte_rate_mbps} for topic in busiest],
                 "topics_len": len(self.topics),
                 "total_throughput_mbps": sum(topic.byte_rate_mbps for topic in self.topics),
                 "total_message_rate": sum(topic.message_rate for topic in self.topics),

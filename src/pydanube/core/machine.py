@@ -289,8 +289,10 @@ class Machine(ABC):
     def _say_wake(self) -> None:
         timeout, oldest = self.policy.ack_timeout_seconds, self.in_flight.oldest_sent_at()
         expiry = None if timeout is None or oldest is None else oldest + timeout
-        times = (expiry, self._next_due(), self._rate_ready_at)
-        wanted = min((time for time in times if time is not None), default=None)
+        wanted = expiry
+        for time in (self._next_due(), self._rate_ready_at):
+            if time is not None and (wanted is None or time < wanted):
+                wanted = time
         if self._wake_at is not None and self._wake_at <= self._now:
             self._wake_at = None  # it has rung
         if wanted is not None and (self._wake_at is None or wanted < self._wake_at):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NewType, Self
 
@@ -115,6 +116,11 @@ class SubscriptionName(str):
 
 
 def _is_part(text: str) -> bool:
+    return len(text) <= PART_SIZE_MAX_BYTES and _is_good_part(text)
+
+
+@lru_cache(maxsize=4096)  # the same few names are made from keys and requests again and again
+def _is_good_part(text: str) -> bool:
     # NFC only: two spellings of one visible name would share a directory on some file systems.
     return (
         _PART.fullmatch(text) is not None
@@ -145,12 +151,12 @@ def consumer_id(topic: TopicName, subscription: SubscriptionName, consumer_name:
 
 
 def _stable_id(*texts: str) -> int:
-    digest = blake2b(digest_size=8)
+    pieces: list[bytes] = []
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(4, "little"))  # so that ("ab", "c") is not ("a", "bc")
-        digest.update(data)
-    return int.from_bytes(digest.digest(), "little") % (ID_END - 1) + 1
+        pieces += (len(data).to_bytes(4, "little"), data)  # so that ("ab", "c") is not ("a", "bc")
+    digest = blake2b(b"".join(pieces), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % (ID_END - 1) + 1
 
 
 # --- routing ------------------------------------------------------------------------------------------

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Self
+
+from pydanube.core.plain import fields_of
 
 # A reservation is kept so far ahead of the head: at least so many offsets, and so many seconds of traffic.
 RESERVE_OFFSETS_MIN: Final = 20_000
@@ -36,7 +38,7 @@ class Owner:
     created: int = 0  # the epoch in which the topic of this name was made; what is older was another's
 
     def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(fields_of(self)).encode()
 
     @classmethod
     def from_bytes(cls, value: bytes) -> Self:
@@ -60,7 +62,7 @@ class Seal:
     sessions: str = ""
 
     def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(fields_of(self)).encode()
 
     @classmethod
     def from_bytes(cls, value: bytes) -> Self:

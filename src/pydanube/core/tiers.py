@@ -17,9 +17,11 @@ import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Self
+
+from pydanube.core.plain import fields_of
 
 MIB: Final = 1 << 20
 
@@ -69,7 +71,7 @@ class Descriptor:
         return self.end_offset + 1
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return fields_of(self)
 
     def to_bytes(self) -> bytes:
         return json.dumps(self.to_json()).encode()
@@ -101,7 +103,7 @@ class History:
     change: int = 0
 
     def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(fields_of(self)).encode()
 
     @classmethod
     def from_bytes(cls, value: bytes) -> Self:

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from crc32c import crc32c
 
+from pydanube.core.plain import fields_of
 from pydanube.ports import Buffer, Disk, Write
 
 FORMAT: Final = "FORMAT"
@@ -101,7 +102,7 @@ class Checkpoint:
     sessions: bytes = b""
 
     def to_bytes(self) -> bytes:
-        fields = {**asdict(self), "sessions": base64.b64encode(self.sessions).decode()}
+        fields = {**fields_of(self), "sessions": base64.b64encode(self.sessions).decode()}
         text = json.dumps(fields, sort_keys=True).encode() + b"\n"
         return f"{crc32c(text):08x}\n".encode() + text
 

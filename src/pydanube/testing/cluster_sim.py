@@ -119,10 +119,17 @@ def run_seed(
 
     `tweak` may change the cluster before it starts. `leave_out`: these faults of the schedule do not happen.
     """
+    with little_garbage():
+        return _outcome_of(seed, tweak, leave_out, keep_history=keep_history)
+
+
+def _outcome_of(
+    seed: int, tweak: Callable[[Cluster], None] | None, leave_out: Sequence[int], *, keep_history: bool
+) -> Outcome:
     loop = SimLoop(Random(seed), steps_max=STEPS_MAX)  # type: ignore[abstract]
     run = _Run(seed, tweak, leave_out)
     try:
-        with small_constants(), seldom_looks(), little_garbage():
+        with small_constants(), seldom_looks():
             loop.run_until_complete(run.main())
         run.problems += [_told(each) for each in loop.problems[:3]]
     except (Deadlock, Livelock) as error:
@@ -153,7 +160,10 @@ def seldom_looks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def little_garbage() -> Iterator[None]:
-    """Nearly everything that a run makes lives to its end: looking for garbage every 700 objects finds none."""
+    """Nearly everything that a run makes lives to its end: looking for garbage every 700 objects finds none.
+
+    It is to end after the run is dropped: who looks then has a tenth of the objects to look at.
+    """
     saved = gc.get_threshold()
     gc.set_threshold(max(300_000, saved[0]), *saved[1:])
     try:

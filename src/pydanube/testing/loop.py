@@ -76,31 +76,37 @@ def run(main: Coroutine[Any, Any, T], seed: int, *, shuffled: bool = True, steps
 
 
 class _Call:
-    """A callback to run; what asyncio calls a Handle. `when` is 0 for one that was never a timer."""
+    """A callback to run; what asyncio calls a Handle. A cancelled one has none. Only a timer has a time.
 
-    __slots__ = ("_when", "args", "callback", "context", "is_cancelled")
+    The loop fills it in: there is one for every step of every task, and an `__init__` would cost more than the rest.
+    """
 
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context, when: float) -> None:
-        self.callback = callback
-        self.args = args
-        self.context = context
-        self.is_cancelled = False
-        self._when = when
+    __slots__ = ("args", "callback", "context", "time")
+
+    callback: Callable[..., object] | None
+    args: tuple[Any, ...]
+    context: Context
+    time: float
 
     def cancel(self) -> None:
-        self.is_cancelled = True
+        self.callback = None
 
     def cancelled(self) -> bool:
-        return self.is_cancelled
+        return self.callback is None
 
     def when(self) -> float:
-        return self._when
+        return self.time
+
+
+_new_call: Final = partial(object.__new__, _Call)
 
 
 class SimFuture(asyncio.Future[T]):
     """Hashes by its number, so that sets of futures have the same order in every run."""
 
-    number = 0  # given by the loop: an __init__ of its own would cost more than the rest of it
+    __slots__ = ("number",)  # given by the loop: an __init__ of its own would cost more than the rest of it
+
+    number: int
 
     def __hash__(self) -> int:
         return self.number
@@ -142,8 +148,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self._now
 
-    def get_debug(self) -> bool:
-        return False
+    get_debug = staticmethod(bool)  # False; asked for every future, and a function in Python costs more than that
 
     def is_running(self) -> bool:
         return self._running
@@ -154,7 +159,10 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        call = _Call(callback, args, copy_context() if context is None else context, 0.0)
+        call = _new_call()
+        call.callback = callback
+        call.args = args
+        call.context = copy_context() if context is None else context
         if not self._closed:  # what the dropped rest of a run still wants to do is not done
             self._ready.append(call)
         return call  # type: ignore[return-value]
@@ -185,7 +193,11 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _at(
         self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
     ) -> asyncio.TimerHandle:
-        call = _Call(callback, args, copy_context() if context is None else context, when)
+        call = _new_call()
+        call.callback = callback
+        call.args = args
+        call.context = copy_context() if context is None else context
+        call.time = when
         if not self._closed:
             self._numbers += 1
             heappush(self._timers, (when, self._numbers, call))
@@ -247,27 +259,30 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def _run(self, main: asyncio.Task[T]) -> None:
         ready, timers, draw, shuffled = self._ready, self._timers, self._draw, self._shuffled
-        process_of = _PROCESS
+        process_of, now, pop, done = _PROCESS, self._now, self._ready.pop, main.done
         steps_left = self._steps_max - self.steps
-        while not main.done():
+        while not done():
             if not ready:
                 if not timers:
                     raise Deadlock(self.waiting())
-                self._now = max(self._now, timers[0][0])
+                if timers[0][0] > now:
+                    self._now = now = timers[0][0]
             # A cancelled one counts for nothing, but time goes on to where it was.
-            while timers and timers[0][0] <= self._now:
+            while timers and timers[0][0] <= now:
                 call = heappop(timers)[2]
-                if not call.is_cancelled:
+                if call.callback is not None:
                     ready.append(call)
             if not ready:
                 continue
             if shuffled:
                 chosen = int(draw() * len(ready))
-                ready[chosen], ready[-1] = ready[-1], ready[chosen]
-                call = ready.pop()
+                call = pop()
+                if chosen != len(ready):
+                    ready[chosen], call = call, ready[chosen]
             else:
-                call = ready.pop(0)
-            if call.is_cancelled:
+                call = pop(0)
+            callback = call.callback
+            if callback is None:
                 continue
             steps_left -= 1
             if steps_left < 0:
@@ -279,9 +294,9 @@ class SimLoop(asyncio.AbstractEventLoop):
                 process.held.append(call)
                 continue
             try:
-                context.run(call.callback, *call.args)
+                context.run(callback, *call.args)
             except Exception as error:
-                message = f"callback {call.callback!r} failed"
+                message = f"callback {callback!r} failed"
                 self.call_exception_handler({"message": message, "exception": error})
         self.steps = self._steps_max - steps_left
 
@@ -458,6 +473,8 @@ class SimWork:
     async def run(self, function: Callable[[], T]) -> T:
         await asyncio.sleep(0)
         return function()
+
+    run_apart = run
 
     def random_u64(self) -> int:
         return self._dice.randrange(1, 2**63)

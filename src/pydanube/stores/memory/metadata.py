@@ -13,7 +13,6 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from pydanube.errors import LeaseLost, Unreachable
 from pydanube.ports import Clock, Compare, Delete, Event, Item, LeaseId, Put, Revision
@@ -66,7 +65,7 @@ class MemoryMetadataStore:
         keys = {operation.key for operation in operations}
         assert len(keys) == len(operations), "two operations on one key"
         self._end_leases()
-        if not all(self._holds(compare) for compare in compares):
+        if not all(map(self._holds, compares)):
             return None
         for operation in operations:
             if isinstance(operation, Put) and operation.lease and operation.lease not in self._leases:
@@ -158,10 +157,12 @@ class MemoryMetadataStore:
     def _wake_watches(self, changed: Sequence[str]) -> None:
         """Those that watch one of the keys; an empty one stands for all."""
         for future, prefix in list(self._waiting.items()):
-            if any(not key or key.startswith(prefix) for key in changed):
-                del self._waiting[future]
-                if not future.done():
-                    future.set_result(None)
+            for key in changed:
+                if not key or key.startswith(prefix):
+                    del self._waiting[future]
+                    if not future.done():
+                        future.set_result(None)
+                    break
 
     async def _next_change(self, prefix: str) -> None:
         """Returns when something below `prefix` may have changed: somebody did it, or a lease may have run out."""
@@ -209,12 +210,10 @@ class _Watch:
         oldest = store._revision - len(store._history) + 1
         if self._after + 1 < oldest:
             raise Unreachable("metadata", f"changes before revision {oldest} are no longer kept")
-        start = max(0, self._after + 1 - oldest)
-        events = [
-            event
-            for change in islice(store._history, start, None)
-            for event in change
-            if event.key.startswith(self._prefix)
-        ]
-        self._after = max(self._after, store._revision)
-        return events
+        unseen, prefix = store._revision - self._after, self._prefix
+        if unseen <= 0:
+            return []
+        self._after = store._revision
+        # From the end: a watch is behind by a few changes, and there are thousands.
+        recent = (store._history[place] for place in range(-unseen, 0))
+        return [event for change in recent for event in change if event.key.startswith(prefix)]
