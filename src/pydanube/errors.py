@@ -28,6 +28,7 @@
     │   └── ClientClosed         the client, producer or consumer was closed before
     ├── Unavailable          time may help; the same call can be tried again (`retryable`)
     │   ├── DiskFull             no room; reads go on and publishes resume when there is room
+    │   ├── LogFull              the log is as large as it may be; publishes resume when something was uploaded
     │   ├── LogClosed            the topic's log is closed or closing here
     │   ├── LeaseLost            a lease ran out in the metadata store
     │   ├── Conflict             somebody changed a key or object between read and write
@@ -401,6 +402,26 @@ class DiskFull(Unavailable):
 
     def __str__(self) -> str:
         return f"no room left on the disk of {self.path}: free some space, publishing then resumes by itself"
+
+
+class LogFull(Unavailable):
+    """The segments of all topics of a broker have `size_bytes`; nothing of the request was kept.
+
+    `why` says what keeps them from being uploaded and freed.
+    """
+
+    def __init__(self, size_bytes: int, limit_bytes: int, why: str) -> None:
+        super().__init__(size_bytes, limit_bytes, why)
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+        self.why = why
+
+    def __str__(self) -> str:
+        return (
+            f"the log of this broker is full: {self.size_bytes / 2**20:.1f} MB, and storage.wal.max_mb allows "
+            f"{self.limit_bytes / 2**20:.0f}. {self.why}. See to the object store, or allow more; publishing then "
+            "resumes by itself"
+        )
 
 
 class LogClosed(Unavailable):

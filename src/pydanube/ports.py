@@ -163,7 +163,13 @@ class ObjectStore(Protocol):
     """
 
     async def put(self, key: str, data: Sequence[Buffer], *, create: bool = False) -> ObjectInfo:
-        """Stores the buffers, joined, as one object. With `create`, raises Conflict if the key exists."""
+        """Stores the buffers, joined, as one object. With `create`, raises Conflict if the key exists.
+
+        Of several who create one key at the same moment exactly one succeeds, if the object is smaller than 16 MiB. A
+        store may put a larger one in parts, after a look whether the key is there: names of large objects carry epoch
+        and attempt (or are random), and the one owner of an epoch uses each of them once, so nobody else creates that
+        key. There `create` is only the second fence; whoever lets a create decide a race makes small objects.
+        """
         ...
 
     async def get(self, key: str) -> bytes: ...
@@ -325,6 +331,13 @@ class Work(Protocol):
 
     async def run(self, function: Callable[[], T]) -> T:
         """Calls `function` away from the event loop and returns what it returns or raises what it raises."""
+        ...
+
+    async def run_apart(self, function: Callable[[], T]) -> T:
+        """The same for what takes long and may wait: in a process of low priority, where there is one.
+
+        So the function, what it returns and what it raises can be pickled, and it changes nothing.
+        """
         ...
 
     def random_u64(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -31,6 +32,14 @@ async def test_a_failed_run_does_not_spoil_the_next(work: Work) -> None:
     with pytest.raises(ZeroDivisionError):
         await work.run(lambda: 1 // 0)
     assert await work.run(lambda: "fine") == "fine"
+
+
+async def test_what_is_run_apart_returns_and_raises_what_the_function_does(work: Work) -> None:
+    assert await work.run_apart(partial(divmod, 47, 5)) == (9, 2)
+    with pytest.raises(ZeroDivisionError):
+        await work.run_apart(partial(divmod, 47, 0))
+    assert await work.run_apart(partial(len, b"x" * 3_000_000)) == 3_000_000
+    assert await work.run_apart(partial(bytearray, 3_000_000)) == bytearray(3_000_000)
 
 
 async def test_random_numbers_are_positive_and_fit_a_signed_64_bit_number(work: Work) -> None:

@@ -4,6 +4,7 @@
         proxy.fault = Cut(after_bytes=1000)      for every connection from now on
         proxy.faults += [Refuse(), Refuse()]     for the next two only, before `fault`
         proxy.fault = None                       all is well again
+        proxy.picked.append(Picked(rb"POST .*uploadId=", lost="answer"))     for one request of HTTP
 
 Connections that exist are cut whenever the faults change hands: clients keep them, and would not notice.
 """
@@ -11,6 +12,7 @@ Connections that exist are cut whenever the faults change hands: clients keep th
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 import threading
@@ -18,7 +20,7 @@ from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,30 @@ class Answer:
 Fault = Refuse | Silence | Cut | Stall | Slow | Answer
 
 
+@dataclass(frozen=True)
+class Picked:
+    """Cuts the connection of the next request whose first line matches: before it arrives, or its answer.
+
+    `instead` is what comes in place of a lost answer.
+    """
+
+    line: bytes
+    lost: Literal["request", "answer"]
+    instead: Answer | None = None
+
+
 class FaultProxy:
-    """In front of a port of 127.0.0.1. `met` has every connection's fault, None for those that pass."""
+    """In front of a port of 127.0.0.1. `met` has every connection's fault, None for those that pass; `requests` has
+    the first line of every request of HTTP that passed, or was to.
+    """
 
     def __init__(self, port: int) -> None:
         self._target = port
         self._fault: Fault | None = None
         self.faults: deque[Fault] = deque()
         self.met: list[Fault | None] = []
+        self.picked: list[Picked] = []
+        self.requests: list[bytes] = []
         self._changed = asyncio.Condition()
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -99,6 +117,11 @@ class FaultProxy:
     async def have_met(self, count: int) -> None:
         async with self._changed:
             await self._changed.wait_for(lambda: len(self.met) >= count)
+
+    async def have_seen(self, line: bytes) -> None:
+        """A request whose first line matches."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: any(re.match(line, each) for each in self.requests))
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -141,10 +164,17 @@ class FaultProxy:
     ) -> None:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
         self._writers.add(far_writer)
-        upward = asyncio.create_task(_copy(reader, far_writer))
+        lost: list[Picked] = []
+        upward = asyncio.create_task(self._copy(reader, far_writer, writer, lost))
         try:
             left = fault.after_bytes if isinstance(fault, Cut | Stall) else None
             while data := await far_reader.read(1 << 16):
+                if lost:
+                    if lost[0].instead is not None:
+                        writer.write(lost[0].instead.encode())
+                        await writer.drain()
+                        await upward  # the peer leaves when it has read that
+                    return
                 if isinstance(fault, Slow):
                     await asyncio.sleep(fault.seconds)
                 writer.write(data[:left])
@@ -158,6 +188,32 @@ class FaultProxy:
             upward.cancel()
             self._writers.discard(far_writer)
             _reset(far_writer)
+
+    async def _copy(
+        self,
+        reader: asyncio.StreamReader,
+        far_writer: asyncio.StreamWriter,
+        writer: asyncio.StreamWriter,
+        lost: list[Picked],
+    ) -> None:
+        """`lost` gets what becomes of a request's answer before the request is sent on."""
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                # One request at a time per connection, so its first line is the beginning of what is read.
+                line = _FIRST_LINE.match(data)
+                if line is not None:
+                    self.requests.append(line[1])
+                    async with self._changed:
+                        self._changed.notify_all()
+                    picked = next((each for each in self.picked if re.match(each.line, line[1])), None)
+                    if picked is not None:
+                        self.picked.remove(picked)
+                        if picked.lost == "request":
+                            _reset(writer)
+                            return
+                        lost.append(picked)
+                far_writer.write(data)
+                await far_writer.drain()
 
 
 class Line:
@@ -201,11 +257,7 @@ class Line:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
+_FIRST_LINE = re.compile(rb"((?:GET|HEAD|PUT|POST|DELETE) [^\r\n]+) HTTP/1\.1\r\n")
 
 
 async def _read_request(reader: asyncio.StreamReader) -> None:

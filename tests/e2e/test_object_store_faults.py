@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from random import Random
+from typing import Literal
 
 import pytest
 
 from pydanube.errors import Conflict, StoreRefused, Unreachable
 from pydanube.ports import ObjectStore
+from pydanube.stores import objects
 from pydanube.stores.object_urls import open_object_store
 from pydanube.stores.objects import Patience
 from tests.e2e.objectstores import S3Server
-from tests.e2e.tcp_proxy import Answer, Cut, Fault, FaultProxy, Refuse, Silence, Slow, Stall
+from tests.e2e.tcp_proxy import Answer, Cut, Fault, FaultProxy, Picked, Refuse, Silence, Slow, Stall
 from tests.support import run
 
 pytestmark = pytest.mark.slow
@@ -189,6 +193,111 @@ def test_a_create_whose_answer_was_lost_does_not_take_anothers_object_for_its_ow
             with pytest.raises(Conflict):
                 await far.put("a", [b"equal bytes"], create=True)
             assert len(proxy.met) > 1
+
+    run(main())
+
+
+LARGE = [bytes([number]) * MIB for number in range(20)]
+HEAD, NEW_UPLOAD, PART_2, END = rb"HEAD ", rb"POST .*\?uploads", rb"PUT .*partNumber=2", rb"POST .*\?uploadId="
+
+
+def test_a_large_object_is_created_in_parts(s3_server: S3Server) -> None:
+    async def main() -> None:
+        async with behind_proxy(s3_server, STEADY) as (far, near, proxy):
+            info = await far.put("a", LARGE, create=True)
+            kinds = Counter((line.partition(b" ")[0], b"partNumber=" in line) for line in proxy.requests)
+            assert kinds == {(b"HEAD", False): 1, (b"POST", False): 2, (b"PUT", True): 3}
+            assert info.etag.endswith("-3") and await near.head("a") == info
+            assert await near.get("a") == b"".join(LARGE)
+            small = await far.put("b", LARGE[:15], create=True)
+            assert "-" not in small.etag
+
+    run(main())
+
+
+@pytest.fixture
+def six() -> Iterator[list[bytes]]:
+    """6 MiB, which are large enough to go in two parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objects, "PARTS_FROM_BYTES", 6 * MIB)
+        patch.setattr(objects, "PART_BYTES", 5 * MIB)
+        yield LARGE[:6]
+
+
+def test_a_large_object_is_not_created_where_one_is(s3_server: S3Server, six: list[bytes]) -> None:
+    async def main() -> None:
+        async with behind_proxy(s3_server, STEADY) as (far, near, proxy):
+            for there in (six[:1], six):
+                await near.put("a", there)
+                proxy.requests.clear()
+                with pytest.raises(Conflict) as refused:
+                    await far.put("a", six, create=True)
+                assert refused.value.key == "a"
+                assert [line.partition(b" ")[0] for line in proxy.requests] == [b"HEAD"], "and nothing was sent"
+                assert await near.get("a") == b"".join(there)
+
+    run(main())
+
+
+@pytest.mark.parametrize("line", [HEAD, NEW_UPLOAD, PART_2, END])
+@pytest.mark.parametrize("lost", ["request", "answer"])
+def test_a_large_create_that_is_cut_anywhere_is_tried_again_and_knows_its_own_object(
+    s3_server: S3Server, six: list[bytes], line: bytes, lost: Literal["request", "answer"]
+) -> None:
+    async def main() -> None:
+        async with behind_proxy(s3_server, STEADY) as (far, near, proxy):
+            proxy.picked.append(Picked(line, lost))
+            info = await far.put("a", six, create=True)
+            assert not proxy.picked, "it was met"
+            uploads = sum(re.match(NEW_UPLOAD, each) is not None for each in proxy.requests)
+            done_before = line == END and lost == "answer"
+            assert uploads == (1 if done_before or line == HEAD else 2)
+            assert await near.head("a") == info
+            assert await near.get("a") == b"".join(six)
+            with pytest.raises(Conflict):
+                await far.put("a", six, create=True)  # the same bytes, but another call
+
+    run(main())
+
+
+def test_a_large_create_does_not_take_anothers_object_for_its_own(s3_server: S3Server, six: list[bytes]) -> None:
+    async def main() -> None:
+        async with behind_proxy(s3_server, STEADY) as (far, near, proxy):
+            putting = asyncio.create_task(far.put("a", six, create=True))
+            await proxy.have_seen(HEAD)
+            proxy.picked += [Picked(PART_2, "request"), *[Picked(HEAD, "request")] * 10_000]
+            await near.put("a", six)  # somebody else was faster, with the same bytes
+            await proxy.have_seen(PART_2)
+            proxy.picked.clear()
+            with pytest.raises(Conflict):
+                await putting
+
+    run(main())
+
+
+def test_a_large_create_that_gets_404_for_its_upload_looks_again(s3_server: S3Server, six: list[bytes]) -> None:
+    """So answers a server that has made the object already, to a request that somebody on the way sent twice."""
+
+    async def main() -> None:
+        async with behind_proxy(s3_server, STEADY) as (far, near, proxy):
+            missing = Answer("404 Not Found", b"<Error><Code>NoSuchUpload</Code></Error>")
+            proxy.picked.append(Picked(END, "answer", instead=missing))
+            info = await far.put("a", six, create=True)
+            assert sum(re.match(NEW_UPLOAD, each) is not None for each in proxy.requests) == 1
+            assert await near.head("a") == info
+
+    run(main())
+
+
+def test_a_large_create_ends_by_its_deadline_and_leaves_no_object(s3_server: S3Server, six: list[bytes]) -> None:
+    async def main() -> None:
+        async with behind_proxy(s3_server, HASTY) as (far, near, proxy):
+            proxy.picked += [Picked(PART_2, "request")] * 1000
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(Unreachable):
+                await far.put("a", six, create=True)
+            assert asyncio.get_running_loop().time() - began < HASTY.deadline_seconds + LATE
+            assert [info async for info in near.list("")] == []  # parts are no object
 
     run(main())
 

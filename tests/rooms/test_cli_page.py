@@ -1,4 +1,7 @@
-"""docs/cli.md is what the commands say of themselves, and they say something everywhere."""
+"""docs/cli.md is what the commands say of themselves, and they say something everywhere.
+
+Its examples are run in tests/e2e/test_pages.py and tests/spark/test_page.py.
+"""
 
 from __future__ import annotations
 

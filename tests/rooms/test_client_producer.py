@@ -18,6 +18,7 @@ from pydanube.errors import (
     DeadlineExceeded,
     DiskFull,
     InvalidBatch,
+    LogFull,
     MessageTooLarge,
     NotServed,
     OutOfSequence,
@@ -330,6 +331,15 @@ async def test_a_retryable_refusal_is_sent_again_with_all_that_followed(
     receipts = await asyncio.gather(*sends(producer, *(b"%d" % number for number in range(6))))
     assert [receipt.offset for receipt in receipts] == list(range(6))
     assert broker.payloads() == [b"%d" % number for number in range(6)]
+    assert broker.kinds().count("open_producer") == 1
+
+
+@scripted(batch_messages=1, timeout=0.3)
+async def test_who_waits_in_vain_for_a_full_log_is_told_why(broker: ScriptedBroker, producer: Producer) -> None:
+    broker.refusals.extend([LogFull(1024, 512, "Uploads have failed for 312 s")] * 1000)
+    [lost] = sends(producer, b"a")
+    with pytest.raises(DeadlineExceeded, match="Uploads have failed for 312 s"):
+        await lost
     assert broker.kinds().count("open_producer") == 1
 
 

@@ -42,6 +42,7 @@ storage:
   wal:
     file_name: wal.log
     rotation: {max_bytes: 536870912}
+    max_mb: 40960
     advanced:
       cache_capacity: 1024
       file_sync: {interval_ms: 5000, max_batch_bytes: 10485760}
@@ -110,6 +111,7 @@ def test_the_references_own_file_is_understood(file: Path) -> None:
     assert config.storage.url == "s3://bucket/prefix"
     assert config.storage.options == {"endpoint": "http://localhost:9000", "secret_key": "hush"}
     assert config.storage.segment_bytes == 512 * 1024 * 1024
+    assert config.storage.wal_bytes_max == 40 * 1024 * 1024 * 1024 and Config().storage.wal_bytes_max == 0
     assert config.storage.tier.local.seconds == 2880 * 60
     assert config.storage.tier.local.size_bytes == 20480 * 1024 * 1024
     assert config.dispatch.max_unacked_messages == 50 and config.dispatch.heartbeat == Heartbeat(250)
@@ -252,6 +254,7 @@ def test_an_ipv6_host_gets_its_brackets(file: Path) -> None:
         ("storage: {mode: object_store, durable: {root: b}}", "storage.durable.backend", "one of s3, gcs"),
         ("storage: {url: 's3://b', mode: shared_fs}", "storage.url", "not both"),
         ("storage: {url: /data}", "storage.url", "file:///directory"),
+        ("storage: {wal: {max_mb: -1}}", "storage.wal.max_mb", "from 0"),
         ("storage: {wal: {rotation: {max_bytes: 4096}}}", "storage.wal.rotation.max_bytes", "from 1048576"),
     ],
 )

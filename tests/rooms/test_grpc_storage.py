@@ -46,7 +46,10 @@ async def upload(calls: Calls, count: int, objects: int = 1) -> Topic:
 
 async def upload_now(topic: Topic) -> None:
     assert topic.storage is not None
-    await topic.storage.tiering.upload_until(topic.name, 0)
+    carried = topic.storage.tiering.get(topic.name)
+    assert carried is not None
+    async with carried.working:
+        await topic.storage.tiering.upload_all(carried)
 
 
 def store_of(calls: Calls) -> Any:

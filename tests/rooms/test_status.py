@@ -75,6 +75,7 @@ def test_a_bad_topic_name_is_told_in_the_words_of_the_reference() -> None:
         (errors.OffsetOutOfRange("/default/a", 1, 2, 3), Code.OUT_OF_RANGE),
         (errors.LogClosed("/default/a"), Code.UNAVAILABLE),
         (errors.DiskFull("wal"), Code.UNAVAILABLE),
+        (errors.LogFull(1, 1, "away"), Code.UNAVAILABLE),
         (errors.LogDamaged("/default/a", "f", 0, 0, None, "crc"), Code.DATA_LOSS),
         (errors.LogStopped("disk"), Code.INTERNAL),
     ],

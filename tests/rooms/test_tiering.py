@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.policies import TopicPolicy
 from pydanube.core.tiers import RAW, Retention, TierConfig, object_name
 from pydanube.errors import DiskFull, InvalidObject, OwnershipLost, Unreachable
-from pydanube.log import cloud, tier_tidy
+from pydanube.log import cloud, making
 from pydanube.log import tier as tier_module
 from pydanube.log.batch import Batch, messages
 from pydanube.log.parquet import Encoded, encode_object
@@ -132,9 +133,9 @@ async def test_objects_are_made_checked_merged_and_opened_away_from_the_event_lo
 
     monkeypatch.setattr(host.work, "run", run)
     for module, name in (
-        (tier_module, "encode_object"),
-        (tier_module, "verify_object"),
-        (tier_tidy, "merge_objects"),
+        (making, "encode_object"),
+        (making, "verify_object"),
+        (making, "merge_objects"),
         (cloud, "parse_footer"),
         (cloud, "read_row_group"),
     ):
@@ -441,6 +442,34 @@ async def test_an_unanswered_descriptor_write_of_an_owner_that_was_overtaken_is_
     assert await check_stored(owner) == []
 
 
+@simulated
+async def test_what_is_large_is_made_in_another_process_unless_somebody_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    apart = 0
+
+    async def run_apart(function: Callable[[], Any]) -> Any:
+        nonlocal apart
+        apart += 1
+        return pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(function))()))
+
+    host = TierHost(replace(STILL, object_bytes=KIB * KIB))
+    monkeypatch.setattr(host.work, "run_apart", run_apart)
+    monkeypatch.setattr(tier_module, "APART_BYTES", 20_000)
+    _, orders = await one_topic(host)
+    teller = Teller(size=100)
+    await tell_and_upload(orders, teller, count=10)
+    assert apart == 0
+    await tell_and_upload(orders, teller, count=100)
+    assert apart == 1
+    await teller.tell(orders, 100)
+    assert await carried(orders).tier.upload(orders.log, urgent=True) is not None
+    assert apart == 1
+    assert covered(await check_stored(host)) == [(0, 210)]
+    host.kill()
+    await recovered(host, teller.told)
+
+
 # --- what cannot be uploaded ----------------------------------------------------------------------------------
 
 
@@ -453,7 +482,7 @@ async def test_a_batch_that_cannot_be_converted_is_stored_raw_and_read_like_any_
             raise InvalidObject("offset", "odd")
         return encode_object(topic, epoch, batches)
 
-    monkeypatch.setattr(tier_module, "encode_object", particular)
+    monkeypatch.setattr(making, "encode_object", particular)
     host = TierHost(STILL)
     _, orders = await one_topic(host)
     teller = Teller(size=100)
@@ -488,7 +517,7 @@ async def test_a_damaged_part_of_the_log_is_named_and_everything_around_it_is_up
     orders = await find_topic(await host.boot())
     found = carried(orders)
     assert orders.storage is not None
-    await orders.storage.tiering.upload_until(ORDERS, 0)
+    await orders.storage.tiering.upload_all(found)
     assert covered(await check_stored(host)) == [(0, 2), (3, 6)]
     assert list(found.tier.unreadable) == [(2, 3)]
     assert await found.tidy.free(orders.log, 10**18) == 2, "the only copy of something stays, and what lies behind it"

@@ -18,16 +18,18 @@ import base64
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Final, TypeVar
 
 from pydanube.broker.fanout import FanoutTopic
 from pydanube.broker.tiering import Carried, Tiering
 from pydanube.broker.topic import Topic
+from pydanube.core import keys
 from pydanube.core.names import TopicName
-from pydanube.core.ownership import Seal
-from pydanube.errors import DanubeError, DeadlineExceeded, MoveFailed, OwnershipLost, Unavailable
-from pydanube.ports import Clock
+from pydanube.core.ownership import Owner, Seal
+from pydanube.errors import Conflict, DanubeError, DeadlineExceeded, MoveFailed, OwnershipLost, Unavailable
+from pydanube.log.tier import Last, TopicTier, delete_objects
+from pydanube.ports import Clock, MetadataStore
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ UPLOAD_SECONDS: Final = 120.0  # while serving
 QUIET_SECONDS: Final = 10.0
 CURSOR_SECONDS: Final = 5.0
 REST_SECONDS: Final = 30.0
+SNAPSHOTS_SECONDS: Final = 10.0
+SNAPSHOTS_AT_ONCE: Final = 4
 SEAL_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 0.2
 SESSIONS_BYTES_MAX: Final = 256 * 1024  # of a seal: the store takes 1.5 MiB
@@ -83,17 +87,19 @@ async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases,
         topic.freeze("it is moving to another broker", moved_to)
         await _within(clock, QUIET_SECONDS, "finishing commits", topic.quiet())
         phases.enter("cursors")
-        rest = asyncio.create_task(tiering.upload_until(topic.name, 0), name=f"upload the rest of {topic.name}")
-        try:
-            await save_cursors(topic, clock)
-            phases.enter("rest")
-            await _within(clock, REST_SECONDS, "uploading the rest", rest)
-        finally:
-            rest.cancel()
-            await asyncio.gather(rest, return_exceptions=True)
-        carried = await tiering.remove(topic.name)  # nothing is forgotten or merged behind the seal
-        phases.enter("seal")
-        await _seal(topic, clock, marker)
+        async with contextlib.AsyncExitStack() as held:
+            uploading = tiering.upload_rest(topic.name, held)
+            rest = asyncio.create_task(uploading, name=f"upload the rest of {topic.name}")
+            try:
+                await save_cursors(topic, clock)
+                phases.enter("rest")
+                last = await _within(clock, REST_SECONDS, "uploading the rest", rest)
+            finally:
+                rest.cancel()
+                await asyncio.gather(rest, return_exceptions=True)
+            carried = await tiering.remove(topic.name)  # nothing is forgotten or merged behind the seal
+            phases.enter("seal")
+            await _seal(topic, clock, marker, last)
     except OwnershipLost:
         raise
     except DanubeError as error:
@@ -105,6 +111,52 @@ async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases,
             back.blocked_until = 0.0
         raise MoveFailed(topic.name, f"{phases.name}: {error}") from error
     phases.enter("close")
+
+
+class LastSnapshots:
+    """Written for readers without a broker when a topic has left: its next owner changes nothing for a while, and may
+    never come. Nobody waits for them but a broker that stops.
+    """
+
+    def __init__(self, metadata: MetadataStore, clock: Clock) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._at_once = asyncio.Semaphore(SNAPSHOTS_AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def publish(self, tier: TopicTier) -> None:
+        task = asyncio.create_task(self._publish(tier), name=f"last snapshot of {tier.topic}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def finish(self) -> None:
+        """Returns when all are written, or when that takes too long."""
+        tasks = list(self._tasks)
+        with contextlib.suppress(DeadlineExceeded):
+            await _within(self._clock, SNAPSHOTS_SECONDS, "writing snapshots", _all(tasks))
+        for task in tasks:
+            task.cancel()
+        await _all(tasks)
+
+    async def _publish(self, tier: TopicTier) -> None:
+        async with self._at_once:
+            try:
+                await tier.publish_snapshot()
+                await self._remove_if_late(tier)
+            except DanubeError as error:
+                log.warning("snapshot not written", extra={"topic": tier.topic, "why": str(error)})
+
+    async def _remove_if_late(self, tier: TopicTier) -> None:
+        """Whoever deleted the topic meanwhile may have looked for objects before ours was there."""
+        item = await self._metadata.get(keys.owner(tier.topic))
+        owner = Owner.from_bytes(item.value) if item else None
+        if owner is not None and (owner.deleted or owner.created > tier.epoch):
+            await delete_objects(tier.store, tier.topic, tier.epoch)
+
+
+async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
+    if tasks:  # gathering none asks for a loop, and a simulated process that was killed has none left
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def upload_ahead(tiering: Tiering, topic: TopicName) -> None:
@@ -143,7 +195,7 @@ async def save_cursors(topic: Topic, clock: Clock) -> None:
         log.error("All subscription cursor flushes failed", extra={"topic": topic.name})
 
 
-async def _seal(topic: Topic, clock: Clock, marker: bytes | None) -> None:
+async def _seal(topic: Topic, clock: Clock, marker: bytes | None, last: Last | None) -> None:
     topic_log, ownership = topic.log, topic.ownership
     sealed = Seal(
         last_committed_offset=topic_log.head - 1,
@@ -154,17 +206,22 @@ async def _seal(topic: Topic, clock: Clock, marker: bytes | None) -> None:
         append_time=topic_log.append_time,
         sessions=base64.b64encode(topic_log.sessions.newest(SESSIONS_BYTES_MAX).to_bytes()).decode(),
     )
-    await _release(topic, clock, sealed, marker)
+    await _release(topic, clock, sealed, marker, last)
+    if last is not None and topic.storage is not None:
+        topic.storage.tier.described(last)
 
 
-async def _release(topic: Topic | FanoutTopic, clock: Clock, sealed: Seal, marker: bytes | None) -> None:
+async def _release(
+    topic: Topic | FanoutTopic, clock: Clock, sealed: Seal, marker: bytes | None, last: Last | None = None
+) -> None:
     """Returns when the topic is released; raises if it is not, and no try of ours can release it any more."""
     until = clock.elapsed() + SEAL_SECONDS
     while True:
         try:
-            await topic.ownership.release(sealed, marker)
+            compares, operations = ([last.compare], last.operations) if last else ([], ())
+            await topic.ownership.release(sealed, marker, compares, operations)
             return
-        except OwnershipLost:
+        except (OwnershipLost, Conflict):
             raise
         except Unavailable as error:
             # Whether it was written is not known: only asking again tells. Until then nothing may be undone.

@@ -24,7 +24,7 @@ from pydanube.broker.tiering import Carried, Tiering
 from pydanube.broker.topic import Defaults, Storage, Topic
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.ownership import Orphan
+from pydanube.core.ownership import Orphan, Start, next_reservation
 from pydanube.core.policies import Delivery, TopicPolicy, effective
 from pydanube.core.sessions import Sessions
 from pydanube.core.tiers import Retention, TierConfig
@@ -87,6 +87,9 @@ class Opener:
         self._rooms = rooms
         self._metadata = rooms.metadata
         self._preparing: set[asyncio.Task[None]] = set()
+        # Epoch and session of every claim of this process since the topic was last open here: whether a claim was made
+        # or not, and even if it comes late, nobody was given an offset of it.
+        self._unused: dict[TopicName, set[tuple[int, int]]] = {}
         self.brought: set[tuple[TopicName, int]] = set()  # lost epochs on this disk that the store has, too
 
     async def open(
@@ -111,6 +114,7 @@ class Opener:
             )
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidObject(f"what the metadata store holds of {name}", str(error)) from error
+        seen = self._settled(name, seen)
         items = {item.key: item for item in below}
         kind, own, subject = (items.get(key(name)) for key in (keys.delivery, keys.topic_policy, keys.schema))
         if kind is None:
@@ -139,6 +143,7 @@ class Opener:
         except DanubeError:  # the next try opens everything anew
             await topic.close("it could not be opened", owned=False)
             raise
+        self._unused.pop(name, None)
         return topic
 
     async def _reliable(
@@ -159,16 +164,17 @@ class Opener:
             unproven_from = topic_log.recovered.head if topic_log.sessions.adopts_unknown else None
             if seen.owner is None or seen.owner.broker_id != rooms.broker_id or seen.sealed:
                 unproven_from = None
-            ownership = await self._claim(name, seen, topic_log.head, member, marker_revision, unproven_from)
-            if is_awaited():  # somebody is about to publish
+            head, reserved = topic_log.head, (seen.reserved_end, seen.reserve_revision)
+            more = next_reservation(head, seen.reserved_end or 0, head + 1, 0.0) if is_awaited() else None
+            ownership = await self._claim(name, seen, head, member, marker_revision, unproven_from, more)
+            if more is not None:  # somebody is about to publish
+                reserved = more, ownership.revision
                 self._prepare(topic_log)
             storage = await self._storage(name, ownership, seen.items if is_stable else None)
         except DanubeError:
             await topic_log.close()
             raise
-        reservation = Reservation(ownership, topic_log, rooms.services.clock, seen.reserved_end, seen.reserve_revision)
-        if is_awaited():
-            reservation.need(1)  # beside everything that follows, instead of behind it
+        reservation = Reservation(ownership, topic_log, rooms.services.clock, *reserved)
         topic = Topic(
             name,
             topic_log,
@@ -249,20 +255,35 @@ class Opener:
         member: Member | None,
         marker_revision: int | None,
         unproven_from: int | None = None,
+        reserve_end: int | None = None,
     ) -> Ownership:
         compares = [] if member is None else [member.registered]
         if marker_revision is not None:
             compares.append(Compare(keys.unassigned(name), marker_revision))
+        session = self._rooms.session if member is None else member.session
+        self._unused.setdefault(name, set()).add((seen.epoch, session))
         return await Ownership.claim(
             self._metadata,
             name,
             seen,
             broker_id=self._rooms.broker_id,
-            session=self._rooms.session if member is None else member.session,
+            session=session,
             start=start,
             compares=compares,
             unproven_from=unproven_from,
+            reserve_end=reserve_end,
         )
+
+    def _settled(self, name: TopicName, seen: Claimable) -> Claimable:
+        """If this process owns the topic by a claim that came to nothing, it has given out nothing: it begins where
+        that claim says, whatever was reserved.
+        """
+        owner = seen.owner
+        if owner is None or owner.released or owner.deleted or owner.broker_id != self._rooms.broker_id:
+            return seen
+        if (owner.epoch, owner.session) not in self._unused.get(name, ()):
+            return seen
+        return seen._replace(start=Start(max(owner.start_offset, seen.covered_end), 0))
 
     async def _remove_older(self, name: TopicName, seen: Claimable) -> None:
         """What an earlier topic of this name left here (its deletion may have found us away, or ended half-way), and

@@ -125,7 +125,7 @@ class Overview:
         why_unopened = self._topics.unopened.get(name, "")
         if cluster is None:
             if self._topics.get(name) is not None:
-                return ACTIVE, "this broker serves it", None
+                return ACTIVE, f"this broker serves it{self._refusing()}", None
             return (
                 UNASSIGNED,
                 f"it could not be opened here: {why_unopened}" if why_unopened else "it is not open",
@@ -143,7 +143,12 @@ class Overview:
         if host == self._broker.broker_id and why_unopened:
             return UNASSIGNED, f"it could not be opened here: {why_unopened}", None
         failed = f"; its last move failed: {marker.error}" if marker is not None else ""
-        return ACTIVE, f"broker {host} serves it{failed}", None
+        refusing = self._refusing() if host == self._broker.broker_id else ""
+        return ACTIVE, f"broker {host} serves it{failed}{refusing}", None
+
+    def _refusing(self) -> str:
+        full = self._broker.wal.full
+        return f"; publishes are refused: {full}" if full is not None else ""
 
     async def _orphans(self, name: TopicName) -> list[tuple[Orphan, str]]:
         found = []

@@ -119,10 +119,11 @@ async def look(metadata: MetadataStore, topic: TopicName, broker_id: BrokerId) -
 class Ownership:
     """This broker's claim to one topic."""
 
-    __slots__ = ("_metadata", "broker_id", "created", "epoch", "revision", "session", "start", "topic")
+    __slots__ = ("_metadata", "_value", "broker_id", "created", "epoch", "revision", "session", "start", "topic")
 
     def __init__(self, metadata: MetadataStore, topic: TopicName, owner: Owner, revision: int) -> None:
         self._metadata = metadata
+        self._value = owner.to_bytes()
         self.topic = topic
         self.epoch = owner.epoch
         self.session = owner.session
@@ -143,10 +144,12 @@ class Ownership:
         start: int,
         compares: Sequence[Compare] = (),
         unproven_from: int | None = None,
+        reserve_end: int | None = None,
     ) -> Ownership:
         """Takes the topic if nobody else did since `seen`, and `compares` hold; raises Conflict otherwise.
 
         `unproven_from`: this broker's own log ends somewhere from there on, nobody knows where: the rest is void.
+        `reserve_end`: the first offsets are reserved, too, for somebody waits to publish.
         """
         owner = Owner(epoch=seen.epoch, session=session, broker_id=broker_id, start_offset=start, created=seen.created)
         operations: list[Put | Delete] = [
@@ -158,6 +161,8 @@ class Ownership:
             operations.append(Delete(keys.assignment(BrokerId(seen.owner.broker_id), topic)))
         if seen.leaves is not None:
             operations.append(Put(keys.orphan(topic, seen.leaves.start), seen.leaves.to_bytes()))
+        if reserve_end is not None:
+            operations.append(Put(keys.reserve(topic), reserve_to_bytes(reserve_end)))
         # What has its place already is not void, however much of the log was lost.
         unproven_from = None if unproven_from is None else max(unproven_from, seen.covered_end)
         if unproven_from is not None and unproven_from < start:
@@ -182,11 +187,17 @@ class Ownership:
             )
         return cls(metadata, topic, owner, revision)
 
-    async def release(self, seal: Seal, marker: bytes | None) -> None:
+    async def release(
+        self,
+        seal: Seal,
+        marker: bytes | None,
+        compares: Sequence[Compare] = (),
+        also: Sequence[Put | Delete] = (),
+    ) -> None:
         """Seals and lets go, as one transaction: afterwards nobody owns the topic, and the next owner knows all.
 
-        An answer that was lost is looked up, so that this either returns, or raises and the topic is still ours
-        (OwnershipLost: somebody else's).
+        What is to be written `also` is part of it. An answer that was lost is looked up, so that this either returns,
+        or raises and the topic is still ours (OwnershipLost: somebody else's). Conflict if `compares` do not hold.
         """
         released = Owner(
             epoch=self.epoch,
@@ -204,8 +215,9 @@ class Ownership:
         ]
         if marker is not None:
             operations.append(Put(keys.unassigned(self.topic), marker))
-        if await self._metadata.transact([self.compare], operations) is None and not await self._was_released():
-            raise OwnershipLost(self.topic)
+        if await self._transact(compares, [*operations, *also]) is None and not await self._was_released():
+            await self.write([])
+            raise Conflict(compares[0].key if compares else keys.owner(self.topic))
 
     async def _was_released(self) -> bool:
         """Whether an earlier try, whose answer was lost, released the topic. Somebody may have claimed it since."""
@@ -221,25 +233,23 @@ class Ownership:
 
         False if the topic was released meanwhile. Raises OwnershipLost if somebody else has it.
         """
-        owner = Owner(
-            epoch=self.epoch,
-            session=self.session,
-            broker_id=self.broker_id,
-            start_offset=self.start,
-            created=self.created,
-        )
-        put = Put(keys.owner(self.topic), owner.to_bytes())
-        revision = await self._metadata.transact([self.compare], [put])
+        revision = await self._transact([], [Put(keys.owner(self.topic), self._value)])
         if revision is not None:
             self.revision = revision
-            return True
-        item = await self._metadata.get(keys.owner(self.topic))
-        if item is not None and item.value == owner.to_bytes():  # an earlier try of this
-            self.revision = item.revision
             return True
         if await self._was_released():
             return False
         raise OwnershipLost(self.topic)
+
+    async def _transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> int | None:
+        """If the topic is ours and `compares` hold. The revision may be that of a `reassert` whose answer was lost."""
+        revision = await self._metadata.transact([self.compare, *compares], operations)
+        if revision is None:
+            item = await self._metadata.get(keys.owner(self.topic))
+            if item is not None and item.value == self._value and item.revision != self.revision:
+                self.revision = item.revision
+                return await self._metadata.transact([self.compare, *compares], operations)
+        return revision
 
     @property
     def compare(self) -> Compare:
@@ -248,12 +258,12 @@ class Ownership:
 
     async def write(self, operations: Sequence[Put | Delete]) -> None:
         """All of them, or none and OwnershipLost."""
-        if await self._metadata.transact([self.compare], operations) is None:
+        if await self._transact([], operations) is None:
             raise OwnershipLost(self.topic)
 
     async def write_if(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> int | None:
         """All of them if `compares` hold too; the revision, or None. OwnershipLost if the topic is not ours."""
-        revision = await self._metadata.transact([self.compare, *compares], operations)
+        revision = await self._transact(compares, operations)
         if revision is None:
             await self.write([])
         return revision

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from pydanube.broker.opening import is_redundant
@@ -31,7 +32,8 @@ from pydanube.core.sessions import Sessions
 from pydanube.core.tiers import MIB, Descriptor, object_name
 from pydanube.errors import DanubeError, InvalidObject, LogDamaged, OffsetOutOfRange, OwnershipLost
 from pydanube.log.batch import Batch, cut, with_attribute
-from pydanube.log.parquet import Encoded, encode_object, encode_raw, read_raw
+from pydanube.log.making import Made, make_object, make_raw
+from pydanube.log.parquet import encode_raw, read_raw
 from pydanube.log.tier import TopicTier, recall, topic_prefix
 from pydanube.log.wal import ClosedLog, TopicLog
 from pydanube.ports import Clock, Compare, Delete, Item, MetadataStore, ObjectStore, Put, Work
@@ -247,19 +249,18 @@ class Rescuer:
         await tier.make_sure()
         self._attempts += 1
 
-        def encode() -> Encoded:
+        def make() -> Made:
             marked = [with_attribute(batch, RESCUED, "true") for batch in batches]
-            return encode_object(topic.name, tier.epoch, marked)
+            return make_object(topic.name, tier.epoch, marked)
 
-        raw = False
         try:
-            encoded = await self._work.run(encode)
+            made = await self._work.run(make)
         except InvalidObject as error:
             log.error("rescued batches cannot be converted", extra={"topic": topic.name, "why": str(error)})
-            encoded, raw = encode_raw(batches), True
+            made = await self._work.run(partial(make_raw, batches))
         number = self._clock.time_us() * 1000 + self._attempts % 1000  # never used before under this epoch
-        name = object_name(encoded.start_offset, encoded.end - 1, tier.epoch, attempt=number, raw=raw)
-        return await tier.store_object(name, encoded, raw=raw)
+        name = object_name(made.start_offset, made.end - 1, tier.epoch, attempt=number, raw=made.raw)
+        return await tier.store_object(name, made)
 
     async def _describe(
         self,

@@ -156,7 +156,12 @@ class Broker:
             self._disk,
             self.clock,
             self._work,
-            wal or WalConfig(segment_bytes=storage.segment_bytes, segment_seconds=storage.segment_seconds),
+            wal
+            or WalConfig(
+                segment_bytes=storage.segment_bytes,
+                segment_seconds=storage.segment_seconds,
+                bytes_max=storage.wal_bytes_max,
+            ),
             observe=self._observe_group,
             metrics=self.telemetry.wal,
         )
@@ -265,7 +270,9 @@ class Broker:
         config = self.config.storage.tier
         metrics = self.telemetry.cloud
         reader = CloudReader(objects, self.clock, self._reading_work, metrics)
-        self.cloud = Cloud(objects, config, reader, Tiering(self.clock, config, metrics), self._upload_work)
+        tiering = Tiering(self.clock, config, metrics, excess_bytes=self.wal.excess_bytes)
+        self.wal.tell_why_not_freed(tiering.why_not_freed)
+        self.cloud = Cloud(objects, config, reader, tiering, self._upload_work)
         return self.cloud
 
     async def stop(self) -> None:

@@ -11,13 +11,14 @@ topic is tried again with growing pauses, a metric and one log line say so, and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from pydanube.core.tiers import Retention, SteadyTime, TierConfig
+from pydanube.core.tiers import Descriptor, Retention, SteadyTime, TierConfig
 from pydanube.errors import DanubeError, LogClosed, LogStopped, ObjectDamaged, OwnershipLost
-from pydanube.log.tier import TopicTier
+from pydanube.log.tier import Last, TopicTier
 from pydanube.log.tier_tidy import Tidy
 from pydanube.log.wal import TopicLog
 from pydanube.ports import Clock
@@ -50,6 +51,7 @@ class Carried:
         self.blocked_until = 0.0
         self.pause_seconds = PAUSE_SECONDS_MIN
         self.failing = ""  # why the last try failed
+        self.failing_since = 0.0
         self.retained_at = 0.0
         self.swept_at = 0.0
         self.working = asyncio.Lock()  # one task at a time per topic
@@ -67,21 +69,30 @@ class Carried:
     @property
     def lag_bytes(self) -> int:
         """About how much of the log that is."""
-        first = self.uploaded_end
+        return self.log_bytes(self.uploaded_end)
+
+    def log_bytes(self, first: int) -> int:
+        """About how much of the log is at or behind `first`."""
         size = 0
         for segment in self.log.segments:
-            rows = segment.end_offset - segment.first_offset
-            if rows and segment.end_offset > first:
-                left = segment.end_offset - max(first, segment.first_offset)
-                size += (segment.end - segment.start) * left // rows
+            end_offset = segment.end_offset
+            if end_offset > first:
+                first_offset = segment.first_offset
+                if rows := end_offset - first_offset:
+                    size += (segment.end - segment.start) * (end_offset - max(first, first_offset)) // rows
         return size
 
 
 class Tiering:
-    def __init__(self, clock: Clock, config: TierConfig, metrics: CloudMetrics) -> None:
+    """`excess_bytes`: how much of the log should leave the disk before its time, because there is too much of it."""
+
+    def __init__(
+        self, clock: Clock, config: TierConfig, metrics: CloudMetrics, *, excess_bytes: Callable[[], int] = lambda: 0
+    ) -> None:
         self._clock = clock
         self._config = config
         self._metrics = metrics
+        self._excess_bytes = excess_bytes
         self._topics: dict[str, Carried] = {}
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -96,17 +107,26 @@ class Tiering:
         carried.retained_at = carried.swept_at = now
         self._topics[carried.tier.topic] = carried
 
-    async def upload_until(self, topic: str, rest_bytes: int) -> None:
-        """Uploads now, until no more than `rest_bytes` of log wait; 0: everything. Raises what goes wrong.
+    async def upload_rest(self, topic: str, held: contextlib.AsyncExitStack) -> Last | None:
+        """Uploads everything now. The last object, if there is one, is left to the caller to describe; nobody else
+        works on the topic as long as `held` lasts.
 
-        What cannot be read is left: `TopicTier.unreadable` names it, and it is given up.
+        What cannot be read is left: `TopicTier.unreadable` names it, and it is given up. Raises what goes wrong.
         """
         carried = self._topics[topic]
-        async with carried.working:
-            while carried.tier.waiting(carried.log) is not None and (not rest_bytes or carried.lag_bytes > rest_bytes):
-                if not await self.upload_all(carried):
-                    await self._clock.sleep(LOOK_SECONDS)
-            await carried.tier.give_up(carried.log)
+        await held.enter_async_context(carried.working)
+        while carried.tier.waiting(carried.log) is not None:
+            started = self._clock.elapsed()
+            uploaded = await carried.tier.upload_last(carried.log)
+            if uploaded is None:
+                await self._clock.sleep(LOOK_SECONDS)
+            elif isinstance(uploaded, Last):
+                self._count(uploaded.descriptor, started)
+                return uploaded
+            else:
+                self._count(uploaded, started)
+        await carried.tier.give_up(carried.log)
+        return None
 
     async def remove(self, topic: str) -> Carried | None:
         """The topic closes: nothing of it is carried when this returns. What it returns may be added again."""
@@ -137,6 +157,18 @@ class Tiering:
                 oldest = min(oldest, carried.pending_since)
         return topics, offsets, now - oldest
 
+    def why_not_freed(self) -> str:
+        """What keeps the log on the disk, as a sentence."""
+        now = self._clock.elapsed()
+        failing = [each for each in self._topics.values() if each.failing]
+        if failing:
+            first = min(failing, key=lambda each: each.failing_since)
+            return f"Uploads have failed for {now - first.failing_since:.0f} s ({first.failing})"
+        waiting = sum(each.lag_offsets for each in self._topics.values())
+        return (
+            f"{waiting} messages are on their way to the object store" if waiting else "What is uploaded is being freed"
+        )
+
     # --- carrying -----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -159,7 +191,10 @@ class Tiering:
         if carried.working.locked() or now < carried.blocked_until:
             return False
         return (
-            self._upload_is_due(carried, now) or self._retain_is_due(carried, now) or self._sweep_is_due(carried, now)
+            self._upload_is_due(carried, now)
+            or self._retain_is_due(carried, now)
+            or self._sweep_is_due(carried, now)
+            or self._free_is_due(carried)
         )
 
     def _upload_is_due(self, carried: Carried, now: float) -> bool:
@@ -167,14 +202,15 @@ class Tiering:
         state = (carried.log.head, len(carried.tier.objects))
         if self._seen.get(topic) == state:
             return False
-        if carried.tier.waiting(carried.log) is None:
+        waiting = carried.tier.waiting(carried.log)
+        if waiting is None:
             self._seen[topic] = state
             return False
         if carried.pending_since is None:
             carried.pending_since = now
-        if now - carried.pending_since >= self._config.upload_seconds:
+        if now - carried.pending_since >= self._config.upload_seconds or self._excess_bytes() > 0:
             return True
-        return carried.lag_bytes >= self._config.object_bytes
+        return carried.log_bytes(waiting[0]) >= self._config.object_bytes
 
     def _retain_is_due(self, carried: Carried, now: float) -> bool:
         return now - carried.retained_at >= self._config.retention_check_seconds
@@ -182,6 +218,9 @@ class Tiering:
     def _sweep_is_due(self, carried: Carried, now: float) -> bool:
         sweep = self._config.sweep_seconds / 6 if carried.tier.has_garbage else self._config.sweep_seconds
         return now - carried.swept_at >= sweep
+
+    def _free_is_due(self, carried: Carried) -> bool:
+        return self._excess_bytes() > 0 and carried.uploaded_end > carried.log.first_offset
 
     def _start(self, carried: Carried, now_us: int) -> None:
         task = asyncio.create_task(self._carry(carried, now_us), name=_task_name(carried.tier.topic))
@@ -213,6 +252,8 @@ class Tiering:
         carried.pause_seconds = PAUSE_SECONDS_MIN
 
     def _failed(self, carried: Carried, why: str) -> None:
+        if not carried.failing:
+            carried.failing_since = self._clock.elapsed()
         carried.failing = why
         carried.blocked_until = self._clock.elapsed() + carried.pause_seconds
         carried.pause_seconds = min(carried.pause_seconds * 2, PAUSE_SECONDS_MAX)
@@ -226,6 +267,7 @@ class Tiering:
             await self._merge_all(carried)
             while await tidy.move_to_manifest():
                 pass
+        await self._free_excess(carried)
         if self._retain_is_due(carried, now):
             carried.retained_at = now
             await self._retain(carried, now_us)
@@ -258,6 +300,12 @@ class Tiering:
             carried.retention = await carried.read_retention()
         return await carried.tidy.retain(carried.retention, now_us)
 
+    async def _free_excess(self, carried: Carried) -> None:
+        excess_bytes = self._excess_bytes()
+        if excess_bytes > 0:
+            now_us = self._time.at(self._clock.time_us(), self._clock.elapsed())
+            await carried.tidy.free(carried.log, now_us, excess_bytes)
+
     async def upload_all(self, carried: Carried) -> int:
         """Uploads what waits now; what comes meanwhile has its own interval. How many objects it made."""
         tier, topic_log = carried.tier, carried.log
@@ -265,15 +313,19 @@ class Tiering:
         count = 0
         while (waiting := tier.waiting(topic_log)) is not None and waiting[0] < head:
             started = self._clock.elapsed()
-            described = await tier.upload(topic_log)
+            described = await tier.upload(topic_log, urgent=self._excess_bytes() > 0)
             if described is None:
                 break
             count += 1
-            self._metrics.objects.inc()
-            self._metrics.bytes.inc(described.size)
-            self._metrics.upload_latency.observe(self._clock.elapsed() - started)
+            self._count(described, started)
+            await self._free_excess(carried)  # publishes may wait for it
         carried.pending_since = self._clock.elapsed() if tier.waiting(topic_log) is not None else None
         return count
+
+    def _count(self, described: Descriptor, started: float) -> None:
+        self._metrics.objects.inc()
+        self._metrics.bytes.inc(described.size)
+        self._metrics.upload_latency.observe(self._clock.elapsed() - started)
 
 
 def _task_name(topic: str) -> str:

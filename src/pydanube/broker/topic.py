@@ -57,7 +57,7 @@ from pydanube.errors import (
     SubscriptionBusy,
     SubscriptionUnknown,
 )
-from pydanube.log.batch import Batch, Envelope, decode, messages
+from pydanube.log.batch import Batch, Envelope, messages, routing
 from pydanube.log.cloud import CloudReader
 from pydanube.log.tier import TopicTier
 from pydanube.log.tier_swap import swap
@@ -384,10 +384,9 @@ class Topic:
                 break
             for batch in batches:
                 base, upto = batch.header.base_offset, min(end, batch.header.end_offset)
-                rows = decode(batch)
-                routing, producers = rows.column(2).to_pylist(), rows.column(3).to_pylist()
+                routing_keys, producers = routing(batch)
                 for at in range(max(offset, base), upto):
-                    key = routing[at - base]
+                    key = routing_keys[at - base]
                     found.append((at, key if key is not None else producers[at - base] or ""))
                 offset = upto
         return found

@@ -25,7 +25,7 @@ from pydanube.broker.members import (
     read_policy,
     remove_below,
 )
-from pydanube.broker.moving import Phases, release_fanout, seal
+from pydanube.broker.moving import LastSnapshots, Phases, release_fanout, seal
 from pydanube.broker.opening import AnyTopic, Member, Opener, Rooms, remove_epochs, remove_files
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
@@ -131,6 +131,7 @@ class Topics:
         self._awaited: Counter[TopicName] = Counter()  # topics on their way, and how many requests wait for each
         self.elsewhere: Elsewhere | None = None  # set once, before anything is opened
         self.remote: Remote | None = None  # set once, when there is a way to other brokers
+        self._snapshots = LastSnapshots(rooms.metadata, rooms.services.clock)
         self.leaving: set[TopicName] = set()  # being moved away
         self.unopened: dict[TopicName, str] = {}  # topics that could not be opened at the start, and why
 
@@ -356,6 +357,7 @@ class Topics:
         for result in await gather_bounded([lambda topic=topic: topic.close(why) for topic in topics]):
             if isinstance(result, BaseException):
                 log.error("topic not closed", extra={"why": str(result)})
+        await self._snapshots.finish()
 
     async def claim(
         self,
@@ -414,6 +416,8 @@ class Topics:
                 phases.enter("done")
             finally:
                 self.leaving.discard(name)
+        if isinstance(topic, Topic) and topic.storage is not None:
+            self._snapshots.publish(topic.storage.tier)
         milliseconds = {phase: round(ms, 1) for phase, ms in phases.milliseconds.items()}
         log.info("topic let go", extra={"topic": name, "pause_ms": round(phases.pause_ms, 1), "phases": milliseconds})
         return phases

@@ -33,6 +33,7 @@ from pydanube.errors import (
     DeadlineExceeded,
     DiskFull,
     InvalidBatch,
+    LogFull,
     MessageTooLarge,
     OutOfSequence,
     ProducerFenced,
@@ -318,7 +319,8 @@ class ProducerLane(Lane):
             self._reopen(error)
         elif isinstance(error, OutOfSequence) and self._resequence(error):
             self._pump()
-        elif isinstance(error, (DiskFull, RateLimited)):
+        elif isinstance(error, (DiskFull, LogFull, RateLimited)):
+            self._last_error = error  # whoever waits in vain is told
             self._paused = True
             self._loop.call_later(self._backoff.seconds(), self._resume)
         elif error.retryable:

@@ -103,6 +103,7 @@ class StorageConfig:
     options: Mapping[str, object] = field(default_factory=dict, repr=False)  # credentials among them
     segment_bytes: int = 64 * MIB
     segment_seconds: int = 24 * 3600
+    wal_bytes_max: int = 0  # of all topics' segments; 0: the disk is the bound
     tier: TierConfig = TIER
 
 
@@ -309,6 +310,7 @@ def _storage(flags: Flags, values: Values) -> StorageConfig:
         },
         segment_bytes=values.take("storage.wal.rotation.max_bytes", defaults.segment_bytes),
         segment_seconds=values.take("storage.wal.rotation.max_hours", defaults.segment_seconds),
+        wal_bytes_max=values.take("storage.wal.max_mb", defaults.wal_bytes_max),
         tier=_tier(flags, values),
     )
 

@@ -198,6 +198,7 @@ SETTINGS: Final[Mapping[str, Check]] = {
     "storage.upload.max_mb": whole(1, 512, times=MIB),
     "storage.wal.rotation.max_bytes": whole(MIB, 2**31 - 8 * MIB),
     "storage.wal.rotation.max_hours": whole(1, times=3600),
+    "storage.wal.max_mb": whole(0, times=MIB),
     "dispatch.max_unacked_messages": whole(1, UNACKED_MAX_ALLOWED),
     "dispatch.heartbeat_interval": heartbeat,
     **{f"policies.{name}": whole(0, 2**32 - 1) for name in TopicPolicy.__slots__},

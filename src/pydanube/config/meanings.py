@@ -101,6 +101,9 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "storage.local_retention.check_interval_minutes": Meaning("How often both kinds of retention are looked at."),
     "storage.wal.rotation.max_bytes": Meaning("A segment file is closed at this size."),
     "storage.wal.rotation.max_hours": Meaning("Or at this age."),
+    "storage.wal.max_mb": Meaning(
+        "Of all topics' segments: publishes are refused until something was uploaded. 0: the disk is the bound."
+    ),
     # dispatch
     "dispatch.max_unacked_messages": Meaning(
         "How many messages a subscription may have out unacknowledged, over gRPC. Native consumers grant permits."
@@ -177,6 +180,7 @@ def default(config: Config, key: str) -> object | None:
         "storage.local_retention.check_interval_minutes": tier.retention_check_seconds / 60,
         "storage.wal.rotation.max_bytes": storage.segment_bytes,
         "storage.wal.rotation.max_hours": storage.segment_seconds / 3600,
+        "storage.wal.max_mb": storage.wal_bytes_max / MIB,
         "dispatch.max_unacked_messages": config.dispatch.max_unacked_messages,
         "dispatch.heartbeat_interval": str(config.dispatch.heartbeat),
     }.get(key)

@@ -17,13 +17,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from pydanube.core.sessions import Producer, Sessions, Stored
-from pydanube.errors import DanubeError, DiskFailed, DiskFull, LogClosed, LogStopped, NotServed, Refused, SessionUnknown
+from pydanube.errors import (
+    DanubeError,
+    DiskFailed,
+    DiskFull,
+    LogClosed,
+    LogFull,
+    LogStopped,
+    NotServed,
+    Refused,
+    SessionUnknown,
+)
 from pydanube.log.batch import Batch, stamp
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.journal import (
@@ -52,6 +63,7 @@ FILL_BELOW_BYTES: Final = 64 * 1024
 _ZEROS: Final = bytes(FILL_BYTES)
 COPY_AFTER_SECONDS: Final = 0.1
 _ROOM_CHECK_SECONDS: Final = 0.25
+NEAR_PERCENT: Final = 80  # of the bound: beyond that, what is uploaded leaves the disk whatever local retention says
 
 
 # Called after every group: batches, bytes, seconds from forming to decided.
@@ -108,6 +120,8 @@ class CommitConfig(Protocol):
     def copy_bytes(self) -> int: ...
     @property
     def ballast_bytes(self) -> int: ...
+    @property
+    def bytes_max(self) -> int: ...
 
 
 class Committed(Protocol):
@@ -191,7 +205,12 @@ class Committer:
         self.stopped: LogStopped | None = None
         self.may_answer: Callable[[], bool] = lambda: True  # asked between sync and acknowledgement
         self.when_stopped: Callable[[LogStopped], None] = lambda error: None
+        self.why_not_freed: Callable[[], str] = lambda: "Nothing uploads what is in it"  # asked when it is full
         self.pending_bytes = 0
+        self.size_bytes = 0  # of the segments of all open logs
+        self._bytes_max = config.bytes_max or sys.maxsize
+        self._too_large: LogFull | None = None
+        self._asked_why = 0.0
         self.groups = 0
         self.journaled_groups = 0
 
@@ -236,6 +255,23 @@ class Committer:
             if of.active is None and not of.closed and self.stopped is None:
                 with contextlib.suppress(DiskFull, DiskFailed):
                     of.adopt(await self._new_segment(of))
+
+    async def roll(self, of: Committed) -> None:
+        """The log goes on in a new segment, so that the one it has can be dropped. Without room it keeps that."""
+        async with self._exclusive:
+            active = of.active
+            if of.closed or self.stopped is not None or (active is not None and active.end == active.start):
+                return
+            try:
+                if active is not None:
+                    await self._sync_segment(of, active)
+                of.adopt(await self._new_segment(of))
+                self.metrics.rotations["room"] += 1
+            except DiskFull as error:
+                await self._disk_is_full(error)
+            except DiskFailed as error:
+                self._stop(error)
+                raise
 
     async def settle(self, of: Committed) -> None:
         """Everything committed of this log is in its segment file and synced there. For closing it."""
@@ -318,6 +354,9 @@ class Committer:
         if full is not None and not await self._room_again():
             for each in logs:
                 self._refuse_pending(each, full)
+            return
+        if self.size_bytes >= self._bytes_max:
+            self._refuse_all(logs)
             return
         await self._prepare_segments(logs)
         parts = self._form(logs)
@@ -733,6 +772,7 @@ class Committer:
         assert segment is not None and group is not None
         part.decided = True
         segment.grow(group.header, group.length)
+        self.size_bytes += group.length
         if synced:
             segment.synced = segment.copied = segment.end
         elif part.log.durability == "os":
@@ -785,6 +825,34 @@ class Committer:
         self._decided.fire()
 
     # --- no room ------------------------------------------------------------------------------------
+
+    def _refuse_all(self, logs: Sequence[Committed]) -> None:
+        """The segments have the size they may have. What is queued is refused, so nobody waits for an upload."""
+        full, now = self._too_large, self._clock.elapsed()
+        if full is None or now - self._asked_why >= _ROOM_CHECK_SECONDS:  # the answer is a look at every topic
+            begins = full is None
+            full = self._too_large = LogFull(self.size_bytes, self._bytes_max, self.why_not_freed())
+            self._asked_why = now
+            if begins:
+                log.error("log full", extra={"size_bytes": self.size_bytes, "why": str(full)})
+        for each in logs:
+            self._refuse_pending(each, full)
+
+    @property
+    def too_large(self) -> LogFull | None:
+        """Why publishes are refused, if they are because the segments are too large."""
+        return self._too_large
+
+    def freed(self, size_bytes: int) -> None:
+        """Segments of so many bytes are not the log's any more."""
+        self.size_bytes -= size_bytes
+        if self._too_large is not None and self.size_bytes < self._bytes_max:
+            self._too_large = None
+            log.warning("log has room again", extra={"size_bytes": self.size_bytes})
+
+    def excess_bytes(self) -> int:
+        """How much should be freed now, so that the bound is not met; negative if nothing must."""
+        return self.size_bytes - self._bytes_max * NEAR_PERCENT // 100
 
     async def _disk_is_full(self, error: DiskFull) -> None:
         if self._full is None:

@@ -1,6 +1,6 @@
 """One topic's part of the cloud tier: what is known of its history, and how committed batches become part of it.
 
-    log ─► encode ─► put ─► read back, compare ─► descriptor ─► (HEAD) ─► local retention may free segments
+    log ─► make, check ─► put ─► read back, compare ─► descriptor ─► (HEAD) ─► local retention may free segments
                                                       │
                                      the commit: only what has a descriptor exists
 
@@ -18,8 +18,10 @@ import json
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from functools import partial
+from typing import Final, NamedTuple, Protocol
 
+import pyarrow as pa
 from crc32c import crc32c
 
 from pydanube.core import keys
@@ -39,7 +41,7 @@ from pydanube.core.tiers import (
 )
 from pydanube.errors import Conflict, InvalidObject, LogDamaged, ObjectDamaged, OffsetOutOfRange, Unreachable
 from pydanube.log.batch import Batch, cut
-from pydanube.log.parquet import Encoded, encode_object, encode_raw, read_raw, summary, verify_object
+from pydanube.log.making import Made, make_object, make_packed, make_raw, pack
 from pydanube.log.snapshots import Snapshot, Snapshots, epoch_of_snapshot
 from pydanube.log.wal import TopicLog
 from pydanube.ports import Clock, Compare, Delete, Item, MetadataStore, ObjectStore, Put, Revision, Work
@@ -50,6 +52,7 @@ log = logging.getLogger(__name__)
 READ_BYTES: Final = 256 * 1024
 BATCHES_MAX: Final = 10_000  # per object: each has an entry in the footer, and all are freed at once, in 3 ms
 FEW_BATCHES: Final = 256
+APART_BYTES: Final = 1024 * 1024  # of log: larger objects are made in a process that may wait
 RETRY_SECONDS: Final = 0.5
 SESSIONS_BYTES_MAX: Final = 64 * 1024  # in every descriptor's write: 230 busy producers, 1,100 of one batch
 
@@ -61,6 +64,16 @@ class Write(Protocol):
     """
 
     async def __call__(self, compares: Sequence[Compare], operations: Sequence[Put | Delete], /) -> Revision | None: ...
+
+
+class Last(NamedTuple):
+    """An object that is stored, and what describes it when it is written: all of it, if the compare holds."""
+
+    descriptor: Descriptor
+    sessions: Sessions
+    history: History
+    compare: Compare
+    operations: Sequence[Put]
 
 
 def topic_prefix(topic: str) -> str:
@@ -210,15 +223,10 @@ class TopicTier:
         One that is not answered is made again until it is. One that was given up leaves the tier in doubt: the next
         step reads anew, and compares with what it read. Raises OwnershipLost, or Conflict: then a step begins anew.
         """
-        assert not self._in_doubt, "a step begins with make_sure"
-        self._in_doubt = True
-        self._changes += 1
-        history = replace(history or self.history, epoch=self.epoch, change=self._changes)
-        put = Put(keys.history(self.topic), history.to_bytes())
-        compares = [Compare(put.key, self._revision)]
+        history, compare, put = self._begin_change(history)
         while True:
             try:
-                revision = await self._write(compares, [*operations, put]) or await self._answer_of(put)
+                revision = await self._write([compare], [*operations, put]) or await self._answer_of(put)
                 break
             except Unreachable as error:
                 log.warning("descriptor delayed", extra={"topic": self.topic, "why": str(error)})
@@ -227,6 +235,14 @@ class TopicTier:
         self._revision = revision
         self._in_doubt = False
         self._snapshot_is_old = True
+
+    def _begin_change(self, history: History | None = None) -> tuple[History, Compare, Put]:
+        assert not self._in_doubt, "a step begins with make_sure"
+        self._in_doubt = True
+        self._changes += 1
+        history = replace(history or self.history, epoch=self.epoch, change=self._changes)
+        put = Put(keys.history(self.topic), history.to_bytes())
+        return history, Compare(put.key, self._revision), put
 
     async def fence(self) -> None:
         """Returns when the topic is ours, what is known is what is stored, and no earlier write of ours can happen."""
@@ -243,11 +259,12 @@ class TopicTier:
 
     # --- uploading ------------------------------------------------------------------------------------
 
-    def waiting(self, topic_log: TopicLog) -> tuple[int, int] | None:
-        """The lowest range that the log holds and no object does."""
+    def waiting(self, topic_log: TopicLog, objects: Objects | None = None) -> tuple[int, int] | None:
+        """The lowest range that the log holds and no object does; with other objects than there are, if given."""
+        objects = self.objects if objects is None else objects
         known_from = self.history.first_offset if self._unread is None else self.history.manifest_end
         for first, end in topic_log.held():
-            for gap in self.objects.missing(max(first, known_from), end):
+            for gap in objects.missing(max(first, known_from), end):
                 readable = self._without_unreadable(gap)
                 if readable is not None:
                     return readable
@@ -267,8 +284,22 @@ class TopicTier:
         self._withheld = [(each.start, each.end) for each in orphans]
         self.orphaned_epochs = frozenset(each.epoch for each in orphans)
 
-    async def upload(self, topic_log: TopicLog) -> Descriptor | None:
-        """One object from what waits; None if nothing does. What fails leaves no trace that anybody believes."""
+    async def upload(self, topic_log: TopicLog, *, urgent: bool = False) -> Descriptor | None:
+        """One object from what waits; None if nothing does. What fails leaves no trace that anybody believes.
+
+        `urgent` if clients wait for it.
+        """
+        found = await self._upload(topic_log, urgent=urgent, is_last=False)
+        assert not isinstance(found, Last)
+        return found
+
+    async def upload_last(self, topic_log: TopicLog) -> Descriptor | Last | None:
+        """The same. The object behind which nothing waits is left to the caller to describe, with what else it writes;
+        until that is done, or given up, the tier is in doubt.
+        """
+        return await self._upload(topic_log, urgent=True, is_last=True)
+
+    async def _upload(self, topic_log: TopicLog, *, urgent: bool, is_last: bool) -> Descriptor | Last | None:
         await self.make_sure()
         batches: list[Batch] = []
         while not batches:
@@ -280,28 +311,42 @@ class TopicTier:
             if not batches and len(self.unreadable) == unreadable:
                 return None
         await self.give_up(topic_log)
-        encoded, raw = await self._encode(batches)
-        name = object_name(encoded.start_offset, encoded.end - 1, self.epoch, attempt=self._failed, raw=raw)
+        made = await self._make(batches, urgent)
+        name = object_name(made.start_offset, made.end - 1, self.epoch, attempt=self._failed, raw=made.raw)
         try:
-            described = await self.store_object(name, encoded, raw=raw)
-            self.objects.with_added(described)  # raises if it overlaps: that must not be written
+            described = await self.store_object(name, made)
+            objects = self.objects.with_added(described)  # raises if it overlaps: that must not be written
             key = keys.storage_object(self.topic, described.start_offset)
             stored = [each for each in batches if each.header.base_offset < described.end]
             if len(stored) > FEW_BATCHES:
                 sessions = await self.work.run(lambda: self.sessions_with(stored))
             else:  # clients of a topic that moves wait for this: no way to a thread and back
                 sessions = self.sessions_with(stored)
-            await self.change([Put(key, described.to_bytes()), *self.sessions_put(sessions)])
+            operations = [Put(key, described.to_bytes()), *self.sessions_put(sessions)]
+            if is_last and self.waiting(topic_log, objects) is None:
+                history, compare, put = self._begin_change()
+                self._failed += 1  # the caller may give it up
+                return Last(described, sessions, history, compare, [*operations, put])
+            await self.change(operations)
         except BaseException:
             self._failed += 1  # the store may have it all the same, or get it later: this name is used up
             raise
+        self._add(described, sessions)
+        return described
+
+    def described(self, last: Last) -> None:
+        """The caller of `upload_last` has described it, and nobody changes anything here any more."""
+        self.history = last.history
+        self._snapshot_is_old = True
+        self._add(last.descriptor, last.sessions)
+
+    def _add(self, described: Descriptor, sessions: Sessions) -> None:
         self.objects = self.objects.with_added(described)
         self.sessions = sessions
-        self.garbage.pop(name, None)
-        if raw:
+        self.garbage.pop(described.object_id, None)
+        if described.format == RAW:
             self.raw_ranges += 1
-            log.error("range stored raw", extra={"topic": self.topic, "object": name})
-        return described
+            log.error("range stored raw", extra={"topic": self.topic, "object": described.object_id})
 
     def sessions_with(self, batches: Iterable[Batch]) -> Sessions:
         """Where producers stand when these are in an object, too."""
@@ -377,41 +422,44 @@ class TopicTier:
             batches[-1] = cut(batches[-1], batches[-1].header.base_offset, end)
         return batches
 
-    async def _encode(self, batches: Sequence[Batch]) -> tuple[Encoded, bool]:
+    async def _make(self, batches: Sequence[Batch], urgent: bool) -> Made:
         """As Parquet; the one batch that Arrow refuses, raw. What comes behind it has its turn later."""
         while True:
-            chosen = batches
             try:
-                return await self.work.run(lambda: encode_object(self.topic, self.epoch, chosen)), False  # noqa: B023
+                if urgent or sum(each.header.uncompressed_length for each in batches) < APART_BYTES:
+                    return await self.work.run(partial(make_object, self.topic, self.epoch, batches))
+                packed = await self.work.run(partial(pack, batches))
+                return await self.work.run_apart(partial(make_packed, self.topic, self.epoch, packed))
             except InvalidObject as error:
                 if len(batches) == 1:
                     log.error("batch cannot be converted", extra={"topic": self.topic, "why": str(error)})
-                    return encode_raw(batches), True
+                    return await self.work.run(partial(make_raw, batches))
                 batches = batches[: len(batches) // 2]
 
-    async def store_object(self, name: str, encoded: Encoded, *, raw: bool = False) -> Descriptor:
+    async def store_object(self, name: str, made: Made) -> Descriptor:
         """Puts the object and reads it back. Raises InvalidObject if the store has something else."""
         key = self.key(name)
         self.garbage[name] = self.clock.elapsed()  # until it is described
-        info = await self.store.put(key, [encoded.data], create=True)
+        info = await self.store.put(key, [made.data], create=True)
         try:
             stored = await self.store.get(key)
         except FileNotFoundError:
             raise InvalidObject(key, "the store took it and does not have it") from None
-        await self.work.run(lambda: _compare(key, stored, encoded, raw))
+        if not await self.work.run(lambda: pa.py_buffer(stored).equals(pa.py_buffer(made.data))):
+            raise InvalidObject(key, "what the store has is not what it was given")
         return Descriptor(
-            start_offset=encoded.start_offset,
-            end_offset=encoded.end - 1,
+            start_offset=made.start_offset,
+            end_offset=made.end - 1,
             object_id=name,
             size=info.size_bytes,
             etag=info.etag,
-            min_publish_time=encoded.min_publish_time,
-            max_publish_time=encoded.max_publish_time,
+            min_publish_time=made.min_publish_time,
+            max_publish_time=made.max_publish_time,
             epoch=self.epoch,
             created_at=self.clock.time_us() // 1_000_000,
-            max_append_time=encoded.max_append_time,
-            format=RAW if raw else PARQUET,
-            footer_crc=0 if raw else encoded.footer_crc,
+            max_append_time=made.max_append_time,
+            format=RAW if made.raw else PARQUET,
+            footer_crc=made.footer_crc,
         )
 
     async def publish_snapshot(self) -> None:
@@ -451,16 +499,6 @@ def recall(sessions: Sessions, batch: Batch) -> None:
     if header.producer_id and header.rows:
         stored = Stored(header.first_sequence, header.rows, header.body_crc, header.base_offset, header.epoch)
         sessions.recall(header.producer_id, header.session, stored)
-
-
-def _compare(key: str, stored: bytes, encoded: Encoded, raw: bool) -> None:
-    """Raises InvalidObject unless `stored` is what was encoded, and that is what the log has."""
-    if stored != encoded.data:
-        raise InvalidObject(key, "what the store has is not what it was given")
-    if not raw:
-        verify_object(stored, encoded.batches)
-    elif [summary(batch) for batch in read_raw(stored)] != list(encoded.batches):
-        raise InvalidObject(key, "it is not what the log has")
 
 
 async def delete_objects(store: ObjectStore, topic: str, epoch: int, *, spare: Collection[str] = ()) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -36,8 +37,9 @@ from pydanube.core.tiers import (
 )
 from pydanube.errors import InvalidObject
 from pydanube.log.catalog import SegmentFile
-from pydanube.log.parquet import check_bytes, merge_objects
-from pydanube.log.tier import TopicTier
+from pydanube.log.making import merge
+from pydanube.log.parquet import check_bytes
+from pydanube.log.tier import APART_BYTES, TopicTier
 from pydanube.log.wal import TopicLog
 from pydanube.ports import Buffer, Delete, Put
 
@@ -73,11 +75,13 @@ class Tidy:
             return None
         parts = [(await self._whole(each), each.footer_crc) for each in run]
         self._merges += 1
-        encoded = await tier.work.run(lambda: merge_objects(tier.topic, tier.epoch, parts))
-        if (encoded.start_offset, encoded.end) != (run[0].start_offset, run[-1].end):
-            raise InvalidObject("the merged object", f"it holds {encoded.start_offset} up to {encoded.end}")
-        name = object_name(encoded.start_offset, encoded.end - 1, tier.epoch, merged=self._merges)
-        merged = await tier.store_object(name, encoded)
+        merging = partial(merge, tier.topic, tier.epoch, parts)
+        is_large = sum(each.size for each in run) >= APART_BYTES
+        made = await (tier.work.run_apart(merging) if is_large else tier.work.run(merging))
+        if (made.start_offset, made.end) != (run[0].start_offset, run[-1].end):
+            raise InvalidObject("the merged object", f"it holds {made.start_offset} up to {made.end}")
+        name = object_name(made.start_offset, made.end - 1, tier.epoch, merged=self._merges)
+        merged = await tier.store_object(name, made)
         gone = [Delete(keys.storage_object(tier.topic, each.start_offset)) for each in run[1:]]
         await tier.change([Put(keys.storage_object(tier.topic, merged.start_offset), merged.to_bytes()), *gone])
         tier.objects = tier.objects.with_replaced(run, merged)
@@ -209,28 +213,41 @@ class Tidy:
 
     # --- the disk ---------------------------------------------------------------------------------------
 
-    async def free(self, topic_log: TopicLog, now_us: int) -> int | None:
+    async def free(self, topic_log: TopicLog, now_us: int, excess_bytes: int = 0) -> int | None:
         """Lets the log drop segments that history does not want any more, or that are in the store and old or too much.
 
         Returns the log's new first offset; None if nothing went. A segment with a range that could not be uploaded
-        stays, and what comes behind it: it may be the only copy.
+        stays, and what comes behind it: it may be the only copy. Of what is in the store `excess_bytes` go at once, be
+        they young and few: the newest segment too, if the others are not enough.
         """
         tier = self._tier
         await tier.make_sure()
         before = 0
-        size = sum(each.end for each in topic_log.segments)
+        if excess_bytes > 0:
+            await self._end_newest(topic_log, excess_bytes)
+        size = topic_log.size_bytes
         for segment, following in pairwise(list(topic_log.segments)):
             expired = segment.end_offset <= tier.history.first_offset
-            if not expired and not (self._is_due(segment, following, size, now_us) and await self._is_stored(segment)):
+            due = excess_bytes > 0 or self._is_due(segment, following, size, now_us)
+            if not expired and not (due and await self._is_stored(segment)):
                 break
             before = segment.end_offset
             size -= segment.end
+            excess_bytes -= segment.end
         if not before:
             return None
         # Once begun it is finished, whoever gives up here: closing the log waits for it.
         freeing = asyncio.ensure_future(topic_log.truncate(before))
         freeing.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(freeing)
+
+    async def _end_newest(self, topic_log: TopicLog, excess_bytes: int) -> None:
+        """The newest segment stays on the disk, whoever has its messages; so it is ended if it has to go."""
+        newest = topic_log.segments[-1] if topic_log.segments else None
+        if newest is None or newest.end_offset == newest.first_offset:
+            return
+        if topic_log.size_bytes - newest.end < excess_bytes and await self._is_stored(newest):
+            await topic_log.roll()
 
     def _is_due(self, segment: SegmentFile, following: SegmentFile, size: int, now_us: int) -> bool:
         local = self._tier.config.local

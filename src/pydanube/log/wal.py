@@ -22,7 +22,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from pydanube.core.sessions import Sessions
@@ -33,6 +33,7 @@ from pydanube.errors import (
     InvalidBatch,
     LogClosed,
     LogDamaged,
+    LogFull,
     LogStopped,
     OffsetOutOfRange,
     OffsetTaken,
@@ -81,6 +82,8 @@ class WalConfig:
     cache_bytes: int = 256 * MIB
     pending_bytes: int = 64 * MIB
     ballast_bytes: int = 16 * MIB
+    # Of the segments of all topics: then publishes are refused. 0: the disk is the bound. No part of a seed's meaning.
+    bytes_max: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("segment_bytes", "group_bytes", "journal_bytes", "copy_bytes", "pending_bytes"):
@@ -90,7 +93,7 @@ class WalConfig:
             raise ConfigError("wal.segment_bytes", self.segment_bytes, "with wal.group_bytes, at most 2 GiB")
         if self.segment_seconds <= 0:
             raise ConfigError("wal.segment_seconds", self.segment_seconds, "more than 0")
-        for name in ("cache_bytes", "ballast_bytes"):
+        for name in ("cache_bytes", "ballast_bytes", "bytes_max"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"wal.{name}", getattr(self, name), "0 or more")
 
@@ -137,6 +140,7 @@ class Wal:
         if metrics is not None:
             wal.metrics = wal.committer.metrics = metrics
             metrics.size_bytes = wal.size_bytes
+            metrics.bytes_max = wal._config.bytes_max
         await disk.lock(LOCK)
         try:
             await check_format(disk)
@@ -161,7 +165,20 @@ class Wal:
 
     def size_bytes(self) -> int:
         """Of the segments of all open topics. Every file counts until it is removed."""
-        return sum(segment.end for each in self._logs.values() for segment in each.segments)
+        return self._committer.size_bytes
+
+    def excess_bytes(self) -> int:
+        """How much of what is uploaded should be freed now, so that the bound is not met; negative if nothing must."""
+        return self._committer.excess_bytes()
+
+    @property
+    def full(self) -> LogFull | None:
+        """Why publishes are refused, if the bound is met."""
+        return self._committer.too_large
+
+    def tell_why_not_freed(self, why: Callable[[], str]) -> None:
+        """Asked when the log is full: what keeps it from being emptied, as a sentence. Never waits."""
+        self._committer.why_not_freed = why
 
     def answer_only_while(self, may_answer: Callable[[], bool]) -> None:
         """Asked between sync and acknowledgement: a broker whose lease may have run out acknowledges nothing."""
@@ -213,6 +230,7 @@ class Wal:
             opened.append_time = max(opened.append_time, handed_over.append_time)
         opened.sessions.adopts_unknown |= adopts_unknown
         self._logs[topic] = opened
+        self._committer.size_bytes += opened.size_bytes
         if len(self._logs) == MANY_TOPICS:
             await self._committer.expect_many()
         return opened
@@ -423,6 +441,7 @@ class TopicLog:
         """Called by the committer: the next group goes here."""
         self.active = segment
         self.segments.append(segment)
+        self._committer.size_bytes += segment.end
 
     def committed(self, batches: Sequence[Batch], segment: SegmentFile) -> None:
         """Called by the committer: these are safe, so they may be seen."""
@@ -456,6 +475,11 @@ class TopicLog:
             else:
                 ranges.append((segment.first_offset, segment.end_offset))
         return ranges
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its segments."""
+        return sum(segment.end for segment in self.segments)
 
     @property
     def memory_first(self) -> int | None:
@@ -555,11 +579,20 @@ class TopicLog:
         for directory, segments in by_directory.items():
             await self._move_first_offset(directory, segments[-1].end_offset)
             del self.segments[: len(segments)]
+            self._uncount(segments)
             self._kept_from = segments[-1].end_offset
             for segment in segments:
                 await self._drop(segment)
             self._wal.metrics.deletions["retention"] += len(segments)
             await self.disk.sync_directory(directory)
+
+    def _uncount(self, segments: Sequence[SegmentFile]) -> None:
+        if self._wal._logs.get(self.topic) is self:  # else they were all taken off when it was closed
+            self._committer.freed(sum(segment.end for segment in segments))
+
+    async def roll(self) -> None:
+        """Ends the newest segment, so that `truncate` may drop it too."""
+        await self._committer.roll(self)
 
     async def _move_first_offset(self, directory: str, first_offset: int) -> None:
         """Durably, before anything is removed: after a crash in between the rest is removed too."""
@@ -587,6 +620,7 @@ class TopicLog:
                 return
             # First: also if the disk is full, nobody reads them here any more, until the next start.
             self.segments[:] = [segment for segment in self.segments if segment.header.epoch != epoch]
+            self._uncount(doomed)
             directory = doomed[0].path.rpartition("/")[0]
             await self._move_first_offset(directory, doomed[-1].end_offset)
             for segment in doomed:
@@ -614,6 +648,7 @@ class TopicLog:
         except LogStopped:
             log.error("log left unfinished", extra={"topic": self.topic})  # the next start recovers it
         finally:
+            self._uncount(self.segments)
             self._wal._logs.pop(self.topic, None)
             for waiter in self._waiters:
                 if not waiter.done():

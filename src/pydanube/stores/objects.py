@@ -14,9 +14,9 @@ than was announced. What the server refuses (credentials, bucket) is not tried a
 **A create whose answer was lost** may have been done; the next attempt then finds the key taken, by ourselves. So every
 create carries a random token in the object's metadata, and whoever finds its own token there has succeeded.
 
-**Large objects** are put in parts, several at a time, but not by a create: obstore has no create in parts, so that is
-one request, however large (S3 takes 5 GB). Parts of a put that did not end stay in the bucket, unseen; a lifecycle rule
-of the bucket should remove them.
+**Large objects** are put in parts, several at a time. obstore has no condition for those, so a create of a large object
+looks first whether the key is there, in every attempt: whoever creates it at the same moment is not noticed. Parts of a
+put that did not end stay in the bucket, unseen; a lifecycle rule of the bucket should remove them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from pydanube.ports import Buffer, ObjectInfo
 from pydanube.stores.listing import Found, Listing
 
 if TYPE_CHECKING:
-    from obstore import ListResult, ObjectMeta
+    from obstore import Attributes, ListResult, ObjectMeta
 
 T = TypeVar("T")
 Store: TypeAlias = S3Store | GCSStore | AzureStore
@@ -91,7 +91,12 @@ class RemoteObjectStore:
         check_key(key)
         buffers = [memoryview(buffer).cast("B") for buffer in data] or [memoryview(b"")]
         size_bytes = sum(buffer.nbytes for buffer in buffers)
-        attempt = self._creating(key, buffers) if create else self._replacing(key, buffers, size_bytes)
+        if not create:
+            attempt = self._replacing(key, buffers, size_bytes)
+        elif size_bytes < PARTS_FROM_BYTES:
+            attempt = self._creating(key, buffers)
+        else:
+            attempt = self._creating_in_parts(key, buffers)
         try:
             etag = await self._try(key, attempt, size_bytes)
         except FileNotFoundError as error:  # not the bucket, so perhaps an upload in parts that the server forgot
@@ -133,14 +138,9 @@ class RemoteObjectStore:
 
     def _replacing(self, key: str, buffers: Sequence[memoryview], size_bytes: int) -> _Attempt[str]:
         async def attempt(limit: _Limit) -> str:
-            result = await obstore.put_async(
-                self._store,
-                key,
-                buffers,
-                use_multipart=size_bytes >= PARTS_FROM_BYTES,
-                chunk_size=PART_BYTES,
-                max_concurrency=PARTS_AT_ONCE,
-            )
+            if size_bytes >= PARTS_FROM_BYTES:
+                return await self._put_in_parts(key, buffers, {})
+            result = await obstore.put_async(self._store, key, buffers, use_multipart=False)
             return _etag(result["e_tag"])
 
         return attempt
@@ -166,6 +166,41 @@ class RemoteObjectStore:
             return _etag(result["e_tag"])
 
         return attempt
+
+    def _creating_in_parts(self, key: str, buffers: Sequence[memoryview]) -> _Attempt[str]:
+        """The key is looked for before the parts are sent. An attempt whose answer was lost is found there, too."""
+        token = secrets.token_hex(8)
+        tried = False
+
+        async def attempt(limit: _Limit) -> str:
+            nonlocal tried
+            with suppress(FileNotFoundError):
+                found = await obstore.get_async(self._store, key, options={"head": True})
+                if tried and found.attributes.get(TOKEN) == token:
+                    return _etag(found.meta["e_tag"])
+                raise Conflict(key)
+            tried = True
+            try:
+                return await self._put_in_parts(key, buffers, {TOKEN: token})
+            except FileNotFoundError as error:
+                if _NO_BUCKET.search(str(error)):
+                    raise
+                # An upload that ended, too, is one that the server does not know any more. The next look tells.
+                raise _Failed("it does not know the upload in parts any more") from error
+
+        return attempt
+
+    async def _put_in_parts(self, key: str, buffers: Sequence[memoryview], attributes: Attributes) -> str:
+        result = await obstore.put_async(
+            self._store,
+            key,
+            buffers,
+            attributes=attributes,
+            use_multipart=True,
+            chunk_size=PART_BYTES,
+            max_concurrency=PARTS_AT_ONCE,
+        )
+        return _etag(result["e_tag"])
 
     async def _etag_if_ours(self, key: str, token: str) -> str | None:
         try:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from pydanube.errors import Unreachable
 from pydanube.ports import Buffer, Connection
+from pydanube.stores.apart import Apart
 from pydanube.stores.serving import serve_and_close, split_address
 from pydanube.stores.threads import Threads
 
@@ -21,6 +22,8 @@ _ELAPSED_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 # How long `close` waits for a peer to take what is queued before it gives up on it.
 CLOSE_SECONDS_MAX = 5.0
+
+PROCESSES_MAX = max(1, (os.cpu_count() or 1) // 2)
 
 
 class SystemClock:
@@ -42,16 +45,21 @@ class SystemWork:
 
     def __init__(self, threads_max: int = min(32, (os.cpu_count() or 1) + 4)) -> None:
         self._threads = Threads("work", threads_max)
+        self._apart = Apart(PROCESSES_MAX)
 
     async def run(self, function: Callable[[], T]) -> T:
         return await self._threads.call(function)
+
+    async def run_apart(self, function: Callable[[], T]) -> T:
+        return await self._apart.call(function)
 
     def random_u64(self) -> int:
         return 1 + secrets.randbelow(2**63 - 1)
 
     def close(self) -> None:
-        """Ends the threads after what they are doing."""
+        """Ends the threads and processes after what they are doing."""
         self._threads.close()
+        self._apart.close()
 
 
 class TcpConnection:

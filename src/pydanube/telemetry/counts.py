@@ -131,6 +131,7 @@ class WalMetrics:
     reads: Counter[str] = field(default_factory=Counter)  # pieces read, by place: memory, file, cloud
     handoffs: Count = field(default_factory=Count)  # readers that came from the cloud tier to the log
     size_bytes: Callable[[], int] | None = None
+    bytes_max: int = 0  # 0: the disk is the bound
 
 
 @dataclass(slots=True, eq=False)

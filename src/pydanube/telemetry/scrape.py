@@ -62,7 +62,7 @@ CLOUD_COUNTS: Final = (
 )
 
 BROKER_STATES: Final = ("active", "draining", "drained")
-ROTATIONS: Final = ("size", "time")
+ROTATIONS: Final = ("size", "time", "room")
 DELETIONS: Final = ("retention", "adopted")
 READS: Final = ("memory", "file", "cloud")
 REBALANCES: Final = ("automatic", "manual")
@@ -229,6 +229,7 @@ class WalNow(NamedTuple):
     reads: dict[str, int]
     handoffs: int
     size_bytes: int | None
+    bytes_max: int
 
     @classmethod
     def of(cls, metrics: WalMetrics) -> WalNow:
@@ -240,6 +241,7 @@ class WalNow(NamedTuple):
             dict(metrics.reads),
             metrics.handoffs.value,
             metrics.size_bytes() if metrics.size_bytes is not None else None,
+            metrics.bytes_max,
         )
 
 
@@ -432,7 +434,7 @@ class Snapshot(NamedTuple):
         text = "Milliseconds that a commit took, from the forming of its group until it was on disk"
         yield _histogram("danube_wal_flush_latency_ms", text, (), [((), wal.group_latency)])
         rotated = _by_word(ROTATIONS, wal.rotations)
-        yield _counter("danube_wal_file_rotate", "Segments that were full or old", ("reason",), rotated)
+        yield _counter("danube_wal_file_rotate", "Segments that were full or old, or had to go", ("reason",), rotated)
         dropped = _by_word(DELETIONS, wal.deletions)
         yield _counter("danube_wal_delete", "Segments dropped from the log", ("reason",), dropped)
         read = _by_word(READS, wal.reads)
@@ -441,6 +443,8 @@ class Snapshot(NamedTuple):
         yield _counter("danube_handoff_durable_history_to_hot", text, (), [((), wal.handoffs)])
         if wal.size_bytes is not None:
             yield _gauge("danube_wal_size_bytes", "Bytes of the log's segments", (), [((), wal.size_bytes)])
+            text = "How many they may be before publishes are refused (storage.wal.max_mb); 0: the disk is the bound"
+            yield _gauge("danube_wal_limit_bytes", text, (), [((), wal.bytes_max)])
 
     def _of_the_disk(self) -> Iterator[Family]:
         if self.room is None:

@@ -52,6 +52,7 @@ CODES: Final[Mapping[type[DanubeError], pb.Code]] = {
     # time acts
     Unavailable: pb.UNAVAILABLE,
     errors.DiskFull: pb.DISK_FULL,
+    errors.LogFull: pb.LOG_FULL,
     errors.LogClosed: pb.LOG_CLOSED,
     errors.LeaseLost: pb.LEASE_LOST,
     errors.Conflict: pb.CONFLICT,

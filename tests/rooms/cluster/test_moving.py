@@ -14,15 +14,19 @@ from typing import Any
 
 import pytest
 
+from pydanube.broker.ownership import Ownership
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.leading import FAILED_SECONDS
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.tiers import TierConfig
+from pydanube.core.tiers import History, TierConfig
 from pydanube.errors import MoveFailed, NotServed, Unreachable
+from pydanube.log.snapshots import read_snapshot
+from pydanube.log.tier import topic_prefix
 from pydanube.ports import Compare, Delete, Put, Revision
 from pydanube.testing.cluster import TTL, Cluster, Node
+from pydanube.testing.cluster_recorder import everything
 from pydanube.testing.faulty_disk import FaultyDisk
 from tests.rooms.brokers import consume, message, numbers, simulated
 
@@ -123,7 +127,7 @@ class Same(Random):
 
 @simulated
 async def test_the_pause_is_a_few_ways_to_the_metadata_store_and_no_polling() -> None:
-    """Descriptor of the rest, seal, its event (half a way), what the new owner reads, claim, first reservation."""
+    """Seal, its event (half a way), what the new owner reads, claim."""
     town = await Cluster().start(3)
     topic = await town.create("/default/orders", on=1)
     await consume(await town.served(topic), "sub", Kind.EXCLUSIVE)
@@ -147,7 +151,7 @@ async def test_the_pause_is_a_few_ways_to_the_metadata_store_and_no_polling() ->
         except NotServed as error:
             at, refused = urls[error.moved_to], refused + 1
     await moving
-    assert max(after - before for before, after in pairwise(answered)) < 5.6 * way + 0.05
+    assert max(after - before for before, after in pairwise(answered)) < 3.6 * way + 0.05
     assert refused == 1, "who is told where to go is not refused there"
 
 
@@ -171,6 +175,72 @@ async def test_a_move_while_the_object_store_is_away_is_undone_and_may_be_tried_
     assert await town.value(keys.unassigned(topic)) is None
     await town.unload(topic, asked=town.node(2))
     assert await send(town, topic, "d") == [3] and await orphans(town, topic) == 0
+
+
+@simulated
+async def test_a_seal_that_is_refused_leaves_the_topic_as_it_was_and_the_next_move_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a descriptor that was given up and came late: what the owner knew of its history was out of date."""
+    release = Ownership.release
+    town = await Cluster(tier=SELDOM).start(2)
+    topic = await town.create("/default/orders", on=1)
+    await send(town, topic, "a", "b")
+
+    async def overtaken(owned: Ownership, *arguments: Any) -> None:
+        monkeypatch.setattr(Ownership, "release", release)
+        late = Put(keys.history(topic), History().to_bytes())
+        assert await town.metadata.transact([owned.compare], [late]) is not None
+        await release(owned, *arguments)
+
+    monkeypatch.setattr(Ownership, "release", overtaken)
+    with pytest.raises(MoveFailed, match="seal"):
+        await town.unload(topic, asked=town.node(2))
+    assert town.host(topic) is town.node(1)
+    await asyncio.sleep(FAILED_SECONDS + 1)
+    await town.unload(topic, asked=town.node(2))
+    await town.until(lambda: town.host(topic) is town.node(2))
+    assert await send(town, topic, "c") == [2] and await orphans(town, topic) == 0
+    assert [text for _, text, _ in await everything(await town.served(topic))] == ["a", "b", "c"]
+
+
+@simulated
+async def test_a_claim_that_is_not_answered_while_somebody_waits_leaves_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first offsets are reserved with it: of this process nobody got one of them."""
+    claim = Ownership.claim.__func__  # type: ignore[attr-defined]
+    reserved = []
+
+    async def silent(cls: type[Ownership], *args: Any, **options: Any) -> Ownership:
+        await claim(cls, *args, **options)
+        monkeypatch.setattr(Ownership, "claim", classmethod(claim))
+        reserved.append(options["reserve_end"])
+        raise Unreachable("the metadata store", "its answer was lost")
+
+    town = await Cluster(tier=SELDOM).start(2)
+    topic = await town.create("/default/orders", on=1)
+    await send(town, topic, "a", "b")
+    new = town.node(2).broker
+    assert new is not None
+    monkeypatch.setattr(Ownership, "claim", classmethod(silent))
+    town.node(2).metadata.delay_max_seconds = 0.5
+    in_background(town.unload(topic, to=2, asked=town.node(1)))
+    await town.until(lambda: phase_of(town.node(1), topic) != "" or is_ready(town.node(2), topic))
+    waiting = in_background(town.node(2).call(new.topics.require(topic)))
+    await town.until(lambda: town.host(topic) is town.node(2) and waiting.done())
+    assert await send(town, topic, "c") == [2]
+    assert len(reserved) == 1 and reserved[0] is not None
+    assert await orphans(town, topic) == 0 and await town.metadata.list(keys.voids(topic)) == []
+
+
+@simulated
+async def test_what_a_move_uploaded_is_there_for_readers_without_a_broker() -> None:
+    town = await Cluster(tier=SELDOM).start(2)
+    topic = await town.create("/default/orders", on=1)
+    await send(town, topic, *numbers(5))
+    await town.unload(topic)
+    await asyncio.sleep(1)
+    snapshot = await read_snapshot(town.objects, topic_prefix(topic))
+    assert snapshot is not None and snapshot.head_uploaded == 5 and [each.end for each in snapshot.objects] == [5]
 
 
 @simulated

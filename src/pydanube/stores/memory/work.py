@@ -20,5 +20,8 @@ class MemoryWork:
     async def run(self, function: Callable[[], T]) -> T:
         return function()
 
+    async def run_apart(self, function: Callable[[], T]) -> T:
+        return function()
+
     def random_u64(self) -> int:
         return self._random.randrange(1, 2**63)

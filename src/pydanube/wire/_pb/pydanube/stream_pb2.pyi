@@ -46,6 +46,7 @@ class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PRODUCER_UNKNOWN: _ClassVar[Code]
     CONSUMER_UNKNOWN: _ClassVar[Code]
     RATE_LIMITED: _ClassVar[Code]
+    LOG_FULL: _ClassVar[Code]
     DATA_DAMAGED: _ClassVar[Code]
     DISK_FAILED: _ClassVar[Code]
     LOG_STOPPED: _ClassVar[Code]
@@ -113,6 +114,7 @@ OWNERSHIP_LOST: Code
 PRODUCER_UNKNOWN: Code
 CONSUMER_UNKNOWN: Code
 RATE_LIMITED: Code
+LOG_FULL: Code
 DATA_DAMAGED: Code
 DISK_FAILED: Code
 LOG_STOPPED: Code

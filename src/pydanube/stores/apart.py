@@ -1,0 +1,192 @@
+"""A process beside ours that calls functions for us, when the machine has nothing better to do.
+
+    broker ── function, pickled ──► stdin  │ python -m pydanube.stores.apart │  stdout ── outcome, pickled ──► broker
+
+Making a large object takes a core for a second. In a thread it competes with the event loop twice: for the core, where
+nobody knows that it may wait, and for the interpreter lock. A process has a lock of its own, and a priority: with
+1.3 GB to upload, the p99 of publish to ack at 10,000 messages/s is that of a broker that uploads nothing.
+
+It ends when its stdin does, so also with a broker that is killed. If it dies, its function is called in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+from pydanube.stores.threads import Threads
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NICE: Final = 10
+PIPE_BYTES: Final = 1024 * 1024
+SECONDS_MAX: Final = 300.0  # an object takes one or two, and many more if everybody else is busy
+END_SECONDS: Final = 5.0
+_SET_PIPE_SIZE: Final = 1031  # F_SETPIPE_SZ of Linux: 64 KiB at a time would be 16 times as many turns
+
+
+class Apart:
+    """At most `processes_max` of them, started when they are needed."""
+
+    def __init__(self, processes_max: int) -> None:
+        self._threads = Threads("apart", processes_max)
+        self._idle: list[_Process] = []  # appended and popped by several threads, which lists allow
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Returns what `function` returns, or raises what it raises; both, and the function, can be pickled.
+
+        No function outlives its call: the process of one that is cancelled is killed.
+        """
+        call = _Call(function, self._idle)
+        task = asyncio.ensure_future(self._threads.call(call.run))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            call.give_up()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
+
+    def close(self) -> None:
+        """Ends the processes after what they are doing."""
+        self._threads.close()
+        for process in self._idle:
+            process.end()
+        self._idle.clear()
+
+
+class _Call(Generic[T]):
+    """`run` in a thread, `give_up` on the loop, at any time."""
+
+    def __init__(self, function: Callable[[], T], idle: list[_Process]) -> None:
+        self._function = function
+        self._idle = idle
+        self._process: _Process | None = None
+        self._given_up = False
+
+    def run(self) -> T:
+        try:
+            self._process = process = self._take()
+            if self._given_up:
+                process.kill()
+            late = threading.Timer(SECONDS_MAX, process.kill)
+            late.daemon = True
+            late.start()
+            try:
+                is_well, outcome = process.call(self._function)
+            finally:
+                late.cancel()
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            if self._given_up:
+                raise
+            log.warning("the process for large objects ended", extra={"why": str(error) or type(error).__name__})
+            return self._function()
+        self._process = None
+        self._idle.append(process)
+        if not is_well:
+            raise outcome
+        return outcome  # type: ignore[no-any-return]
+
+    def give_up(self) -> None:
+        self._given_up = True
+        if (process := self._process) is not None:
+            process.kill()
+
+    def _take(self) -> _Process:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _Process()
+
+
+class _Process:
+    def __init__(self) -> None:
+        ours = str(Path(__file__).parents[2])
+        path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH")]))
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "pydanube.stores.apart"],  # nothing is taken from the working directory
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._to, self._from = self._process.stdin, self._process.stdout
+        _widen(self._to.fileno())
+        _widen(self._from.fileno())
+
+    def call(self, function: Callable[[], object]) -> tuple[bool, Any]:
+        try:
+            pickle.dump(function, self._to, protocol=5)
+            self._to.flush()
+            is_well, outcome = pickle.load(self._from)
+        except BaseException:
+            self.kill()  # what is left in the pipes is nobody's answer
+            self.end()
+            raise
+        return is_well, outcome
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):
+            self._to.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._from.close()
+
+
+def _widen(pipe: int) -> None:
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.fcntl(pipe, _SET_PIPE_SIZE, PIPE_BYTES)
+
+
+def main() -> None:
+    """The other side: functions on stdin, outcomes on stdout, until there are no more."""
+    for each in (signal.SIGINT, signal.SIGTERM):  # meant for the broker, which still has work for us
+        signal.signal(each, signal.SIG_IGN)
+    with contextlib.suppress(AttributeError, OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    os.nice(NICE)
+    functions = sys.stdin.buffer
+    outcomes = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever prints something must not print into an outcome
+    while True:
+        try:
+            function = pickle.load(functions)
+        except EOFError:
+            return
+        outcome = _outcome(function)
+        del function
+        pickle.dump(outcome, outcomes, protocol=5)
+        outcomes.flush()
+        del outcome
+
+
+def _outcome(function: Callable[[], object]) -> tuple[bool, object]:
+    try:
+        return True, function()
+    except Exception as error:
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+        return False, error
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        main()

@@ -1,0 +1,187 @@
+"""The process beside a broker: what becomes of it, and of what it was doing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from pydanube.stores import apart
+from pydanube.stores.apart import Apart, _Process
+
+pytestmark = pytest.mark.timeout(60)
+
+HERE = os.getpid()
+
+
+def die_unless_in(pid: int) -> int:
+    """Where it was called; what calls it elsewhere dies at once."""
+    if os.getpid() != pid:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return os.getpid()
+
+
+def ended(pid: int) -> bool:
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()  # nobody may be there to ask how it ended
+    except FileNotFoundError:
+        return True
+
+
+def test_it_has_a_low_priority_and_one_process_serves_all_calls() -> None:
+    async def run() -> None:
+        beside = Apart(1)
+        first = await beside.call(os.getpid)
+        assert first not in (HERE, await asyncio.to_thread(os.getpid))
+        assert await beside.call(partial(os.getpriority, os.PRIO_PROCESS, 0)) == min(19, os.nice(0) + apart.NICE)
+        assert await beside.call(os.getpid) == first
+        beside.close()
+        assert ended(first)
+
+    asyncio.run(run())
+
+
+def test_if_it_dies_its_work_is_done_here_and_the_next_has_a_process_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        beside = Apart(1)
+        first = await beside.call(os.getpid)
+        assert await beside.call(partial(die_unless_in, HERE)) == HERE
+        assert await beside.call(os.getpid) not in (HERE, first)
+        beside.close()
+
+    asyncio.run(run())
+    assert [record.message for record in caplog.records] == ["the process for large objects ended"]
+
+
+def test_if_it_cannot_be_started_its_work_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        beside = Apart(1)
+        assert await beside.call(os.getpid) == HERE
+        beside.close()
+
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    asyncio.run(run())
+
+
+def test_a_function_that_cannot_be_sent_harms_nobody() -> None:
+    async def run() -> None:
+        beside = Apart(1)
+        with pytest.raises(Exception, match=r"pickle|local object"):
+            await beside.call(lambda: 1)
+        assert await beside.call(os.getpid) != HERE
+        beside.close()
+
+    asyncio.run(run())
+
+
+def test_what_it_prints_is_no_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    async def run() -> None:
+        beside = Apart(1)
+        assert await beside.call(partial(print, "hello", flush=True)) is None
+        assert await beside.call(partial(divmod, 7, 2)) == (3, 1)
+        beside.close()
+
+    asyncio.run(run())
+    assert capfd.readouterr() == ("", "hello\n")
+
+
+OWNER = """
+import asyncio, os, time
+from pydanube.stores.apart import Apart
+async def main():
+    print(await Apart(1).call(os.getpid), flush=True)
+    time.sleep(60)
+asyncio.run(main())
+"""
+
+
+def test_it_ends_with_a_broker_that_is_killed_and_not_with_a_signal_for_the_broker(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        for meant_for_the_broker in (signal.SIGINT, signal.SIGTERM):
+            os.kill(pid, meant_for_the_broker)
+        assert not ended(pid)
+        owner.kill()
+        until = time.monotonic() + 20
+        while not ended(pid):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+def test_a_call_that_is_cancelled_ends_also_if_its_process_is_stopped() -> None:
+    """Whoever closes a topic, moves it or stops the broker cancels the upload and waits for it."""
+
+    async def run() -> None:
+        beside = Apart(1)
+        pid = await beside.call(os.getpid)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            task = asyncio.create_task(beside.call(os.getpid))
+            await asyncio.sleep(0.1)
+            task.cancel()
+            done, _ = await asyncio.wait({task}, timeout=5.0)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        await asyncio.wait({task})
+        beside.close()
+        assert done
+
+    asyncio.run(run())
+
+
+class Shared(list[_Process]):
+    """Another thread takes the last one right after we looked."""
+
+    def __len__(self) -> int:
+        found = super().__len__()
+        if found == 1:
+            super().pop().end()
+        return found
+
+
+def test_a_process_that_does_not_answer_is_killed_in_the_end_and_its_work_done_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        beside = Apart(1)
+        pid = await beside.call(os.getpid)
+        assert pid != HERE
+        os.kill(pid, signal.SIGSTOP)
+        monkeypatch.setattr(apart, "SECONDS_MAX", 0.1)
+        assert await beside.call(os.getpid) == HERE
+        beside.close()
+
+    asyncio.run(run())
+
+
+def test_two_threads_may_want_the_one_idle_process() -> None:
+    async def run() -> None:
+        beside = Apart(2)
+        await beside.call(os.getpid)
+        beside._idle = Shared(beside._idle)
+        assert await beside.call(os.getpid) != os.getpid()
+        beside.close()
+
+    asyncio.run(run())
+
+
+def test_a_file_in_the_working_directory_is_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pickle.py").write_text("raise SystemExit('not ours')")
+    monkeypatch.chdir(tmp_path)
+
+    async def run() -> None:
+        beside = Apart(1)
+        assert await beside.call(os.getpid) != os.getpid()
+        beside.close()
+
+    asyncio.run(run())
