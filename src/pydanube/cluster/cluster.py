@@ -51,7 +51,15 @@ class Cluster:
         strategy = config.assignment_strategy
         self.view = View(store, clock, ttl_seconds=ttl_seconds, relist_seconds=relist_seconds)
         self.membership = Membership(
-            identity, store, clock, work, host.lost, ttl_seconds=ttl_seconds, join=join, healthy=healthy
+            identity,
+            store,
+            clock,
+            work,
+            host.lost,
+            on_return=self.view.doubt,
+            ttl_seconds=ttl_seconds,
+            join=join,
+            healthy=healthy,
         )
         self.leadership = Leadership(store, clock, self.view, self.membership)
         self.requests = Requests(store, clock, self.view, self.membership, strategy=strategy, rules=rules)

@@ -91,7 +91,9 @@ class _Read(NamedTuple):
 
 
 class Membership:
-    """`on_lost` is called when the leader declared this broker dead, before it registers again."""
+    """`on_lost` is called when the leader declared this broker dead, before it registers again; `on_return` whenever it
+    is about to register.
+    """
 
     def __init__(
         self,
@@ -101,11 +103,13 @@ class Membership:
         work: Work,
         on_lost: Callable[[str], Awaitable[None]],
         *,
+        on_return: Callable[[], None] = lambda: None,
         ttl_seconds: float = TTL_SECONDS,
         join: bool = False,
         healthy: Callable[[], bool] = lambda: True,
     ) -> None:
         self.identity = identity
+        self._on_return = on_return
         self.session = work.random_u64()
         self.lease = Lease(identity.broker, store, clock, ttl_seconds, healthy)
         self.entry: Entry | None = None  # how it registered last
@@ -246,6 +250,7 @@ class Membership:
     async def _enter(self, read: _Read, entry: Entry, session: int) -> bool:
         """Registers if the store still holds what was read."""
         identity, before = self.identity, read.found()
+        self._on_return()
         lease = await self.lease.grant()
         registration = Registration(
             broker_url=identity.broker_url,

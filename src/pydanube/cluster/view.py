@@ -48,7 +48,7 @@ class _Life:
 
     session: int
     since: float
-    is_old: bool  # it was there before this process looked: perhaps a lease of the dead
+    is_old: bool  # it was there before this process looked, or looked again: perhaps a lease of the dead
     until: float | None = None
 
 
@@ -131,6 +131,13 @@ class View:
             for broker, life in self._lives.items()
             if not life.is_old or (now if life.until is None else life.until) - life.since >= self._ttl_seconds
         }
+
+    def doubt(self) -> None:
+        """This process lost its own lease: it has seen nobody die, perhaps the store was away for all of them."""
+        now = self._clock.elapsed()
+        for broker, life in self._lives.items():
+            life.is_old, life.since = True, now
+            life.until = None if broker in self.registrations else now
 
     # --- writing ------------------------------------------------------------------------------------
 

@@ -263,6 +263,44 @@ async def test_when_the_store_was_away_for_everybody_all_go_on_where_they_were(h
     assert len(town.claims) == 3 and len(town.leaders) == 1
 
 
+@pytest.mark.parametrize("late", [1, 2, 3])
+@simulated
+async def test_who_comes_back_a_little_later_than_the_others_has_lost_nothing_either(late: int) -> None:
+    """Every lease ran out while the store was away: whoever leads then saw nobody die."""
+    town = Town()
+    nodes = await town.boot(1, 2, 3)
+    for node in nodes:
+        await town.create_on(node, f"/default/of{node.broker}")
+    for node in nodes:
+        node.store.cut = True
+    await asyncio.sleep(3 * TTL)
+    for node in nodes:
+        node.store.cut = node.broker == late
+    await asyncio.sleep(TTL / 2)
+    assert len(town.leaders) == 1
+    nodes[late - 1].store.cut = False
+    await asyncio.sleep(10.0)
+    for node in nodes:
+        assert node.serving == {f"/default/of{node.broker}"}
+        assert await town.state(node.broker) == ("active", "boot")
+    assert len(town.claims) == 3
+
+
+@simulated
+async def test_who_does_not_come_back_when_the_store_does_is_declared_lost_a_lease_later() -> None:
+    town = Town()
+    nodes = await town.boot(1, 2, 3)
+    await town.create_on(nodes[0], ORDERS)
+    for node in nodes:
+        node.store.cut = True
+    await asyncio.sleep(3 * TTL)
+    nodes[0].kill()
+    for node in nodes[1:]:
+        node.store.cut = False
+    took = await town.until(lambda: town.hosts(ORDERS) != [1] and bool(town.hosts(ORDERS)), 3 * TTL)
+    assert TTL <= took < TTL + 10.0
+
+
 @simulated
 async def test_a_store_that_is_slow_or_loses_every_third_answer_drains_nobody() -> None:
     town = Town()
