@@ -17,7 +17,7 @@ from tests.support import run
 
 pytestmark = pytest.mark.slow
 
-HASTY = Patience(attempt_seconds=0.2, deadline_seconds=0.3, pause_seconds_first=0.01)
+HASTY = Patience(attempt_seconds=1.0, deadline_seconds=1.0, pause_seconds_first=0.01)
 
 
 async def started(

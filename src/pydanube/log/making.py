@@ -52,12 +52,8 @@ def merge(topic: str, epoch: int, objects: Sequence[tuple[Buffer, int]]) -> Made
     return _checked(merge_objects(topic, epoch, objects))
 
 
-def pack(batches: Sequence[Batch]) -> list[bytes]:
-    """The batches as bytes that another process can be given."""
-    return list(_packed(batches))
-
-
-def _packed(batches: Sequence[Batch]) -> Iterator[bytes]:
+def pack(batches: Sequence[Batch]) -> Iterator[bytes]:
+    """The batches as bytes that another process can be given, PIECE_BYTES at a time."""
     piece: list[Buffer] = []
     size = 0
     for batch in batches:

@@ -247,12 +247,13 @@ class RemoteObjectStore:
         """Returns what an attempt returned; raises what no other attempt can change, or Unreachable after the last."""
         limit = _Limit(self._patience, size_bytes)
         pause_seconds = self._patience.pause_seconds_first
+        why = ""
         while True:
             try:
                 async with limit.next_attempt():
                     return await attempt(limit)
             except TimeoutError:
-                why = "it does not answer in time"
+                why = why or "it does not answer in time"  # what it said before tells more
             except (BaseError, FileNotFoundError) as error:
                 why = self._judge(error, key)
             except _Failed as error:
