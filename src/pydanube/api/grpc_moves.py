@@ -41,9 +41,18 @@ class MoveCalls:
     async def UnloadTopic(self, request: pb.UnloadTopicRequest, context: Any) -> None:
         writing = asyncio.Lock()  # partitions move side by side, and gRPC takes one message at a time
 
-        async def tell(progress: pb.UnloadProgress) -> None:
+        async def write(message: pb.UnloadTopicResponse) -> None:
             async with writing:
-                await context.write(pb.UnloadTopicResponse(progress=progress))
+                await context.write(message)
+
+        async def send(message: pb.UnloadTopicResponse) -> None:
+            # Whoever tells is given up when the move is done. What is on its way must still be out before the next.
+            task = asyncio.create_task(write(message))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.shield(task)
+
+        async def tell(progress: pb.UnloadProgress) -> None:
+            await send(pb.UnloadTopicResponse(progress=progress))
 
         results = await self._moves.unload(
             TopicName(request.topic),
@@ -53,7 +62,7 @@ class MoveCalls:
             tell=tell,
         )
         for result in results:
-            await context.write(pb.UnloadTopicResponse(result=result))
+            await send(pb.UnloadTopicResponse(result=result))
 
     async def SetOnCrash(self, request: pb.SetOnCrashRequest) -> pb.SetOnCrashResponse:
         topics = await self._topics.set_on_crash(TopicName(request.topic), wait=request.wait)
