@@ -246,6 +246,29 @@ def test_while_etcd_is_away_nobody_serves_and_all_go_on_active_where_they_were(p
         assert pair.cluster.json("topics", "describe", name)["orphans"] == []
 
 
+def test_scenario_4_killed_together_and_back_after_their_leases_all_are_active_each_with_its_topics(
+    pair: Pair, topic: str
+) -> None:
+    other = f"/default/lifecycle{next(NUMBERS)}"
+    run(produce(pair.cluster.url, other, "a"))
+    if pair.cluster.hosted(other) is not pair.steady:
+        pair.cluster.admin("topics", "unload", other, "--wait")
+    before = [run(produce(pair.cluster.url, name, "b")) for name in (topic, other)]
+    pair.broker.prepare()
+    for each in (pair.broker, pair.steady):
+        each.kill()
+    time.sleep(47 * SECOND)
+    pair.cluster.start()
+    for each in (pair.broker, pair.steady):
+        pair.says("Full cluster restart detected. Registering as active.", "is ready.", who=each)
+        state = pair.value(keys.broker_state(BrokerId(int(each.broker_id))))
+        assert (state["mode"], state["reason"]) == ("active", "full_cluster_restart")
+    for name, owner, [(offset, epoch)] in zip((topic, other), (pair.broker, pair.steady), before, strict=True):
+        assert pair.cluster.hosted(name) is owner
+        assert run(produce(pair.cluster.url, name, "c")) == [(offset + 1, epoch + 1)]
+        assert pair.cluster.json("topics", "describe", name)["orphans"] == []
+
+
 def test_a_copy_of_a_brokers_directory_is_refused_and_the_etcd_of_others_is_left_alone(
     pair: Pair, tmp_path: Path
 ) -> None:
