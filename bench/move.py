@@ -132,7 +132,7 @@ class Member:
 def raft_ports(count: int) -> list[int]:
     found: list[int] = []
     while len(found) < count:
-        port = random.randrange(20_000, 50_000)
+        port = random.randrange(20_000, 31_000)  # below those that the system gives to whoever connects
         with contextlib.suppress(OSError), socket.socket() as peer, socket.socket() as client:
             peer.bind(("127.0.0.1", port))
             client.bind(("127.0.0.1", port + CLIENT_PORT_OFFSET))

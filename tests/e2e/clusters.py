@@ -139,7 +139,7 @@ def raft_ports(count: int) -> list[int]:
     """Ports with the one that clients of the member use, both free."""
     found: list[int] = []
     while len(found) < count:
-        port = random.randrange(20_000, 50_000)
+        port = random.randrange(20_000, 31_000)  # below those that the system gives to whoever connects
         with contextlib.suppress(OSError), socket.socket() as peer, socket.socket() as client:
             peer.bind(("127.0.0.1", port))
             client.bind(("127.0.0.1", port + CLIENT_PORT_OFFSET))
