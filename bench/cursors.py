@@ -38,7 +38,7 @@ SCRATCH = Path(__file__).resolve().parents[1] / "build"
 def raft_port() -> int:
     """One with the port behind it that clients of the member use."""
     while True:
-        port = random.randrange(20_000, 50_000)
+        port = random.randrange(20_000, 31_000)
         with contextlib.suppress(OSError), socket.socket() as peer, socket.socket() as client:
             peer.bind(("127.0.0.1", port))
             client.bind(("127.0.0.1", port + CLIENT_PORT_OFFSET))
