@@ -306,10 +306,13 @@ def is_redundant(epoch: int, orphans_of_the_broker: Iterable[Orphan]) -> bool:
 
 
 async def remove_epochs(disk: Disk, name: TopicName, last: int) -> None:
-    """What this disk has of the topic up to this epoch. What came later stays."""
-    for entry in await disk.list(topic_directory(name)):
-        if entry.is_directory and entry.name.isdecimal() and int(entry.name) <= last:
-            await _remove_tree(disk, epoch_directory(name, int(entry.name)))
+    """What this disk has of the topic up to this epoch, for good. What came later stays."""
+    epochs = [int(entry.name) for entry in await disk.list(topic_directory(name)) if entry.name.isdecimal()]
+    for epoch in epochs:
+        if epoch <= last:
+            await _remove_tree(disk, epoch_directory(name, epoch))
+    if min(epochs, default=last + 1) <= last:
+        await disk.sync_directory(topic_directory(name))  # else a power cut brings them back
 
 
 async def remove_files(disk: Disk, name: TopicName) -> None:

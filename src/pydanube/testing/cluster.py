@@ -74,6 +74,7 @@ class Node:
         self.boots = 0
         self.broker: Broker | None = None
         self.process: Process | None = None
+        self.stopping: Process | None = None  # was told to stop
         self.metadata: FaultyMetadata
         self.objects: FaultyObjects
         self.wire = Wire()
@@ -164,7 +165,7 @@ class Node:
     async def stop(self) -> None:
         """SIGTERM."""
         assert self.process is not None and self.broker is not None
-        process = self.process
+        process = self.stopping = self.process
         await process.call(self.broker.stop())
         if process.alive:
             self.kill()

@@ -126,13 +126,15 @@ class Breaking:
             await self.boot(node)
 
     async def restart(self, node: Node, dice: Random) -> None:
-        if node.broker is not None and node.alive:
+        if node.broker is not None and node.alive and node.stopping is not node.process:  # one SIGTERM is enough
             await self.stop(node)
             await _pause(dice, 0.1, 6.0)
             await self.boot(node)
 
     async def replace(self, node: Node) -> None:
         """It ended by itself, and its supervisor starts another."""
+        if node.stopping is node.process:
+            return  # whoever stops it starts it
         await self.stop(node)
         await self.boot(node)
 
