@@ -3,8 +3,8 @@
     broker ── function, pickled ──► stdin  │ python -m pydanube.stores.apart │  stdout ── outcome, pickled ──► broker
 
 Making a large object takes a core for a second. In a thread it competes with the event loop twice: for the core, where
-nobody knows that it may wait, and for the interpreter lock. A process has a lock of its own, and a priority: with
-1.3 GB to upload, the p99 of publish to ack at 10,000 messages/s is that of a broker that uploads nothing.
+nobody knows that it may wait, and for the interpreter lock. A process has a lock of its own, and a priority. What it
+does not help against is the disk, which objects and the log share (bench/README.md has the figures).
 
 It ends when its stdin does, so also with a broker that is killed. If it dies, its function is called in a thread.
 """
