@@ -18,6 +18,14 @@ from tests.rooms.brokers import numbers, simulated
 from tests.rooms.cluster.test_moving import SELDOM, in_background, is_ready, orphans, phase_of, send
 
 
+async def two_with_a_topic(*texts: str) -> tuple[Cluster, TopicName]:
+    """Two brokers, and a topic with these messages on the first."""
+    town = await Cluster(tier=SELDOM).start(2)
+    topic = await town.create("/default/orders", on=1)
+    await send(town, topic, *texts)
+    return town, topic
+
+
 async def move_while_somebody_waits(town: Cluster, topic: TopicName) -> None:
     new = town.node(2).broker
     assert new is not None
@@ -31,9 +39,7 @@ async def move_while_somebody_waits(town: Cluster, topic: TopicName) -> None:
 async def test_a_claim_whose_answer_and_event_were_lost_leaves_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection broke, so the watch did, too: the next try still believes in the marker, and is refused."""
     claim = Ownership.claim.__func__  # type: ignore[attr-defined]
-    town = await Cluster(tier=SELDOM).start(2)
-    topic = await town.create("/default/orders", on=1)
-    await send(town, topic, "a", "b")
+    town, topic = await two_with_a_topic("a", "b")
 
     async def silent(cls: type[Ownership], *args: Any, **options: Any) -> Ownership:
         monkeypatch.setattr(Ownership, "claim", classmethod(claim))
@@ -54,9 +60,7 @@ async def test_a_claim_that_comes_between_the_next_look_and_the_next_claim_leave
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     claim = Ownership.claim.__func__  # type: ignore[attr-defined]
-    town = await Cluster(tier=SELDOM).start(2)
-    topic = await town.create("/default/orders", on=1)
-    await send(town, topic, "a", "b")
+    town, topic = await two_with_a_topic("a", "b")
     first: list[Any] = []
 
     async def late(cls: type[Ownership], *args: Any, **options: Any) -> Ownership:
@@ -80,9 +84,7 @@ async def test_of_two_claims_without_an_answer_it_may_be_the_first_that_was_made
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     claim = Ownership.claim.__func__  # type: ignore[attr-defined]
-    town = await Cluster(tier=SELDOM).start(2)
-    topic = await town.create("/default/orders", on=1)
-    await send(town, topic, "a", "b")
+    town, topic = await two_with_a_topic("a", "b")
     tries: list[int | None] = []
 
     async def silent(cls: type[Ownership], *args: Any, **options: Any) -> Ownership:
@@ -106,9 +108,7 @@ async def test_a_topic_that_was_claimed_and_could_not_be_opened_then_leaves_no_g
 ) -> None:
     """Of a lost owner's topic what the store has is read behind the claim: an answer may be missing there."""
     load = TopicTier.load
-    town = await Cluster(tier=SELDOM).start(2)
-    topic = await town.create("/default/orders", on=1)
-    await send(town, topic, "a", "b")
+    town, topic = await two_with_a_topic("a", "b")
     reserved: list[int] = []
 
     async def away(tier: TopicTier, known: Any = None) -> None:
@@ -149,9 +149,7 @@ async def test_a_seal_that_is_given_up_by_a_write_whose_answer_is_lost_leaves_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reassert = Ownership.reassert
-    town = await Cluster(tier=SELDOM).start(2)
-    topic = await town.create("/default/orders", on=1)
-    await send(town, topic, "a")
+    town, topic = await two_with_a_topic("a")
     release = Ownership.release
 
     async def unheard(owned: Ownership, *arguments: Any) -> None:
@@ -188,9 +186,7 @@ def slow_behind_the_seal(monkeypatch: pytest.MonkeyPatch, town: Cluster, seconds
 
 @simulated
 async def test_a_topic_can_come_back_while_its_last_snapshot_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    town = await Cluster(tier=SELDOM).start(2)
-    topic = await town.create("/default/orders", on=1)
-    await send(town, topic, *numbers(5))
+    town, topic = await two_with_a_topic(*numbers(5))
     slow_behind_the_seal(monkeypatch, town, 100.0)
     in_background(town.unload(topic, to=2, asked=town.node(2)))
     await town.until(lambda: town.host(topic) is town.node(2))
@@ -200,9 +196,7 @@ async def test_a_topic_can_come_back_while_its_last_snapshot_is_being_written(mo
 
 @simulated
 async def test_a_topic_that_is_deleted_right_after_a_move_leaves_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    town = await Cluster(tier=SELDOM).start(2)
-    topic = await town.create("/default/orders", on=1)
-    await send(town, topic, *numbers(5))
+    town, topic = await two_with_a_topic(*numbers(5))
     slow_behind_the_seal(monkeypatch, town, 5.0)
     in_background(town.unload(topic, to=2, asked=town.node(1)))
     await town.until(lambda: town.host(topic) is town.node(2))
@@ -218,9 +212,7 @@ async def test_who_reads_the_history_anew_behind_a_seal_without_an_answer_does_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As an operator who asks for retention, or a rescue, at the wrong moment: both waited for the upload to end."""
-    town = await Cluster(tier=SELDOM).start(2)
-    topic = await town.create("/default/orders", on=1)
-    await send(town, topic, "a", "b")
+    town, topic = await two_with_a_topic("a", "b")
     storage = (await town.served(topic)).storage
     assert storage is not None
     tiering, carried = storage.tiering, storage.tiering.get(topic)

@@ -13,7 +13,7 @@ from pydanube.core.lifecycle import Mode, Registration
 from pydanube.core.names import BrokerId
 from pydanube.errors import NodeIdInUse
 from pydanube.ports import Delete, Put
-from tests.rooms.cluster.nodes import ORDERS, TTL, Town, now, simulated
+from tests.rooms.cluster.nodes import ORDERS, TTL, Node, Town, now, simulated
 
 
 async def registration(town: Town, broker: int) -> Registration | None:
@@ -240,15 +240,21 @@ async def test_one_that_does_not_return_with_the_others_is_waited_for_one_ttl() 
 # --- the majority -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hours", [0.02, 1, 4])
-@simulated
-async def test_when_the_store_was_away_for_everybody_all_go_on_where_they_were(hours: float) -> None:
+async def three_without_a_store() -> tuple[Town, list[Node]]:
+    """Each with a topic of its own, and all cut off now."""
     town = Town()
     nodes = await town.boot(1, 2, 3)
     for node in nodes:
         await town.create_on(node, f"/default/of{node.broker}")
     for node in nodes:
         node.store.cut = True
+    return town, nodes
+
+
+@pytest.mark.parametrize("hours", [0.02, 1, 4])
+@simulated
+async def test_when_the_store_was_away_for_everybody_all_go_on_where_they_were(hours: float) -> None:
+    town, nodes = await three_without_a_store()
     await asyncio.sleep(3600 * hours)
     assert all(node.serving == set() for node in nodes)
     for node in nodes:
@@ -267,12 +273,7 @@ async def test_when_the_store_was_away_for_everybody_all_go_on_where_they_were(h
 @simulated
 async def test_who_comes_back_a_little_later_than_the_others_has_lost_nothing_either(late: int) -> None:
     """Every lease ran out while the store was away: whoever leads then saw nobody die."""
-    town = Town()
-    nodes = await town.boot(1, 2, 3)
-    for node in nodes:
-        await town.create_on(node, f"/default/of{node.broker}")
-    for node in nodes:
-        node.store.cut = True
+    town, nodes = await three_without_a_store()
     await asyncio.sleep(3 * TTL)
     for node in nodes:
         node.store.cut = node.broker == late
