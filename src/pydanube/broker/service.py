@@ -71,6 +71,7 @@ class Broker:
         self.clock = clock
         self._disk = disk
         self._work = self._upload_work = self._reading_work = work
+        self._aim_uploads: Callable[[float], None] = lambda rate: None
         self._close_stores = close_stores
         self._home = home  # what tells this data directory from a copy of it elsewhere
         self._tasks: list[asyncio.Task[None]] = []
@@ -108,6 +109,7 @@ class Broker:
 
         broker = cls(config, disk, clock, work, close, stores.home(), telemetry)
         broker._upload_work, broker._reading_work = upload_work, reading_work
+        broker._aim_uploads = stores.pace.aim
         broker.telemetry.room = functools.partial(_room, Path(config.data_dir))
         try:
             await broker._start(stores.open_metadata, stores.open_objects)
@@ -270,7 +272,7 @@ class Broker:
         config = self.config.storage.tier
         metrics = self.telemetry.cloud
         reader = CloudReader(objects, self.clock, self._reading_work, metrics)
-        tiering = Tiering(self.clock, config, metrics, excess_bytes=self.wal.excess_bytes)
+        tiering = Tiering(self.clock, config, metrics, excess_bytes=self.wal.excess_bytes, aim=self._aim_uploads)
         self.wal.tell_why_not_freed(tiering.why_not_freed)
         self.cloud = Cloud(objects, config, reader, tiering, self._upload_work)
         return self.cloud

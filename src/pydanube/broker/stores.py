@@ -21,6 +21,7 @@ from pydanube.ports import Clock, Compare, Disk, MetadataStore, ObjectStore, Put
 from pydanube.stores.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, MemberConfig, follow
 from pydanube.stores.object_urls import open_object_store
 from pydanube.stores.owned_objects import OwnedObjectStore, check_store
+from pydanube.stores.pace import Pace
 from pydanube.stores.sqlite import SqliteMetadataStore
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class Stores:
         self._disk = disk
         self._clock = clock
         self._work = work
+        self.pace = Pace(clock)
         self.members: EtcdCluster | None = None  # set if this broker runs a member
         self._closing: list[Callable[[], Awaitable[None]]] = []
 
@@ -98,7 +100,7 @@ class Stores:
     async def open_objects(self, metadata: MetadataStore) -> ObjectStore:
         """Raises ConfigError for a store that refuses us or is another cluster's. One that is away is asked later."""
         url = self._config.objects_url
-        store = await open_object_store(url, self._config.storage.options)
+        store = await open_object_store(url, self._config.storage.options, pace=self.pace)
         self._closing.append(store.close)
         cluster_id = await self._cluster_id(metadata)
         away = await check_store(store, cluster_id, url=url)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
@@ -84,15 +85,25 @@ class Carried:
 
 
 class Tiering:
-    """`excess_bytes`: how much of the log should leave the disk before its time, because there is too much of it."""
+    """`excess_bytes`: how much of the log should leave the disk before its time, because there is too much of it.
+
+    `aim` is told how many bytes a second must be carried so that what waits now has gone in one interval.
+    """
 
     def __init__(
-        self, clock: Clock, config: TierConfig, metrics: CloudMetrics, *, excess_bytes: Callable[[], int] = lambda: 0
+        self,
+        clock: Clock,
+        config: TierConfig,
+        metrics: CloudMetrics,
+        *,
+        excess_bytes: Callable[[], int] = lambda: 0,
+        aim: Callable[[float], None] = lambda rate: None,
     ) -> None:
         self._clock = clock
         self._config = config
         self._metrics = metrics
         self._excess_bytes = excess_bytes
+        self._aim = aim
         self._topics: dict[str, Carried] = {}
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -114,6 +125,7 @@ class Tiering:
         What cannot be read is left: `TopicTier.unreadable` names it, and it is given up. Raises what goes wrong.
         """
         carried = self._topics[topic]
+        self._aim(math.inf)  # clients wait for it
         await held.enter_async_context(carried.working)
         while carried.tier.waiting(carried.log) is not None:
             started = self._clock.elapsed()
@@ -181,11 +193,18 @@ class Tiering:
                 for carried in list(self._topics.values()):
                     if self._is_due(carried, now):
                         self._start(carried, now_us)
+                self._aim(self._rate_needed())
         finally:
             for task in list(self._tasks):
                 task.cancel()
             if self._tasks:  # gathering none asks for a loop, and a simulated process that was killed has none left
                 await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _rate_needed(self) -> float:
+        if self._excess_bytes() > 0:
+            return math.inf
+        waiting = [each for each in self._topics.values() if each.pending_since is not None]
+        return sum(each.lag_bytes for each in waiting) / max(self._config.upload_seconds, LOOK_SECONDS)
 
     def _is_due(self, carried: Carried, now: float) -> bool:
         if carried.working.locked() or now < carried.blocked_until:

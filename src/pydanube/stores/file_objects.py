@@ -37,6 +37,7 @@ from pydanube.core.object_keys import check_key, is_part
 from pydanube.errors import Conflict, DirectoryInUse, DiskFailed, DiskFull, Unreachable
 from pydanube.ports import Buffer, Disk, Entry, ObjectInfo, Write
 from pydanube.stores.listing import Found, Listing
+from pydanube.stores.pace import Pace
 from pydanube.stores.paths import parent
 
 UPLOADING: Final = ".uploading~"  # no key has a tilde
@@ -56,19 +57,22 @@ LAST_BYTES: Final = WHOLE_BYTES_MAX - FIRST_BYTES
 class FileObjectStore:
     """`name` is what errors call the store. Only `open` makes one."""
 
-    def __init__(self, disk: Disk, name: str, place: str, close_disk: Callable[[], None]) -> None:
+    def __init__(self, disk: Disk, name: str, place: str, close_disk: Callable[[], None], pace: Pace | None) -> None:
         self._disk = disk
         self._name = name
         self._place = place
         self._close_disk = close_disk
+        self._pace = pace
         self._numbers = count(1)
         self._named: set[str] = set()  # directories whose names a power cut leaves
 
     @classmethod
-    async def open(cls, disk: Disk, name: str, *, close_disk: Callable[[], None] = lambda: None) -> FileObjectStore:
+    async def open(
+        cls, disk: Disk, name: str, *, close_disk: Callable[[], None] = lambda: None, pace: Pace | None = None
+    ) -> FileObjectStore:
         """Removes what dead processes left half-written. Raises DiskFull or DiskFailed where it cannot write."""
         await disk.make_directory(UPLOADING)
-        store = cls(disk, name, await _take_place(disk), close_disk)
+        store = cls(disk, name, await _take_place(disk), close_disk, pace)
         try:
             await store._try_out()
         except BaseException:
@@ -147,7 +151,10 @@ class FileObjectStore:
                 for failure in await self._disk.write([Write(path, position, piece)], sync=True):
                     if failure is not None:
                         raise failure
-                position += sum(buffer.nbytes for buffer in piece)
+                written = sum(buffer.nbytes for buffer in piece)
+                position += written
+                if self._pace is not None:
+                    await self._pace.wait(written)
         except BaseException:
             await self._forget(path)
             raise

@@ -16,6 +16,7 @@ from pydanube.stores.file_objects import FileObjectStore
 from pydanube.stores.files import FileDisk
 from pydanube.stores.object_settings import Place, Settings, parse_url
 from pydanube.stores.objects import Patience, RemoteObjectStore
+from pydanube.stores.pace import Pace
 
 
 class OpenObjectStore(ObjectStore, Protocol):
@@ -32,33 +33,35 @@ async def open_object_store(
     environment: Mapping[str, str] = os.environ,
     make_disk: Callable[[str], Disk] | None = None,
     patience: Patience | None = None,
+    pace: Pace | None = None,
 ) -> OpenObjectStore:
     """Opens a store without asking the network; `check_store` does that. `key` is what errors call the URL's setting.
 
-    `make_disk` gives the Disk of a file:// URL's directory; without it, that is the real one. Raises ConfigError, and
-    DiskFull where the directory has no room for the smallest file.
+    `make_disk` gives the Disk of a file:// URL's directory; without it, that is the real one. `pace` is for such a
+    directory too: clouds have disks of their own. Raises ConfigError, and DiskFull where the directory
+    has no room for the smallest file.
     """
     place = parse_url(key, url)
     settings = Settings(place, options or {}, environment)
     if place.scheme == "file":
-        return await _open_directory(place, make_disk)
+        return await _open_directory(place, make_disk, pace)
     return RemoteObjectStore(make_store(settings), settings.name, patience)
 
 
-async def _open_directory(place: Place, make_disk: Callable[[str], Disk] | None) -> FileObjectStore:
+async def _open_directory(place: Place, make_disk: Callable[[str], Disk] | None, pace: Pace | None) -> FileObjectStore:
     if make_disk is not None:
-        return await _open_on(make_disk(place.root), place, lambda: None)
+        return await _open_on(make_disk(place.root), place, lambda: None, pace)
     disk = FileDisk(place.root, descriptors_max=0)
     try:
-        return await _open_on(disk, place, disk.close)
+        return await _open_on(disk, place, disk.close, pace)
     except BaseException:
         disk.close()
         raise
 
 
-async def _open_on(disk: Disk, place: Place, close_disk: Callable[[], None]) -> FileObjectStore:
+async def _open_on(disk: Disk, place: Place, close_disk: Callable[[], None], pace: Pace | None) -> FileObjectStore:
     try:
-        return await FileObjectStore.open(disk, f"file://{place.root}", close_disk=close_disk)
+        return await FileObjectStore.open(disk, f"file://{place.root}", close_disk=close_disk, pace=pace)
     except FileExistsError as error:
         raise place.refuse("there is a file of that name") from error
     except FileNotFoundError as error:  # a file system in which nobody makes directories
