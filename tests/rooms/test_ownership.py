@@ -236,14 +236,13 @@ async def test_a_log_that_lost_its_end_continues_behind_the_reservation() -> Non
 @pytest.mark.parametrize("kind", Kind)
 @simulated
 async def test_a_subscription_crosses_a_gap_and_loses_nothing_that_is_in_flight_before_it(kind: Kind) -> None:
-    """Between two of our epochs another broker owned the topic, and used none of the offsets it had reserved."""
+    """Between two of our epochs there was one that used none of the offsets it had reserved."""
     host = Host(unacked_max=5)
     _, topic = await one_topic(host)
     await consume(topic, kind=kind)
     for number in range(3):
         await publish(topic, str(number), key=str(number))
     host.kill()
-    await steal(host)
     void = Put(keys.void(ORDERS, 3), b'{"end": 10000}')
     await host.metadata.transact([], [void, Put(keys.reserve(ORDERS), b'{"end": 10000}')])
     topic = await find_topic(await host.boot())

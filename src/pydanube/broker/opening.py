@@ -9,14 +9,14 @@ the next try begins with another look.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from pydanube.broker.fanout import FanoutTopic
+from pydanube.broker.leftovers import epochs_on, remove_epochs, remove_files, remove_redundant
 from pydanube.broker.members import read_policy
 from pydanube.broker.ownership import Claimable, Ownership, Reservation, look
 from pydanube.broker.subscription import Services
@@ -24,16 +24,15 @@ from pydanube.broker.tiering import Carried, Tiering
 from pydanube.broker.topic import Defaults, Storage, Topic
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.ownership import Orphan, Start, next_reservation
+from pydanube.core.ownership import Start, next_reservation
 from pydanube.core.policies import Delivery, TopicPolicy, effective
 from pydanube.core.sessions import Sessions
 from pydanube.core.tiers import Retention, TierConfig
-from pydanube.errors import Conflict, DanubeError, InvalidObject, TailUnproven, TopicUnknown
+from pydanube.errors import Conflict, DanubeError, InvalidObject, ObjectDamaged, TailUnproven, TopicUnknown, Unavailable
 from pydanube.log.cloud import CloudReader
-from pydanube.log.layout import epoch_directory, topic_directory
 from pydanube.log.tier import TopicTier
 from pydanube.log.wal import HandedOver, TopicLog, Wal
-from pydanube.ports import Compare, Disk, Item, MetadataStore, ObjectStore, Work
+from pydanube.ports import Compare, Delete, Disk, Item, MetadataStore, ObjectStore, Put, Work
 from pydanube.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -90,7 +89,6 @@ class Opener:
         # Epoch and session of every claim of this process since the topic was last open here: whether a claim was made
         # or not, and even if it comes late, nobody was given an offset of it.
         self._unused: dict[TopicName, set[tuple[int, int]]] = {}
-        self.brought: set[tuple[TopicName, int]] = set()  # lost epochs on this disk that the store has, too
 
     async def open(
         self,
@@ -128,7 +126,7 @@ class Opener:
         # comes before us, our claim is refused, for the marker is gone. So it need not be read again afterwards. Of a
         # lost owner that cannot be said.
         is_stable = marker_revision is not None and (seen.owner is None or seen.sealed is not None)
-        await self._remove_older(name, seen)
+        await self.remove_older(name, seen, seen.epoch - 1)
         topic: AnyTopic
         if Delivery(json.loads(kind.value)) is Delivery.NON_RELIABLE:
             ownership = await self._claim(name, seen, 0, member, marker_revision)
@@ -285,49 +283,37 @@ class Opener:
             return seen
         return seen._replace(start=Start(max(owner.start_offset, seen.covered_end), 0))
 
-    async def _remove_older(self, name: TopicName, seen: Claimable) -> None:
-        """What an earlier topic of this name left here (its deletion may have found us away, or ended half-way), and
-        lost epochs that were adopted since: they are read as they are in the store now.
+    async def remove_older(self, name: TopicName, seen: Claimable, last: int) -> bool:
+        """What an earlier topic of this name left here (its deletion may have found us away, or ended half-way), and of
+        the epochs up to `last` what is in the store since somebody else had the topic: it is read as it is there now.
+
+        False: nobody can say that now, and everything stays.
         """
-        disk = self._rooms.disk
+        rooms = self._rooms
         if seen.owner is not None and seen.owner.deleted:
-            await remove_files(disk, name)
-            return
-        mine = [each for each in seen.orphans if each.broker_id == self._rooms.broker_id]
-        adopted = [epoch for topic, epoch in self.brought if topic == name and is_redundant(epoch, mine)]
-        await remove_epochs(disk, name, max(seen.created - 1, *adopted, -1))
+            await remove_files(rooms.disk, name)
+            return True
+        await remove_epochs(rooms.disk, name, seen.created - 1)
+        last = min(last, seen.since(rooms.broker_id) - 1)  # what comes later is the log
+        if rooms.cloud is None or not any(epoch <= last for epoch in await epochs_on(rooms.disk, name)):
+            return True
+        cloud = rooms.cloud
+        tier = TopicTier(
+            name, seen.epoch, cloud.store, rooms.services.clock, cloud.work, _not_ours, self._metadata, cloud.config
+        )
+        await tier.load(seen.items)
+        try:
+            objects = await tier.know_all()
+        except (Unavailable, ObjectDamaged) as error:
+            log.warning("files of lost epochs stay", extra={"topic": name, "why": str(error)})
+            return False
+        closed = await rooms.wal.lost_log(name, last)
+        first_offset = tier.history.first_offset
+        await remove_redundant(
+            rooms.disk, name, closed, last, first_offset=first_offset, objects=objects, voids=seen.voids
+        )
+        return True
 
 
-def is_redundant(epoch: int, orphans_of_the_broker: Iterable[Orphan]) -> bool:
-    """Whether all that its disk has of a topic up to this epoch is in the store. It brought the epoch, which is no
-    orphan any more: so it is, unless an older orphan of its stands.
-    """
-    return not any(each.epoch <= epoch for each in orphans_of_the_broker)
-
-
-async def remove_epochs(disk: Disk, name: TopicName, last: int) -> None:
-    """What this disk has of the topic up to this epoch, for good. What came later stays."""
-    epochs = [int(entry.name) for entry in await disk.list(topic_directory(name)) if entry.name.isdecimal()]
-    for epoch in epochs:
-        if epoch <= last:
-            await _remove_tree(disk, epoch_directory(name, epoch))
-    if min(epochs, default=last + 1) <= last:
-        await disk.sync_directory(topic_directory(name))  # else a power cut brings them back
-
-
-async def remove_files(disk: Disk, name: TopicName) -> None:
-    """Everything that this disk has of the topic."""
-    directory = topic_directory(name)
-    await _remove_tree(disk, directory)
-    with contextlib.suppress(FileNotFoundError):
-        await disk.sync_directory(directory.rpartition("/")[0])
-
-
-async def _remove_tree(disk: Disk, path: str) -> None:
-    for entry in await disk.list(path):
-        inner = f"{path}/{entry.name}"
-        if entry.is_directory:
-            await _remove_tree(disk, inner)
-        else:
-            await disk.remove(inner)
-    await disk.remove(path)
+async def _not_ours(compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> int | None:
+    raise AssertionError("nobody writes before the claim")

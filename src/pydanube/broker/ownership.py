@@ -52,7 +52,7 @@ class Claimable(NamedTuple):
     voids: Sequence[tuple[int, int]]
     leaves: Orphan | None  # what a claim leaves behind on the disk of a lost owner
     history_revision: int = 0
-    covered_end: int = 0  # below, every offset that was given out has its place: an object, an orphan or a void
+    covered_end: int = 0  # where objects, orphans and voids end
     items: Sequence[Item] = ()  # everything that is stored below the topic's storage
 
     @property
@@ -63,6 +63,11 @@ class Claimable(NamedTuple):
     def created(self) -> int:
         """The epoch in which the topic was made: this one, if there was none of the name."""
         return self.owner.created if self.owner and not self.owner.deleted else self.epoch
+
+    def since(self, broker_id: int) -> int:
+        """From this epoch on, up to its claim, this broker has had the topic and nobody else."""
+        owner = self.owner
+        return owner.since if owner and not owner.deleted and owner.broker_id == broker_id else self.epoch
 
     @property
     def sealed(self) -> Seal | None:
@@ -92,13 +97,14 @@ async def look(metadata: MetadataStore, topic: TopicName, broker_id: BrokerId) -
             orphans.append(Orphan.from_bytes(start, each.value))
         else:
             voids.append((start, void_end(each.value)))
-    covered_end = max(
-        described_end,
-        History.from_bytes(history.value).first_offset if history else 0,
-        *(each.end for each in orphans),
-        *(end for _, end in voids),
-        0,
-    )
+    past = History.from_bytes(history.value) if history else History()
+    # Objects are described in order, and an orphan begins where all has its place. A void may lie above what only the
+    # owner has: damage, or the end of a log that it opened again.
+    placed_end = max(described_end, past.first_offset, past.manifest_end, *(each.end for each in orphans), 0)
+    covered_end = max(placed_end, *(end for _, end in voids), 0)
+    for first, end in sorted(voids):
+        if first <= placed_end:
+            placed_end = max(placed_end, end)
     return Claimable(
         owner,
         item.revision if item else 0,
@@ -109,7 +115,7 @@ async def look(metadata: MetadataStore, topic: TopicName, broker_id: BrokerId) -
         offset_if_unproven(owner, reserved_end),
         orphans,
         voids,
-        orphan_left(owner, seal, reserved_end, covered_end, broker_id=broker_id),
+        orphan_left(owner, seal, reserved_end, placed_end, broker_id=broker_id),
         history.revision if history else 0,
         covered_end,
         listed,
@@ -119,7 +125,18 @@ async def look(metadata: MetadataStore, topic: TopicName, broker_id: BrokerId) -
 class Ownership:
     """This broker's claim to one topic."""
 
-    __slots__ = ("_metadata", "_value", "broker_id", "created", "epoch", "revision", "session", "start", "topic")
+    __slots__ = (
+        "_metadata",
+        "_value",
+        "broker_id",
+        "created",
+        "epoch",
+        "revision",
+        "session",
+        "since",
+        "start",
+        "topic",
+    )
 
     def __init__(self, metadata: MetadataStore, topic: TopicName, owner: Owner, revision: int) -> None:
         self._metadata = metadata
@@ -130,6 +147,7 @@ class Ownership:
         self.broker_id = BrokerId(owner.broker_id)
         self.start = owner.start_offset
         self.created = owner.created
+        self.since = owner.since
         self.revision = revision
 
     @classmethod
@@ -151,7 +169,14 @@ class Ownership:
         `unproven_from`: this broker's own log ends somewhere from there on, nobody knows where: the rest is void.
         `reserve_end`: the first offsets are reserved, too, for somebody waits to publish.
         """
-        owner = Owner(epoch=seen.epoch, session=session, broker_id=broker_id, start_offset=start, created=seen.created)
+        owner = Owner(
+            epoch=seen.epoch,
+            session=session,
+            broker_id=broker_id,
+            start_offset=start,
+            created=seen.created,
+            since=seen.since(broker_id),
+        )
         operations: list[Put | Delete] = [
             Put(keys.owner(topic), owner.to_bytes()),
             Put(keys.assignment(broker_id, topic), b"null"),
@@ -206,6 +231,7 @@ class Ownership:
             start_offset=self.start,
             released=True,
             created=self.created,
+            since=self.since,
         )
         operations: list[Put | Delete] = [
             Put(keys.seal(self.topic), seal.to_bytes()),

@@ -19,7 +19,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from pydanube.broker.opening import is_redundant
+from pydanube.broker.leftovers import is_uncovered
+from pydanube.broker.ownership import look
 from pydanube.broker.tiering import Carried
 from pydanube.broker.topic import Topic
 from pydanube.broker.topics import Topics
@@ -29,7 +30,7 @@ from pydanube.core.ownership import Orphan, void_to_bytes
 from pydanube.core.ranges import OffsetRange
 from pydanube.core.rescue import Brought, Numbered, first_resent, runs, wanted_of, wanted_to_bytes, was_resent
 from pydanube.core.sessions import Sessions
-from pydanube.core.tiers import MIB, Descriptor, object_name
+from pydanube.core.tiers import MIB, Descriptor, object_name, rescue_name
 from pydanube.errors import DanubeError, InvalidObject, LogDamaged, OffsetOutOfRange, OwnershipLost
 from pydanube.log.batch import Batch, cut, with_attribute
 from pydanube.log.making import Made, make_object, make_raw
@@ -68,6 +69,7 @@ class Rescuer:
         self._work = work
         self._attempts = 0
         self._said: dict[str, str] = {}
+        self._brought: set[tuple[TopicName, int]] = set()  # lost epochs on this disk that the store has, too
 
     async def run(self) -> None:
         while True:
@@ -96,10 +98,10 @@ class Rescuer:
         for place, item in asked.items():
             brought = Brought.from_bytes(item.value)
             if brought is not None and brought.broker == self._broker_id:
-                self._topics.brought.add(place)
+                self._brought.add(place)
             elif wanted_of(item.value) == self._broker_id:
                 await self._try(f"{place[0]}, epoch {place[1]}", self._answer(*place, item))
-        for place in sorted(self._topics.brought - asked.keys()):
+        for place in sorted(self._brought - asked.keys()):
             await self._try(f"{place[0]}, epoch {place[1]}", self._forget(*place))
 
     async def _answer(self, topic: TopicName, epoch: int, wanted: Item) -> None:
@@ -107,14 +109,20 @@ class Rescuer:
         if orphan is None:  # it was asked for by an owner that was none any more
             await self._metadata.transact([Compare(wanted.key, wanted.revision)], [Delete(wanted.key)])
         elif await self._bring(topic, orphan, wanted):
-            self._topics.brought.add((topic, epoch))
+            self._brought.add((topic, epoch))
 
     async def _forget(self, topic: TopicName, epoch: int) -> None:
-        """The files of what was brought, now that it is in the store. What we have of later epochs stays."""
-        if is_redundant(epoch, [each for each in await self._orphans(topic) if each.broker_id == self._broker_id]):
-            await self._topics.forget_epochs(topic, epoch)
-            self._topics.brought.discard((topic, epoch))
-            log.info("files of a rescued epoch removed", extra={"topic": topic, "epoch": epoch})
+        """The files of what was brought, now that it is in the store. What we have of later epochs stays.
+
+        After a restart nobody knows of them any more: they go when the topic comes back.
+        """
+        if self._topics.get(topic) is not None:
+            return  # when it is closed; it goes with its files, or is looked at then
+        mine = [each for each in await self._orphans(topic) if each.broker_id == self._broker_id]
+        if any(each.epoch <= epoch for each in mine):
+            return  # some of it lies in an older one
+        if await self._topics.forget_epochs(topic, epoch):
+            self._brought.discard((topic, epoch))
 
     async def _orphans(self, topic: TopicName) -> list[Orphan]:
         items = await self._metadata.list(keys.orphans(topic))
@@ -141,7 +149,7 @@ class Rescuer:
             if batches:
                 found += sum(batch.header.rows for batch in batches)
                 self._attempts += 1
-                name = f"rescue-{orphan.start}-{orphan.epoch}-{self._work.random_u64():016x}.raw"
+                name = rescue_name(orphan.start, orphan.epoch, self._work.random_u64())
                 await self._store.put(topic_prefix(topic) + name, [encode_raw(batches).data], create=True)
                 names.append(name)
         brought = Brought(broker=self._broker_id, objects=tuple(names), end=offset, damaged=tuple(damaged))
@@ -301,7 +309,7 @@ class Rescuer:
             tier.garbage.pop(each.object_id, None)
         try:
             # If it was our own disk that had them: they are read as they are in the store now, marked.
-            await topic.log.forget_epoch(orphan.epoch)
+            await self._forget_own(topic, tier, orphan)
         except DanubeError as error:
             log.warning("files of a rescued epoch are left", extra={"topic": topic.name, "why": str(error)})
         topic.adopted(
@@ -309,6 +317,16 @@ class Rescuer:
             rescued=tuple(OffsetRange(each.start_offset, each.end) for each in stored),
             voided=tuple(OffsetRange(first, end) for first, end in voids),
         )
+
+    async def _forget_own(self, topic: Topic, tier: TopicTier, orphan: Orphan) -> None:
+        """An orphan may reach over several epochs of its broker. They go as a whole, so all below it must be stored."""
+        for segment in topic.log.lost_segments(orphan.epoch, orphan.start):
+            below = max(segment.first_offset, tier.history.first_offset), min(segment.end_offset, orphan.start)
+            gaps = (await tier.know_all()).missing(*below)
+            if gaps and is_uncovered(gaps, (await look(self._metadata, topic.name, self._broker_id)).voids):
+                log.warning("files of a lost epoch stay: the store does not have it all", extra={"topic": topic.name})
+                return
+        await topic.log.forget_lost(orphan.epoch, orphan.start)
 
 
 async def later_batches(topic: Topic, tier: TopicTier, orphan: Orphan) -> tuple[list[Numbered], int]:

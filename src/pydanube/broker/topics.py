@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from pydanube.broker.fanout import FanoutSubscription, FanoutTopic
+from pydanube.broker.leftovers import epochs_on, is_damaged, remove_files
 from pydanube.broker.members import (
     StoredConfig,
     config_put,
@@ -26,7 +27,8 @@ from pydanube.broker.members import (
     remove_below,
 )
 from pydanube.broker.moving import LastSnapshots, Phases, release_fanout, seal
-from pydanube.broker.opening import AnyTopic, Member, Opener, Rooms, remove_epochs, remove_files
+from pydanube.broker.opening import AnyTopic, Member, Opener, Rooms
+from pydanube.broker.ownership import look
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
@@ -51,7 +53,7 @@ from pydanube.errors import (
     TopicUnknown,
 )
 from pydanube.log.batch import Envelope
-from pydanube.log.layout import topic_directory
+from pydanube.log.layout import epoch_directory, topic_directory
 from pydanube.log.tier import delete_objects
 from pydanube.log.wal import ClosedLog, TopicLog
 from pydanube.ports import Compare, Delete, Put
@@ -138,11 +140,6 @@ class Topics:
     @property
     def rooms(self) -> Rooms:
         return self._rooms
-
-    @property
-    def brought(self) -> set[tuple[TopicName, int]]:
-        """Lost epochs on this disk that their topics' owners can adopt, or have adopted."""
-        return self._opener.brought
 
     # --- finding ------------------------------------------------------------------------------------
 
@@ -428,17 +425,21 @@ class Topics:
             topic = self._open.get(name)
             return topic.log if isinstance(topic, Topic) else await self._rooms.wal.lost_log(name)
 
-    async def forget_epochs(self, name: TopicName, last: int) -> None:
-        """What this disk has of a topic up to this epoch, all of which is in the object store. Not while it is open."""
+    async def forget_epochs(self, name: TopicName, last: int) -> bool:
+        """Removes what this disk has of a topic up to this epoch, as far as the store has it. False: not yet, for it is
+        open or about to be, or nobody can say what the store has.
+        """
         async with self._lock(name):
-            if name not in self._open:
-                await remove_epochs(self._rooms.disk, name, last)
+            if name in self._open:
+                return False
+            return await self._opener.remove_older(name, await look(self._metadata, name, self._rooms.broker_id), last)
 
     async def _forget_files(self, name: TopicName, topic: AnyTopic) -> None:
         """Everything is in the object store now, unless this disk has what nobody could adopt yet, or read."""
         if not isinstance(topic, Topic) or any(each.broker_id == self._rooms.broker_id for each in topic.orphans):
             return
-        if topic.has_damage:
+        directories = [epoch_directory(name, epoch) for epoch in await epochs_on(self._rooms.disk, name)]
+        if topic.has_damage or any([await is_damaged(self._rooms.disk, each) for each in directories]):
             log.warning("damaged files are left", extra={"topic": name, "path": topic_directory(name)})
             return
         await remove_files(self._rooms.disk, name)

@@ -36,6 +36,7 @@ class Owner:
     released: bool = False
     deleted: bool = False
     created: int = 0  # the epoch in which the topic of this name was made; what is older was another's
+    since: int = 0  # the epoch from which on nobody but this broker has claimed it; 0: an older version wrote this
 
     def to_bytes(self) -> bytes:
         return json.dumps(fields_of(self)).encode()
@@ -96,19 +97,19 @@ def void_end(value: bytes) -> int:
 
 
 def orphan_left(
-    owner: Owner | None, seal: Seal | None, reserved_end: int | None, covered_end: int, *, broker_id: int
+    owner: Owner | None, seal: Seal | None, reserved_end: int | None, placed_end: int, *, broker_id: int
 ) -> Orphan | None:
     """What the claim of `broker_id` leaves behind on the disk of the owner before it; None if nothing is in doubt.
 
-    `covered_end` is where objects, orphans and voids end together: below it every offset has its place already. What
-    the owner sealed is in the store, and what this very broker had is on its own disk.
+    Below `placed_end` every offset has its place already: an object, an orphan or a void. What the owner sealed is in
+    the store, and what this very broker had is on its own disk.
     """
     if owner is None or owner.deleted or owner.broker_id == broker_id or is_sealed(owner, seal):
         return None
     end = max(reserved_end or 0, owner.start_offset)
-    if covered_end >= end:
+    if placed_end >= end:
         return None
-    return Orphan(start=covered_end, end=end, broker_id=owner.broker_id, epoch=owner.epoch)
+    return Orphan(start=placed_end, end=end, broker_id=owner.broker_id, epoch=owner.epoch)
 
 
 def is_sealed(owner: Owner, seal: Seal | None) -> bool:

@@ -40,6 +40,7 @@ CATCH_UP: Final = 1.05  # how much faster than time itself a clock that was set 
 PARQUET: Final = "parquet"
 RAW: Final = "raw"
 _NAME: Final = re.compile(r"data-(\d+)-(\d+)-(\d+)(?:-m?\d+)?\.(parquet|raw)")
+_RESCUE_NAME: Final = re.compile(r"rescue-(\d+)-(\d+)-([0-9a-f]{16})\.raw")
 _MANIFEST_NAME: Final = re.compile(r"manifest-(\d+)-(\d+)\.json")
 
 
@@ -202,14 +203,23 @@ def object_name(
     return f"data-{start}-{end_offset}-{epoch}{suffix}.{RAW if raw else PARQUET}"
 
 
+def rescue_name(start: int, epoch: int, number: int) -> str:
+    """Of what a returned broker has of a lost epoch. Wanted as long as that is an orphan."""
+    return f"rescue-{start}-{epoch}-{number:016x}.{RAW}"
+
+
 def manifest_name(epoch: int, number: int) -> str:
     return f"manifest-{epoch}-{number}.json"
 
 
 def epoch_of_name(name: str) -> int | None:
-    """The epoch that wrote an object or a manifest of this name; None for a name that is not ours."""
+    """The epoch that wrote an object or a manifest of this name, or a lost epoch that was brought under it; None for a
+    name that is not ours.
+    """
     if found := _NAME.fullmatch(name):
         return int(found[3])
+    if found := _RESCUE_NAME.fullmatch(name):
+        return int(found[2])
     found = _MANIFEST_NAME.fullmatch(name)
     return int(found[1]) if found else None
 

@@ -237,13 +237,13 @@ async def _write_redo(disk: Disk, writes: Sequence[Write]) -> None:
 
 
 async def recover_topic(
-    disk: Disk, clock: Clock, work: Work, topic: str, *, journal_damaged: bool = False
+    disk: Disk, clock: Clock, work: Work, topic: str, *, journal_damaged: bool = False, last: int | None = None
 ) -> Recovered:
-    """Every epoch of the topic on this disk, judged and finished."""
+    """Every epoch of the topic on this disk, up to `last` if that is given, judged and finished."""
     root = topic_directory(topic)
     epochs = []
     for entry in await disk.list(root):
-        if entry.is_directory and entry.name.isdigit():
+        if entry.is_directory and entry.name.isdigit() and (last is None or int(entry.name) <= last):
             recovery = _EpochRecovery(disk, clock, work, topic, int(entry.name), journal_damaged)
             epoch = await recovery.run()
             if epoch is not None:

@@ -245,14 +245,14 @@ class Wal:
                     await self._disk.sync_directory(directory)
                     self._names_synced.add(directory)
 
-    async def lost_log(self, topic: str) -> ClosedLog:
-        """What this disk has of a topic that is not open here: to be read, never to be added to.
+    async def lost_log(self, topic: str, last: int | None = None) -> ClosedLog:
+        """What this disk has of a topic that is not open here, up to epoch `last`: to be read, never to be added to.
 
         Raises LogClosed while it is still being closed: two that finish one epoch would tear its files.
         """
         if topic in self._logs:
             raise LogClosed(topic)
-        return ClosedLog(await recover_topic(self._disk, self._clock, self._work, topic), self._disk)
+        return ClosedLog(await recover_topic(self._disk, self._clock, self._work, topic, last=last), self._disk)
 
     async def close(self) -> None:
         """Commits what is queued, finishes every log, empties the journals and lets the directory go.
@@ -611,22 +611,29 @@ class TopicLog:
                 return
         await self.disk.rename(segment.path, segment.path + QUARANTINE_SUFFIX)
 
-    async def forget_epoch(self, epoch: int) -> None:
-        """Drops what this disk has of an older epoch: somebody else keeps it now, and keeps it differently."""
+    def lost_segments(self, epoch: int, start: int) -> list[SegmentFile]:
+        """Of the epochs up to this older one, those that reach beyond `start`, as a whole."""
+        older = [segment for segment in self.segments if segment.header.epoch <= epoch]
+        reaching = {segment.header.epoch for segment in older if segment.end_offset > start}
+        return [segment for segment in older if segment.header.epoch in reaching]
+
+    async def forget_lost(self, epoch: int, start: int) -> None:
+        """Drops the `lost_segments`: somebody else keeps them now, and keeps them differently."""
         assert epoch < self.epoch
         async with self._checkpointing:
-            doomed = [segment for segment in self.segments if segment.header.epoch == epoch]
+            doomed = self.lost_segments(epoch, start)
             if self.closed or not doomed:
                 return
             # First: also if the disk is full, nobody reads them here any more, until the next start.
-            self.segments[:] = [segment for segment in self.segments if segment.header.epoch != epoch]
+            self.segments[:] = [segment for segment in self.segments if segment not in doomed]
             self._uncount(doomed)
-            directory = doomed[0].path.rpartition("/")[0]
-            await self._move_first_offset(directory, doomed[-1].end_offset)
-            for segment in doomed:
-                await self._drop(segment)
-            self._wal.metrics.deletions["adopted"] += len(doomed)
-            await self.disk.sync_directory(directory)
+            for directory in dict.fromkeys(segment.path.rpartition("/")[0] for segment in doomed):
+                inside = [segment for segment in doomed if segment.path.startswith(f"{directory}/")]
+                await self._move_first_offset(directory, inside[-1].end_offset)
+                for segment in inside:
+                    await self._drop(segment)
+                self._wal.metrics.deletions["adopted"] += len(inside)
+                await self.disk.sync_directory(directory)
 
     async def close(self) -> None:
         """Commits what is queued, then ends the epoch: nothing is ever added to it."""
