@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,28 +13,41 @@ import pytest
 from pydanube.log.verify import verify, walk
 from pydanube.stores.files import FileDisk
 from pydanube.stores.system import SystemClock, SystemWork
+from tests.e2e.killed_writer import write
 from tests.support import run
 
 KILLS = 25  # of each of two logs
 
 
+# Every writer is a process of its own, forked from one that has read the code: a new interpreter takes a second.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["pydanube.cli.log"])
+
+
 def write_until_killed(directory: Path, epoch: int, topics: int, seconds: float) -> list[tuple[str, int, int, int]]:
     """What the writer acknowledged: topic, offset, rows, checksum."""
-    command = [sys.executable, "-m", "pydanube", "log", "writer", str(directory), str(epoch), "--topics", str(topics)]
+    heard, spoken = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=write, args=(spoken, directory, epoch, topics))
+    process.start()
+    spoken.close()
     acknowledged = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("opened"), "the writer did not start"
-        deadline = time.monotonic() + seconds
-        killed = False
-        for line in process.stdout:
-            if not line.endswith("\n"):
-                break  # cut by the kill: nobody was told
-            topic, offset, rows, crc = line.split()
-            acknowledged.append((topic, int(offset), int(rows), int(crc)))
-            if not killed and time.monotonic() > deadline:
-                process.send_signal(signal.SIGKILL)
-                killed = True
+    try:
+        with heard, open(heard.fileno(), closefd=False) as lines:
+            assert lines.readline().startswith("opened"), "the writer did not start"
+            deadline = time.monotonic() + seconds
+            killed = False
+            for line in lines:
+                if not line.endswith("\n"):
+                    break  # cut by the kill: nobody was told
+                topic, offset, rows, crc = line.split()
+                acknowledged.append((topic, int(offset), int(rows), int(crc)))
+                if not killed and time.monotonic() > deadline:
+                    process.kill()
+                    killed = True
+    finally:
+        process.kill()
+        process.join()
+    assert killed and process.exitcode == -signal.SIGKILL, "the writer ended by itself"
     return acknowledged
 
 
