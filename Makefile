@@ -1,6 +1,8 @@
 # PyDanube's one-word commands. Every target sets up what it needs in .venv first.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
+# Some machines forbid bytecode: then each of the hundreds of processes that the tests start compiles the product anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON_IN_VENV := .venv/bin/python
 PYTEST := $(PYTHON_IN_VENV) -m pytest
@@ -60,8 +62,8 @@ demo: setup-spark ## Three brokers, a move, a kill -9, Spark, and the proof that
 	@scripts/demo $(DEMO_ARGS)
 
 .PHONY: screenshots
-screenshots: setup-test ## Take the pictures of docs/pictures from a running cluster
-	@$(PYTHON_IN_VENV) scripts/screenshots
+screenshots: setup-test ## Take the pictures of docs/pictures while the demo runs
+	@scripts/demo --no-spark --pictures docs/pictures
 
 .PHONY: demo-log
 demo-log: setup ## Show the log: append, kill -9, recover, verify

@@ -110,6 +110,8 @@ class Demo:
             with screen.step(f"send {arguments.rate} orders a second to {len(topics)} topics, and receive them"):
                 await self._go_on(load, arguments.seconds)
             await self._move(load)
+            if arguments.pictures is not None and web is not None:
+                await self._take_pictures(web, arguments.pictures)
             await self._crash(client, load)
             await self._end(load)
             if arguments.spark:
@@ -141,6 +143,14 @@ class Demo:
                 await asyncio.sleep(0.1)
         await asyncio.sleep(seconds)
         load.check()
+
+    async def _take_pictures(self, web: str, directory: Path) -> None:
+        from examples.demo import pictures  # needs a browser
+
+        with self.screen.step("give up some orders"):
+            await pictures.give_up_orders(self.brokers)
+        with self.screen.step(f"take pictures of {web}, once its charts have something to show"):
+            await pictures.take(web, self.brokers, directory)
 
     # --- a move -----------------------------------------------------------------------------------------
 
@@ -333,6 +343,7 @@ def main() -> None:
     parser.add_argument("--no-spark", dest="spark", action="store_false", help="without Spark")
     parser.add_argument("--no-s3", dest="s3", action="store_false", help="history in a directory instead of S3")
     parser.add_argument("--keep", action="store_true", help="leave the cluster running until Ctrl-C")
+    parser.add_argument("--pictures", type=Path, metavar="DIR", help="take pictures of the web admin, with Chromium")
     parser.add_argument("--output", choices=("table", "json"), default="table", help="json for scripts")
     arguments = parser.parse_args()
     console = Console(stderr=arguments.output == "json")

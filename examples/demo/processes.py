@@ -241,6 +241,15 @@ class Broker:
         if self._child is not None:
             self._child.kill()
 
+    def pause(self) -> None:
+        """It stands still until `resume`; others notice if that takes long."""
+        assert self._child is not None, "it was started"
+        os.kill(self._child.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._child is not None, "it was started"
+        os.kill(self._child.pid, signal.SIGCONT)
+
 
 @asynccontextmanager
 async def running_brokers(directory: Path, store: Store) -> AsyncIterator[list[Broker]]:

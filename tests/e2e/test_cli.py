@@ -133,6 +133,13 @@ def test_the_banner_says_where_everything_is(broker: BrokerProcess) -> None:
         assert str(place) in text
 
 
+def test_a_broker_does_not_load_pandas_although_arrow_would(broker: BrokerProcess, topic: str) -> None:
+    produce(broker, topic, "-c", 20, "-i", 1, "-m", "hello")
+    assert broker.process is not None
+    mapped = Path(f"/proc/{broker.process.pid}/maps").read_text()
+    assert "pyarrow" in mapped and "pandas" not in mapped
+
+
 def test_a_second_start_serves_the_same_topics_subscriptions_and_cursors(tmp_path: Path) -> None:
     with broker_in(tmp_path) as broker:
         for name in ("/default/a", "/default/b"):
@@ -259,6 +266,30 @@ def test_what_is_not_acknowledged_comes_again(broker: BrokerProcess, topic: str)
     assert done.returncode == 1 and payloads(done) == []
 
 
+def test_a_new_subscription_begins_where_it_is_told_and_an_old_one_goes_on(broker: BrokerProcess, topic: str) -> None:
+    def got(start: str, subscription: str = "", count: int = 1) -> list[str]:
+        of = ("-s", broker.url, "-t", topic, "-m", subscription or f"from-{start}", "-c", count, "--timeout", 10)
+        done = danube_here("consume", *of, "--start", start, "-o", "json")
+        assert done.returncode == 0, done.stderr
+        return payloads(done)
+
+    produce(broker, topic, text="0\n1\n2\n")
+    assert got("earliest", count=3) == ["0", "1", "2"]
+    assert got("2") == ["2"]
+    assert got("1999-01-01T00:00:00Z") == ["0"]
+    assert got("1999-01-01", "old", count=2) == ["0", "1"] and got("earliest", "old") == ["2"]
+    late = danube_here(
+        "consume", "-s", broker.url, "-t", topic, "-m", "late", "--start", "2100-01-01", "--timeout", 0.1
+    )
+    assert "Total received: 0 messages" in late.stdout
+    for wrong in ("yesterday", "-1", "18446744073709551616"):
+        bad = danube_here("consume", "-s", broker.url, "-t", topic, "-m", "bad", f"--start={wrong}")
+        assert bad.returncode == 1 and bad.stderr == (
+            f"danube: --start = {wrong!r} is not allowed: earliest, latest, an offset, or a time as "
+            "2026-11-15T09:00:00Z\n"
+        )
+
+
 def test_ctrl_c_ends_consume_with_its_summary_and_130(broker: BrokerProcess, topic: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pydanube", "consume", "-s", broker.url, "-t", topic, "-m", "sub"]
     with Process(command, tmp_path / "consume.out") as process:
@@ -344,7 +375,10 @@ def test_a_subscription_explains_itself_and_can_be_moved(broker: BrokerProcess, 
     explain = ("subscriptions", "explain", topic, "sub")
     assert broker.admin(*explain) == "caught up: everything below offset 0 is acknowledged.\n"
     produce(broker, topic, text="a\nb\nc\n")
-    sentence = broker.admin(*explain)
+    # The broker may hear of the end of the command's consumer a moment after us.
+    sentence = until(
+        lambda: (said := broker.admin(*explain)).startswith("no consumer") and said, "the consumer is gone"
+    )
     assert sentence.startswith("no consumer is connected; 3 messages behind") and sentence.count("\n") == 1
     assert broker.admin("subscriptions", "seek", topic, "sub", "latest") == "Goes on at offset 3\n"
     assert broker.admin(*explain) == "caught up: everything below offset 3 is acknowledged.\n"

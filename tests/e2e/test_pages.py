@@ -39,6 +39,7 @@ PARTS = {
 FOREVER = (
     "consume --topic /default/hello --subscription me",
     "consume -t /default/orders -m my-subscription",
+    "consume -t /default/orders -m from-the-first --start earliest",
     "top --sort lag",
     "python moving.py",
 )

@@ -14,6 +14,9 @@ from pydanube.core.names import TopicName, producer_id
 from pydanube.core.policies import TopicPolicy
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
 from pydanube.wire._pb.danube import SchemaRegistry_pb2 as schema_pb
+from pydanube.wire._pb.pydanube import admin_pb2 as ours_pb
+from pydanube.wire._pb.pydanube import stream_pb2 as stream_pb
+from pydanube.wire.convert import START_HEADER
 from tests.rooms.doors import TOPIC, Calls, refused, served
 
 BAD_NAMES = ["", "orders", "/default", "/default/", "//orders", "/a/b/c", "x/default/a", "/default/a.b", "/default/a b"]
@@ -243,6 +246,32 @@ async def test_subscribing_to_a_malformed_name_is_refused(calls: Calls, name: st
 async def test_a_malformed_subscription_name_is_refused(calls: Calls, name: str) -> None:
     await calls.create_topic()
     assert (await refused(calls.subscribe(name))).code is StatusCode.INVALID_ARGUMENT
+
+
+@served()
+async def test_a_new_subscription_begins_at_the_place_in_a_header_and_one_that_exists_does_not(calls: Calls) -> None:
+    producer = await calls.create_producer()
+    for number in range(3):
+        await calls.send(producer, b"%d" % number)
+
+    async def first(subscription: str, place: stream_pb.Place) -> int:
+        request = pb.ConsumerRequest(
+            topic_name=TOPIC, consumer_name=f"c-{subscription}", subscription=subscription, subscription_type=1
+        )
+        header = ((START_HEADER, place.SerializeToString()),)
+        await calls.consumers.Subscribe(request, metadata=header)
+        lag = ours_pb.GetSubscriptionLagRequest(topic=TOPIC, subscription=subscription)
+        return 3 - (await calls.ours.GetSubscriptionLag(lag)).lag.lag_messages
+
+    assert await first("all", stream_pb.Place(edge=stream_pb.EARLIEST)) == 0
+    assert await first("now", stream_pb.Place(edge=stream_pb.LATEST)) == 3
+    assert await first("two", stream_pb.Place(offset=2)) == 2
+    assert await first("far", stream_pb.Place(offset=99)) == 3
+    assert await first("old", stream_pb.Place(time_us=0)) == 0
+    assert await first("now", stream_pb.Place(edge=stream_pb.EARLIEST)) == 3
+    request = pb.ConsumerRequest(topic_name=TOPIC, consumer_name="c", subscription="s", subscription_type=1)
+    code, sentence = await refused(calls.consumers.Subscribe(request, metadata=((START_HEADER, b"\xff"),)))
+    assert code is StatusCode.INVALID_ARGUMENT and sentence.startswith(f"{START_HEADER} is no Place")
 
 
 @pytest.mark.parametrize("kind", [4, -1, 1 << 30])

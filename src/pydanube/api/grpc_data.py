@@ -12,7 +12,9 @@ from collections import OrderedDict
 from time import perf_counter
 from typing import Any, Final, TypeAlias, cast
 
-from pydanube.api.places import locate
+from google.protobuf.message import DecodeError
+
+from pydanube.api.places import locate, offset_of
 from pydanube.api.rpc import Refusal
 from pydanube.broker.fanout import FanoutSubscription, FanoutTopic
 from pydanube.broker.service import Broker
@@ -33,7 +35,8 @@ from pydanube.errors import (
 )
 from pydanube.log.batch import Envelope
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
-from pydanube.wire.convert import Row, message_of, row_of
+from pydanube.wire._pb.pydanube import stream_pb2
+from pydanube.wire.convert import START_HEADER, Row, message_of, row_of
 from pydanube.wire.status import SEND, Code, status
 
 RECEIVE_MAX_BYTES: Final = 4 * 1024 * 1024  # what gRPC lets a client receive unless it was told otherwise
@@ -131,7 +134,7 @@ class ConsumerService:
         self._broker = broker
         self._topics = broker.topics
 
-    async def Subscribe(self, request: pb.ConsumerRequest) -> pb.ConsumerResponse:
+    async def Subscribe(self, request: pb.ConsumerRequest, context: Any) -> pb.ConsumerResponse:
         name = TopicName(request.topic_name)
         subscription = SubscriptionName(request.subscription)
         check_name("consumer_name", request.consumer_name)
@@ -148,9 +151,11 @@ class ConsumerService:
                 f"Not able to subscribe to the topic {name} due to subscription_type {request.subscription_type}, "
                 f"which is not known: {known}",
             )
+        place = _start(context)
         topic = await self._topics.require(name)
+        start = await offset_of(topic, place) if place is not None and isinstance(topic, Topic) else None
         identity = await topic.subscribe(
-            subscription, KINDS[request.subscription_type], request.consumer_name, tuple(request.key_filters)
+            subscription, KINDS[request.subscription_type], request.consumer_name, tuple(request.key_filters), start
         )
         return pb.ConsumerResponse(
             request_id=request.request_id, consumer_id=identity, consumer_name=request.consumer_name
@@ -280,6 +285,17 @@ class HealthCheck:
 
 class SchemaRegistry:
     unimplemented = "this broker has no schema registry yet"
+
+
+def _start(context: Any) -> stream_pb2.Place | None:
+    """Where a new subscription is to begin, if its caller says so: the reference's clients never do."""
+    for key, value in context.invocation_metadata() or ():
+        if key == START_HEADER:
+            try:
+                return stream_pb2.Place.FromString(value)
+            except DecodeError:
+                raise Refusal(Code.INVALID_ARGUMENT, f"{START_HEADER} is no Place") from None
+    return None
 
 
 def check_name(field: str, name: str) -> None:

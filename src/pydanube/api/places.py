@@ -1,4 +1,7 @@
-"""Where a topic is, or will be, as both doors tell it: here, with another broker, or with nobody just now."""
+"""Where a topic is, or will be, as both doors tell it: here, with another broker, or with nobody just now.
+
+And where in its log a consumer begins: `offset_of`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import logging
 from typing import NamedTuple
 
 from pydanube.broker.service import Broker
+from pydanube.broker.topic import Topic
 from pydanube.core.names import TopicName
 from pydanube.core.policies import Delivery
 from pydanube.errors import DeadlineExceeded, NotServed, TopicUnknown
+from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -56,3 +61,14 @@ async def make_topic(broker: Broker, name: TopicName, *, delivery: Delivery, sch
             raise
     except DeadlineExceeded as error:
         log.warning("topic made, and nobody has it yet", extra={"topic": name, "why": str(error)})
+
+
+async def offset_of(topic: Topic, place: pb.Place) -> int:
+    """The offset that a place means now."""
+    match place.WhichOneof("at"):
+        case "offset":
+            return place.offset
+        case "time_us":
+            return await topic.offset_at(place.time_us)
+        case _:
+            return topic.first_offset if place.edge == pb.EARLIEST else topic.head

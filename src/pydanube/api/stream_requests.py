@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pydanube.api.places import here, locate, make_topic
+from pydanube.api.places import here, locate, make_topic, offset_of
 from pydanube.api.stream_handles import DELIVER_OVERHEAD_BYTES, DURABILITIES, Consuming, Producing, fetched
 from pydanube.broker.fanout import FanoutTopic
 from pydanube.broker.members import read_policy
@@ -324,7 +324,7 @@ class Requests:
         unsent_bytes = self._connection.limits.unsent_bytes
         handle = self._new_handle()
         if isinstance(topic, Topic):
-            start = await _place(topic, request.start) if request.HasField("start") else None
+            start = await offset_of(topic, request.start) if request.HasField("start") else None
             identity = await topic.subscribe(name, kind, request.consumer_name, filters, start, native=True)
             reliable = topic.require(name)
             consuming = Consuming(handle, topic, reliable, identity, reliable.attach_native(identity), unsent_bytes)
@@ -373,7 +373,7 @@ class Requests:
         request = command.seek
         topic = await self._reliable(request.topic)
         subscription = topic.require(SubscriptionName(request.subscription))
-        offset = await _place(topic, request.to)
+        offset = await offset_of(topic, request.to)
         subscription.seek(offset)
         return {"offset_found": pb.OffsetFound(offset=offset)}
 
@@ -394,7 +394,7 @@ class Requests:
 
     async def _find_offset(self, command: pb.Command) -> dict[str, Any]:
         topic = await self._reliable(command.find_offset.topic)
-        return {"offset_found": pb.OffsetFound(offset=await _place(topic, command.find_offset.at))}
+        return {"offset_found": pb.OffsetFound(offset=await offset_of(topic, command.find_offset.at))}
 
     async def _fetch(self, command: pb.Command) -> None:
         request = command.fetch
@@ -438,13 +438,3 @@ class Requests:
 
 def _durability(topic: AnyTopic) -> pb.Durability:
     return DURABILITIES[topic.log.durability] if isinstance(topic, Topic) else pb.MEMORY
-
-
-async def _place(topic: Topic, place: pb.Place) -> int:
-    match place.WhichOneof("at"):
-        case "offset":
-            return place.offset
-        case "time_us":
-            return await topic.offset_at(place.time_us)
-        case _:
-            return topic.first_offset if place.edge == pb.EARLIEST else topic.head

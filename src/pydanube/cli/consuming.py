@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pydanube.cli.owners import Owners
 from pydanube.cli.rpc import Connection, is_passing, with_retries
 from pydanube.core.names import TopicName
 from pydanube.errors import DanubeError
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
+
+if TYPE_CHECKING:
+    from pydanube.client.messages import Place
 
 QUEUE_MAX: Final = 1_000
 SUBSCRIPTION_TYPES: Final = {
@@ -35,6 +38,7 @@ class Wish:
     subscription: str
     sub_type: str = "shared"
     key_filters: tuple[str, ...] = ()
+    start: Place = "latest"  # of a new subscription
     count: int = 0  # 0: without end
     timeout_seconds: float | None = None  # of silence
     ack: bool = True
@@ -157,7 +161,9 @@ class Receiver:
         )
         self._broker = await self._owners.of(self._topic)
         try:
-            answer = await self._broker.call("danube.ConsumerService/Subscribe", request, pb.ConsumerResponse)
+            answer = await self._broker.call(
+                "danube.ConsumerService/Subscribe", request, pb.ConsumerResponse, headers=_headers(wish.start)
+            )
         except DanubeError:
             self._owners.forget(self._topic)
             raise
@@ -171,3 +177,12 @@ class Receiver:
             f"another consumer named {self._wish.consumer} took over the subscription {self._wish.subscription} "
             f"of {self._topic}: give each its own --consumer name"
         )
+
+
+def _headers(start: Place) -> Sequence[tuple[str, bytes]]:
+    """Of a subscription. The default need not be said, which spares those who want it the loading of Arrow."""
+    if start == "latest":
+        return ()
+    from pydanube.client.messages import start_header
+
+    return (start_header(start),)

@@ -20,6 +20,7 @@ from pydanube.cli.completion import topic_names
 from pydanube.cli.consuming import Wish
 from pydanube.cli.consuming import consume as consume_all
 from pydanube.cli.output import Output, OutputOption, Progress, payload_fields, payload_text, print_json
+from pydanube.cli.places import PLACES, parse_place
 from pydanube.cli.producing import Order, Outgoing, Schema, Sent, by_line, repeated
 from pydanube.cli.producing import produce as produce_all
 from pydanube.cli.rpc import Connection
@@ -236,6 +237,14 @@ def consume(
     key_filter: Annotated[
         list[str] | None, typer.Option("--key-filter", help="With key-shared: only keys like this, as eu-*.")
     ] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--start",
+            metavar="PLACE",
+            help=f"Where a new subscription of a reliable topic begins: {PLACES}.",
+        ),
+    ] = "latest",
     count: Annotated[int, typer.Option("--count", "-c", min=0, help="Stop after so many; 0: never.")] = 0,
     timeout: Annotated[
         float | None, typer.Option(min=0.0, help="Stop after so many seconds without a message.")
@@ -247,8 +256,10 @@ def consume(
 
     danube consume -t /default/orders -m my-subscription
 
-    A new subscription gets what is published from now on; one that exists goes on where it was. With --count and
-    --timeout the exit code is 1 if fewer came.
+    danube consume -t /default/orders -m from-the-first --start earliest
+
+    A new subscription gets what is published from now on, or from --start on; one that exists goes on where it was
+    (`danube admin subscriptions seek` moves it). With --count and --timeout the exit code is 1 if fewer came.
     """
     wish = Wish(
         topic=TopicName(topic),
@@ -256,6 +267,7 @@ def consume(
         subscription=subscription,
         sub_type=sub_type.value,
         key_filters=tuple(key_filter or ()),
+        start=parse_place("--start", start),
         count=count,
         timeout_seconds=timeout,
         ack=ack,

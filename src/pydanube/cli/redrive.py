@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pydanube.cli.admin import ENDPOINT, topics
 from pydanube.cli.completion import topic_names
 from pydanube.cli.output import Output, OutputOption, payload_fields, payload_text, print_fields, print_rows
+from pydanube.cli.places import parse_time
 from pydanube.cli.rpc import target
 from pydanube.errors import ConfigError
 
@@ -168,11 +169,7 @@ def _time(flag: str, text: str | None, now: datetime) -> datetime | None:
     if ago is not None:
         unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[ago[2]]
         return now - timedelta(**{unit: int(ago[1])})
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(flag, text, TIME) from None
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    return parse_time(flag, text, TIME)
 
 
 def _attributes(pairs: list[str] | None) -> dict[str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -69,7 +69,15 @@ class Connection:
     async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
-    async def call(self, method: str, request: Message, answer: type[M], *, seconds: float = CALL_SECONDS) -> M:
+    async def call(
+        self,
+        method: str,
+        request: Message,
+        answer: type[M],
+        *,
+        seconds: float = CALL_SECONDS,
+        headers: Sequence[tuple[str, bytes]] = (),
+    ) -> M:
         """Raises BrokerRefused or Unreachable."""
         call = self._methods.get(method)
         if call is None:
@@ -79,7 +87,7 @@ class Connection:
                 response_deserializer=answer.FromString,
             )
         try:
-            response: M = await call(request, timeout=seconds)
+            response: M = await call(request, timeout=seconds, metadata=headers)
         except grpc.aio.AioRpcError as error:
             raise self.failure(error) from error
         return response

@@ -5,9 +5,8 @@ The reference has the failure policy under `topics`, with `-s SUBSCRIPTION`; tha
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from google.protobuf.message import Message
@@ -15,9 +14,13 @@ from google.protobuf.message import Message
 from pydanube.cli.admin import OURS, TOPICS, TopicArgument, ask, tier_fields, topics
 from pydanube.cli.completion import subscription_names
 from pydanube.cli.output import Output, OutputOption, print_done, print_fields
+from pydanube.cli.places import PLACES, microseconds, parse_place, parse_time
 from pydanube.errors import ConfigError
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
+
+if TYPE_CHECKING:
+    from pydanube.client.messages import Place
 
 HELP: Final = "Subscriptions: explain, lag, seek, heartbeat, policies."
 
@@ -125,7 +128,7 @@ def seek(
     subscription: SubscriptionArgument,
     to: Annotated[
         str | None,
-        typer.Argument(metavar="[TO]", help="earliest, latest, an offset, or a time as 2026-11-15T09:00:00Z."),
+        typer.Argument(metavar="[TO]", help=f"{PLACES}."),
     ] = None,
     earliest: Annotated[bool, typer.Option("--earliest", help="At the oldest message that is kept.")] = False,
     latest: Annotated[bool, typer.Option("--latest", help="Behind the newest message.")] = False,
@@ -141,32 +144,24 @@ def seek(
     """
     if sum((to is not None, earliest, latest, offset is not None, time is not None)) != 1:
         raise ConfigError("TO", to, "one place: TO, --earliest, --latest, --offset or --time")
-    request = ours.SeekSubscriptionRequest(topic=topic, subscription=subscription)
-    if earliest or to == "earliest":
-        request.earliest.SetInParent()
-    elif latest or to == "latest":
-        request.latest.SetInParent()
-    elif offset is not None:
-        request.offset = offset
+    place: Place = "earliest" if earliest else "latest"
+    if offset is not None:
+        place = offset
     elif time is not None:
-        request.time_us = _microseconds("--time", time, "a time as 2026-11-15T09:00:00Z")
-    elif to is not None and to.isascii() and to.isdecimal() and int(to) < 1 << 64:
-        request.offset = int(to)
+        place = parse_time("--time", time)
+    elif to is not None:
+        place = parse_place("TO", to)
+    request = ours.SeekSubscriptionRequest(topic=topic, subscription=subscription)
+    if place == "earliest":
+        request.earliest.SetInParent()
+    elif place == "latest":
+        request.latest.SetInParent()
+    elif isinstance(place, int):
+        request.offset = place
     else:
-        request.time_us = _microseconds(
-            "TO", to or "", "earliest, latest, an offset, or a time as 2026-11-15T09:00:00Z"
-        )
+        request.time_us = microseconds(place)
     found = ask(OURS, "SeekSubscription", request, ours.SeekSubscriptionResponse).offset
     print_done(f"Goes on at offset {found}", output, offset=found)
-
-
-def _microseconds(key: str, text: str, allowed: str) -> int:
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(key, text, allowed) from None
-    aware = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-    return int(aware.timestamp() * 1_000_000)
 
 
 # --- how it is set ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pydanube.core.tiers import Descriptor
 from pydanube.errors import ConfigError
 from pydanube.log.batch import Batch, decode
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
+from pydanube.wire.convert import START_HEADER
 
 if TYPE_CHECKING:
     from pydanube.client.incoming import ConsumerLane
@@ -44,6 +45,11 @@ def place_of(place: Place) -> pb.Place:
         case int() if not isinstance(place, bool) and 0 <= place < 1 << 64:
             return pb.Place(offset=place)
     raise ConfigError("start", place, '"earliest", "latest", an offset, or a datetime')
+
+
+def start_header(place: Place) -> tuple[str, bytes]:
+    """The same beside a ConsumerRequest of the gRPC door, which has no field for it."""
+    return START_HEADER, place_of(place).SerializeToString()
 
 
 # --- messages ---------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ from pydanube.wire._pb.danube import DanubeApi_pb2 as api_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours_pb
 
 PUBLISH_TIME_MS_MAX: Final = 253_402_300_799_999  # the year 9999 ends
+# Beside a ConsumerRequest, whose fields are the reference's: a Place of stream.proto, where a new subscription begins.
+START_HEADER: Final = "x-danube-start-bin"
 
 Member = TypeVar("Member", bound=enum.Enum)
 Number = TypeVar("Number", bound=int)

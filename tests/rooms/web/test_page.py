@@ -103,8 +103,10 @@ def test_a_file_may_switch_them_off(tmp_path_factory: pytest.TempPathFactory, te
     assert load(Flags(mode="standalone", config_file=file)).web_addr == address
 
 
-def test_the_pictures_are_there_and_small() -> None:
+def test_the_pictures_are_there_and_small_and_are_those_that_the_demo_takes() -> None:
     pictures = set(re.findall(r"pictures/([\w-]+\.png)", PAGE))
     assert len(pictures) >= 6
     for name in pictures:
         assert 10_000 < (DOCS / "pictures" / name).stat().st_size < 220_000, name
+    assert pictures == {path.name for path in (DOCS / "pictures").iterdir()}
+    assert pictures == set(re.findall(r'"([\w-]+\.png)"', (DOCS.parent / "examples/demo/pictures.py").read_text()))

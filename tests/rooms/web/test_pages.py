@@ -284,7 +284,7 @@ def test_dead_letters_are_shown_tried_and_redriven(web: Web) -> None:
     assert "/default/jobs-dlq" in listed.text
     here = "/dead-letters?topic=%2Fdefault%2Fjobs-dlq"
     page = web.until(here, "2 dead letters kept")
-    assert "no stock" in page.text and "/default/jobs offset 0" in page.text
+    assert "no stock" in page.text and "From /default/jobs offset 0 , after 1 delivery." in page.text
     web.post("/dead-letters/redrive", topic="/default/jobs-dlq", reason="STOCK", dry_run="1")
     tried = web.until(here, "would be sent")
     assert "2 dead letters would be sent" in tried.text and "to /default/jobs 2" in tried.text

@@ -10,12 +10,13 @@ import re
 import pytest
 
 from pydanube.errors import Unreachable
+from pydanube.telemetry import Telemetry
 from pydanube.web import formats
 from pydanube.web.charts import Line, Part, Tier, chart, nice, spark, tier_bar
 from pydanube.web.gateway import Cached
 from pydanube.web.operations import PHASES, Operation, Operations
 from pydanube.web.samples import Series
-from pydanube.web.sends import quantile, sends_to
+from pydanube.web.sends import log_of, quantile, sends_to
 from tests.support import run, settle
 
 # --- words ----------------------------------------------------------------------------------------------
@@ -229,3 +230,26 @@ def test_what_is_counted_of_another_topic_is_not_counted() -> None:
         "send_error_by_code": [["InvalidArgument", 2]],
     }
     assert found["latency_size"]["msg_size_bytes_avg"] == 100 and found["latency_size"]["send_latency_ms_p50"] is None
+
+
+def test_the_log_and_the_cloud_tier_of_a_broker_have_the_numbers_that_it_prints() -> None:
+    telemetry = Telemetry()
+    telemetry.broker = "7"
+    telemetry.wal.appends.inc(40)
+    telemetry.wal.append_bytes.inc(4_000)
+    telemetry.wal.groups.inc(4)
+    telemetry.wal.group_latency.add(2.0, times=4)
+    telemetry.cloud.waiting = lambda: (0, 0, 0.0)  # it has a cloud tier
+    telemetry.cloud.objects.inc(3)
+    telemetry.cloud.bytes.inc(3_000)
+    found = log_of(telemetry.snapshot().text().decode())
+    latency = [found.pop(f"wal_flush_latency_ms_p{share}") for share in (50, 95, 99)]
+    assert latency == sorted(latency) and 0 < latency[0] <= 2.0
+    assert found == {
+        "scope": "broker",
+        "wal_append_total": 40,
+        "wal_append_bytes_total": 4_000,
+        "wal_flush_total": 4,
+        "cloud_upload_objects_total": 3,
+        "cloud_upload_bytes_total": 3_000,
+    }
