@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -38,11 +39,15 @@ class BrokerProcess(NamedTuple):
 
 
 def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    """None of those that the kernel gives to whoever connects somewhere: they may be taken before they are used."""
+    found: list[int] = []
+    with contextlib.ExitStack() as held:  # together, so that they differ
+        while len(found) < count:
+            port, probe = random.randrange(10_000, 20_000), held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
 
 
 @contextlib.contextmanager

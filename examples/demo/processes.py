@@ -44,18 +44,22 @@ class DemoFailed(Exception):
 
 
 def free_ports(count: int) -> list[int]:
+    """None of those that the kernel gives to whoever connects somewhere: they may be taken before they are used."""
+    found: list[int] = []
     with ExitStack() as held:  # together, so that they differ
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+        while len(found) < count:
+            port, probe = random.randrange(10_000, 20_000), held.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
 
 
 def metadata_ports(count: int) -> list[int]:
     """Each with its neighbour for the broker free as well."""
     found: list[int] = []
     while len(found) < count:
-        port = random.randrange(20_000, 50_000)
+        port = random.randrange(20_000, 30_000)
         with suppress(OSError), socket.socket() as peers, socket.socket() as clients:
             peers.bind(("127.0.0.1", port))
             clients.bind(("127.0.0.1", port + METADATA_CLIENT_OFFSET))

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -26,6 +27,8 @@ import pytest
 from pydanube.cli.main import main
 
 T = TypeVar("T")
+
+DICE = random.SystemRandom()  # nobody sets it to where others stand
 
 CLIENTS = Path(__file__).parent / "clients"
 START_SECONDS = 30.0
@@ -48,12 +51,18 @@ def until(condition: Callable[[], T], what: str, *, seconds: float = WAIT_SECOND
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has now. They are held together, so that they differ."""
+    """Ports that nobody has now. They are held together, so that they differ.
+
+    None of those that the kernel gives to whoever connects somewhere: they may be taken before they are used.
+    """
+    found: list[int] = []
     with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+        while len(found) < count:
+            port, probe = DICE.randrange(10_000, 20_000), held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
 
 
 class Process:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import sys
 import sysconfig
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
@@ -22,6 +21,7 @@ from pydanube.core import keys
 from pydanube.core.tiers import Descriptor, TierConfig
 from pydanube.ports import Delete, Put
 from pydanube.testing.brokers import TestBroker
+from tests.e2e.processes import free_ports
 
 NEVER = 1e9
 
@@ -173,9 +173,8 @@ def place_in(directory: Path, url: str | None = None, options: dict[str, object]
 
 
 def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    [port] = free_ports(1)
+    return port
 
 
 def without_us(directory: Path) -> Path:

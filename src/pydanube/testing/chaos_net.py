@@ -14,13 +14,14 @@ Elsewhere everything is on 127.0.0.1, and what needs more is skipped: `why_not` 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -58,12 +59,20 @@ class Network:
         return f"{SUBNETS[side]}.{1 if broker is None else 10 + broker}"
 
     def ports(self, count: int) -> list[int]:
-        """Free here; in a broker's own namespace they are free anyway. Held together, so that they differ."""
+        """Free here; in a broker's own namespace they are free anyway. Held together, so that they differ.
+
+        None of those that the kernel gives to whoever connects somewhere: they may be taken before they are used.
+        """
+        found: list[int] = []
         with ExitStack() as held:
-            probes = [held.enter_context(socket.socket()) for _ in range(count)]
-            for probe in probes:
-                probe.bind(("", 0))
-            return [probe.getsockname()[1] for probe in probes]
+            for port in range(10_000 + os.getpid() * 37 % 9_000, 20_000):
+                probe = held.enter_context(socket.socket())
+                with suppress(OSError):
+                    probe.bind(("", port))
+                    found.append(port)
+                if len(found) == count:
+                    return found
+        raise OSError(errno.EADDRINUSE, "no free ports")
 
     def cut(self, side: Side, broker: int) -> None:
         self._ip("link", "set", f"{side}{broker}", "nomaster")
