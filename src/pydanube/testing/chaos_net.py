@@ -14,14 +14,13 @@ Elsewhere everything is on 127.0.0.1, and what needs more is skipped: `why_not` 
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -44,6 +43,8 @@ class Network:
     def __init__(self, brokers: int, *, private: bool = True) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._namespaces: list[int] = []
+        # None of those that the kernel gives to whoever connects somewhere: they may be taken before they are used.
+        self._ports = iter(range(10_000 + os.getpid() * 37 % 9_000, 20_000))
         self.why_not = self._leave() if private else "it was not asked for"
         if not self.why_not:
             self._build(brokers)
@@ -59,20 +60,8 @@ class Network:
         return f"{SUBNETS[side]}.{1 if broker is None else 10 + broker}"
 
     def ports(self, count: int) -> list[int]:
-        """Free here; in a broker's own namespace they are free anyway. Held together, so that they differ.
-
-        None of those that the kernel gives to whoever connects somewhere: they may be taken before they are used.
-        """
-        found: list[int] = []
-        with ExitStack() as held:
-            for port in range(10_000 + os.getpid() * 37 % 9_000, 20_000):
-                probe = held.enter_context(socket.socket())
-                with suppress(OSError):
-                    probe.bind(("", port))
-                    found.append(port)
-                if len(found) == count:
-                    return found
-        raise OSError(errno.EADDRINUSE, "no free ports")
+        """Free here, and given once; in a broker's own namespace they are free anyway."""
+        return list(islice(filter(_is_free, self._ports), count))
 
     def cut(self, side: Side, broker: int) -> None:
         self._ip("link", "set", f"{side}{broker}", "nomaster")
@@ -148,3 +137,12 @@ class Network:
         if result:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
