@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.e2e.etcd import EtcdServer, etcd_in
 from tests.e2e.objectstores import S3Server, running_s3_server
+
+# No test is timed: on a busy machine an example takes as long as it takes.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,19 @@ async def epochs_on(disk: Disk, name: TopicName) -> list[int]:
     return [int(entry.name) for entry in await disk.list(topic_directory(name)) if entry.name.isdecimal()]
 
 
+async def epochs_with_logs(disk: Disk, name: TopicName) -> list[int]:
+    """The same without those of which everything was set aside."""
+    return [epoch for epoch in await epochs_on(disk, name) if await _has_log(disk, epoch_directory(name, epoch))]
+
+
+async def _has_log(disk: Disk, directory: str) -> bool:
+    return any(_is_log(entry.name) for entry in await disk.list(directory))
+
+
+def _is_log(name: str) -> bool:
+    return name.endswith(SEGMENT_SUFFIX) or name == CHECKPOINT
+
+
 async def remove_redundant(
     disk: Disk,
     name: TopicName,
@@ -114,7 +127,7 @@ async def is_damaged(disk: Disk, directory: str) -> bool:
 async def _set_aside(disk: Disk, epoch: RecoveredEpoch) -> None:
     """Its files stay, under names that no recovery looks at."""
     for entry in await disk.list(epoch.directory):
-        if entry.name.endswith(SEGMENT_SUFFIX) or entry.name == CHECKPOINT:
+        if _is_log(entry.name):
             path = f"{epoch.directory}/{entry.name}"
             await disk.rename(path, path + QUARANTINE_SUFFIX)
     await disk.sync_directory(epoch.directory)

@@ -168,6 +168,11 @@ async def upload_ahead(tiering: Tiering, topic: TopicName) -> None:
     carried = tiering.get(topic)
     if carried is None:
         return
+    with tiering.hurried():
+        await _upload_all(tiering, carried)
+
+
+async def _upload_all(tiering: Tiering, carried: Carried) -> None:
     async with carried.working:
         left = carried.lag_bytes
         while left > REST_BYTES and await tiering.upload_all(carried):

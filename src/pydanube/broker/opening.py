@@ -13,10 +13,10 @@ import json
 import logging
 from base64 import b64decode
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from pydanube.broker.fanout import FanoutTopic
-from pydanube.broker.leftovers import epochs_on, remove_epochs, remove_files, remove_redundant
+from pydanube.broker.leftovers import epochs_with_logs, remove_epochs, remove_files, remove_redundant
 from pydanube.broker.members import read_policy
 from pydanube.broker.ownership import Claimable, Ownership, Reservation, look
 from pydanube.broker.subscription import Services
@@ -36,6 +36,8 @@ from pydanube.ports import Compare, Delete, Disk, Item, MetadataStore, ObjectSto
 from pydanube.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
+
+KNOW_SECONDS: Final = 1.0  # for the list of all objects, before a topic is opened
 
 AnyTopic: TypeAlias = Topic | FanoutTopic
 
@@ -204,7 +206,7 @@ class Opener:
         sessions.learn(in_objects)
         if seen.orphans or seen.leaves:
             sessions.loosen()
-        sessions.forget(sorted(seen.voids))
+        sessions.forget(seen.voids)
 
     def _prepare(self, topic_log: TopicLog) -> None:
         task = asyncio.create_task(topic_log.prepare(), name=f"prepare {topic_log.topic}")
@@ -294,8 +296,8 @@ class Opener:
             await remove_files(rooms.disk, name)
             return True
         await remove_epochs(rooms.disk, name, seen.created - 1)
-        last = min(last, seen.since(rooms.broker_id) - 1)  # what comes later is the log
-        if rooms.cloud is None or not any(epoch <= last for epoch in await epochs_on(rooms.disk, name)):
+        last = min(last, seen.since(rooms.broker_id, 0)[0] - 1)  # what comes later is the log
+        if rooms.cloud is None or not any(epoch <= last for epoch in await epochs_with_logs(rooms.disk, name)):
             return True
         cloud = rooms.cloud
         tier = TopicTier(
@@ -303,9 +305,11 @@ class Opener:
         )
         await tier.load(seen.items)
         try:
-            objects = await tier.know_all()
-        except (Unavailable, ObjectDamaged) as error:
-            log.warning("files of lost epochs stay", extra={"topic": name, "why": str(error)})
+            async with asyncio.timeout(KNOW_SECONDS):  # clients wait for the topic, and the files can
+                objects = await tier.know_all()
+        except (Unavailable, ObjectDamaged, TimeoutError) as error:
+            why = str(error) or "the object store does not answer in time"
+            log.warning("files of lost epochs stay", extra={"topic": name, "why": why})
             return False
         closed = await rooms.wal.lost_log(name, last)
         first_offset = tier.history.first_offset

@@ -36,6 +36,7 @@ from pydanube.ports import Clock, Compare, Delete, Item, MetadataStore, Put
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 0.2
+VOIDS_MAX: Final = 50  # that one claim takes away: a transaction has 128 operations at most
 
 
 class Claimable(NamedTuple):
@@ -64,10 +65,18 @@ class Claimable(NamedTuple):
         """The epoch in which the topic was made: this one, if there was none of the name."""
         return self.owner.created if self.owner and not self.owner.deleted else self.epoch
 
-    def since(self, broker_id: int) -> int:
-        """From this epoch on, up to its claim, this broker has had the topic and nobody else."""
+    def since(self, broker_id: int, start: int) -> tuple[int, int]:
+        """From this epoch and offset on, this broker has had the topic and nobody else, when it has claimed it."""
         owner = self.owner
-        return owner.since if owner and not owner.deleted and owner.broker_id == broker_id else self.epoch
+        if owner is not None and not owner.deleted and owner.broker_id == broker_id:
+            return owner.since, owner.since_offset
+        return self.epoch, start
+
+    @property
+    def enclosed(self) -> list[int]:
+        """Where the voids begin that lie inside of what a claim leaves behind."""
+        left = self.leaves
+        return [first for first, _ in self.voids if left is not None and left.start <= first < left.end]
 
     @property
     def sealed(self) -> Seal | None:
@@ -105,6 +114,10 @@ async def look(metadata: MetadataStore, topic: TopicName, broker_id: BrokerId) -
     for first, end in sorted(voids):
         if first <= placed_end:
             placed_end = max(placed_end, end)
+    # What is below where it began was others', however it came there; and an older version does not say where that was.
+    left_from = max(placed_end, owner.since_offset) if owner is not None and owner.since else covered_end
+    if sum(first >= left_from for first, _ in voids) > VOIDS_MAX:
+        left_from = covered_end  # more than one transaction can hold
     return Claimable(
         owner,
         item.revision if item else 0,
@@ -115,7 +128,7 @@ async def look(metadata: MetadataStore, topic: TopicName, broker_id: BrokerId) -
         offset_if_unproven(owner, reserved_end),
         orphans,
         voids,
-        orphan_left(owner, seal, reserved_end, placed_end, broker_id=broker_id),
+        orphan_left(owner, seal, reserved_end, left_from, broker_id=broker_id),
         history.revision if history else 0,
         covered_end,
         listed,
@@ -134,6 +147,7 @@ class Ownership:
         "revision",
         "session",
         "since",
+        "since_offset",
         "start",
         "topic",
     )
@@ -147,7 +161,7 @@ class Ownership:
         self.broker_id = BrokerId(owner.broker_id)
         self.start = owner.start_offset
         self.created = owner.created
-        self.since = owner.since
+        self.since, self.since_offset = owner.since, owner.since_offset
         self.revision = revision
 
     @classmethod
@@ -169,13 +183,15 @@ class Ownership:
         `unproven_from`: this broker's own log ends somewhere from there on, nobody knows where: the rest is void.
         `reserve_end`: the first offsets are reserved, too, for somebody waits to publish.
         """
+        since, since_offset = seen.since(broker_id, start)
         owner = Owner(
             epoch=seen.epoch,
             session=session,
             broker_id=broker_id,
             start_offset=start,
             created=seen.created,
-            since=seen.since(broker_id),
+            since=since,
+            since_offset=since_offset,
         )
         operations: list[Put | Delete] = [
             Put(keys.owner(topic), owner.to_bytes()),
@@ -186,6 +202,8 @@ class Ownership:
             operations.append(Delete(keys.assignment(BrokerId(seen.owner.broker_id), topic)))
         if seen.leaves is not None:
             operations.append(Put(keys.orphan(topic, seen.leaves.start), seen.leaves.to_bytes()))
+            # An offset has one place. Whoever adopts the orphan finds out again what of it is void.
+            operations += [Delete(keys.void(topic, first)) for first in seen.enclosed]
         if reserve_end is not None:
             operations.append(Put(keys.reserve(topic), reserve_to_bytes(reserve_end)))
         # What has its place already is not void, however much of the log was lost.
@@ -232,6 +250,7 @@ class Ownership:
             released=True,
             created=self.created,
             since=self.since,
+            since_offset=self.since_offset,
         )
         operations: list[Put | Delete] = [
             Put(keys.seal(self.topic), seal.to_bytes()),

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Final
 
 from pydanube.core.tiers import Descriptor, Retention, SteadyTime, TierConfig
@@ -104,6 +104,7 @@ class Tiering:
         self._metrics = metrics
         self._excess_bytes = excess_bytes
         self._aim = aim
+        self._hurried = 0  # topics that are leaving
         self._topics: dict[str, Carried] = {}
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,7 +126,7 @@ class Tiering:
         What cannot be read is left: `TopicTier.unreadable` names it, and it is given up. Raises what goes wrong.
         """
         carried = self._topics[topic]
-        self._aim(math.inf)  # clients wait for it
+        held.enter_context(self.hurried())
         await held.enter_async_context(carried.working)
         while carried.tier.waiting(carried.log) is not None:
             started = self._clock.elapsed()
@@ -139,6 +140,16 @@ class Tiering:
                 self._count(uploaded, started)
         await carried.tier.give_up(carried.log)
         return None
+
+    @contextlib.contextmanager
+    def hurried(self) -> Iterator[None]:
+        """Meanwhile objects are written as fast as they can be: clients, or somebody who stops us, wait for them."""
+        self._hurried += 1
+        self._aim(math.inf)
+        try:
+            yield
+        finally:
+            self._hurried -= 1  # the next look sets another pace
 
     async def remove(self, topic: str) -> Carried | None:
         """The topic closes: nothing of it is carried when this returns. What it returns may be added again."""
@@ -201,7 +212,7 @@ class Tiering:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _rate_needed(self) -> float:
-        if self._excess_bytes() > 0:
+        if self._hurried or self._excess_bytes() > 0:
             return math.inf
         waiting = [each for each in self._topics.values() if each.pending_since is not None]
         return sum(each.lag_bytes for each in waiting) / max(self._config.upload_seconds, LOOK_SECONDS)

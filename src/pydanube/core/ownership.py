@@ -37,6 +37,7 @@ class Owner:
     deleted: bool = False
     created: int = 0  # the epoch in which the topic of this name was made; what is older was another's
     since: int = 0  # the epoch from which on nobody but this broker has claimed it; 0: an older version wrote this
+    since_offset: int = 0  # where it began then: what is below was others'
 
     def to_bytes(self) -> bytes:
         return json.dumps(fields_of(self)).encode()

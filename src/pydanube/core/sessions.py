@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from pydanube.core.ranges import OffsetRanges
 from pydanube.errors import OutOfSequence, ProducerFenced, SessionUnknown
 
 # A client keeps at most this many batches in flight, so an older resend cannot happen.
@@ -137,15 +138,16 @@ class Sessions:
             if known is None or (known.session, known.next_sequence) < (other.session, other.next_sequence):
                 self._producers[producer_id] = other._replace(loose=True)
 
-    def forget(self, void: Sequence[tuple[int, int]]) -> None:
-        """Nothing is stored in these ranges [first, end), which are in order, whatever was said before."""
-        starts = [first for first, _ in void]
+    def forget(self, void: Iterable[tuple[int, int]]) -> None:
+        """Nothing is stored in these ranges [first, end), whatever was said before."""
+        ranges = list(OffsetRanges(void))
+        ends = [each.end for each in ranges]
 
         def is_void(offset: int) -> bool:
-            place = bisect_right(starts, offset) - 1
-            return place >= 0 and offset < void[place][1]
+            place = bisect_right(ends, offset)
+            return place < len(ranges) and ranges[place].first <= offset
 
-        for producer_id, producer in self._producers.items() if void else ():
+        for producer_id, producer in self._producers.items() if ranges else ():
             recent = tuple(each for each in producer.recent if not is_void(each.base_offset))
             if len(recent) < len(producer.recent):
                 self._producers[producer_id] = producer._replace(recent=recent, loose=True)

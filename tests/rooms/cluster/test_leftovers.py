@@ -27,7 +27,7 @@ from pydanube.ports import Disk, Put, Write
 from pydanube.stores.memory import MemoryDisk
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.cluster_recorder import everything
-from tests.rooms.brokers import message, simulated
+from tests.rooms.brokers import message, now, simulated
 
 SELDOM = TierConfig(upload_seconds=3600.0, garbage_seconds=60.0, sweep_seconds=60.0)
 FILES = "wal/default/orders"
@@ -127,7 +127,7 @@ async def test_a_broker_that_died_between_adoption_and_removal_reads_everything_
     assert await files(town.node(1)) == []
 
 
-async def lost_below_a_void() -> tuple[Cluster, TopicName, Node]:
+async def lost_below_a_void(sent_again: Iterable[int] = (5, 6)) -> tuple[Cluster, TopicName, Node]:
     """Broker 1 had 0 to 4, and what it would have used next was void when it was lost; another took 5 and 6."""
     town = await Cluster(tier=SELDOM).start(3)
     topic = await town.create("/default/orders", on=1)
@@ -136,7 +136,7 @@ async def lost_below_a_void() -> tuple[Cluster, TopicName, Node]:
     reserved = (await town.value(keys.reserve(topic)))["end"]
     await town.metadata.transact([], [Put(keys.void(topic, 5), void_to_bytes(reserved, "the end of the log was lost"))])
     node = await lose(town, topic)
-    await send(town, topic, session, range(5, 7))
+    await send(town, topic, session, sent_again)
     return town, topic, node
 
 
@@ -151,6 +151,91 @@ async def test_what_a_lost_owner_had_below_a_void_is_an_orphan_and_comes_back() 
     assert await texts(town, topic) == ["0", "1", "2", "3", "4", "5", "6"]
     assert await verified(town, topic) == []
     assert await files(node) == []
+
+
+@simulated
+async def test_a_void_inside_an_orphan_is_the_orphans_as_long_as_that_stands() -> None:
+    """An offset has one place."""
+    town, topic, _ = await lost_below_a_void()
+    assert await town.metadata.list(keys.voids(topic)) == []
+    assert await verified(town, topic) == []
+
+
+@simulated
+async def test_what_was_void_inside_an_orphan_is_void_once_when_it_is_adopted_and_parts_were_sent_again() -> None:
+    town, topic, node = await lost_below_a_void(sent_again=range(3, 7))
+    await boot_active(node)
+    await asyncio.sleep(20)
+    assert await town.metadata.list(keys.orphans(topic)) == []
+    assert await texts(town, topic) == ["0", "1", "2", "3", "4", "5", "6"]
+    assert await verified(town, topic) == []
+
+
+@simulated
+async def test_an_orphan_has_nothing_of_what_others_had_before_its_broker() -> None:
+    """The first of two lost owners has the only copy below a void, and an earlier version made no orphan of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ownership, "orphan_left", lambda *args, **named: None)
+        town, topic, first = await lost_below_a_void()
+    second = await lose(town, topic)
+    await boot_active(second)
+    await asyncio.sleep(30)
+    assert await town.metadata.list(keys.orphans(topic)) == []
+    await boot_active(first)
+    await bring_home(town, topic, 1)
+    assert await texts(town, topic) == ["0", "1", "2", "3", "4", "5", "6"]
+
+
+@simulated
+async def test_no_receipt_names_an_offset_that_was_given_up() -> None:
+    town = await Cluster(tier=SELDOM).start(3)
+    topic = await town.create("/default/orders", on=1)
+    session = await town.publish(topic, lambda found: found.open_session(PRODUCER))
+    await send(town, topic, session, range(10))
+    await town.metadata.transact([], [Put(keys.void(topic, 3), void_to_bytes(5, "damaged on the disk of its owner"))])
+    node = await lose(town, topic)
+    owner = town.host(topic)
+    assert owner is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rescuer, "_store_run", not_yet)
+        await node.boot()
+        await asyncio.sleep(20)  # what was brought is recalled, and cannot be stored
+        found = await town.served(topic)
+        await owner.call(found.log.roll())
+        other = await town.publish(topic, lambda found: found.add_producer("other"))
+        await town.publish(topic, lambda found: found.publish(other, message("x")))
+        await owner.call(found.discard_orphan(0))
+    owner.kill()
+    await owner.boot()
+    await town.until(lambda: town.host(topic) is owner)
+    await send(town, topic, session, [9])
+    assert "9" in await texts(town, topic)
+
+
+@simulated
+async def test_files_set_aside_and_a_store_that_does_not_answer_delay_no_restart() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        town, topic = await adopted_and_killed(patch, replace(SELDOM, descriptors_max=0, descriptors_moved=1))
+    node = town.node(1)
+    for path in await files(node):
+        await node.disk.rename(path, path + ".quarantined")
+    await boot_active(node)
+    await bring_home(town, topic, 1)
+    found = await town.served(topic)
+    assert found.storage is not None
+    assert await node.call(Tidy(found.storage.tier).move_to_manifest())
+    node.kill()
+
+    async def hang(*_: Any) -> bytes:
+        await asyncio.sleep(60)
+        raise Unreachable("the object store", "it does not answer")
+
+    begun = now()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(node.objects), "get", hang)
+        await node.boot()
+        await town.until(lambda: town.host(topic) is not None)
+    assert now() - begun < 5
 
 
 @simulated
