@@ -29,7 +29,7 @@
     /topics/<ns>/<topic>/subscriptions/<sub>/dispatch_config     {max_unacked_messages, heartbeat}
     /topics/<ns>/<topic>/subscriptions/<sub>/consumers/<consumer> {consumer_name, key_filters}
 
-    /storage/topics/<ns>/<topic>/owner                           {epoch, session, broker_id, start_offset, …} (core/ownership.py)
+    /storage/topics/<ns>/<topic>/owner                           {epoch, session, broker_id, start_offset, since, …}
     /storage/topics/<ns>/<topic>/reserve                         {end}
     /storage/topics/<ns>/<topic>/state                           the seal
     /storage/topics/<ns>/<topic>/history                         {first_offset, history_version, manifest}
