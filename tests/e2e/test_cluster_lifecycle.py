@@ -257,7 +257,8 @@ def test_scenario_4_killed_together_and_back_after_their_leases_all_are_active_e
     pair.broker.prepare()
     for each in (pair.broker, pair.steady):
         each.kill()
-    time.sleep(47 * SECOND)
+    leases = [keys.registration(BrokerId(int(each.broker_id))) for each in (pair.broker, pair.steady)]
+    until(lambda: all(pair.value(lease) is None for lease in leases), "their leases have run out")
     pair.cluster.start()
     for each in (pair.broker, pair.steady):
         pair.says("Full cluster restart detected. Registering as active.", "is ready.", who=each)
