@@ -309,7 +309,7 @@ class Rescuer:
             tier.garbage.pop(each.object_id, None)
         try:
             # If it was our own disk that had them: they are read as they are in the store now, marked.
-            await self._forget_own(topic, tier, orphan)
+            await self._forget_own(topic, tier, orphan, brought.damaged)
         except DanubeError as error:
             log.warning("files of a rescued epoch are left", extra={"topic": topic.name, "why": str(error)})
         topic.adopted(
@@ -318,7 +318,9 @@ class Rescuer:
             voided=tuple(OffsetRange(first, end) for first, end in voids),
         )
 
-    async def _forget_own(self, topic: Topic, tier: TopicTier, orphan: Orphan) -> None:
+    async def _forget_own(
+        self, topic: Topic, tier: TopicTier, orphan: Orphan, damaged: Sequence[tuple[int, int]]
+    ) -> None:
         """An orphan may reach over several epochs of its broker. They go as a whole, so all below it must be stored."""
         for segment in topic.log.lost_segments(orphan.epoch, orphan.start):
             below = max(segment.first_offset, tier.history.first_offset), min(segment.end_offset, orphan.start)
@@ -326,7 +328,7 @@ class Rescuer:
             if gaps and is_uncovered(gaps, (await look(self._metadata, topic.name, self._broker_id)).voids):
                 log.warning("files of a lost epoch stay: the store does not have it all", extra={"topic": topic.name})
                 return
-        await topic.log.forget_lost(orphan.epoch, orphan.start)
+        await topic.log.forget_lost(orphan.epoch, orphan.start, damaged)
 
 
 async def later_batches(topic: Topic, tier: TopicTier, orphan: Orphan) -> tuple[list[Numbered], int]:

@@ -602,11 +602,11 @@ class TopicLog:
         moved = Checkpoint(**{**fields, "first_offset": first_offset})
         await replace_file(self.disk, path, moved.to_bytes())
 
-    async def _drop(self, segment: SegmentFile) -> None:
+    async def _drop(self, segment: SegmentFile, *, set_aside: bool = False) -> None:
         try:
             await self.disk.size(segment.path + DAMAGE_SUFFIX)
         except FileNotFoundError:
-            if not segment.damaged:
+            if not (segment.damaged or set_aside):
                 await self.disk.remove(segment.path)
                 return
         await self.disk.rename(segment.path, segment.path + QUARANTINE_SUFFIX)
@@ -617,8 +617,11 @@ class TopicLog:
         reaching = {segment.header.epoch for segment in older if segment.end_offset > start}
         return [segment for segment in older if segment.header.epoch in reaching]
 
-    async def forget_lost(self, epoch: int, start: int) -> None:
-        """Drops the `lost_segments`: somebody else keeps them now, and keeps them differently."""
+    async def forget_lost(self, epoch: int, start: int, damaged: Sequence[tuple[int, int]] = ()) -> None:
+        """Drops the `lost_segments`: somebody else keeps them now, and keeps them differently.
+
+        What has `damaged` offsets, found while it was read, is set aside for a person.
+        """
         assert epoch < self.epoch
         async with self._checkpointing:
             doomed = self.lost_segments(epoch, start)
@@ -631,7 +634,8 @@ class TopicLog:
                 inside = [segment for segment in doomed if segment.path.startswith(f"{directory}/")]
                 await self._move_first_offset(directory, inside[-1].end_offset)
                 for segment in inside:
-                    await self._drop(segment)
+                    rotten = any(first < segment.end_offset and segment.first_offset < end for first, end in damaged)
+                    await self._drop(segment, set_aside=rotten)
                 self._wal.metrics.deletions["adopted"] += len(inside)
                 await self.disk.sync_directory(directory)
 

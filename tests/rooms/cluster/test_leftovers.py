@@ -45,6 +45,13 @@ async def send(town: Cluster, topic: TopicName, session: int, sequences: Iterabl
     return [await town.publish(topic, lambda found, each=each: submit(found, each)) for each in sequences]
 
 
+async def begun() -> tuple[Cluster, TopicName, int]:
+    """Three brokers, and a topic of the first with an idempotent producer's session."""
+    town = await Cluster(tier=SELDOM).start(3)
+    topic = await town.create("/default/orders", on=1)
+    return town, topic, await town.publish(topic, lambda found: found.open_session(PRODUCER))
+
+
 async def lose(town: Cluster, topic: TopicName) -> Node:
     """Its owner dies, and another takes over."""
     host = town.host(topic)
@@ -129,9 +136,7 @@ async def test_a_broker_that_died_between_adoption_and_removal_reads_everything_
 
 async def lost_below_a_void(sent_again: Iterable[int] = (5, 6)) -> tuple[Cluster, TopicName, Node]:
     """Broker 1 had 0 to 4, and what it would have used next was void when it was lost; another took 5 and 6."""
-    town = await Cluster(tier=SELDOM).start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await town.publish(topic, lambda found: found.open_session(PRODUCER))
+    town, topic, session = await begun()
     await send(town, topic, session, range(5))
     reserved = (await town.value(keys.reserve(topic)))["end"]
     await town.metadata.transact([], [Put(keys.void(topic, 5), void_to_bytes(reserved, "the end of the log was lost"))])
@@ -188,9 +193,7 @@ async def test_an_orphan_has_nothing_of_what_others_had_before_its_broker() -> N
 
 @simulated
 async def test_no_receipt_names_an_offset_that_was_given_up() -> None:
-    town = await Cluster(tier=SELDOM).start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await town.publish(topic, lambda found: found.open_session(PRODUCER))
+    town, topic, session = await begun()
     await send(town, topic, session, range(10))
     await town.metadata.transact([], [Put(keys.void(topic, 3), void_to_bytes(5, "damaged on the disk of its owner"))])
     node = await lose(town, topic)
@@ -258,9 +261,7 @@ async def test_offsets_below_a_void_that_no_object_has_stay_on_their_disk_and_ar
 
 @simulated
 async def test_what_an_operator_gave_up_does_not_come_back_from_old_files() -> None:
-    town = await Cluster(tier=SELDOM).start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await town.publish(topic, lambda found: found.open_session(PRODUCER))
+    town, topic, session = await begun()
     await send(town, topic, session, range(3))
     node = await lose(town, topic)
     owner = town.host(topic)
@@ -373,9 +374,7 @@ async def test_files_of_a_brought_epoch_are_remembered_until_the_topic_is_not_op
 
 @simulated
 async def test_what_was_brought_in_vain_is_swept_when_its_orphan_is_gone_and_not_before() -> None:
-    town = await Cluster(tier=SELDOM).start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await town.publish(topic, lambda found: found.open_session(PRODUCER))
+    town, topic, session = await begun()
     await send(town, topic, session, range(3))
     node = await lose(town, topic)
     owner = town.host(topic)
@@ -397,9 +396,7 @@ async def test_what_was_brought_in_vain_is_swept_when_its_orphan_is_gone_and_not
 
 async def lost_twice_and_home(patch: pytest.MonkeyPatch) -> tuple[Cluster, TopicName]:
     """Broker 1 had 0 to 2 in one epoch and 3, 4 in the next; another took 2 to 5. Then 1 has the topic, not adopted."""
-    town = await Cluster(tier=SELDOM).start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await town.publish(topic, lambda found: found.open_session(PRODUCER))
+    town, topic, session = await begun()
     await send(town, topic, session, range(3))
     town.node(1).kill()
     await town.node(1).boot()
@@ -424,6 +421,20 @@ async def test_an_owner_that_adopts_from_its_own_disk_what_it_had_in_several_epo
     await bring_home(town, topic, 2)
     assert await texts(town, topic) == ["0", "1", "2", "3", "4", "5"]
     assert await verified(town, topic) == []
+
+
+@simulated
+async def test_damaged_files_stay_when_their_owner_adopts_from_its_own_disk() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        town, topic = await lost_twice_and_home(patch)
+    disk = town.node(1).disk
+    path = min(each for each in await files(town.node(1)) if each.endswith(".wal"))
+    content = await disk.read(path, 0, await disk.size(path))
+    place = content.index(b"DNB1", content.index(b"DNB1") + 1) + 120  # in a body that nobody has read yet
+    await disk.write([Write(path, place, [bytes(each ^ 255 for each in content[place : place + 8])])], sync=True)
+    await asyncio.sleep(20)
+    assert await town.metadata.list(keys.orphans(topic)) == []
+    assert path + ".quarantined" in await files(town.node(1))
 
 
 @simulated
