@@ -363,7 +363,7 @@ async def test_an_adoption_is_known_although_the_adopters_files_cannot_be_remove
     town.node(2).kill()
     await asyncio.sleep(10)
 
-    async def full(self: TopicLog, epoch: int, start: int) -> None:
+    async def full(*_: object) -> None:
         raise DiskFull("wal")
 
     monkeypatch.setattr(TopicLog, "forget_lost", full)
