@@ -14,12 +14,14 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pydanube.errors import ConfigError, Refused, Unavailable, Unreachable
 from pydanube.ports import Put
 from pydanube.stores.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, Member, MemberConfig, follow
+from pydanube.stores.etcd.calls import Calls
 from pydanube.stores.etcd.process import LOG_BYTES_MAX, log_path, pid_path, shorten_log, take_over
 from tests.e2e.etcd import certificates, etcd_program, member_addresses
 from tests.e2e.processes import Program
@@ -288,12 +290,7 @@ def test_a_store_goes_on_when_the_members_it_was_told_of_are_all_gone(tmp_path: 
                 await until_all_are_healthy(cluster, 2)
                 await until(lambda: joined.endpoints[0] in str(store.peers))
                 leaving = next(each for each in await cluster.members() if each.name == first.raft_addr)
-                async with asyncio.timeout(30):  # etcd wants all members to have been up for some seconds
-                    while True:
-                        with contextlib.suppress(Unavailable):
-                            await cluster.remove(leaving.id)
-                            break
-                        await asyncio.sleep(0.1)
+                await until_removed(cluster, leaving.id)
                 await old.stop()
                 async with asyncio.timeout(30):
                     while True:
@@ -330,6 +327,61 @@ async def until_added(cluster: EtcdCluster, peer_url: str) -> list[Member]:
             except Unavailable as error:
                 assert "try again when all are up" in str(error)
                 await asyncio.sleep(0.1)
+
+
+async def until_removed(cluster: EtcdCluster, member_id: int) -> None:
+    """etcd wants all members to have been up for some seconds. An attempt of which nobody knows may have done it."""
+    unknown = False
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await cluster.remove(member_id)
+                return
+            except Unavailable as error:
+                unknown |= isinstance(error, Unreachable)
+            except Refused as refused:
+                assert unknown and "no such member" in str(refused)
+                return
+            await asyncio.sleep(0.1)
+
+
+def test_a_removal_whose_answer_is_lost_is_known_from_those_that_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really_ask = Calls.once
+    answers: list[str] = []
+
+    async def ask_and_lose_the_answer(calls: Calls, method: Any, request: Any) -> Any:
+        answers.append(str(await really_ask(calls, method, request)))
+        raise Unreachable("etcd", "the connection was closed")
+
+    async def ask_nobody(calls: Calls, method: Any, request: Any) -> Any:
+        raise Unreachable("etcd", "nobody is there")
+
+    async def story() -> None:
+        first, second = configs(tmp_path, 2)
+        first = replace(first, seed_nodes=(first.raft_addr,))
+        second = replace(second, seed_nodes=(first.raft_addr,), join=True)
+        async with running([EtcdMember(first)]) as (old,):
+            cluster, joined = EtcdCluster(old.endpoints), EtcdMember(second)
+            try:
+                await joined.start()
+                await until_all_are_healthy(cluster, 2)
+                leaving = next(each for each in await cluster.members() if each.name == second.raft_addr)
+                monkeypatch.setattr(Calls, "once", ask_nobody)
+                with pytest.raises(Unreachable, match="nobody is there"):
+                    await cluster.remove(leaving.id)
+                monkeypatch.setattr(Calls, "once", ask_and_lose_the_answer)
+                async with asyncio.timeout(30):
+                    while not answers:
+                        with contextlib.suppress(Unavailable):
+                            left = await cluster.remove(leaving.id)
+                assert [each.name for each in left] == [first.raft_addr], "known, though nobody answered"
+            finally:
+                await cluster.close()
+                await joined.stop()
+
+    run(story())
 
 
 def test_status_tells_of_a_member_that_is_down_and_of_one_that_never_started(tmp_path: Path) -> None:

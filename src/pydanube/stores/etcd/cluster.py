@@ -107,6 +107,13 @@ class EtcdCluster:
             answer = await self._calls.once(etcd.MEMBER_REMOVE, pb.MemberRemoveRequest(id=member_id))
         except Refusal as refusal:
             raise _explained(refusal, f"member {member_id} cannot be removed") from None
+        except Unreachable:
+            # The one that was asked may be the one that leaves, and gone before it could answer: the others know.
+            request = pb.MemberListRequest(linearizable=True)
+            left = _members((await self._calls.repeatable(etcd.MEMBER_LIST, request)).members)
+            if any(each.id == member_id for each in left):
+                raise
+            return left
         return _members(answer.members)
 
     async def _status(self, member: Member) -> MemberStatus:
