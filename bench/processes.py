@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,6 +84,45 @@ def wait_for_port(port: int, seconds: float = 120.0) -> None:
         if time.monotonic() > deadline:
             raise SystemExit(f"nothing listens on port {port} after {seconds:.0f} s")
         time.sleep(0.05)
+
+
+SPIN = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while os.getppid() == int(sys.argv[2]):
+    for _ in range(1_000_000):
+        pass
+"""
+
+
+@contextlib.contextmanager
+def cores_awake() -> Iterator[None]:
+    """For measurements of latency on a virtual machine: no core is ever idle, and nothing else is different.
+
+    A core that has nothing to do for a moment is given to somebody else by the host, and comes back late, up to 30 ms
+    late. So a program runs on each that the kernel lets run only while nobody else wants to (SCHED_IDLE).
+    """
+    command = [sys.executable, "-S", "-c", SPIN]
+    spinning = [subprocess.Popen([*command, str(core), str(os.getpid())]) for core in os.sched_getaffinity(0)]
+    try:
+        yield
+    finally:
+        for each in spinning:
+            each.kill()
+            each.wait()
+
+
+@contextlib.contextmanager
+def steal_watched(found: Callable[[float], None]) -> Iterator[None]:
+    """Tells how much of a core the host kept for itself while we wanted to run, in percent."""
+    began, before = time.monotonic(), _steal_seconds()
+    yield
+    found((_steal_seconds() - before) / (time.monotonic() - began) * 100)
+
+
+def _steal_seconds() -> float:
+    return int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def paced_fdatasync_ms(scratch: Path, seconds: float, rate: int = 10_000, size: int = 64) -> list[float]:

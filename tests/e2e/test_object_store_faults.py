@@ -15,8 +15,10 @@ import pytest
 from pydanube.errors import Conflict, StoreRefused, Unreachable
 from pydanube.ports import ObjectStore
 from pydanube.stores import objects
+from pydanube.stores.memory import MemoryClock
 from pydanube.stores.object_urls import open_object_store
 from pydanube.stores.objects import Patience
+from pydanube.stores.pace import BURST_BYTES, RATE_MIN, Pace
 from tests.e2e.objectstores import S3Server
 from tests.e2e.tcp_proxy import Answer, Cut, Fault, FaultProxy, Picked, Refuse, Silence, Slow, Stall
 from tests.support import run
@@ -40,12 +42,13 @@ STEADY = Patience(attempt_seconds=30.0, deadline_seconds=100.0, pause_seconds_fi
 
 @asynccontextmanager
 async def behind_proxy(
-    server: S3Server, patience: Patience
+    server: S3Server, patience: Patience, pace: Pace | None = None
 ) -> AsyncIterator[tuple[ObjectStore, ObjectStore, FaultProxy]]:
     """One place seen twice: through the proxy, and directly."""
     url = server.url()
     async with FaultProxy(server.port) as proxy:
-        far = await open_object_store(url, {**server.options, "endpoint": proxy.endpoint}, patience=patience)
+        options = {**server.options, "endpoint": proxy.endpoint}
+        far = await open_object_store(url, options, patience=patience, pace=pace)
         yield far, await open_object_store(url, server.options), proxy
 
 
@@ -211,6 +214,42 @@ def test_a_large_object_is_created_in_parts(s3_server: S3Server) -> None:
             assert await near.get("a") == b"".join(LARGE)
             small = await far.put("b", LARGE[:15], create=True)
             assert "-" not in small.etag
+
+    run(main())
+
+
+class Sleepless(MemoryClock):
+    """Nobody waits, and the time passes all the same."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(max(0.0, seconds))
+        await asyncio.sleep(0)
+
+
+def test_a_large_object_is_sent_at_a_pace_and_arrives_whole(s3_server: S3Server) -> None:
+    async def main() -> None:
+        clock = Sleepless()
+        async with behind_proxy(s3_server, STEADY, Pace(clock)) as (far, near, _):
+            begun = clock.elapsed()
+            info = await far.put("a", [b"", *LARGE[:19], LARGE[19] * 2], create=True)
+            assert clock.elapsed() - begun == pytest.approx((21 * MIB - BURST_BYTES) / RATE_MIN)
+            assert await near.head("a") == info
+            assert await near.get("a") == b"".join(LARGE) + LARGE[19]
+            await far.put("a", LARGE)
+            assert await near.get("a") == b"".join(LARGE)
+
+    run(main())
+
+
+def test_an_object_at_a_pace_that_is_cut_on_its_way_is_sent_again_from_its_beginning(
+    s3_server: S3Server, six: list[bytes]
+) -> None:
+    async def main() -> None:
+        async with behind_proxy(s3_server, STEADY, Pace(Sleepless())) as (far, near, proxy):
+            proxy.picked.append(Picked(PART_2, "request"))
+            await far.put("a", six, create=True)
+            assert not proxy.picked, "it was met"
+            assert await near.get("a") == b"".join(six)
 
     run(main())
 

@@ -37,15 +37,15 @@ async def open_object_store(
 ) -> OpenObjectStore:
     """Opens a store without asking the network; `check_store` does that. `key` is what errors call the URL's setting.
 
-    `make_disk` gives the Disk of a file:// URL's directory; without it, that is the real one. `pace` is for such a
-    directory too: clouds have disks of their own. Raises ConfigError, and DiskFull where the directory
-    has no room for the smallest file.
+    `make_disk` gives the Disk of a file:// URL's directory; without it, that is the real one. `pace` is how
+    fast large objects are written. Raises ConfigError, and DiskFull where the directory has no room for the smallest
+    file.
     """
     place = parse_url(key, url)
     settings = Settings(place, options or {}, environment)
     if place.scheme == "file":
         return await _open_directory(place, make_disk, pace)
-    return RemoteObjectStore(make_store(settings), settings.name, patience)
+    return RemoteObjectStore(make_store(settings), settings.name, patience, pace)
 
 
 async def _open_directory(place: Place, make_disk: Callable[[str], Disk] | None, pace: Pace | None) -> FileObjectStore:

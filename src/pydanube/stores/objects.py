@@ -48,6 +48,7 @@ from pydanube.core.object_keys import check_key
 from pydanube.errors import Conflict, StoreRefused, Unreachable
 from pydanube.ports import Buffer, ObjectInfo
 from pydanube.stores.listing import Found, Listing
+from pydanube.stores.pace import Pace
 
 if TYPE_CHECKING:
     from obstore import Attributes, ListResult, ObjectMeta
@@ -59,6 +60,7 @@ MIB: Final = 1 << 20
 PARTS_FROM_BYTES: Final = 16 * MIB
 PART_BYTES: Final = 8 * MIB
 PARTS_AT_ONCE: Final = 4
+PIECE_BYTES: Final = MIB  # of a part, at a pace
 AT_ONCE_BYTES_MAX: Final = 9 * MIB  # up to here it comes as one: a row group does
 TOKEN: Final = "danubeput"  # letters alone: Azure allows no hyphen, and proxies drop underscores
 
@@ -75,12 +77,13 @@ class Patience:
 
 
 class RemoteObjectStore:
-    """`name` is what errors call the store; no secret is in it."""
+    """`name` is what errors call the store; no secret is in it. What is put in parts is sent at the `pace`."""
 
-    def __init__(self, store: Store, name: str, patience: Patience | None = None) -> None:
+    def __init__(self, store: Store, name: str, patience: Patience | None = None, pace: Pace | None = None) -> None:
         self._store = store
         self._name = name
         self._patience = patience or Patience()
+        self._pace = pace
 
     async def close(self) -> None:
         """Connections end by themselves."""
@@ -194,7 +197,7 @@ class RemoteObjectStore:
         result = await obstore.put_async(
             self._store,
             key,
-            buffers,
+            buffers if self._pace is None else _paced(buffers, self._pace),
             attributes=attributes,
             use_multipart=True,
             chunk_size=PART_BYTES,
@@ -282,6 +285,14 @@ class RemoteObjectStore:
         if isinstance(error, refused) or _REDIRECT in text or (300 <= status < 500 and status not in _TRY_AGAIN):
             raise StoreRefused(self._name, f"it refuses us ({why})") from error
         return why
+
+
+async def _paced(buffers: Sequence[memoryview], pace: Pace) -> AsyncIterator[memoryview]:
+    for buffer in buffers:
+        for position in range(0, buffer.nbytes, PIECE_BYTES):
+            piece = buffer[position : position + PIECE_BYTES]
+            yield piece
+            await pace.wait(piece.nbytes)
 
 
 # --- time -------------------------------------------------------------------------------------------

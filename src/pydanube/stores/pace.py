@@ -1,4 +1,4 @@
-"""How fast objects are written to a disk that may also be the log's.
+"""How fast objects are written: the disk may also be the log's, and the cores are also the publishers'.
 
 The disk serves in turns, and a sync of the log has its turn behind what an object was writing: with a writer that
 writes as fast as it can, one sync in a hundred took 7 to 10 ms here instead of 0.4, with one that takes 20 to 40 MB/s
@@ -18,7 +18,7 @@ BURST_BYTES: Final = 4 * MIB  # small objects are not worth waiting for
 
 
 class Pace:
-    """Everybody who writes to the disk has the same one."""
+    """Everybody who writes objects has the same one."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
