@@ -523,6 +523,35 @@ async def test_a_damaged_part_of_the_log_is_named_and_everything_around_it_is_up
     assert await found.tidy.free(orders.log, 10**18) == 2, "the only copy of something stays, and what lies behind it"
 
 
+@simulated
+async def test_what_lies_behind_a_segment_that_cannot_even_be_opened_stays_until_the_loss_is_recorded() -> None:
+    """Recovery leaves an empty segment there, which has nothing that is not stored."""
+    host = TierHost(replace(SMALL, upload_seconds=1e9))
+    _, orders = await one_topic(host)
+    teller = Teller()
+    for _ in range(2):
+        await teller.tell(orders)
+    assert orders.storage is not None
+    await orders.storage.tiering.upload_all(carried(orders))
+    await teller.tell(orders)
+    segment = orders.log.segment_for(2)
+    await teller.tell(orders)
+    assert orders.log.segment_for(3) is not segment
+    host.kill()
+    data = await host.disk.read(segment.path, 20, 1)
+    await host.disk.write([Write(segment.path, 20, [flipped(data, 0)])], sync=True)
+    orders = await find_topic(await host.boot())
+    await carried(orders).tidy.free(orders.log, 10**18)
+    assert [(each.first_offset, each.end_offset) for each in orders.log.segments][:2] == [(3, 3), (3, 4)]
+    host.kill()
+    orders = await find_topic(await host.boot())
+    assert orders.storage is not None
+    await orders.storage.tiering.upload_all(carried(orders))
+    voids = await host.metadata.list(keys.voids(orders.name))
+    assert [keys.start_of(item.key) for item in voids] == [2], "a gap that is known"
+    assert covered(await check_stored(host)) == [(0, 2), (3, 4)]
+
+
 @pytest.mark.parametrize("harm", ["missing", "checksum"])
 @simulated
 async def test_an_object_that_cannot_be_read_is_left_out_of_merges_and_the_others_are_merged(

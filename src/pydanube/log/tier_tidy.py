@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -226,9 +227,12 @@ class Tidy:
         if excess_bytes > 0:
             await self._end_newest(topic_log, excess_bytes)
         size = topic_log.size_bytes
+        lost_from = await self._lost_from(topic_log)
         for segment, following in pairwise(list(topic_log.segments)):
             expired = segment.end_offset <= tier.history.first_offset
-            due = excess_bytes > 0 or self._is_due(segment, following, size, now_us)
+            due = segment.end_offset <= lost_from and (
+                excess_bytes > 0 or self._is_due(segment, following, size, now_us)
+            )
             if not expired and not (due and await self._is_stored(segment)):
                 break
             before = segment.end_offset
@@ -240,6 +244,17 @@ class Tidy:
         freeing = asyncio.ensure_future(topic_log.truncate(before))
         freeing.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(freeing)
+
+    async def _lost_from(self, topic_log: TopicLog) -> float:
+        """Where the first range begins that recovery found damaged and the store has not; infinity for none.
+
+        A segment that could not even be opened is not among the log's: without this, one behind it would go, and with
+        it all that is known of the damage.
+        """
+        objects = await self._tier.know_all()
+        first_offset = self._tier.history.first_offset
+        damaged = [(max(each.first, first_offset), each.end) for each in topic_log.recovered.damage if each.end]
+        return min((first for place in damaged for first, _ in objects.missing(*place)), default=math.inf)
 
     async def _end_newest(self, topic_log: TopicLog, excess_bytes: int) -> None:
         """The newest segment stays on the disk, whoever has its messages; so it is ended if it has to go."""
