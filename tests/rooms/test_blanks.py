@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from pydanube.errors import DanubeError, DiskFailed, DiskFull
+from pydanube.log import recovery
 from pydanube.log.blanks import AGAIN_SECONDS, BUSY_SECONDS, LONG_MAX
 from pydanube.log.layout import BLANK
 from pydanube.log.wal import TopicLog, Wal
@@ -142,12 +144,156 @@ async def test_of_many_busy_topics_the_one_that_is_quiet_longest_gives_its_zeros
     logs = [await wal.topic(f"/default/t{number}", epoch=1) for number in range(LONG_MAX + 2)]
     for log in logs:
         await busy(log)
+        await asyncio.sleep(2 * BUSY_SECONDS)
     sizes = [await machine.disk.size(machine.segments(log.topic)[-1]) for log in logs]
     assert [size == 16 * KIB for size in sizes] == [False, False, *[True] * LONG_MAX]
     await busy(logs[0], 4, first=8)
     assert await contents(logs[0]) == numbers(12)
     await wal.close()
     assert (await machine.verify()).problems == []
+
+
+@simulated
+async def test_topics_that_are_all_busy_do_not_take_them_from_each_other() -> None:
+    machine = Machine()
+    wal = await machine.boot(**AHEAD)
+    logs = [await wal.topic(f"/default/t{number}", epoch=1) for number in range(LONG_MAX + 1)]
+    for turn in range(30):
+        for log in logs:
+            await log.append(sized(KIB, f"{turn} ", log.topic))
+            await asyncio.sleep(0.02)
+    assert blanks(wal) <= 2 * LONG_MAX, "one that is full when there is no other makes room for the fifth"
+    for log in logs:
+        assert await contents(log) == numbers(30)
+
+
+@simulated
+async def test_a_segment_is_taken_although_another_cannot_give_its_zeros_back() -> None:
+    machine = Machine()
+    wal = await machine.boot(**AHEAD)
+    logs = [await wal.topic(f"/default/t{number}", epoch=1) for number in range(LONG_MAX + 1)]
+
+    async def no_room(path: str, length: int) -> None:
+        raise DiskFull(path)
+
+    machine.disk.truncate = no_room  # type: ignore[method-assign]
+    for log in logs:
+        await busy(log)
+        await asyncio.sleep(2 * BUSY_SECONDS)
+    assert blanks(wal) == LONG_MAX + 1
+    machine.kill()
+    wal = await machine.boot(**AHEAD)
+    for log in logs:
+        assert await contents(await wal.topic(log.topic, epoch=2), 0) == numbers(8)
+
+
+@pytest.mark.parametrize("error", [DiskFull("x"), DiskFailed("x", "rename", "it is on another file system")])
+@simulated
+async def test_one_that_cannot_be_given_its_name_is_done_without(error: DanubeError) -> None:
+    machine = Machine()
+    wal = await machine.boot(**AHEAD)
+    log = await wal.topic(TOPIC, epoch=1)
+    really_rename = machine.disk.rename
+
+    async def rename(source: str, target: str) -> None:
+        if source == BLANK:
+            raise error
+        await really_rename(source, target)
+
+    machine.disk.rename = rename  # type: ignore[method-assign]
+    await busy(log, 24)
+    assert BLANK not in machine.files()
+    assert await contents(log) == numbers(24)
+    await wal.close()
+    assert (await machine.verify()).ok
+
+
+@simulated
+async def test_recovery_gives_the_zeros_back() -> None:
+    machine = Machine()
+    wal = await machine.boot(**AHEAD)
+    log = await wal.topic(TOPIC, epoch=1)
+    await busy(log)
+    newest = machine.segments()[-1]
+    machine.kill()
+    log = await machine.reopened(epoch=2)
+    assert await machine.disk.size(newest) < 16 * KIB
+    assert await contents(log, 0) == numbers(8)
+    machine.kill()
+    assert await contents(await machine.reopened(epoch=3), 0) == numbers(8)
+
+
+@simulated
+async def test_a_group_that_ends_in_more_zeros_than_are_read_at_a_time_is_found_behind_damage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recovery, "READ_BYTES", 512)
+    machine = Machine()
+    wal = await machine.boot(**AHEAD)
+    log = await wal.topic(TOPIC, epoch=1)
+    first = await log.append(batch("first"))
+    assert log.active is not None
+    place = log.active.end
+    await log.append(batch("second"))
+    await log.append(batch("\0" * 4 * KIB))
+    path = log.active.path
+    machine.kill()
+    await machine.overwrite(path, place + 40, b"\xff" * 8)
+    log = await machine.reopened(epoch=2)
+    assert await contents(log, first.offset + 2) == {first.offset + 2: "\0" * 4 * KIB}
+    assert [(each.first, each.end) for each in log.recovered.damage] == [(1, 2)]
+
+
+@simulated
+async def test_a_roll_that_is_given_up_in_the_middle_is_finished_all_the_same() -> None:
+    for step in range(1, 12):
+        machine = Machine()
+        wal = await machine.boot(ballast_bytes=0)
+        log = await wal.topic(TOPIC, epoch=1)
+        await log.append(batch("before"))
+        reached = asyncio.Event()
+        first = len(machine.disk.steps)
+
+        async def stop_here(
+            number: int, first: int = first, step: int = step, reached: asyncio.Event = reached
+        ) -> None:
+            if number - first == step:
+                reached.set()
+                await asyncio.sleep(1)
+
+        machine.disk.before_step = stop_here
+        rolling = asyncio.ensure_future(log.roll())
+        await asyncio.wait({rolling, asyncio.ensure_future(reached.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        rolling.cancel()
+        await asyncio.gather(rolling, return_exceptions=True)
+        machine.disk.before_step = None
+        await log.append(batch("after"))
+        machine.kill()
+        assert await contents(await machine.reopened(epoch=2), 0) == {0: "before", 1: "after"}
+        if not reached.is_set():
+            return
+    raise AssertionError("so many steps are not needed")
+
+
+@simulated
+async def test_what_only_the_journal_has_is_there_when_a_topic_is_opened_again_by_the_same_process() -> None:
+    machine = Machine(capacity_bytes=400 * KIB)
+    wal = await machine.boot(ballast_bytes=0, journal_bytes=64 * KIB)
+    logs = [await wal.topic(f"/default/t{number}", epoch=1) for number in range(4)]
+    await asyncio.gather(*(log.append(sized(100, "a", log.topic)) for log in logs))
+    await machine.create("other")
+    await machine.overwrite("other", 0, bytes(await machine.disk.free_bytes() - 100))
+    await asyncio.gather(*(log.append(sized(2000, "b", log.topic)) for log in logs))
+    assert wal.committer.journaled_groups >= 1
+    with pytest.raises(DiskFull):
+        await logs[0].close()
+    with pytest.raises(DiskFull):
+        await wal.topic("/default/t0", epoch=2)
+    await machine.remove("other")
+    again = await wal.topic("/default/t0", epoch=2)
+    assert await contents(again, 0) == {0: "a", 1: "b"}
+    await asyncio.sleep(1)
+    assert (await again.append(sized(100, "c", again.topic))).offset == 2
 
 
 @simulated
@@ -178,7 +324,7 @@ async def test_no_room_is_taken_for_one_where_there_is_little_and_a_full_disk_ge
     await asyncio.sleep(1)
     assert BLANK in machine.files()
     stored = 8
-    with pytest.raises(Exception, match="no room"):
+    with pytest.raises(DiskFull):
         while True:
             await log.append(sized(4 * KIB, f"{stored} "))
             stored += 1

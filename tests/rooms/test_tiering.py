@@ -552,6 +552,76 @@ async def test_what_lies_behind_a_segment_that_cannot_even_be_opened_stays_until
     assert covered(await check_stored(host)) == [(0, 2), (3, 4)]
 
 
+SLOW = replace(STILL, upload_seconds=30.0, retention_check_seconds=300.0)
+
+
+@simulated
+async def test_a_copy_for_readers_that_could_not_be_written_is_written_later() -> None:
+    host = TierHost(SLOW)
+    _, orders = await one_topic(host)
+    teller = Teller()
+    await tell_and_upload(orders, teller)
+    await asyncio.sleep(60)
+    really_put, failed = host.shelf.put, []
+
+    async def put(key: str, data: Sequence[Any], *, create: bool = False) -> Any:
+        if "_snapshot" in key and not failed:
+            failed.append(key)
+            raise Unreachable("object store", "it is busy")
+        return await really_put(key, data, create=create)
+
+    host.shelf.put = put  # type: ignore[method-assign]
+    await tell_and_upload(orders, teller)
+    await asyncio.sleep(600)
+    snapshot = await read_snapshot(host.shelf, "default/orders/")
+    assert failed and snapshot is not None and snapshot.head_uploaded == orders.head == 2
+
+
+@simulated
+async def test_an_owner_that_dies_before_it_wrote_the_copy_for_readers_writes_it_when_it_is_back() -> None:
+    host = TierHost(SLOW)
+    _, orders = await one_topic(host)
+    teller = Teller()
+    await tell_and_upload(orders, teller)
+    await asyncio.sleep(60)
+    really_put, died = host.shelf.put, asyncio.Event()
+
+    async def put(key: str, data: Sequence[Any], *, create: bool = False) -> Any:
+        if "_snapshot" in key and not died.is_set():
+            died.set()
+            host.kill()
+            await asyncio.get_running_loop().create_future()
+        return await really_put(key, data, create=create)
+
+    host.shelf.put = put  # type: ignore[method-assign]
+    await teller.tell(orders)
+    await died.wait()
+    orders = await find_topic(await host.boot())
+    await asyncio.sleep(600)
+    snapshot = await read_snapshot(host.shelf, "default/orders/")
+    assert snapshot is not None and snapshot.head_uploaded == orders.head == 2
+
+
+@simulated
+async def test_the_copy_for_readers_never_names_what_retention_has_deleted() -> None:
+    host = TierHost(SLOW)
+    _, orders = await one_topic(host)
+    teller = Teller()
+    for _ in range(4):
+        await tell_and_upload(orders, teller)
+    really_delete, named = host.shelf.delete, []
+
+    async def delete(key: str) -> None:
+        snapshot = await read_snapshot(host.shelf, "default/orders/")
+        assert snapshot is not None
+        named.extend(each.object_id for each in snapshot.objects if key.endswith(each.object_id))
+        await really_delete(key)
+
+    host.shelf.delete = delete  # type: ignore[method-assign]
+    await carried(orders).tidy.move_first_offset(3)
+    assert len(host.shelf.deleted) >= 3 and named == []
+
+
 @pytest.mark.parametrize("harm", ["missing", "checksum"])
 @simulated
 async def test_an_object_that_cannot_be_read_is_left_out_of_merges_and_the_others_are_merged(

@@ -29,6 +29,7 @@ from pydanube.errors import (
     NotServed,
     OffsetOutOfRange,
     ProtocolViolation,
+    Refused,
     TopicUnknown,
 )
 from pydanube.log.batch import Batch, topic_hash
@@ -421,6 +422,12 @@ class Requests:
         try:
             found = await topic.batches(start, topic.head if end is None else end, bytes_max)
         except OffsetOutOfRange as error:
+            if (orphan := topic.orphan_at(start)) is not None:
+                raise Refused(
+                    f"offsets {start} to {orphan.end - 1} of topic {topic.name} may be on the disk of broker "
+                    f"{orphan.broker_id}, which was lost: they come when it is back, or never if an operator discards "
+                    f"them (`danube admin topics orphan list {topic.name}`); read from {orphan.end} on to go without"
+                ) from None
             if topic.first_offset <= start < error.first <= topic.head:
                 return [], error.first  # offsets that nobody ever used
             raise

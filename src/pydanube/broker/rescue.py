@@ -19,8 +19,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from pydanube.broker.leftovers import is_uncovered
-from pydanube.broker.ownership import look
 from pydanube.broker.tiering import Carried
 from pydanube.broker.topic import Topic
 from pydanube.broker.topics import Topics
@@ -283,7 +281,7 @@ class Rescuer:
         is_last: bool,
     ) -> None:
         """One transaction: this part of the orphan is objects and voids now."""
-        objects = tier.objects
+        objects = await tier.know_all()
         for each in stored:
             objects = objects.with_added(each)  # raises if it overlaps: that must not be written
         voids = objects.missing(part.first, part.end)
@@ -304,12 +302,13 @@ class Rescuer:
             operations.append(Put(keys.orphan(topic.name, left.start), left.to_bytes()))
         history = replace(tier.history, history_version=tier.history.history_version + 1)
         await tier.change([*operations, *tier.sessions_put(sessions)], history)
-        tier.objects, tier.sessions = objects, sessions
+        tier.sessions = sessions
         for each in stored:
+            tier.objects = tier.objects.with_added(each)
             tier.garbage.pop(each.object_id, None)
         try:
             # If it was our own disk that had them: they are read as they are in the store now, marked.
-            await self._forget_own(topic, tier, orphan, brought.damaged)
+            await topic.forget_own(orphan, brought.damaged)
         except DanubeError as error:
             log.warning("files of a rescued epoch are left", extra={"topic": topic.name, "why": str(error)})
         topic.adopted(
@@ -317,18 +316,6 @@ class Rescuer:
             rescued=tuple(OffsetRange(each.start_offset, each.end) for each in stored),
             voided=tuple(OffsetRange(first, end) for first, end in voids),
         )
-
-    async def _forget_own(
-        self, topic: Topic, tier: TopicTier, orphan: Orphan, damaged: Sequence[tuple[int, int]]
-    ) -> None:
-        """An orphan may reach over several epochs of its broker. They go as a whole, so all below it must be stored."""
-        for segment in topic.log.lost_segments(orphan.epoch, orphan.start):
-            below = max(segment.first_offset, tier.history.first_offset), min(segment.end_offset, orphan.start)
-            gaps = (await tier.know_all()).missing(*below)
-            if gaps and is_uncovered(gaps, (await look(self._metadata, topic.name, self._broker_id)).voids):
-                log.warning("files of a lost epoch stay: the store does not have it all", extra={"topic": topic.name})
-                return
-        await topic.log.forget_lost(orphan.epoch, orphan.start, damaged)
 
 
 async def later_batches(topic: Topic, tier: TopicTier, orphan: Orphan) -> tuple[list[Numbered], int]:

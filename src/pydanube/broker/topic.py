@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from pydanube.broker.gather import Gatherer
+from pydanube.broker.leftovers import is_uncovered
 from pydanube.broker.members import (
     Producers,
     StoredConfig,
@@ -57,7 +58,7 @@ from pydanube.errors import (
     SubscriptionBusy,
     SubscriptionUnknown,
 )
-from pydanube.log.batch import Batch, Envelope, messages, routing
+from pydanube.log.batch import Batch, Envelope, cut, messages, routing
 from pydanube.log.cloud import CloudReader
 from pydanube.log.tier import TopicTier
 from pydanube.log.tier_swap import swap
@@ -219,6 +220,24 @@ class Topic:
         for subscription in self.subscriptions.values():
             subscription.reveal(rescued, voided)
 
+    async def forget_own(self, orphan: Orphan, damaged: Sequence[tuple[int, int]] = ()) -> None:
+        """What this disk has of the orphan goes: it is elsewhere now, or void.
+
+        An orphan may reach over several epochs of its broker. They go as a whole, so all below it must be stored.
+        """
+        assert self.storage is not None
+        tier = self.storage.tier
+        for segment in self.log.lost_segments(orphan.epoch, orphan.start):
+            below = max(segment.first_offset, tier.history.first_offset), min(segment.end_offset, orphan.start)
+            gaps = (await tier.know_all()).missing(*below)
+            if gaps and is_uncovered(gaps, (await self.gaps())[1]):
+                log.warning("files of a lost epoch stay: the store does not have it all", extra={"topic": self.name})
+                return
+        await self.log.forget_lost(orphan.epoch, orphan.start, damaged)
+
+    def orphan_at(self, offset: int) -> Orphan | None:
+        return next((each for each in self.orphans if each.start <= offset < each.end), None)
+
     def _count_orphans(self) -> None:
         self.metrics.orphan_ranges.set(len(self.orphans))
         self.metrics.orphan_messages.set(sum(each.end - each.start for each in self.orphans))
@@ -248,6 +267,10 @@ class Topic:
             history = carried.tier.history
             await carried.tier.change(operations, replace(history, history_version=history.history_version + 1))
             others = [each for each in self.orphans if each is not orphan]
+            try:
+                await self.forget_own(orphan)  # if it was this disk that had it
+            except DanubeError as error:
+                log.warning("files of a discarded epoch are left", extra={"topic": self.name, "why": str(error)})
             self.adopted(others, rescued=(), voided=(OffsetRange(start, orphan.end),))
         log.warning("orphan discarded", extra={"topic": self.name, "first": start, "end": orphan.end})
         return orphan
@@ -408,8 +431,11 @@ class Topic:
         """Batches from the one that holds `offset` on, from the log if it has it and from the cloud tier else."""
         if offset < self.retained_from:  # what lies below may still be on the disk
             raise OffsetOutOfRange(self.name, offset, self.first_offset, self.head)
+        if (orphan := self.orphan_at(offset)) is not None:
+            # This disk may have it. Nobody knows yet what of it was sent again, and is not to be seen.
+            raise OffsetOutOfRange(self.name, offset, orphan.end, self.head)
         try:
-            found = await self.log.read(offset, bytes_max=bytes_max)
+            found = self._without_orphans(await self.log.read(offset, bytes_max=bytes_max))
             if offset in self._cloud_ends:  # where somebody had read to the end of what the cloud tier has
                 self._cloud_ends.discard(offset)
                 self._telemetry.wal.handoffs.inc()
@@ -431,6 +457,15 @@ class Topic:
             # What a lost owner may have is no gap: whoever steps over this one must not step over that too.
             following = min([following, *(each.start for each in self.orphans if each.start > offset)])
             raise OffsetOutOfRange(self.name, offset, following, self.head) from None
+
+    def _without_orphans(self, batches: list[Batch]) -> list[Batch]:
+        """Those before the first orphan that this disk has, too."""
+        for place, batch in enumerate(batches):
+            first, end = batch.header.base_offset, batch.header.end_offset
+            if any(each.start < end and first < each.end for each in self.orphans):
+                start = min(each.start for each in self.orphans if each.end > first)
+                return [*batches[:place], *([cut(batch, first, start)] if first < start else [])]
+        return batches
 
     def _count_cloud_read(self, offset: int, batches: Sequence[Batch]) -> None:
         self._telemetry.wal.reads["cloud"] += 1

@@ -63,30 +63,45 @@ class Blanks:
             self._making = asyncio.create_task(self._make(), name="make a blank segment")
 
     def suits(self, segment: SegmentFile) -> bool:
-        """Whether the topic of this segment is busy now, and there is a blank for it."""
-        return self._ready and segment.is_busy and self._clock.elapsed() - segment.noted_at <= BUSY_SECONDS
+        """Whether the topic of this segment is busy now, and there is a blank for it.
+
+        While LONG_MAX other topics are busy there is none: they would take them from each other.
+        """
+        quiet_from = self._clock.elapsed() - BUSY_SECONDS
+        if not self._ready or not segment.is_busy or segment.noted_at < quiet_from:
+            return False
+        return segment in self._long or len(self._long) < LONG_MAX or self._quietest().noted_at < quiet_from
 
     def was_one(self, segment: SegmentFile) -> bool:
         return segment in self._long
 
-    async def take(self, directory: str, header: SegmentHeader) -> SegmentFile | None:
-        """The blank as a segment that survives from the moment its name appears; None if nothing came of it."""
+    async def take(self, directory: str, header: SegmentHeader, previous: SegmentFile) -> SegmentFile | None:
+        """The blank as the segment behind `previous`; None if nothing came of it, and nothing is left of it.
+
+        It survives from the moment its name appears, and bounds `previous`: whoever calls adopts it at once.
+        """
         assert self._ready
         self._ready = False
+        await self.trim(previous)
+        while len(self._long) >= LONG_MAX:
+            await self.trim(self._quietest())
         path = f"{directory}/{file_name(header.first_offset, header.segment_id)}"
         encoded = encode_segment_header(header)
         try:
             await write_and_sync(self._disk, BLANK, 0, encoded)
             await self._disk.rename(BLANK, path)
-        except DiskFull:
+        except (DiskFull, DiskFailed) as error:
+            if await self._is_there(path):
+                raise DiskFailed(path, "rename", str(error)) from error
+            log.warning("segment made ahead not used", extra={"path": path, "why": str(error)})
             await self.drop()
+            self._not_before = math.inf  # another file system, perhaps: it would be no different next time
             return None
         await self._disk.sync_directory(directory)
         start = len(encoded)
         filled = max(start, self._size_bytes)
         segment = SegmentFile(path, header, start, start, header.first_offset, 0, start, start, filled)
-        while len(self._long) >= LONG_MAX:
-            await self.trim(min(self._long, key=lambda each: each.noted_at))
+        segment.noted_end, segment.noted_at = start, self._clock.elapsed()
         self._long[segment] = None
         return segment
 
@@ -96,18 +111,33 @@ class Blanks:
             return
         del self._long[segment]
         if segment.copied < segment.filled:
-            with suppress(FileNotFoundError, DiskFailed):  # gone with its topic; or it keeps them
+            with suppress(FileNotFoundError, DiskFull, DiskFailed):  # gone with its topic; or it keeps them
                 await self._disk.truncate(segment.path, segment.copied)
             segment.filled = segment.copied
 
     async def drop(self) -> None:
-        """There is none any more, and for a while no other is made."""
+        """There is none any more, all zeros are given back, and for a while no other is made."""
         self._not_before = self._clock.elapsed() + AGAIN_SECONDS
         self._unwanted = True
         if self._making is not None:
             await self._making
         self._ready = False
-        with suppress(DiskFailed):  # then the next start removes it
+        await self._remove()
+        for segment in list(self._long):
+            await self.trim(segment)
+
+    def _quietest(self) -> SegmentFile:
+        return min(self._long, key=lambda segment: segment.noted_at)
+
+    async def _is_there(self, path: str) -> bool:
+        try:
+            await self._disk.size(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    async def _remove(self) -> None:
+        with suppress(DiskFull, DiskFailed):  # then the next start removes it
             await self._disk.remove(BLANK)
 
     async def _make(self) -> None:
@@ -128,7 +158,6 @@ class Blanks:
         except (DanubeError, OSError) as error:  # topics do without
             log.warning("no segment made ahead", extra={"why": str(error)})
             self._not_before = self._clock.elapsed() + AGAIN_SECONDS
-            with suppress(DiskFailed):
-                await self._disk.remove(BLANK)
+            await self._remove()
         finally:
             self._making = None

@@ -279,6 +279,23 @@ class Committer:
                 self._stop(error)
                 raise
 
+    async def bring_home(self, directory: str) -> None:
+        """What only a journal and memory have of the segments in there is in their files. For opening it again.
+
+        Recovery does not ask a journal that is in use. Raises LogStopped, or DiskFull if there is no room.
+        """
+
+        def away() -> list[SegmentFile]:
+            return [segment for segment in self._uncopied if segment.path.startswith(f"{directory}/")]
+
+        async with self._exclusive:
+            if away() and self.stopped is not None:
+                raise self.stopped
+            if away():
+                await self._copy()
+            for segment in away():
+                raise DiskFull(segment.path)
+
     async def settle(self, of: Committed) -> None:
         """Everything committed of this log is in its segment file and synced there. For closing it."""
         async with self._exclusive:
@@ -437,7 +454,7 @@ class Committer:
             snapshot=of.sessions.to_bytes(),
         )
         if previous is not None and self.blanks.suits(previous):
-            taken = await self.blanks.take(of.directory, header)
+            taken = await self.blanks.take(of.directory, header, previous)
             if taken is not None:
                 return taken
         return await write_segment(self._disk, of.directory, header)

@@ -82,7 +82,7 @@ def epoch_of_snapshot(name: str) -> int | None:
 
 
 class Snapshots:
-    """Writes the snapshots of one topic in one epoch. What fails is told once and tried again with the next change."""
+    """Writes the snapshots of one topic in one epoch. What fails is told, and tried again later."""
 
     def __init__(self, store: ObjectStore, prefix: str, epoch: int) -> None:
         self._store = store
@@ -91,12 +91,14 @@ class Snapshots:
         self._number = 0
         self._written: list[str] | None = None  # names that are there, oldest first; None: not looked yet
 
-    async def publish(self, snapshot: Snapshot) -> None:
-        """Never raises: an upload does not fail because its copy for readers did."""
+    async def publish(self, snapshot: Snapshot) -> bool:
+        """Whether it is written. Never raises: an upload does not fail because its copy for readers did."""
         try:
             await self._publish(snapshot)
         except DanubeError as error:
             log.warning("snapshot not written", extra={"topic": snapshot.topic, "why": str(error)})
+            return False
+        return True
 
     async def _publish(self, snapshot: Snapshot) -> None:
         if self._written is None:

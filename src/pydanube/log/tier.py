@@ -146,6 +146,7 @@ class TopicTier:
         self._revision = history.revision if history else 0
         self._unread = self.history.manifest
         self._in_doubt = False
+        self._snapshot_is_old = history is not None  # who wrote this may have died before he told readers
 
     def _read_sessions(self, item: Item | None) -> Sessions:
         try:
@@ -479,21 +480,25 @@ class TopicTier:
         if not self._snapshot_is_old:
             return
         self._snapshot_is_old = False
-        gaps = await self._gaps()
-        history, objects = self.history, self.objects
-        await self._snapshots.publish(
-            Snapshot(
-                self.topic,
-                history.first_offset,
-                objects.end,
-                history.manifest,
-                history.manifest_crc,
-                objects.keyed,
-                gaps[0],
-                gaps[1],
-                history.history_version,
+        is_written = False
+        try:
+            gaps = await self._gaps()
+            history, objects = self.history, self.objects
+            is_written = await self._snapshots.publish(
+                Snapshot(
+                    self.topic,
+                    history.first_offset,
+                    objects.end,
+                    history.manifest,
+                    history.manifest_crc,
+                    objects.keyed,
+                    gaps[0],
+                    gaps[1],
+                    history.history_version,
+                )
             )
-        )
+        finally:
+            self._snapshot_is_old |= not is_written
 
     @property
     def has_garbage(self) -> bool:

@@ -168,6 +168,7 @@ class Tidy:
         tier.expired += [each for each in doomed if each.object_id not in listed]
         tier.garbage.update(dict.fromkeys(names, tier.clock.elapsed()))
         await self._forget_expired()
+        await tier.publish_snapshot()  # before: readers without a broker are not sent to what is gone
         for name in names:
             await tier.store.delete(tier.key(name))
             tier.garbage.pop(name, None)

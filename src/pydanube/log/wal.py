@@ -214,6 +214,7 @@ class Wal:
             raise OffsetTaken(topic, epoch, self._logs[topic].epoch + 1, "epoch")
         directory = topic_directory(topic)
         await self._sync_names(WAL, directory.rpartition("/")[0], directory)
+        await self._committer.bring_home(directory)
         recovered = await recover_topic(self._disk, self._clock, self._work, topic)
         newest = recovered.epochs[-1].epoch if recovered.epochs else -1
         if epoch <= newest:
@@ -254,6 +255,7 @@ class Wal:
         """
         if topic in self._logs:
             raise LogClosed(topic)
+        await self._committer.bring_home(topic_directory(topic))
         return ClosedLog(await recover_topic(self._disk, self._clock, self._work, topic, last=last), self._disk)
 
     async def close(self) -> None:
@@ -596,8 +598,13 @@ class TopicLog:
             self._committer.freed(sum(segment.end for segment in segments))
 
     async def roll(self) -> None:
-        """Ends the newest segment, so that `truncate` may drop it too."""
-        await self._committer.roll(self)
+        """Ends the newest segment, so that `truncate` may drop it too.
+
+        Once begun it is finished, whoever gives up here: a segment that nobody knows of would bound the one before it.
+        """
+        rolling = asyncio.ensure_future(self._committer.roll(self))
+        rolling.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(rolling)
 
     async def _move_first_offset(self, directory: str, first_offset: int) -> None:
         """Durably, before anything is removed: after a crash in between the rest is removed too."""

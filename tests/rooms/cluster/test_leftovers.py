@@ -445,7 +445,7 @@ async def test_an_owner_that_dies_between_its_own_adoption_and_the_removal_reads
         town, topic = await lost_twice_and_home(patch)
     node = town.node(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Rescuer, "_forget_own", not_yet)
+        patch.setattr(Topic, "forget_own", not_yet)
         await asyncio.sleep(20)
         assert await town.metadata.list(keys.orphans(topic)) == []
         node.kill()
