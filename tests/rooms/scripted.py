@@ -95,6 +95,7 @@ class ScriptedBroker:
             "subscribe": self.on_subscribe,
             "ack": self.on_answered,
             "nack": self.on_answered,
+            "get_lag": lambda peer, frame: peer.answer(frame, lag=pb.Lag()),
             "close_consumer": lambda peer, frame: peer.answer(frame, done=pb.Done()),
             "ping": lambda peer, frame: peer.answer(frame, pong=pb.Pong()),
             "goodbye": lambda peer, frame: peer.transport.close(),
@@ -162,11 +163,18 @@ class ScriptedBroker:
             peer.send(pb.Command(**kind))
 
     def deliver(
-        self, first: int, payloads: list[bytes], ranges: list[int] | None = None, *, attempt: int = 1, consumer: int = 1
+        self,
+        first: int,
+        payloads: list[bytes],
+        ranges: list[int] | None = None,
+        *,
+        attempt: int = 1,
+        consumer: int = 1,
+        epoch: int = 1,
     ) -> None:
         """A batch with these payloads, at offset `first`, to consumer 1 of the newest connection."""
         rows = rows_of([Envelope(payload, routing_key="k", attributes={"a": "b"}) for payload in payloads])
-        batch = stamp(encode(rows, topic=TOPIC), base_offset=first, epoch=1, append_time=1)
+        batch = stamp(encode(rows, topic=TOPIC), base_offset=first, epoch=epoch, append_time=1)
         ranges = ranges or [first, first + len(payloads)]
         deliver = pb.Deliver(consumer=consumer, ranges=ranges, attempt=attempt)
         self.peers[-1].send(pb.Command(deliver=deliver), *batch.buffers)

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
 
 import pydanube
 from pydanube.client.connection import BACKOFF_MAX_SECONDS, Address, Backoff, addresses_of
-from pydanube.errors import ClientClosed, ConfigError, DeadlineExceeded, NotServed, ProtocolViolation, TopicExists
+from pydanube.client.incoming import ConsumerLane
+from pydanube.errors import (
+    ClientClosed,
+    ConfigError,
+    DeadlineExceeded,
+    LimitReached,
+    NotServed,
+    ProtocolViolation,
+    TopicExists,
+    Unreachable,
+)
 from pydanube.log.batch import Envelope, encode, rows_of, stamp
+from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
+from pydanube.wire.errors_on_wire import to_wire
 from tests.e2e.processes import free_ports
 from tests.rooms.scripted import TOPIC, ScriptedBroker
-from tests.support import run
+from tests.support import run, settle
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -102,6 +116,89 @@ def test_a_topic_elsewhere_is_opened_elsewhere() -> None:
     run(inside())
 
 
+@pytest.mark.parametrize("is_sick", [True, False])
+def test_a_broker_that_cannot_say_where_topics_are_is_passed_over_for_one_that_can(is_sick: bool) -> None:
+    async def inside() -> None:
+        [nobody] = free_ports(1)
+        async with ScriptedBroker() as cut_off, ScriptedBroker() as other, pydanube.connect(cut_off.url) as client:
+            if is_sick:
+                cut_off.answers["lookup"] = lambda peer, frame: peer.refuse(frame, Unreachable("etcd", "timed out"))
+            else:  # it believes what was true once
+                for kind in ("open_producer", "describe_topic"):
+                    cut_off.answers[kind] = lambda peer, frame: peer.refuse(frame, NotServed(TOPIC, "no lease"))
+            other.answers["describe_topic"] = lambda peer, frame: peer.answer(
+                frame, topic_info=pb.TopicInfo(topic=TOPIC, reliable=True, head=7)
+            )
+            # As if they had been given to `connect`, and the first of them had been the first to answer.
+            client._brokers._known.update(dict.fromkeys(addresses_of([f"127.0.0.1:{nobody}", other.url])))
+            async with client.producer(TOPIC, timeout=5) as producer:
+                await producer.send(b"a")
+            assert other.payloads() == [b"a"]
+            other.peers[0].transport.abort()
+            client._brokers._let_down.clear()
+            assert (await client.describe_topic(TOPIC, timeout=5)).head == 7
+            assert (await client.lookup(TOPIC)).stream_url == other.url
+            assert other.connections == 2 and cut_off.connections == 1
+
+    run(inside())
+
+
+def test_a_broker_that_is_away_is_not_dialed_at_every_question_to_one_that_has_recovered() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker, ScriptedBroker() as away, pydanube.connect(broker.url) as client:
+            away.answers["hello"] = lambda peer, frame: peer.transport.abort()
+            client._brokers._known.update(dict.fromkeys(addresses_of(away.url)))
+            client._brokers.disappointed(broker.url)
+            await client.lookup(TOPIC)
+            await away.until("hello")
+            await asyncio.gather(*client._brokers._dialing.values(), return_exceptions=True)
+            for _ in range(5):
+                await client.lookup(TOPIC)
+            assert away.connections == 1 and broker.connections == 1
+
+    run(inside())
+
+
+def test_whoever_names_the_wrong_broker_is_passed_over_and_not_the_one_he_names() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as asked, ScriptedBroker() as named, ScriptedBroker() as owner:
+            for broker, other in ((asked, named), (named, owner)):
+                located = pb.Located(topic=TOPIC, stream_url=other.url)
+                broker.answers["lookup"] = partial(
+                    lambda place, peer, frame: peer.answer(frame, located=place), located
+                )
+            named.answers["open_producer"] = lambda peer, frame: peer.refuse(frame, NotServed(TOPIC, "it was once"))
+            async with pydanube.connect(asked.url) as client, client.producer(TOPIC, timeout=5) as producer:
+                await producer.send(b"a")
+            assert owner.payloads() == [b"a"]
+
+    run(inside())
+
+
+def test_a_full_broker_is_tried_again_by_those_who_were_there_before() -> None:
+    async def inside() -> None:
+        async with (
+            ScriptedBroker() as broker,
+            pydanube.connect(broker.url) as client,
+            client.producer(TOPIC) as producer,
+        ):
+            hello = broker.answers["hello"]
+
+            def full(peer: Any, frame: Any) -> None:
+                peer.send(pb.Command(error=to_wire(LimitReached("connections", 1))))
+                peer.transport.close()
+
+            broker.answers["hello"] = full
+            broker.drop()
+            await broker.until("hello", 3)
+            with pytest.raises(LimitReached):  # whoever is new is told at once
+                await pydanube.connect(broker.url).open()
+            broker.answers["hello"] = hello
+            assert (await producer.send(b"a", timeout=5)).offset == 0
+
+    run(inside())
+
+
 def test_a_call_is_asked_again_while_time_may_help_and_no_longer_than_its_deadline() -> None:
     async def inside() -> None:
         async with ScriptedBroker() as broker, pydanube.connect(broker.url) as client:
@@ -177,6 +274,99 @@ def test_a_closed_client_refuses() -> None:
                 pass
             with pytest.raises(ClientClosed):
                 await client.lookup(TOPIC)
+
+    run(inside())
+
+
+def test_closing_the_client_while_it_connects_ends_every_call_and_every_loop() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker:
+            client = await pydanube.connect(broker.url).open()
+            consumer = await client.consumer(TOPIC, subscription="s").open()
+            producer = await client.producer(TOPIC).open()
+            broker.answers["hello"] = lambda peer, frame: None  # it takes connections, and says nothing
+            broker.drop()
+            await broker.until("hello", 2)
+            calls = [anext(aiter(consumer)), producer.send(b"a"), client.list_topics()]
+            waiting = [asyncio.ensure_future(call) for call in calls]
+            await settle()
+            await client.close()
+            async with asyncio.timeout(5):
+                errors = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [type(error) for error in errors] == [ClientClosed] * 3
+
+    run(inside())
+
+
+@pytest.mark.parametrize("what", ["consumer", "producer", "publisher"])
+def test_what_opens_after_its_opener_has_given_up_is_closed(what: str) -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker, pydanube.connect(broker.url) as client:
+            opening = {
+                "consumer": lambda: client.consumer(TOPIC, subscription="s"),
+                "producer": lambda: client.producer(TOPIC, exclusive=True),
+                "publisher": lambda: client.publisher(TOPIC, "p"),
+            }[what]()
+            kind, close = ("subscribe", "close_consumer") if what == "consumer" else ("open_producer", "close_producer")
+            answer, held = broker.answers[kind], []
+            broker.answers[kind] = lambda peer, frame: held.append((peer, frame))
+            task = asyncio.ensure_future(opening.__aenter__())
+            [asked] = await broker.until(kind)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            answer(*held[0])
+            [closed] = await broker.until(close)
+            assert (closed.command.close_consumer.consumer or closed.command.close_producer.producer) == 1
+            assert (await client.lookup(TOPIC)).stream_url == broker.url  # the connection goes on
+            assert broker.connections == 1 and asked.command.request_id != closed.command.request_id
+
+    run(inside())
+
+
+def test_what_opens_in_the_moment_in_which_its_opener_gives_up_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker, pydanube.connect(broker.url) as client:
+            link = await client._brokers.any()
+            broker.answers["subscribe"] = lambda peer, frame: None
+            asking = asyncio.ensure_future(link.request(pb.Command(subscribe=pb.Subscribe(topic=TOPIC)), "subscribed"))
+            [asked] = await broker.until("subscribe")
+            asking.cancel()  # and before it can notice:
+            answer = pb.Command(request_id=asked.command.request_id, subscribed=pb.Subscribed(consumer=7))
+            link.data_received(b"".join(frames.encode(answer)))
+            [closed] = await broker.until("close_consumer")
+            assert closed.command.close_consumer.consumer == 7
+
+            broker.answers["subscribe"] = broker.on_subscribe
+            open_at = ConsumerLane._open_at
+
+            async def too_late(self: ConsumerLane, link: Any) -> None:
+                await open_at(self, link)
+                monkeypatch.undo()
+                await asyncio.sleep(60)
+
+            monkeypatch.setattr("pydanube.client.lane.OPEN_SECONDS", 0.05)
+            monkeypatch.setattr(ConsumerLane, "_open_at", too_late)
+            async with client.consumer(TOPIC, subscription="s", timeout=5):
+                closed = (await broker.until("close_consumer", 2))[-1]
+                assert closed.command.close_consumer.consumer == 1
+                assert list(link.consumers) == [2]
+
+    run(inside())
+
+
+def test_opening_what_is_open_opens_nothing() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker, pydanube.connect(broker.url) as client:
+            producer = await client.producer(TOPIC).open()
+            consumer = await client.consumer(TOPIC, subscription="s").open()
+            async with producer, consumer:
+                await producer.send(b"a")
+            assert sorted(kind for kind in broker.kinds() if "open" in kind or "subscribe" in kind) == [
+                "open_producer",
+                "subscribe",
+            ]
+            assert not [task for task in asyncio.all_tasks() if task.get_name().startswith(("producer", "consumer"))]
 
     run(inside())
 

@@ -13,8 +13,11 @@ import pyarrow as pa
 import pytest
 
 import pydanube
+import pydanube.testing
+from pydanube.client import incoming
 from pydanube.client.consumer import Consumer
-from pydanube.errors import ClientClosed, ConfigError, DeadlineExceeded, NotServed, SubscriptionBusy
+from pydanube.client.link import Link
+from pydanube.errors import ClientClosed, ConfigError, DeadlineExceeded, NotServed, SubscriptionBusy, Unreachable
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import to_wire
 from tests.rooms.scripted import TOPIC, ScriptedBroker
@@ -175,6 +178,41 @@ async def test_a_nack_has_its_delay_and_its_reason(broker: ScriptedBroker, consu
     assert nacks[0].reason == "not today"
 
 
+@scripted(window_messages=20_000)
+async def test_nacks_of_one_turn_travel_as_ranges_and_none_is_left_out(
+    broker: ScriptedBroker, consumer: Consumer
+) -> None:
+    broker.deliver(0, [b"x"] * 12_000)
+    for message in await receive(consumer, 12_000):
+        await message.nack(0 if message.offset < 10_000 or message.offset % 2 else None)
+    await consumer.flush()
+    nacks = [frame.command.nack for frame in broker.heard if frame.kind == "nack"]
+    assert [(len(nack.ranges), nack.delay_ms) for nack in nacks] == [(2000 + 2, 1), (2000, 0)]
+    assert list(nacks[0].ranges[:4]) == [0, 10_000, 10_001, 10_002]
+
+
+def test_nacks_are_left_out_only_if_there_is_no_connection_and_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "UNSENT_MAX", 3)
+
+    @scripted()
+    async def inside(broker: ScriptedBroker, consumer: Consumer) -> None:
+        broker.deliver(0, [b"x"] * 5)
+        received = await receive(consumer, 5)
+        for message in received:
+            await message.nack(reason=f"{message.offset}")
+        await broker.until("nack", 5)
+        await broker.close()
+        await asyncio.sleep(0.05)
+        broker.heard.clear()
+        for message in received:
+            await message.nack(reason=f"{message.offset}")
+        await broker.listen()
+        await broker.until("flow")
+        assert [frame.command.nack.reason for frame in broker.heard if frame.kind == "nack"] == ["0", "1", "2"]
+
+    inside()
+
+
 # --- permits ------------------------------------------------------------------------------------------
 
 
@@ -279,6 +317,135 @@ async def test_a_message_that_is_done_and_comes_again_is_acknowledged_and_not_ha
     assert acked(broker) == [[1, 2], [1, 2], [1, 2]]
 
 
+async def break_with_an_ack_under_way(broker: ScriptedBroker, consumer: Consumer, epoch: int = 1) -> None:
+    """Three messages were delivered, and the middle one acknowledged; there is a new connection."""
+    broker.deliver(0, [b"a", b"b", b"c"], epoch=epoch)
+    received = await receive(consumer, 3)
+    del broker.answers["ack"]
+    await received[1].ack()
+    await broker.until("ack")
+    broker.answers["ack"] = broker.on_answered
+    broker.drop()
+    await broker.until("flow")
+
+
+@pytest.mark.parametrize("epoch", [2, 0])
+def test_a_new_message_at_an_offset_that_is_done_is_handed_over(epoch: int) -> None:
+    """The topic was made anew, perhaps as a non-reliable one."""
+
+    @scripted()
+    async def inside(broker: ScriptedBroker, consumer: Consumer) -> None:
+        await break_with_an_ack_under_way(broker, consumer)
+        broker.deliver(0, [b"d", b"e", b"f"], epoch=epoch)
+        assert [message.payload for message in await receive(consumer, 3)] == [b"d", b"e", b"f"]
+        assert acked(broker) == [[1, 2], [1, 2]]
+
+    inside()
+
+
+@scripted()
+async def test_nothing_of_a_non_reliable_topic_is_held_back(broker: ScriptedBroker, consumer: Consumer) -> None:
+    await break_with_an_ack_under_way(broker, consumer, epoch=0)
+    broker.deliver(0, [b"d", b"e", b"f"], epoch=0)
+    assert [message.payload for message in await receive(consumer, 3)] == [b"d", b"e", b"f"]
+    assert "get_lag" not in broker.kinds()
+
+
+@scripted()
+async def test_what_is_done_is_handed_over_again_if_somebody_else_has_sought_back(
+    broker: ScriptedBroker, consumer: Consumer
+) -> None:
+    def subscribe(peer: Any, frame: Any) -> None:
+        peer.answer(frame, subscribed=pb.Subscribed(consumer=1, consumer_id=9, next_unacked=1))
+
+    broker.answers["subscribe"] = subscribe
+    await break_with_an_ack_under_way(broker, consumer)
+    broker.deliver(0, [b"a", b"b", b"c"])  # below what the broker knew to be done
+    assert [message.payload for message in await receive(consumer, 3)] == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize(("cursor", "payloads"), [(1, [b"b", b"c"]), (0, [b"c"])])
+def test_what_is_done_is_held_back_only_if_the_broker_has_not_taken_the_ack(cursor: int, payloads: list[bytes]) -> None:
+    @scripted()
+    async def inside(broker: ScriptedBroker, consumer: Consumer) -> None:
+        broker.answers["get_lag"] = lambda peer, frame: peer.answer(frame, lag=pb.Lag(cursor=cursor))
+        await break_with_an_ack_under_way(broker, consumer)
+        kinds = [kind for kind in broker.kinds() if kind in ("ack", "get_lag", "flow")]
+        assert kinds == ["ack", "ack", "get_lag", "flow"], "asked behind the ack"
+        broker.deliver(1, [b"b", b"c"])
+        assert [message.payload for message in await receive(consumer, len(payloads))] == payloads
+
+    inside()
+
+
+@scripted()
+async def test_an_ack_that_comes_while_subscribing_is_remembered_and_not_asked_about(
+    broker: ScriptedBroker, consumer: Consumer
+) -> None:
+    """The permits are there already, so what is acknowledged may be under way behind the answer."""
+    broker.deliver(0, [b"a", b"b"])
+    first, _ = await receive(consumer, 2)
+    del broker.answers["subscribe"]
+    broker.drop()
+    [_, subscribe] = await broker.until("subscribe", 2)
+    await first.ack()
+    broker.on_subscribe(broker.peers[-1], subscribe)
+    await broker.until("ack")
+    broker.deliver(0, [b"a", b"b"], attempt=2)
+    assert (await consumer.receive()).payload == b"b"
+    assert "get_lag" not in broker.kinds()
+
+
+@pytest.mark.parametrize("what", ["made anew", "sought back"])
+def test_a_connection_that_broke_hides_nothing_that_a_broker_delivers_on_purpose(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same with a real broker, whose epochs and cursors tell the client."""
+
+    async def inside() -> None:
+        async with (
+            pydanube.testing.broker(memory=True) as broker,
+            pydanube.connect(broker.url, timeout=5) as client,
+            pydanube.connect(broker.url, timeout=5) as operator,
+        ):
+
+            async def publish(*payloads: bytes) -> None:
+                async with operator.producer(TOPIC) as producer:
+                    await asyncio.gather(*map(producer.send, payloads))
+
+            await operator.create_topic(TOPIC)
+            await publish(b"a", b"b", b"c")
+            async with client.consumer(TOPIC, subscription="s", start="earliest") as consumer:
+                received = await receive(consumer, 3)
+                await received[0].ack()
+                await consumer.flush()
+                [lane] = consumer._lanes
+                find, may_go = lane._find, asyncio.Event()
+
+                async def find_later() -> Link:
+                    await may_go.wait()
+                    return await find()
+
+                monkeypatch.setattr(lane, "_find", find_later)
+                assert lane.link is not None
+                lane.link.end(Unreachable(broker.url, "the cable was pulled"))
+                for message in received[1:]:
+                    await message.ack()
+                if what == "made anew":
+                    await operator.delete_topic(TOPIC)
+                    await operator.create_topic(TOPIC)
+                    await publish(b"d", b"e", b"f")
+                    may_go.set()
+                    assert [message.payload for message in await receive(consumer, 3)] == [b"d", b"e", b"f"]
+                else:
+                    may_go.set()
+                    await consumer.flush()
+                    await operator.seek(TOPIC, "s", 1)
+                    assert [message.payload for message in await receive(consumer, 2)] == [b"b", b"c"]
+
+    run(inside())
+
+
 @scripted()
 async def test_an_ack_that_cannot_be_taken_just_now_is_sent_again(broker: ScriptedBroker, consumer: Consumer) -> None:
     broker.deliver(0, [b"a"])
@@ -303,8 +470,38 @@ async def test_flushing_waits_for_the_brokers_word_and_no_longer_than_its_deadli
     (message,) = await receive(consumer, 1)
     del broker.answers["ack"]
     await message.ack()
-    with pytest.raises(DeadlineExceeded):
-        await consumer.flush(timeout=0.05)
+    for _ in range(2):
+        with pytest.raises(DeadlineExceeded):
+            await consumer.flush(timeout=0.05)
+    [ack] = await broker.until("ack")
+    broker.peers[-1].answer(ack, done=pb.Done())
+    await consumer.flush()
+
+
+@scripted()
+async def test_one_who_gives_up_flushing_does_not_stop_another(broker: ScriptedBroker, consumer: Consumer) -> None:
+    broker.deliver(0, [b"a"])
+    (message,) = await receive(consumer, 1)
+    del broker.answers["ack"]
+    await message.ack()
+    one, other = asyncio.ensure_future(consumer.flush()), asyncio.ensure_future(consumer.flush())
+    [ack] = await broker.until("ack")
+    one.cancel()
+    await asyncio.wait([one])
+    broker.peers[-1].answer(ack, done=pb.Done())
+    await other
+
+
+@scripted()
+async def test_flushing_raises_what_the_broker_refuses_for_good(broker: ScriptedBroker, consumer: Consumer) -> None:
+    broker.deliver(0, [b"a", b"b"])
+    first, second = await receive(consumer, 2)
+    broker.answers["nack"] = lambda peer, frame: peer.refuse(frame, SubscriptionBusy(TOPIC, "s", "c"))
+    await first.nack()
+    await second.ack()
+    with pytest.raises(SubscriptionBusy):
+        await consumer.flush()
+    await consumer.flush()
 
 
 @scripted()
@@ -323,8 +520,12 @@ async def test_a_consumer_whose_place_was_taken_says_so_and_does_not_come_back(
 ) -> None:
     error = to_wire(SubscriptionBusy(TOPIC, "s", "c"), consumer=1)
     broker.push(error=error)
-    with pytest.raises(SubscriptionBusy):
-        await consumer.receive()
+    lengths = set()
+    for _ in range(3):
+        with pytest.raises(SubscriptionBusy) as caught:
+            await consumer.receive()
+        lengths.add(len(caught.traceback))
+    assert len(lengths) == 1, "what is raised again has a traceback of its own"
     await asyncio.sleep(0.2)
     assert broker.kinds().count("subscribe") == 1
 
@@ -355,6 +556,42 @@ async def test_seeking_drops_what_was_delivered_before(broker: ScriptedBroker, c
     assert (await consumer.receive()).payload == b"a"
     await consumer.seek(2)
     assert (await consumer.receive()).payload == b"fresh"
+
+
+@scripted()
+async def test_acks_and_nacks_that_were_not_sent_before_a_seek_are_not_sent_after_it(
+    broker: ScriptedBroker, consumer: Consumer
+) -> None:
+    broker.answers["seek"] = lambda peer, frame: peer.answer(frame, offset_found=pb.OffsetFound(offset=0))
+    broker.deliver(0, [b"a", b"b"])
+    first, second = await receive(consumer, 2)
+    [lane] = consumer._lanes
+    link, lane.link = lane.link, None  # as if there were none: seeking finds its own
+    await first.ack()
+    await second.nack()
+    await consumer.seek(0)
+    lane.link = link
+    await consumer.flush()
+    assert not {"ack", "nack"} & set(broker.kinds())
+
+
+@scripted()
+async def test_seeking_is_tried_again_while_the_topic_is_moving(broker: ScriptedBroker, consumer: Consumer) -> None:
+    refusals = iter([NotServed(TOPIC, "it is about to move")])
+
+    def seek(peer: Any, frame: Any) -> None:
+        refusal = next(refusals, None)
+        if refusal is None:
+            peer.answer(frame, offset_found=pb.OffsetFound(offset=2))
+        else:
+            peer.refuse(frame, refusal)
+
+    broker.answers["seek"] = seek
+    await consumer.seek(2)
+    assert broker.kinds().count("seek") == 2
+    broker.answers["seek"] = lambda peer, frame: peer.refuse(frame, NotServed(TOPIC, "it is about to move"))
+    with pytest.raises(DeadlineExceeded, match="about to move"):
+        await consumer.seek(2, timeout=0.05)
 
 
 @pytest.mark.parametrize(

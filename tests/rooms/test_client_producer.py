@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
@@ -19,15 +20,19 @@ from pydanube.errors import (
     DiskFull,
     InvalidBatch,
     LogFull,
+    LogStopped,
     MessageTooLarge,
     NotServed,
     OutOfSequence,
     ProducerFenced,
+    ProtocolViolation,
+    RateLimited,
     SessionUnknown,
     Unreachable,
 )
 from pydanube.log.batch import messages
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
+from pydanube.wire.errors_on_wire import to_wire
 from tests.rooms.scripted import PRODUCER_ID, TOPIC, ScriptedBroker
 from tests.support import run, settle
 
@@ -179,6 +184,45 @@ async def test_those_who_wait_for_room_go_in_the_order_of_arrival(broker: Script
     assert broker.payloads() == [b"%02d" % number for number in range(50)]
 
 
+@scripted(buffer_bytes=1000)
+async def test_those_who_were_woken_and_found_no_room_keep_their_order(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    """Room for many small messages is room for one large one."""
+    await asyncio.gather(*sends(producer, *(bytes([number]) * 1000 for number in range(8))))
+    assert [payload[0] for payload in broker.payloads()] == list(range(8))
+
+
+@scripted(buffer_bytes=1)
+async def test_who_is_cancelled_when_he_has_just_got_room_leaves_it_to_the_next(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    async def one() -> None:
+        await producer.send(b"1")
+        second.cancel()  # who was woken in this turn
+
+    broker.hold()
+    first = asyncio.ensure_future(one())
+    await broker.until("produce")
+    second, third = sends(producer, b"2", b"3")
+    await asyncio.sleep(0)
+    broker.release()
+    await first
+    async with asyncio.timeout(2):
+        assert (await third).offset == 1
+    assert second.cancelled() and broker.payloads() == [b"1", b"3"]
+
+
+@scripted(buffer_bytes=1)
+async def test_those_who_wait_for_room_hear_at_once_that_the_producer_has_failed(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    broker.refusals.append(ProducerFenced(PRODUCER_ID, 1, 2))
+    async with asyncio.timeout(2):
+        results = await asyncio.gather(*sends(producer, b"1", b"2", b"3", b"4"), return_exceptions=True)
+    assert {type(result) for result in results} == {ProducerFenced}
+
+
 @scripted(buffer_bytes=100)
 async def test_waiting_for_room_has_a_deadline(broker: ScriptedBroker, producer: Producer) -> None:
     broker.hold()
@@ -197,7 +241,14 @@ async def test_a_message_that_is_no_bytes_or_too_large_is_refused_alone(
         await producer.send(bytes(61 * 1024 * 1024))
     with pytest.raises(UnicodeEncodeError):
         await producer.send(b"x", key="\ud800")
-    assert (await producer.send(bytearray(b"fine"))).offset == 0
+    [innocent] = sends(producer, b"fine too")
+    await asyncio.sleep(0)
+    with pytest.raises(TypeError, match="a key is text, not bytes"):
+        await producer.send(b"x", key=b"abc")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="an attribute is text, not int"):
+        producer.send_nowait(b"x", attributes={"a": 5})  # type: ignore[dict-item]
+    assert (await innocent).offset == 0
+    assert (await producer.send(bytearray(b"fine"))).offset == 1
 
 
 # --- deadlines ----------------------------------------------------------------------------------------
@@ -234,6 +285,66 @@ async def test_one_call_may_have_a_deadline_of_its_own(broker: ScriptedBroker, p
         await producer.send(b"x", timeout=0.05)
     with pytest.raises(DeadlineExceeded, match="flushing"):
         await producer.flush(timeout=0.05)
+
+
+@scripted(timeout=0.1)
+async def test_one_call_may_have_a_longer_deadline_than_the_producer(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    broker.hold()
+    sent = asyncio.ensure_future(producer.send(b"sent", timeout=5))
+    await broker.until("produce")
+    await asyncio.sleep(0.3)
+    broker.release()
+    assert (await sent).offset == 0
+    await broker.close()
+    await asyncio.sleep(0.05)
+    kept = asyncio.ensure_future(producer.send(b"kept", timeout=5))
+    too_short = asyncio.ensure_future(producer.send(b"late", timeout=0.02))
+    (late,) = sends(producer, b"late")
+    await asyncio.sleep(0.3)
+    await broker.listen()
+    assert (await kept).offset == 1
+    for each in (late, too_short):
+        with pytest.raises(DeadlineExceeded):
+            await each
+    assert broker.payloads() == [b"sent", b"kept"]
+
+
+@scripted(timeout=0.1)
+async def test_a_deadline_holds_while_another_thread_encodes(broker: ScriptedBroker, producer: Producer) -> None:
+    lane, is_slow_no_more = producer._lanes[0], threading.Event()
+    encode = lane._encode
+
+    def slowly(draft: Any) -> Any:
+        is_slow_no_more.wait(5)
+        return encode(draft)
+
+    lane._encode = slowly  # type: ignore[method-assign]
+    try:
+        async with asyncio.timeout(2):
+            with pytest.raises(DeadlineExceeded):
+                await producer.send(bytes(2 * 1024 * 1024))
+    finally:
+        is_slow_no_more.set()
+    await producer.flush(timeout=5)
+
+
+@scripted(timeout=0.1)
+async def test_flush_waits_for_what_comes_after_messages_that_were_too_late(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    await broker.close()
+    await asyncio.sleep(0.05)
+    [late] = sends(producer, b"late")
+    await asyncio.sleep(0)
+    await producer.flush(timeout=5)  # which ends when they are given up
+    with pytest.raises(DeadlineExceeded):
+        await late
+    producer.send_nowait(b"later")
+    await broker.listen()
+    await producer.flush(timeout=5)
+    assert broker.payloads() == [b"later"]
 
 
 # --- lost connections ---------------------------------------------------------------------------------
@@ -320,6 +431,48 @@ async def test_a_non_reliable_message_in_flight_is_not_sent_twice(broker: Script
     assert broker.payloads() == [b"first", b"later"]
 
 
+@scripted(reliable=False, batch_messages=1)
+async def test_a_non_reliable_message_that_was_refused_is_sent_again_after_a_lost_connection(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    broker.hold()
+    refused, lost = sends(producer, b"refused", b"lost")
+    await broker.until("produce", 2)
+    peer, frame = broker.held.popleft()
+    peer.refuse(frame, RateLimited(TOPIC, 1))
+    await asyncio.sleep(0.02)
+    broker.is_holding = False
+    broker.drop()
+    await refused
+    with pytest.raises(Unreachable):
+        await lost
+    assert broker.payloads() == [b"refused"]
+
+
+@scripted()
+async def test_a_connection_that_ends_for_somebody_elses_mistake_is_replaced(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    broker.hold()
+    [task] = sends(producer, b"a")
+    await broker.until("produce")
+    broker.held.clear()
+    broker.is_holding = False
+    broker.push(error=to_wire(ProtocolViolation("permits that are none")))
+    assert (await task).offset == 0
+    assert broker.connections == 2
+
+
+@scripted()
+async def test_a_batch_that_ends_every_connection_is_not_sent_for_ever(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    broker.answers["produce"] = lambda peer, frame: peer.send(pb.Command(error=to_wire(ProtocolViolation("no"))))
+    with pytest.raises(ProtocolViolation):
+        await producer.send(b"a")
+    assert broker.kinds().count("produce") == 2
+
+
 # --- refusals -----------------------------------------------------------------------------------------
 
 
@@ -363,6 +516,58 @@ async def test_a_batch_refused_for_good_fails_alone_and_the_others_close_the_gap
     assert (await producer.send(b"e")).offset == 3
 
 
+@scripted(batch_messages=1)
+async def test_a_batch_whose_fate_a_stopped_log_does_not_know_is_sent_again_unchanged(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    """It was stored, as the broker sees when it is started again with a new disk."""
+
+    def stop(peer: Any, frame: Any) -> None:
+        broker.judge(peer, frame)
+        peer.refuse(frame, LogStopped("it failed twice"))
+        broker.answers["produce"] = broker.on_produce
+        broker.loses_receipts = False
+        broker.refusals.append(LogStopped("it failed twice"))  # the batch behind it
+
+    broker.loses_receipts = True
+    broker.answers["produce"] = stop
+    first, second = await asyncio.gather(*sends(producer, b"a", b"b"))
+    assert (first.offset, first.duplicate, second.offset) == (0, True, 1)
+    assert broker.payloads() == [b"a", b"b"] and broker.kinds().count("open_producer") == 2
+
+
+@scripted(batch_messages=1, timeout=0.3)
+async def test_who_waits_in_vain_for_a_stopped_log_is_told_why(broker: ScriptedBroker, producer: Producer) -> None:
+    broker.refusals.extend([LogStopped("it failed twice")] * 1000)
+    with pytest.raises(DeadlineExceeded, match="replace the disk and restart"):
+        await producer.send(b"a")
+
+
+@scripted(batch_messages=1, idempotent=False)
+async def test_without_a_session_a_batch_is_taken_behind_one_that_was_refused(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    link = producer._lanes[0].link
+    broker.refusals.extend([RateLimited(TOPIC, 1), None, RateLimited(TOPIC, 1), MessageTooLarge(9, 8), None])
+    broker.refusals.extend([None, MessageTooLarge(9, 8)])
+    results = await asyncio.gather(*sends(producer, b"a", b"b", b"c", b"d", b"e"), return_exceptions=True)
+    assert isinstance(results[2], MessageTooLarge)
+    offsets = [result.offset for result in results if isinstance(result, pydanube.Receipt)]
+    assert offsets == [2, 0, 3, 1] and broker.payloads() == [b"b", b"e", b"a", b"d"]
+    assert producer._lanes[0].link is link and producer.buffered_bytes == 0
+
+
+@scripted(batch_messages=1)
+async def test_a_receipt_behind_a_refusal_is_a_mistake_in_a_session(broker: ScriptedBroker, producer: Producer) -> None:
+    broker.hold()
+    tasks = sends(producer, b"a", b"b")
+    [first, second] = await broker.until("produce", 2)
+    broker.peers[0].refuse(first, RateLimited(TOPIC, 1))
+    broker.peers[0].answer(second, receipt=pb.Receipt(rows=1))
+    for each in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(each, ProtocolViolation)
+
+
 @scripted()
 async def test_flush_tells_what_became_of_a_message_that_nobody_waited_for(
     broker: ScriptedBroker, producer: Producer
@@ -403,6 +608,21 @@ async def test_a_fenced_producer_stops_and_says_so(broker: ScriptedBroker, produ
     with pytest.raises(ProducerFenced):
         await producer.send(b"b")
     assert broker.kinds().count("open_producer") == 1
+
+
+@scripted()
+async def test_everybody_gets_an_error_of_his_own(broker: ScriptedBroker, producer: Producer) -> None:
+    """One for all would collect the tracebacks of all, and keep every message that is in one of them."""
+    broker.refusals.append(ProducerFenced(PRODUCER_ID, 1, 2))
+    producer.send_nowait(b"x")
+    errors = await asyncio.gather(*sends(producer, b"a", b"b"), return_exceptions=True)
+    for call in (producer.flush(), producer.send(b"c"), producer.send(b"d")):
+        with pytest.raises(ProducerFenced) as caught:
+            await call
+        errors.append(caught.value)
+    assert len({id(error) for error in errors}) == 5
+    failure = producer._lanes[0].failure
+    assert failure is not None and failure.__traceback__ is None
 
 
 @scripted(batch_messages=1)
@@ -464,7 +684,67 @@ async def test_a_broker_that_closes_because_of_our_batch_is_not_sent_it_for_ever
     assert broker.kinds().count("produce") == 1
 
 
+def test_a_mistake_with_one_producer_does_not_end_another_of_the_connection() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker, pydanube.connect(broker.url, timeout=5) as client:
+            precious = await client.producer(TOPIC, name="p").open()
+            for topic, mistake in (("/default/receipt", "out of turn"), ("/default/invalid", "nonsense")):
+                guilty = await client.producer(topic, batch_messages=1, idempotent=False).open()
+                link = precious._lanes[0].link
+                broker.hold()
+                sending, *wrong = [*sends(precious, b"a"), *sends(guilty, b"1", b"2", b"3")]
+                frames = (await broker.until("produce", len(broker.produced()) + 4))[-3:]
+                [peer] = broker.peers
+                if mistake == "nonsense":  # as a broker does that cannot believe the connection any more
+                    peer.refuse(frames[0], InvalidBatch(mistake))
+                    peer.transport.close()
+                    broker.held.clear()
+                else:
+                    peer.answer(frames[1], receipt=pb.Receipt(rows=1))
+                    broker.held = type(broker.held)([broker.held[0]])
+                for each in wrong:
+                    with pytest.raises((ProtocolViolation, InvalidBatch), match=mistake):
+                        await each
+                broker.release()
+                await sending
+                assert (precious._lanes[0].link is link) == (mistake == "out of turn")
+                await guilty._let_go()
+            await precious.close()
+
+    run(inside())
+
+
 # --- ends and partitions ------------------------------------------------------------------------------
+
+
+def test_an_error_that_a_flush_had_no_time_to_tell_is_told_by_the_next() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker(partitions=3) as broker, pydanube.connect(broker.url, timeout=5) as client:
+            producer = await client.producer(TOPIC, idempotent=False).open()
+
+            def refuse_the_first_two(peer: Any, frame: Any) -> None:
+                topic = broker.topics[frame.command.produce.producer]
+                if topic.endswith("-2"):
+                    broker.on_produce(peer, frame)
+                else:
+                    peer.refuse(frame, MessageTooLarge(int(topic[-1]), 8))
+
+            broker.answers["produce"] = refuse_the_first_two
+            broker.hold()
+            for _ in range(3):
+                producer.send_nowait(b"x")
+            with pytest.raises(DeadlineExceeded):
+                await producer.flush(timeout=0.1)
+            broker.release()
+            sizes = []
+            for _ in range(2):
+                with pytest.raises(MessageTooLarge) as caught:
+                    await producer.flush()
+                sizes.append(caught.value.size_bytes)
+            assert sizes == [0, 1]
+            await producer.close()
+
+    run(inside())
 
 
 def test_closing_flushes_and_what_comes_later_is_refused() -> None:

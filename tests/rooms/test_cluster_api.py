@@ -490,7 +490,7 @@ async def test_an_orphan_is_shown_with_what_brings_it_back_and_given_up_only_on_
     await town.settled(NAME, 2)
     topic = reliable(town.node(2), NAME)
     # As a takeover leaves it: offsets of a broker that is gone, below what the topic goes on with.
-    lost = Orphan(start=1, end=4, broker_id=77, epoch=topic.ownership.epoch)
+    lost = Orphan(start=1, end=4, broker_id=77, epoch=topic.ownership.epoch - 1)
     await topic.ownership.write([Put(keys.orphan(NAME, 1), lost.to_bytes())])
     topic.adopted([lost], rescued=(), voided=())
     for asked in (town.calls(1), town.calls(2)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from pydanube.api.stream import SWEEP_SECONDS, StreamDoor
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import DiskFull
-from pydanube.log.batch import HEADER_SIZE, Envelope, encode, messages, parse, rows_of
+from pydanube.log.batch import HEADER_SIZE, Batch, Envelope, encode, messages, parse, rows_of
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from tests.rooms.brokers import ORDERS, Host, find_topic, now, publish_many, settle, simulated
@@ -132,7 +133,7 @@ async def test_a_batch_that_is_none_is_refused_before_anything_is_stored(what: s
     peer.write(b"".join(frames.encode(pb.Command(request_id=7, produce=pb.Produce(producer=opened.producer)), data)))
     await settle()
     assert peer.error.code == pb.INVALID_BATCH and sentence in peer.error.sentence
-    assert peer.is_closed
+    assert peer.is_closed and peer.frames[-1].command.request_id == 7
     assert (await find_topic(door.broker)).head == 0
     assert await notices_nothing(other)
 
@@ -149,6 +150,7 @@ async def test_a_large_batch_that_is_none_is_refused_too() -> None:
     peer.produce(opened, 1, b"behind it")
     await settle()
     assert peer.error.code == pb.INVALID_BATCH and peer.is_closed
+    assert peer.frames[-1].command.request_id == 7
     assert (await find_topic(door.broker)).head == 0
 
 
@@ -507,6 +509,104 @@ async def test_a_fetch_is_cut_to_the_peers_frames_and_goes_on_where_it_ended() -
     assert answers > 5
 
 
+# --- rows that are for others -------------------------------------------------------------------------
+
+
+def keyed_batch(opened: pb.ProducerOpened, keys: list[str], codec: str = "none") -> Batch:
+    """Messages of 1 KiB that do not compress."""
+    chance = Random(1)
+    rows = rows_of([Envelope(chance.randbytes(KIB), 1, key, "p") for key in keys])
+    return encode(rows, topic=ORDERS, producer_id=opened.producer_id, session=opened.session, codec=codec)
+
+
+@simulated
+async def test_of_a_batch_that_comes_key_by_key_each_delivery_has_only_its_rows_and_takes_permits_for_no_more() -> None:
+    door = await opened_door(unsent_bytes=64 * KIB)
+    peer = await Peer.greeted(door)
+    opened = await peer.open_producer()
+    stored = keyed_batch(opened, ["k"] * 50)
+    peer.say(request_id=7, produce=pb.Produce(producer=opened.producer), body=stored)
+    await settle()
+    subscribed = await peer.subscribe(size_bytes=64 * KIB, type=pb.KEY_SHARED)
+    await settle()
+    for offset in range(50):
+        frame = peer.frames[-1]
+        assert frame.kind == "deliver" and peer.offsets == list(range(offset + 1))
+        assert len(frame.body) < 4 * KIB
+        part = parse(frame.body)
+        assert part.header.base_offset == offset and messages(part) == [messages(stored)[offset]]
+        peer.say(flow=pb.Flow(consumer=subscribed.consumer, bytes=len(frame.body)))
+        peer.say(ack=pb.Ack(consumer=subscribed.consumer, ranges=[offset, offset + 1]))
+        await settle()
+
+
+async def delivered_again(peer: Peer, unacked: list[int], rows: int) -> list[tuple[list[int], bytes]]:
+    """Ranges and bodies that a consumer gets who has acknowledged everything else."""
+    subscribed = await peer.subscribe(messages=10_000)
+    await settle()
+    assert peer.offsets == list(range(rows))
+    for offset in range(rows):
+        if offset not in unacked:
+            peer.say(ack=pb.Ack(consumer=subscribed.consumer, ranges=[offset, offset + 1]))
+    await peer.ask(close_consumer=pb.CloseConsumer(consumer=subscribed.consumer))
+    peer.frames.clear()
+    await peer.subscribe(messages=10_000)
+    await settle()
+    assert peer.offsets == unacked
+    found = [frame for frame in peer.frames if frame.kind == "deliver"]
+    for frame in found:
+        base = parse(frame.body).header.base_offset
+        assert base <= frame.command.deliver.ranges[0]
+    return [(list(frame.command.deliver.ranges), bytes(frame.body)) for frame in found]
+
+
+@pytest.mark.parametrize("first", [0, 30])
+@simulated
+async def test_a_batch_whose_rows_are_nearly_all_meant_comes_as_it_was_stored(first: int) -> None:
+    door = await opened_door()
+    peer = await Peer.greeted(door)
+    opened = await peer.open_producer()
+    stored = keyed_batch(opened, ["k"] * 100)
+    peer.say(request_id=7, produce=pb.Produce(producer=opened.producer), body=stored)
+    await settle()
+    ((ranges, body),) = await delivered_again(peer, list(range(first, 100)), 100)
+    assert ranges == [first, 100] and body[HEADER_SIZE:] == bytes(stored.body)
+
+
+@pytest.mark.parametrize(
+    ("codec", "ranges"), [("none", [[40, 41], [50, 52, 53, 54], [65, 66]]), ("lz4", [[40, 41, 50, 52, 53, 54, 65, 66]])]
+)
+@simulated
+async def test_what_lies_between_rows_that_are_meant_is_left_out_if_it_is_much(
+    codec: str, ranges: list[list[int]]
+) -> None:
+    """A compressed batch is opened once."""
+    door = await opened_door()
+    peer = await Peer.greeted(door)
+    opened = await peer.open_producer()
+    stored = keyed_batch(opened, ["k"] * 100, codec)
+    peer.say(request_id=7, produce=pb.Produce(producer=opened.producer), body=stored)
+    await settle()
+    delivered = await delivered_again(peer, [40, 50, 51, 53, 65], 100)
+    assert [each for each, _ in delivered] == ranges
+    assert sum(len(body) for _, body in delivered) < 35 * KIB
+    for each, body in delivered:
+        part = parse(body)
+        assert messages(part) == messages(stored)[each[0] : each[-1]]
+
+
+@simulated
+async def test_a_delivery_has_no_more_ranges_than_a_command_may_have() -> None:
+    door = await opened_door()
+    peer = await Peer.greeted(door)
+    opened = await peer.open_producer()
+    peer.produce(opened, 0, *(b"%d" % number for number in range(2_200)))
+    await settle()
+    unacked = list(range(0, 2_200, 2))
+    delivered = await delivered_again(peer, unacked, 2_200)
+    assert [len(ranges) // 2 for ranges, _ in delivered] == [frames.RANGES_MAX, 1_100 - frames.RANGES_MAX]
+
+
 # --- the rest of the rules ----------------------------------------------------------------------------
 
 
@@ -602,3 +702,26 @@ async def test_non_reliable_messages_beyond_the_permits_are_dropped() -> None:
     peer.say(request_id=7, produce=produce, body=encode(rows, topic="/default/fast"))
     await settle()
     assert len(peer.offsets) == 8
+
+
+@simulated
+async def test_a_non_reliable_batch_over_the_rate_is_refused_whole_and_sent_again_comes_once() -> None:
+    host = Host(policies=TopicPolicy(max_publish_rate=10))
+    await host.boot()
+    peer = await Peer.greeted(door_of(host))
+    request = pb.OpenProducer(topic="/default/fast", producer_name="p", create=True)
+    opened = (await peer.ask(open_producer=request)).command.producer_opened
+    await peer.subscribe(topic="/default/fast")
+    arrived: list[bytes] = []
+    for number, pause, answer in [(0, 0.0, "receipt"), (1, 1.0, "error"), (1, 0.6, "receipt"), (2, 2.4, "error")]:
+        await asyncio.sleep(pause)
+        rows = rows_of([Envelope(b"%d %d" % (number, row)) for row in range(25)])
+        body = encode(rows, topic="/default/fast")
+        answered = await peer.ask(produce=pb.Produce(producer=opened.producer), body=body)
+        assert answered.kind == answer
+        assert answer == "receipt" or answered.command.error.code == pb.RATE_LIMITED
+        await settle()
+    for frame in peer.frames:
+        if frame.kind == "deliver":
+            arrived += [message.payload for message in messages(parse(frame.body))]
+    assert arrived == [b"%d %d" % (number, row) for number in range(2) for row in range(25)]

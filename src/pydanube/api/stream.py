@@ -18,18 +18,21 @@ import logging
 import ssl
 from collections import deque
 from collections.abc import Callable, Coroutine
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from pydanube.api.grpc_data import camel
 from pydanube.api.stream_handles import Consuming, Producing, Undecided, failed, fits, pieces
 from pydanube.api.stream_requests import Requests
+from pydanube.broker.fanout import FanoutTopic
 from pydanube.broker.outbox import DeliveredBatch
 from pydanube.broker.service import Broker
+from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.config.stream import StreamLimits
+from pydanube.core.roster import Permits
 from pydanube.errors import (
     ConsumerUnknown,
     DanubeError,
@@ -41,7 +44,7 @@ from pydanube.errors import (
     ProtocolViolation,
     SubscriptionBusy,
 )
-from pydanube.log.batch import Batch, messages, parse
+from pydanube.log.batch import Batch, cut, messages, parse
 from pydanube.ports import Buffer
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -50,10 +53,13 @@ from pydanube.wire.status import SEND, Code, status
 
 log = logging.getLogger(__name__)
 
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+
 MIB: Final = 1024 * 1024
-# Below this a batch is parsed on the loop: a hop to a thread and back costs more.
+# Below this a batch is parsed, or cut, on the loop: a hop to a thread and back costs more.
 PARSE_ON_LOOP_BYTES: Final = 64 * 1024
 WRITE_BUFFER_BYTES: Final = 1 * MIB
+CUT_BYTES: Final = 8 * 1024  # to cut a batch costs as much as to send so many bytes more
 SWEEP_SECONDS: Final = 2.0
 SHUTDOWN_SECONDS: Final = 2.0  # for a TLS peer's goodbye
 
@@ -221,11 +227,11 @@ class Connection(asyncio.Protocol):
     def answer_error(self, request_id: int, error: BaseException) -> None:
         self.send(pb.Command(request_id=request_id, error=to_wire(error)))
 
-    def fail(self, error: BaseException) -> None:
-        """One clear error, then the end: nobody can go on after this."""
+    def fail(self, error: BaseException, request_id: int = 0) -> None:
+        """One clear error, as the answer if it is a request's fault, then the end: nobody can go on after this."""
         if not self._over:
             log.info("stream failed", extra={"peer": self.peer, "why": str(error)})
-            self.send(pb.Command(error=to_wire(error)))
+            self.answer_error(request_id, error)
             self.hang_up()
 
     def hang_up(self) -> None:
@@ -362,7 +368,7 @@ class Connection(asyncio.Protocol):
                     try:
                         batch = await self.broker.run(lambda body=body: parse(body))  # type: ignore[misc]
                     except InvalidBatch as error:
-                        self.fail(error)
+                        self.fail(error, request_id)
                         return
                 self._append(request_id, producing, body, batch)
         finally:
@@ -379,9 +385,9 @@ class Connection(asyncio.Protocol):
             if isinstance(topic, Topic):
                 outcome = topic.submit_batch(batch, producing.tell)
             else:
-                outcome = asyncio.ensure_future(_fan_out(producing, batch))
+                outcome = _fan_out(topic, producing.name, batch)
         except (InvalidBatch, ProtocolViolation) as error:
-            self.fail(error)  # its bytes are not what it says: nothing on this connection can be believed
+            self.fail(error, request_id)  # its bytes are not what it says: nothing here can be believed
             return
         except DanubeError as error:
             outcome = failed(error)
@@ -422,19 +428,22 @@ class Connection(asyncio.Protocol):
                 self._consumer_ended(consuming)
                 return
             for item in items if consuming.is_reliable else consuming.packed(items):
-                if fits(item.batch, self.frame_size_max):
+                groups, cost_bytes = _groups(item)
+                if not groups and fits(item.batch, self.frame_size_max):
                     await self._deliver(consuming, item)
                     continue
+                cutting = partial(_parts, item, groups, self.frame_size_max)
+                is_quick = 0 < cost_bytes <= PARSE_ON_LOOP_BYTES and item.batch.header.codec == 0
                 try:
-                    cut = await self.broker.run(lambda item=item: pieces(item, self.frame_size_max))  # type: ignore[misc]
+                    parts = cutting() if is_quick else await self.broker.run(cutting)
                 except MessageTooLarge as error:
                     self._requests.forget(consuming)
                     consuming.subscription.detach(consuming.consumer_id, consuming.outbox)
                     self.send(pb.Command(error=to_wire(error, consumer=consuming.handle)))
                     return
-                consuming.stretched(item, cut)
-                for piece in cut:
-                    await self._deliver(consuming, piece)
+                _account(consuming, item, parts)
+                for part in parts:
+                    await self._deliver(consuming, part)
 
     async def _deliver(self, consuming: Consuming, item: DeliveredBatch) -> None:
         await self._writable.wait()
@@ -452,8 +461,53 @@ class Connection(asyncio.Protocol):
             self.send(pb.Command(error=to_wire(ended or taken, consumer=consuming.handle)))
 
 
-async def _fan_out(producing: Producing, batch: Batch) -> None:
-    """A batch to a non-reliable topic: message by message, to whoever is there."""
-    for message in messages(batch):
-        named = message if message.producer_name is not None else message._replace(producer_name=producing.name)
-        await producing.topic.publish(producing.producer_id, named)
+def _groups(item: DeliveredBatch) -> tuple[list[Ranges], float]:
+    """The ranges in groups, each to go with a part of the batch, and what cutting these costs, in bytes. No groups: the
+    batch had better go whole.
+
+    A key-shared consumer gets a batch in as many deliveries as there are messages of one key in it.
+    """
+    header = item.batch.header
+    row_bytes = header.uncompressed_length / header.rows
+    groups = [[item.ranges[0]]]
+    for each in item.ranges[1:]:
+        gap_bytes = (each[0] - groups[-1][-1][1]) * row_bytes
+        # What is compressed would be decompressed for every group.
+        if len(groups[-1]) == frames.RANGES_MAX or (gap_bytes > CUT_BYTES and header.codec == 0):
+            groups.append([])
+        groups[-1].append(each)
+    cost_bytes = sum(group[-1][1] - group[0][0] for group in groups) * row_bytes + len(groups) * CUT_BYTES
+    if 2 * cost_bytes > header.size_bytes and len(item.ranges) <= frames.RANGES_MAX:
+        return [], 0
+    return [tuple(group) for group in groups], cost_bytes
+
+
+def _parts(item: DeliveredBatch, groups: list[Ranges], frame_size_max: int) -> list[DeliveredBatch]:
+    """A delivery for each group, or more where its part of the batch does not fit into a frame of the peer."""
+    found: list[DeliveredBatch] = []
+    for ranges in groups or [item.ranges]:
+        part = item._replace(batch=cut(item.batch, ranges[0][0], ranges[-1][1]), ranges=ranges)
+        found += [part] if fits(part.batch, frame_size_max) else pieces(part, frame_size_max)
+    return found
+
+
+def _account(consuming: Consuming, item: DeliveredBatch, parts: list[DeliveredBatch]) -> None:
+    """The subscription has taken the whole batch's length from the permits, and the peer takes what it gets."""
+    spared_bytes = item.batch.header.size_bytes - sum(part.batch.header.size_bytes for part in parts)
+    if spared_bytes < 0:
+        consuming.stretched(item, parts)
+    elif isinstance(consuming.subscription, Subscription):
+        consuming.subscription.grant(consuming.consumer_id, Permits(0, spared_bytes))
+
+
+def _fan_out(topic: FanoutTopic, producer_name: str, batch: Batch) -> asyncio.Future[None]:
+    """A batch to a non-reliable topic, message by message, to whoever is there."""
+    topic.publish_batch(
+        [
+            message if message.producer_name is not None else message._replace(producer_name=producer_name)
+            for message in messages(batch)
+        ]
+    )
+    handed_on: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    handed_on.set_result(None)
+    return handed_on

@@ -242,13 +242,23 @@ class FanoutTopic:
         """Always 0: the messages of a non-reliable topic have no offsets."""
         self._check_open()
         self.producers.admit(producer, message)
+        self._hand_on(message)
+        return 0
+
+    def publish_batch(self, messages: Sequence[Envelope]) -> None:
+        """All of them or none: who is refused sends the whole batch again."""
+        self._check_open()
+        self.producers.admit_batch(len(messages))
+        for message in messages:
+            self._hand_on(message)
+
+    def _hand_on(self, message: Envelope) -> None:
         for subscription in self.subscriptions.values():
             subscription.deliver(message)
         self.metrics.messages_in.inc()
         size_bytes = len(message.payload)
         self.metrics.bytes_in.inc(size_bytes)
         self.metrics.sizes.add(size_bytes)
-        return 0
 
     def _check_open(self) -> None:
         if self._closing is not None:

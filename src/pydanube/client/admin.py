@@ -12,7 +12,7 @@ from pydanube.client.link import Link
 from pydanube.client.messages import OFFSET, Lag, Located, Place, StorageInfo, TopicInfo, place_of, with_offsets
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.tiers import Descriptor
-from pydanube.errors import Refused, TopicExists, TopicUnknown, Unreachable
+from pydanube.errors import NotServed, Refused, TopicExists, TopicUnknown, Unavailable, Unreachable
 from pydanube.log.batch import ENVELOPE, Batch, decode, load
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -85,8 +85,7 @@ class Admin:
         asked = command.WhichOneof("kind") or "a request"
 
         async def attempt() -> frames.Frame:
-            link = await self._link(topic)
-            return await link.request(command, kind)
+            return await self._ask(await self._link(topic), topic, command, kind)
 
         seconds = self.timeout if timeout is None else timeout
         return await patiently(f"{asked} {topic or ''}".strip(), seconds, attempt)
@@ -96,6 +95,17 @@ class Admin:
             return await self._brokers.any()
         return await self._brokers.owner_or_any(topic)
 
+    async def _ask(self, link: Link, topic: str | None, command: pb.Command, kind: str) -> frames.Frame:
+        """A broker that could not answer, or to which we were sent in vain, is not the first to be asked again."""
+        try:
+            return await link.request(command, kind)
+        except Unavailable as error:
+            if topic is None:
+                self._brokers.disappointed(link.url)
+            elif isinstance(error, NotServed):
+                self._brokers.misled(link)
+            raise
+
     async def call_once(self, topic: str, command: pb.Command, timeout: float | None, done: type[Refused]) -> None:
         """For calls that must not be done twice: if an answer was lost, `done` says that it was done."""
         lost = False
@@ -104,7 +114,7 @@ class Admin:
             nonlocal lost
             link = await self._link(topic)
             try:
-                await link.request(command, "done")
+                await self._ask(link, topic, command, "done")
             except Unreachable:
                 lost = True
                 raise

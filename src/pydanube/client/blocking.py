@@ -13,20 +13,25 @@ several threads. Signatures are those of the async client.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import ssl
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 
 from pydanube.client import admin, client, consumer, producer
+from pydanube.client.connection import within
 from pydanube.client.messages import BatchView, Delivery, Lag, Located, MessageView, Place, Receipt, TopicInfo
+from pydanube.client.outgoing import ProducerLane
 from pydanube.client.producer import Payload
 from pydanube.client.thread import LoopThread
-from pydanube.errors import BufferFull, ClientClosed, DanubeError
+from pydanube.errors import BufferFull, ClientClosed
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -76,20 +81,22 @@ class Client:
 
     def open(self) -> Self:
         """As entering the `with` block."""
-        self._thread = LoopThread("danube client")
+        thread = LoopThread("danube client")
         try:
-            self._thread.call(self._client.open())
+            thread.call(self._client.open())
         except BaseException:
-            self._thread.stop()
+            thread.stop()
             raise
+        self._thread = thread
         return self
 
     def close(self) -> None:
-        if self._thread is not None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
             try:
-                self._call(self._client.close())
+                thread.call(self._client.close())
             finally:
-                self._thread.stop()
+                thread.stop()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -171,8 +178,9 @@ class Producer:
         self._producer = inner
         self.topic = inner.topic
         self.name = inner.name
-        self._handed_bytes = 0  # to the loop's thread, which has not taken them yet
-        self._error: DanubeError | None = None
+        self._handed_bytes = 0  # to the loop's thread, which has not taken them yet; counted as the buffer counts
+        self._counting = threading.RLock()
+        self._error: Exception | None = None  # of a message that was handed over and not taken: `flush` tells it
 
     def open(self) -> Self:
         self._thread.call(self._producer.open())
@@ -199,11 +207,14 @@ class Producer:
     def send_nowait(
         self, payload: Payload, *, key: str | None = None, attributes: Mapping[str, str] | None = None
     ) -> None:
-        """As the async one. What is wrong with the message itself is told by `flush`."""
-        if self._producer.buffered_bytes + self._handed_bytes >= self._producer.buffer_bytes:
+        """As the async one."""
+        # All that may be wrong with it is found here, in the caller's thread, and what it refers to may change after.
+        message = self._producer.prepare(payload, key, attributes)
+        if self.buffered_bytes >= self._producer.buffer_bytes:
             raise BufferFull(self.topic, self._producer.buffer_bytes)
-        self._handed_bytes += len(payload)
-        self._thread.soon(self._take, payload, key, attributes)
+        self._thread.soon(self._take, *message)
+        with self._counting:
+            self._handed_bytes += message[-1]
 
     def flush(self, *, timeout: float | None = None) -> None:
         self._thread.call(self._producer.flush(timeout=timeout))
@@ -214,14 +225,17 @@ class Producer:
 
     @property
     def buffered_bytes(self) -> int:
-        return self._producer.buffered_bytes
+        return self._producer.buffered_bytes + self._handed_bytes
 
-    def _take(self, payload: Payload, key: str | None, attributes: Mapping[str, str] | None) -> None:
-        self._handed_bytes -= len(payload)
+    def _take(
+        self, lane: ProducerLane, payload: bytes, key: str | None, attributes: Mapping[str, str] | None, size: int
+    ) -> None:
         try:
-            self._producer.send_nowait(payload, key=key, attributes=attributes)
-        except DanubeError as error:
+            self._producer.take(lane, payload, key, attributes, size)
+        except Exception as error:
             self._error = self._error or error
+        with self._counting:
+            self._handed_bytes -= size
 
     def _raise(self) -> None:
         error, self._error = self._error, None
@@ -244,6 +258,7 @@ class Message(MessageView):
 
     def nack(self, delay: float | None = None, *, reason: str = "") -> None:
         """It failed: deliver it again after `delay` seconds, or as the subscription's failure policy says."""
+        _check_nack(delay, reason)
         self._thread.soon(self._delivery.lane.nack, ((self.offset, self.offset + 1),), delay, reason)
 
 
@@ -260,7 +275,15 @@ class MessageBatch(BatchView):
         self._thread.soon(self._delivery.lane.ack_ranges, self._delivery.ranges)
 
     def nack(self, delay: float | None = None, *, reason: str = "") -> None:
+        _check_nack(delay, reason)
         self._thread.soon(self._delivery.lane.nack, self._delivery.ranges, delay, reason)
+
+
+def _check_nack(delay: float | None, reason: str) -> None:
+    """Raises what the loop's thread would have nobody to tell."""
+    if delay is not None:
+        round(delay * 1000)
+    reason.encode()
 
 
 class Consumer:
@@ -272,7 +295,8 @@ class Consumer:
         self.topic = inner.topic
         self.subscription = inner.subscription
         self.name = inner.name
-        self._current: deque[Message] = deque()
+        self._current: deque[Message] = deque()  # handed over by the loop's thread; taken by any
+        self._filling = asyncio.Lock()
 
     def open(self) -> Self:
         self._thread.call(self._consumer.open())
@@ -291,20 +315,18 @@ class Consumer:
         self.close()
 
     def __iter__(self) -> Iterator[Message]:
-        while True:
-            while self._current:
-                yield self._current.popleft()
-            delivery = self._thread.call(self._consumer.next_delivery())
-            if delivery is None:
-                return
-            self._unpack(delivery)
+        while bool(self._current) or self._thread.call(self._fill()):
+            try:
+                message = self._current.popleft()
+            except IndexError:
+                continue  # another thread was faster
+            yield message
 
     def receive(self, *, timeout: float | None = None) -> Message:
         """The next message. Raises DeadlineExceeded if none came within `timeout` seconds."""
-        if not self._current:
-            delivery = self._thread.call(self._consumer.receive_delivery(timeout=timeout))
-            self._unpack(delivery)
-        return self._current.popleft()
+        with suppress(IndexError):
+            return self._current.popleft()
+        return self._thread.call(self._receive(timeout))
 
     def batches(self) -> Iterator[MessageBatch]:
         """Arrow record batches, as they were stored."""
@@ -317,6 +339,26 @@ class Consumer:
     def seek(self, to: Place, *, timeout: float | None = None) -> None:
         self._thread.call(self._consumer.seek(to, timeout=timeout))
         self._current.clear()
+
+    async def _fill(self) -> bool:
+        """Returns when `_current` has messages, for whoever is first; False: there will be no more."""
+        async with self._filling:
+            if not self._current:
+                delivery = await self._consumer.next_delivery()
+                if delivery is None:
+                    return False
+                self._unpack(delivery)
+            return True
+
+    async def _receive(self, timeout: float | None) -> Message:
+        seconds = self._consumer.timeout if timeout is None else timeout
+        return await within(f"receiving from {self.topic}", seconds, self._next())
+
+    async def _next(self) -> Message:
+        while await self._fill():
+            with suppress(IndexError):  # another thread was faster
+                return self._current.popleft()
+        raise ClientClosed(f"the consumer of {self.topic}")
 
     def _unpack(self, delivery: Delivery) -> None:
         base, payloads = delivery.batch.header.base_offset, delivery.column("payload")

@@ -5,7 +5,8 @@
     patiently(...)         tries again what time may heal, until the deadline
 
 Addresses are those the application gave and those that lookups named since; all of them are tried, in random order, so
-one broker that is away never stops a client that knows another.
+one broker that is away never stops a client that knows another. Neither does one that answers and cannot help, such as
+a broker that is cut off from the others: whoever let us down last is asked last.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from typing import Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from pydanube.client.link import Link, tls_refusal
-from pydanube.errors import ClientClosed, ConfigError, DanubeError, DeadlineExceeded, TopicUnknown, Unreachable
+from pydanube.errors import (
+    ClientClosed,
+    ConfigError,
+    DanubeError,
+    DeadlineExceeded,
+    TopicUnknown,
+    Unavailable,
+    Unreachable,
+)
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -122,6 +131,8 @@ class Brokers:
         self._links: dict[Address, Link] = {}
         self._dialing: dict[Address, asyncio.Task[Link]] = {}
         self._routes: dict[str, Address] = {}  # told by `Moved`: where to look first
+        self._let_down: dict[str, float] = {}  # by URL: when a broker last could not help
+        self._named_by: dict[str, str] = {}  # URLs: who last said that a topic is there
         self._closed = False
 
     @property
@@ -131,9 +142,11 @@ class Brokers:
     async def any(self) -> Link:
         """Raises Unreachable if nobody answers, or what the last one refused us with."""
         self._check_open()
-        for link in self._links.values():
-            if link.usable:
-                return link
+        usable = [link for link in self._links.values() if link.usable]
+        if usable:
+            best = min(usable, key=lambda link: self._let_down.get(link.url, 0.0))
+            self._look_for_better(best)
+            return best
         refusal: DanubeError | None = None
         why = []
         for address in random.sample(list(self._known), len(self._known)):
@@ -149,12 +162,17 @@ class Brokers:
         route = self._routes.pop(topic, None)
         if route is not None:
             return await self.link(route), 0
-        link = await self.any()
-        frame = await link.request(pb.Command(lookup=pb.Lookup(topic=topic)), "located")
-        located = frame.command.located
-        if located.is_local or located.partitions:
-            return link, located.partitions
-        return await self.link(Address.parse(located.stream_url)), 0
+        asked = await self.any()
+        try:
+            frame = await asked.request(pb.Command(lookup=pb.Lookup(topic=topic)), "located")
+            located = frame.command.located
+            is_here = located.is_local or located.partitions
+            owner = asked if is_here else await self.link(Address.parse(located.stream_url))
+        except (Unavailable, asyncio.CancelledError):  # whoever gives up has waited in vain
+            self.disappointed(asked.url)
+            raise
+        self._named_by[owner.url] = asked.url
+        return owner, located.partitions
 
     async def owner_or_any(self, topic: str) -> Link:
         """As `owner`; a topic that does not exist can be created anywhere."""
@@ -162,6 +180,21 @@ class Brokers:
             return (await self.owner(topic))[0]
         except TopicUnknown:
             return await self.any()
+
+    def misled(self, link: Link) -> None:
+        """A topic is not there. Whoever has said so may be the last to know."""
+        self.disappointed(self._named_by.get(link.url, link.url))
+
+    def disappointed(self, url: str) -> None:
+        """This broker could not help: others are asked first."""
+        self._let_down[url] = asyncio.get_running_loop().time()
+
+    def _look_for_better(self, best: Link) -> None:
+        """Dials those who let us down longer ago than this one, or never. Nobody waits for them: they may be away."""
+        since = self._let_down.get(best.url, 0.0)
+        for address in self._known:
+            if self._let_down.get(str(address), 0.0) < since:
+                self._dialing_to(address)
 
     def knows_route(self, topic: str) -> bool:
         """Whether somebody has said where the topic is, and it was not tried yet."""
@@ -181,12 +214,14 @@ class Brokers:
         link = self._links.get(address)
         if link is not None and link.usable:
             return link
-        dialing = self._dialing.get(address)
-        if dialing is None:
-            dialing = self._dialing[address] = asyncio.create_task(self._dial(address), name=f"dial {address}")
-            dialing.add_done_callback(lambda task: self._dialed(address, task))
-        # A caller that gives up must not take the attempt away from the others.
-        return await asyncio.shield(dialing)
+        dialing = self._dialing_to(address)
+        try:
+            # A caller that gives up must not take the attempt away from the others.
+            return await asyncio.shield(dialing)
+        except asyncio.CancelledError:
+            if self._closed and dialing.cancelled():  # by `close`, and not the caller by somebody
+                raise ClientClosed("the client") from None
+            raise
 
     async def close(self) -> None:
         """Says goodbye to all."""
@@ -200,10 +235,17 @@ class Brokers:
         if links:
             await asyncio.wait([link.closed for link in links], timeout=1.0)
 
+    def _dialing_to(self, address: Address) -> asyncio.Task[Link]:
+        dialing = self._dialing.get(address)
+        if dialing is None:
+            dialing = self._dialing[address] = asyncio.create_task(self._dial(address), name=f"dial {address}")
+            dialing.add_done_callback(lambda task: self._dialed(address, task))
+        return dialing
+
     def _dialed(self, address: Address, task: asyncio.Task[Link]) -> None:
         self._dialing.pop(address, None)
-        if not task.cancelled():
-            task.exception()  # looked at, in case that nobody waits for it any more
+        if not task.cancelled() and task.exception() is not None:  # perhaps nobody waits for it any more
+            self.disappointed(str(address))
 
     async def _dial(self, address: Address) -> Link:
         url = str(address)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from copy import copy
+from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
-from pydanube.client.connection import Brokers, within
+from pydanube.client.connection import Brokers, patiently, within
 from pydanube.client.incoming import ConsumerLane, ConsumerSettings
 from pydanube.client.messages import Delivery, Message, MessageBatch, Place
 from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded
@@ -66,7 +68,9 @@ class Consumer:
     # --- life ---------------------------------------------------------------------------------------
 
     async def open(self) -> Self:
-        """As entering the `async with` block."""
+        """As entering the `async with` block. Does nothing if it is open."""
+        if self._is_open:
+            return self
         topics = await self._partitions()
         settings = self._settings
         if len(topics) > 1:
@@ -170,19 +174,10 @@ class Consumer:
             delivery.lane.consumed(delivery)
             return delivery
 
-    async def receive_delivery(self, *, timeout: float | None = None) -> Delivery:
-        """As `next_delivery`, with a deadline."""
-        seconds = self._timeout if timeout is None else timeout
-        delivery = await within(f"receiving from {self.topic}", seconds, self.next_delivery())
-        if delivery is None:
-            raise ClientClosed(f"the consumer of {self.topic}")
-        return delivery
-
     async def flush(self, *, timeout: float | None = None) -> None:
         """Returns when the broker has applied every ack and nack so far."""
         seconds = self._timeout if timeout is None else timeout
-        flushing = asyncio.gather(*(lane.flush() for lane in self._lanes))
-        await within(f"flushing acks of {self.topic}", seconds, flushing)
+        await within(f"flushing acks of {self.topic}", seconds, _together(lane.flush() for lane in self._lanes))
 
     async def seek(self, to: Place, *, timeout: float | None = None) -> None:
         """Moves the subscription, for all of its consumers: to an offset, a time, "earliest" or "latest".
@@ -190,8 +185,8 @@ class Consumer:
         Messages that were handed over before are not taken back, and acknowledging them does no harm.
         """
         seconds = self._timeout if timeout is None else timeout
-        seeking = asyncio.gather(*(lane.seek(to) for lane in self._lanes))
-        await within(f"seeking {self.topic}", seconds, seeking)
+        what = f"seeking {self.topic}"
+        await _together(patiently(what, seconds, partial(lane.seek, to)) for lane in self._lanes)
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -229,7 +224,7 @@ class Consumer:
                 return False
             for lane in self._lanes:
                 if lane.failure is not None:
-                    raise lane.failure
+                    raise copy(lane.failure)  # each time its own, or the tracebacks of all would pile up in one
             self._arrived.clear()
             await self._arrived.wait()
             self._since_turn = 0
@@ -242,6 +237,21 @@ class Consumer:
             self._hand_over()
 
     @property
+    def timeout(self) -> float:
+        """Of a call that is given none."""
+        return self._timeout
+
+    @property
     def failure(self) -> DanubeError | None:
         """Why no more messages come, if it is so."""
         return next((lane.failure for lane in self._lanes if lane.failure is not None), None)
+
+
+async def _together(work: Iterable[Coroutine[Any, Any, object]]) -> None:
+    """Returns when all is done. Raises what fails first, and leaves the rest."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -6,12 +6,15 @@ import asyncio
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from pydanube.client.messages import Receipt
 from pydanube.log.batch import Batch, encode_columns
 
 MESSAGE_OVERHEAD_BYTES: Final = 64  # what a message without a payload takes, about
+
+# Row, who wants its receipt, and whether he has a deadline of his own, and so watches the time himself.
+Waiter: TypeAlias = tuple[int, asyncio.Future[Receipt], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +44,7 @@ class Draft:
         self.times = array("q")
         self.keys: list[str | None] | None = None
         self.attributes: list[Mapping[str, str] | None] | None = None
-        self.waiters: list[tuple[int, asyncio.Future[Receipt]]] = []  # row, and who wants its receipt
+        self.waiters: list[Waiter] = []
         self.size = 0
         self.begun_at = begun_at
         self.done: asyncio.Future[None] | None = None  # for `flush`: every message of it has its answer
@@ -70,19 +73,20 @@ class Draft:
             half.times = self.times[rows]
             half.keys = self.keys and self.keys[rows]
             half.attributes = self.attributes and self.attributes[rows]
-        first.waiters = [(row, waiter) for row, waiter in self.waiters if row < middle]
-        second.waiters = [(row - middle, waiter) for row, waiter in self.waiters if row >= middle]
+        first.waiters = [each for each in self.waiters if each[0] < middle]
+        second.waiters = [(row - middle, waiter, own) for row, waiter, own in self.waiters if row >= middle]
         first.size = self.size // 2
         second.size = self.size - first.size
         second.done = self.done  # answers come in order: whoever waits for both waits for the second
         return first, second
 
-    def without_waiters(self) -> Draft:
-        """Only the rows that nobody waits for."""
-        gone = {row for row, _ in self.waiters}
+    def without(self, gone: set[int]) -> Draft:
+        """Only the other rows, and who waits for them."""
         rest = Draft(self.begun_at)
-        rest.done = self.done
         kept = [row for row in range(len(self.payloads)) if row not in gone]
+        places = {row: place for place, row in enumerate(kept)}
+        rest.done = self.done if kept else None
+        rest.waiters = [(places[row], waiter, own) for row, waiter, own in self.waiters if row in places]
         rest.payloads = [self.payloads[row] for row in kept]
         rest.times.extend(self.times[row] for row in kept)
         rest.keys = self.keys and [self.keys[row] for row in kept]

@@ -7,7 +7,9 @@
 What is delivered and not handed to the application yet is bounded by the permits. When the connection is lost it is
 dropped, because the broker delivers it again. Acks are kept until the broker says that it has applied them. Those
 without an answer go out first on the next connection; and if their messages come again all the same, from a broker that
-knows nothing of their delivery, the application does not see them twice: it has said that they are done.
+knows nothing of their delivery, the application does not see them twice: it has said that they are done. What only has
+the same offsets is not held back: messages of a newer epoch than any that came before (the topic was made anew), those
+of a non-reliable topic, and what comes again because somebody has sought back.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -23,13 +26,13 @@ from pydanube.client.connection import Brokers
 from pydanube.client.lane import Lane
 from pydanube.client.link import Link
 from pydanube.client.messages import Delivery, Place, place_of
-from pydanube.core.ranges import OffsetRanges
+from pydanube.core.ranges import OffsetRange, OffsetRanges
 from pydanube.errors import DanubeError, ProtocolViolation
 from pydanube.log.batch import load
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
-UNSENT_MAX: Final = 10_000  # nacks kept while there is no connection; the rest comes again anyway
+UNSENT_MAX: Final = 10_000  # commands kept while there is no connection; what is nacked beyond comes again anyway
 SETTLED_SECONDS: Final = 30.0
 
 
@@ -61,6 +64,7 @@ class _Verdict:
                 self.done.set_result(None)
             else:
                 self.done.set_exception(error)
+                self.done.exception()  # whoever flushed may have given up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +103,13 @@ class ConsumerLane(Lane):
         self._owed_messages = self._owed_bytes = 0  # permits to be granted again
         self._acks = OffsetRanges()
         self._ack_first = self._ack_end = 0  # the newest range, which mostly grows
+        self._nacks: dict[tuple[int, str], OffsetRanges] = {}  # by delay and reason
         self._unsent: deque[_Verdict] = deque()
         self._unconfirmed: dict[_Verdict, None] = {}
+        self._epoch = 0  # the newest of all batches so far; those of non-reliable topics have 0
         self._settled = OffsetRanges()  # acknowledged, and perhaps nobody knows of it
+        self._settled_epoch = 0  # their batches are not newer
+        self._known_end = 0  # the broker knew everything below to be acknowledged
         self._seeks = 0
         self._is_scheduled = False
 
@@ -122,10 +130,13 @@ class ConsumerLane(Lane):
         self._schedule()
 
     def nack(self, ranges: Sequence[tuple[int, int]], delay_seconds: float | None, reason: str) -> None:
-        if len(self._unsent) < UNSENT_MAX:
-            # 0 means "as the policy says", so at once is a millisecond.
-            delay_ms = 0 if delay_seconds is None else max(1, min(round(delay_seconds * 1000), 2**32 - 1))
-            self._unsent.append(_Verdict(ranges, self._seeks, is_ack=False, delay_ms=delay_ms, reason=reason))
+        if self.link is None and len(self._unsent) + len(self._nacks) >= UNSENT_MAX:
+            return
+        # 0 means "as the policy says", so at once is a millisecond.
+        delay_ms = 0 if delay_seconds is None else max(1, min(round(delay_seconds * 1000), 2**32 - 1))
+        nacks = self._nacks.setdefault((delay_ms, reason), OffsetRanges())
+        for first, end in ranges:
+            nacks.add(first, end)
         self._schedule()
 
     def consumed(self, delivery: Delivery) -> None:
@@ -140,16 +151,19 @@ class ConsumerLane(Lane):
 
     async def flush(self) -> None:
         """Returns when the broker has applied every ack and nack so far. Raises if it will not."""
-        self._collect_acks()
+        self._collect()
         waiting = []
         for verdict in (*self._unconfirmed, *self._unsent):
             verdict.done = verdict.done or self._loop.create_future()
             waiting.append(verdict.done)
         if self.failure is not None and waiting:
-            raise self.failure
+            raise copy(self.failure)
         self._turn()
         if waiting:
-            await asyncio.gather(*waiting)
+            # Others may wait for the same answers, now or later: giving up here is not the end of them.
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+            for error in filter(None, (each.exception() for each in done)):
+                raise copy(error)
 
     async def close(self) -> None:
         """Gives back what is not acknowledged, to be delivered to others."""
@@ -171,6 +185,7 @@ class ConsumerLane(Lane):
     def _sought(self) -> None:
         """Nothing of what was delivered before counts any more, and no ack of it may be sent again."""
         self._seeks += 1
+        self._collect()
         for verdict in self._unsent:
             verdict.settle()
         self._unsent.clear()
@@ -189,19 +204,22 @@ class ConsumerLane(Lane):
         if self.link is not None:
             self._send_answers(self.link)
 
-    def _collect_acks(self) -> None:
-        """Acks so far, as commands may have them."""
+    def _collect(self) -> None:
+        """Nacks and acks so far, as commands may have them."""
+        if self._nacks:
+            nacks, self._nacks = self._nacks, {}
+            for (delay_ms, reason), offsets in nacks.items():
+                for ranges in _in_parts(offsets):
+                    self._unsent.append(_Verdict(ranges, self._seeks, is_ack=False, delay_ms=delay_ms, reason=reason))
         self._acks.add(self._ack_first, self._ack_end)
         self._ack_first = self._ack_end = 0
         if self._acks:
-            ranges = list(self._acks)
+            self._unsent.extend(_Verdict(ranges, self._seeks, is_ack=True) for ranges in _in_parts(self._acks))
             self._acks.clear()
-            for at in range(0, len(ranges), frames.RANGES_MAX):
-                self._unsent.append(_Verdict(ranges[at : at + frames.RANGES_MAX], self._seeks, is_ack=True))
 
     def _send_answers(self, link: Link) -> None:
         """Sends acks and nacks."""
-        self._collect_acks()
+        self._collect()
         while self._unsent:
             verdict = self._unsent.popleft()
             self._unconfirmed[verdict] = None
@@ -235,9 +253,10 @@ class ConsumerLane(Lane):
         if ranges[0][0] < header.base_offset or ranges[-1][1] > header.end_offset:
             raise ProtocolViolation(f"ranges {ranges} are not in the batch delivered with them")
         self._progressed()
+        self._epoch = max(self._epoch, header.epoch)
         delivery = Delivery(self, batch, ranges, attempt, len(body))
         if self._settled:
-            rest = self._without_settled(ranges)
+            rest = self._without_settled(ranges, header.epoch)
             if not rest:
                 self.consumed(delivery)
                 return
@@ -245,8 +264,12 @@ class ConsumerLane(Lane):
         self._inbox.append(delivery)
         self._arrived()
 
-    def _without_settled(self, ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+    def _without_settled(self, ranges: Sequence[tuple[int, int]], epoch: int) -> Sequence[tuple[int, int]]:
         """What the application has not acknowledged; the rest is acknowledged again."""
+        if ranges[0][0] < self._known_end:
+            self._settled.clear()  # somebody has sought back, and wants what is done to be done again
+        if not 0 < epoch <= self._settled_epoch:
+            return ranges  # other messages, which have the same offsets
         rest: list[tuple[int, int]] = []
         for first, end in ranges:
             rest += self._settled.gaps(first, end)
@@ -286,16 +309,28 @@ class ConsumerLane(Lane):
             # The connection goes on without it, so the broker is told; nobody waits for the answer.
             link.ask(pb.Command(close_consumer=pb.CloseConsumer(consumer=self.handle)), lambda _: None)
 
-    def _remember_acks(self) -> None:
+    def _remember_acks(self, next_unacked: int) -> None:
         """For as long as a broker may take to deliver again what it does not know to be done."""
-        self._collect_acks()
+        self._settled_epoch = self._epoch
+        self._known_end = next_unacked
         for verdict in self._unsent:
             if verdict.is_ack:
                 for first, end in verdict.ranges:
-                    self._settled.add(first, end)
+                    self._settled.add(max(first, next_unacked), end)
         if self._settled:
             generation = self.generation
             self._loop.call_later(SETTLED_SECONDS, lambda: self._forget_acks(generation))
+
+    def _ask_what_is_known(self, link: Link) -> None:
+        """The answer tells how far the broker has taken the acks before it; what it has not may come again."""
+        request = pb.GetLag(topic=self.topic, subscription=self._settings.subscription)
+        link.ask(pb.Command(get_lag=request), partial(self._known, self.generation))
+
+    def _known(self, generation: int, answer: frames.Frame | DanubeError) -> None:
+        if generation == self.generation and not isinstance(answer, DanubeError):
+            lag = answer.command.lag
+            if lag.HasField("cursor"):
+                self._known_end = max(self._known_end, lag.cursor + 1)
 
     def _forget_acks(self, generation: int) -> None:
         if generation == self.generation:
@@ -303,7 +338,7 @@ class ConsumerLane(Lane):
 
     async def _open_at(self, link: Link) -> None:
         settings = self._settings
-        self._collect_acks()
+        self._collect()
         # Acks that could not be sent come first, so that these messages are not delivered again.
         is_clean = not self._unsent
         request = pb.Subscribe(
@@ -322,10 +357,20 @@ class ConsumerLane(Lane):
             self._attach(link, answer.consumer)
             link.consumers[answer.consumer] = self
             self._owed_messages = self._owed_bytes = 0
-            self._remember_acks()
+            self._collect()
+            if self._epoch:
+                self._remember_acks(answer.next_unacked)
             self._send_answers(link)
             if not is_clean:
+                if self._settled:  # and nothing is under way to us, which the answer could overtake
+                    self._ask_what_is_known(link)
                 self._owed_messages, self._owed_bytes = settings.window_messages, settings.window_bytes
                 self._grant()
 
         await link.request(pb.Command(subscribe=request), "subscribed", accept=subscribed)
+
+
+def _in_parts(offsets: OffsetRanges) -> list[list[OffsetRange]]:
+    """As many ranges as a command may have."""
+    ranges = list(offsets)
+    return [ranges[at : at + frames.RANGES_MAX] for at in range(0, len(ranges), frames.RANGES_MAX)]

@@ -14,7 +14,7 @@ from typing import Final
 
 from pydanube.client.connection import Backoff, Brokers
 from pydanube.client.link import Link
-from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded, NotServed, Unreachable
+from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded, LimitReached, NotServed, Unreachable
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class Lane:
                 await self._try_open()
             except DanubeError as error:
                 self._remember(error)
-                if not error.retryable:
+                if not (error.retryable or self._passes(error)):
                     self._give_up(error)
                     return
             else:
@@ -157,6 +157,10 @@ class Lane:
             if not self._follows_route() and self.failure is None:
                 await self._backoff.sleep()
 
+    def _passes(self, error: DanubeError) -> bool:
+        """There was room for us, and will be again: a broker may count those who are gone, and us among them."""
+        return isinstance(error, LimitReached) and self._first_open.done()
+
     def _follows_route(self) -> bool:
         """Whether somebody has said where the topic is, and it is worth going there at once."""
         if not self._brokers.knows_route(self.topic):
@@ -167,9 +171,16 @@ class Lane:
     async def _try_open(self) -> None:
         try:
             async with asyncio.timeout(OPEN_SECONDS):
-                await self._open_at(await self._find())
+                link = await self._find()
+                try:
+                    await self._open_at(link)
+                except NotServed:
+                    self._brokers.misled(link)
+                    raise
         except TimeoutError:
-            raise Unreachable(self.topic, f"its broker did not answer within {OPEN_SECONDS:g} s") from None
+            late = Unreachable(self.topic, f"its broker did not answer within {OPEN_SECONDS:g} s")
+            self._reopen(late)  # the answer may have come at that very moment
+            raise late from None
 
     def _give_up(self, error: DanubeError) -> None:
         if self._first_open.done():

@@ -126,9 +126,9 @@ class Link(asyncio.Protocol):
         future: asyncio.Future[frames.Frame] = self._loop.create_future()
 
         def answered(answer: frames.Frame | DanubeError) -> None:
-            if future.done():
-                return
-            if isinstance(answer, DanubeError):
+            if future.done():  # cancelled in this turn of the loop
+                self._unwanted(answer)
+            elif isinstance(answer, DanubeError):
                 future.set_exception(answer)
             elif answer.kind != kind:
                 violation = ProtocolViolation(f"the answer is {answer.kind}, not {kind}")
@@ -145,6 +145,17 @@ class Link(asyncio.Protocol):
         finally:
             self._waiting.pop(number, None)
             self._rest()
+
+    def _unwanted(self, answer: frames.Frame | DanubeError) -> None:
+        """Its asker has given up. What it opened is closed, or the broker would serve somebody who is not there."""
+        if isinstance(answer, DanubeError):
+            return
+        if answer.kind == "subscribed":
+            consumer = answer.command.subscribed.consumer
+            self.ask(pb.Command(close_consumer=pb.CloseConsumer(consumer=consumer)), lambda _: None)
+        elif answer.kind == "producer_opened":
+            producer = answer.command.producer_opened.producer
+            self.ask(pb.Command(close_producer=pb.CloseProducer(producer=producer)), lambda _: None)
 
     # --- ending -------------------------------------------------------------------------------------
 
@@ -247,8 +258,10 @@ class Link(asyncio.Protocol):
             self._goodbye()
         else:
             answer = self._waiting.pop(command.request_id, None)
-            if answer is not None:  # else its asker has given up
+            if answer is not None:
                 answer(frame)
+            else:
+                self._unwanted(frame)
             self._rest()
 
     def _greeted(self, frame: frames.Frame) -> None:

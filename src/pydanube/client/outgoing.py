@@ -10,7 +10,7 @@ sends one message at a time does not even wait for the end of the turn.
 
 *Order.* The rules are docs/protocol.md §5. The broker answers in the order in which it was asked, so the first error
 among the answers is the cause, and every later one its consequence. Nothing is sent between that error and the last
-answer.
+answer. Without a session each batch is for itself: one is refused, and the next one stored all the same.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from copy import copy
 from functools import partial
 from time import time_ns
 from typing import Final
 
 from pydanube.client.connection import Brokers
-from pydanube.client.drafts import Draft, Outgoing, ProducerSettings
+from pydanube.client.drafts import Draft, Outgoing, ProducerSettings, Waiter
 from pydanube.client.lane import Lane
 from pydanube.client.link import Link
 from pydanube.client.messages import DURABILITIES, Receipt
@@ -34,6 +35,7 @@ from pydanube.errors import (
     DiskFull,
     InvalidBatch,
     LogFull,
+    LogStopped,
     MessageTooLarge,
     OutOfSequence,
     ProducerFenced,
@@ -52,6 +54,9 @@ EAGER: Final = 2
 PRODUCE_OVERHEAD_BYTES: Final = 64  # lengths and command in front of a batch
 ENCODE_ON_LOOP_BYTES: Final = 1024 * 1024
 COMPRESS_ON_LOOP_BYTES: Final = 128 * 1024
+
+# The broker's idea of this session and ours have nothing in common.
+HOPELESS: Final = (InvalidBatch, ProducerFenced, ProtocolViolation)
 
 
 class ProducerLane(Lane):
@@ -79,6 +84,7 @@ class ProducerLane(Lane):
         self._session = 0
         self._next_sequence = 0
         self._trouble: tuple[DanubeError, Outgoing] | None = None
+        self._suspect: Outgoing | None = None  # was the oldest when the broker said that it can go on with nobody
         self._is_volatile = False  # a non-reliable topic
         self._paused = False  # until the broker may have recovered
         self._encoding: Draft | None = None  # by another thread; nothing is sent meanwhile
@@ -98,10 +104,11 @@ class ProducerLane(Lane):
         attributes: Mapping[str, str] | None,
         size: int,
         waiter: asyncio.Future[Receipt] | None,
+        own_deadline: bool = False,
     ) -> None:
-        """Never waits. Raises why the lane has failed."""
+        """Never waits. Raises why the lane has failed. A waiter with a deadline of its own is not told of ours."""
         if self.failure is not None:
-            raise self.failure
+            raise copy(self.failure)  # ours would keep the traceback of every call, with the messages in it
         draft = self._draft
         row = len(draft.payloads)
         at_once = False
@@ -125,7 +132,7 @@ class ProducerLane(Lane):
             draft.attributes = [*[None] * row, attributes]
         draft.size += size
         if waiter is not None:
-            draft.waiters.append((row, waiter))
+            draft.waiters.append((row, waiter, own_deadline))
             if self._deadline_timer is None:
                 self._watch_deadlines()
         if row + 1 >= self._settings.batch_messages:
@@ -141,7 +148,7 @@ class ProducerLane(Lane):
         return self._draft
 
     async def flush(self) -> None:
-        """Returns when everything appended before has been answered. Raises if some of it is lost and nobody knows."""
+        """Returns when everything appended before has been answered."""
         drafts = [*self._full, *filter(None, [self._encoding])]
         if self._draft.payloads:
             drafts.append(self._draft)
@@ -154,6 +161,9 @@ class ProducerLane(Lane):
             waiting.append(each.done)
         if waiting:
             await asyncio.wait(waiting)
+
+    def raise_lost(self) -> None:
+        """Raises, once, why a message is lost that nobody waited for."""
         error, self._lost_error = self._lost_error, None
         if error is not None:
             raise error
@@ -283,15 +293,15 @@ class ProducerLane(Lane):
     def _answered(self, generation: int, outgoing: Outgoing, answer: frames.Frame | DanubeError) -> None:
         if generation != self.generation:
             return  # of a handle that has ended: the batch is sent again
+        place = self._sent - self._unanswered  # of the oldest without an answer; those before it were refused
         self._unanswered -= 1
         if isinstance(answer, DanubeError):
             self._trouble = self._trouble or (answer, outgoing)
-        elif answer.kind != "receipt" or not self._queue or self._queue[0] is not outgoing:
-            assert self.link is not None
-            self.link.end(ProtocolViolation("a batch was answered out of turn, or with no receipt"))
+        elif answer.kind != "receipt" or self._queue[place] is not outgoing or (place and self._session):
+            self._give_up(ProtocolViolation("a batch was answered out of turn, or with no receipt"))
             return
         else:
-            self._queue.popleft()
+            del self._queue[place]
             self._sent -= 1
             self._store(outgoing, answer.command.receipt)
         if self._trouble is None:
@@ -301,10 +311,11 @@ class ProducerLane(Lane):
 
     def _store(self, outgoing: Outgoing, receipt: pb.Receipt) -> None:
         self._progressed()
+        self._suspect = None
         topic, offset, epoch, duplicate = self.topic, receipt.offset, receipt.epoch, receipt.duplicate
         durability = DURABILITIES.get(receipt.durability, "memory")
         step = 1 if durability != "memory" else 0
-        for row, waiter in outgoing.waiters:
+        for row, waiter, _ in outgoing.waiters:
             if not waiter.done():
                 waiter.set_result(Receipt(topic, offset + row * step, epoch, durability, duplicate))
         self._finish(outgoing.done, outgoing.size)
@@ -323,10 +334,10 @@ class ProducerLane(Lane):
             self._last_error = error  # whoever waits in vain is told
             self._paused = True
             self._loop.call_later(self._backoff.seconds(), self._resume)
-        elif error.retryable:
+        elif error.retryable or isinstance(error, LogStopped):  # after which nobody knows what is stored
             self._reopen(error)
-        elif isinstance(error, (OutOfSequence, InvalidBatch, ProducerFenced)):
-            self._fail(error)  # the broker's idea of this session and ours have nothing in common
+        elif isinstance(error, (OutOfSequence, *HOPELESS)):
+            self._fail(error)
         else:
             self._forget(refused, error)
 
@@ -369,12 +380,16 @@ class ProducerLane(Lane):
             self._refuse(draft.waiters, len(draft.payloads), error)
             self._finish(draft.done, draft.size)
 
-    def _refuse(self, waiters: list[tuple[int, asyncio.Future[Receipt]]], rows: int, error: DanubeError) -> None:
-        for _, waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(error)
+    def _refuse(self, waiters: list[Waiter], rows: int, error: DanubeError) -> None:
+        self._tell(waiters, error)
         if len(waiters) < rows:
-            self._lost_error = self._lost_error or error
+            self._lost_error = self._lost_error or copy(error)
+
+    def _tell(self, waiters: list[Waiter], error: DanubeError) -> None:
+        """Each gets one of his own, to which his traceback is added."""
+        for _, waiter, _ in waiters:
+            if not waiter.done():
+                waiter.set_exception(copy(error))
 
     def _finish(self, done: asyncio.Future[None] | None, size: int) -> None:
         self._released(size)
@@ -382,28 +397,29 @@ class ProducerLane(Lane):
             done.set_result(None)
 
     def _watch_deadlines(self) -> None:
-        """Messages that have waited too long fail; one that was never sent is not sent any more either."""
+        """Messages that have waited too long fail; one that is not even encoded is not sent any more either."""
         seconds = self._settings.timeout
         error = DeadlineExceeded(f"sending to {self.topic}", seconds, str(self._last_error or ""))
         late = self._loop.time() - seconds
-        for outgoing in self._queue:
-            if outgoing.begun_at <= late:
-                for _, waiter in outgoing.waiters:
-                    if not waiter.done():
-                        waiter.set_exception(error)
+        encoded: list[Outgoing | Draft] = [*self._queue, *filter(None, [self._encoding])]
+        for each in encoded:
+            if each.begun_at <= late:
+                self._tell([waiter for waiter in each.waiters if not waiter[2]], error)
         kept: deque[Draft] = deque()
         for draft in self._full:
             kept.append(self._expire(draft, error) if draft.begun_at <= late else draft)
         self._full = deque(draft for draft in kept if draft.payloads)
         if self._draft.payloads and self._draft.begun_at <= late:
             self._draft = self._expire(self._draft, error)
-        items: list[Outgoing | Draft] = [*self._queue, *self._full, self._draft]
-        waiting = any(each.waiters for each in items)
+        waiting = any(each.waiters for each in [*encoded, *self._full, self._draft])
         self._deadline_timer = self._loop.call_later(seconds / 8, self._watch_deadlines) if waiting else None
 
     def _expire(self, draft: Draft, error: DanubeError) -> Draft:
-        rest = draft.without_waiters()
-        self._refuse(draft.waiters, len(draft.waiters), error)
+        gone = [each for each in draft.waiters if each[1].done() or not each[2]]
+        if not gone:
+            return draft
+        rest = draft.without({row for row, _, _ in gone})
+        self._tell(gone, error)
         self._finish(None if rest.payloads else draft.done, draft.size - rest.size)
         return rest
 
@@ -413,19 +429,28 @@ class ProducerLane(Lane):
         pass  # `_pump` sends nothing more, and the link ends with the last answer
 
     def _on_lost(self, error: DanubeError) -> None:
-        unanswered, trouble = self._unanswered, self._trouble
+        sent, unanswered, trouble = self._sent, self._unanswered, self._trouble
         self._sent = self._unanswered = 0
         self._trouble = None
-        if trouble is not None and isinstance(trouble[0], OutOfSequence) and not self._resequence(trouble[0]):
-            self._fail(trouble[0])  # it hung up because of that, and would again
-            return
+        if trouble is not None:
+            why = trouble[0]
+            if isinstance(why, HOPELESS) or (isinstance(why, OutOfSequence) and not self._resequence(why)):
+                self._fail(why)  # it hung up because of that, and would again
+                return
         if not unanswered:
             return
-        if not (error.retryable or isinstance(error, SessionUnknown)):
-            self._fail(error)  # the broker closed because of what we sent; sending it again would end in the same way
-        elif self._is_volatile:
+        if self._is_volatile:
             for _ in range(unanswered):  # at most once: they may have arrived
-                self._drop(self._queue.popleft(), error)
+                place = sent - unanswered
+                outgoing = self._queue[place]
+                del self._queue[place]
+                self._drop(outgoing, error)
+        elif not (error.retryable or isinstance(error, SessionUnknown)):
+            # Because of what we sent, or of what somebody else did on this connection. Once more, and we know.
+            if self._suspect is self._queue[0]:
+                self._fail(error)
+            else:
+                self._suspect = self._queue[0]
 
     def _on_failed(self, error: DanubeError) -> None:
         self.abandon(error)

@@ -7,9 +7,11 @@ send_nowait  waits for nothing; `flush` tells what became of it
 from __future__ import annotations
 
 import asyncio
+from bisect import insort
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from copy import copy
 from functools import lru_cache
 from types import TracebackType
 from typing import Final, Self, TypeAlias
@@ -39,7 +41,8 @@ class Producer:
     (0, 'fsync')
 
     Messages to one topic, or to one partition, are stored in the order in which they were sent. After a lost connection
-    those without a receipt are sent again; an idempotent producer's are stored once all the same.
+    those without a receipt are sent again; an idempotent producer's are stored once all the same. With
+    `idempotent=False` a batch that the broker refused for a while is stored when it is sent again, behind later ones.
     """
 
     def __init__(
@@ -58,7 +61,8 @@ class Producer:
         self._partitions = partitions
         self.buffer_bytes = buffer_bytes
         self._buffered_bytes = 0
-        self._room: deque[asyncio.Future[None]] = deque()
+        self._room: deque[tuple[int, asyncio.Future[None]]] = deque()  # who waits for room, by time of arrival
+        self._arrivals = 0
         self._lanes: list[ProducerLane] = []
         self._only: ProducerLane | None = None  # of a topic without partitions
         self._turn = 0
@@ -68,7 +72,9 @@ class Producer:
     # --- life ---------------------------------------------------------------------------------------
 
     async def open(self) -> Self:
-        """As entering the `async with` block."""
+        """As entering the `async with` block. Does nothing if it is open."""
+        if self._is_open:
+            return self
         self._loop = asyncio.get_running_loop()
         topics = await self._partitions()
         lanes = [ProducerLane(self._brokers, topic, self._settings, self._released) for topic in topics]
@@ -123,7 +129,7 @@ class Producer:
         for lane in self._lanes:
             await lane.stop()
         while self._room:
-            waiter = self._room.popleft()
+            _, waiter = self._room.popleft()
             if not waiter.done():
                 waiter.set_exception(closed)
 
@@ -158,7 +164,7 @@ class Producer:
         if 0 < lane.message_size_max < len(payload) or size > PAYLOAD_SIZE_MAX_BYTES:
             raise MessageTooLarge(len(payload), lane.message_size_max or PAYLOAD_SIZE_MAX_BYTES)
         waiter: asyncio.Future[Receipt] = self._loop.create_future()
-        lane.append(payload, key, attributes and dict(attributes), size, waiter)
+        lane.append(payload, key, attributes and dict(attributes), size, waiter, timeout is not None)
         self._buffered_bytes += size
         if timeout is None:
             return await waiter
@@ -189,6 +195,33 @@ class Producer:
         lane.append(payload, key, attributes and dict(attributes), size, None)
         self._buffered_bytes += size
 
+    def prepare(
+        self, payload: Payload, key: str | None, attributes: Mapping[str, str] | None
+    ) -> tuple[ProducerLane, bytes, str | None, Mapping[str, str] | None, int]:
+        """A copy of a message for `take`, and at its end how much of the buffer it takes. For facades, in any thread.
+
+        Raises what `send_nowait` raises, but for BufferFull.
+        """
+        if type(payload) is not bytes:
+            payload = _as_bytes(payload)
+        attributes = attributes and dict(attributes)
+        size = len(payload) + MESSAGE_OVERHEAD_BYTES
+        if key is not None or attributes is not None:
+            size += _checked(key, attributes)
+        lane = self._only or self._lane_for(key)
+        if lane.failure is not None:
+            raise copy(lane.failure)
+        if 0 < lane.message_size_max < len(payload) or size > PAYLOAD_SIZE_MAX_BYTES:
+            raise MessageTooLarge(len(payload), lane.message_size_max or PAYLOAD_SIZE_MAX_BYTES)
+        return lane, payload, key, attributes, size
+
+    def take(
+        self, lane: ProducerLane, payload: bytes, key: str | None, attributes: Mapping[str, str] | None, size: int
+    ) -> None:
+        """What was prepared, whether there is room or not. Raises if the producer has failed since."""
+        lane.append(payload, key, attributes, size, None)
+        self._buffered_bytes += size
+
     async def room(self, *, timeout: float | None = None) -> None:
         """Returns when `send_nowait` would not raise BufferFull."""
         if self._buffered_bytes >= self.buffer_bytes:
@@ -197,14 +230,14 @@ class Producer:
     async def flush(self, *, timeout: float | None = None) -> None:
         """Returns when everything sent before has its receipt. Raises the first error of a `send_nowait`.
 
-        Raises DeadlineExceeded after `timeout` seconds; what is left is still on its way then.
+        Raises DeadlineExceeded after `timeout` seconds; what is left is still on its way then, and an error that was
+        not raised is raised by the next `flush`.
         """
         self._check_open()
         seconds = self._settings.timeout if timeout is None else timeout
-        flushing = asyncio.gather(*(lane.flush() for lane in self._lanes), return_exceptions=True)
-        for result in await within(f"flushing {self.topic}", seconds, flushing):
-            if isinstance(result, BaseException):
-                raise result
+        await within(f"flushing {self.topic}", seconds, asyncio.gather(*(lane.flush() for lane in self._lanes)))
+        for lane in self._lanes:
+            lane.raise_lost()
 
     @property
     def buffered_bytes(self) -> int:
@@ -225,7 +258,7 @@ class Producer:
         self._buffered_bytes -= size
         room, free = self._room, self.buffer_bytes - self._buffered_bytes
         while room and free > 0:
-            waiter = room.popleft()
+            _, waiter = room.popleft()
             if not waiter.done():
                 waiter.set_result(None)
                 free -= MESSAGE_OVERHEAD_BYTES  # it takes at least so much; who comes too early waits again
@@ -235,10 +268,11 @@ class Producer:
         self._check_open()
         seconds = self._settings.timeout if timeout is None else timeout
         deadline = self._loop.time() + seconds
+        self._arrivals = arrival = self._arrivals + 1
         is_first = True
         while self._buffered_bytes >= self.buffer_bytes or (is_first and self._room):
             waiter: asyncio.Future[None] = self._loop.create_future()
-            self._room.append(waiter) if is_first else self._room.appendleft(waiter)
+            insort(self._room, (arrival, waiter))
             is_first = False
             try:
                 async with asyncio.timeout_at(deadline):
@@ -246,8 +280,8 @@ class Producer:
             except TimeoutError:
                 raise DeadlineExceeded(f"waiting for room to send to {self.topic}", seconds) from None
             finally:
-                if waiter.cancelled():
-                    self._released(0)  # whoever is next may have been waiting for this one
+                # When he has taken room, or has given up, or was refused: the next one may be waiting for him alone.
+                self._loop.call_soon(self._released, 0)
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -264,8 +298,14 @@ def _checked(key: str | None, attributes: Mapping[str, str] | None) -> int:
     """How many bytes they take. One that does not fit would spoil the batch for all the others."""
     size = 0
     if key is not None:
-        size += len(key) if key.isascii() else len(key.encode())
+        size += _text_size("a key", key)
     if attributes:
         for text in (*attributes.keys(), *attributes.values()):
-            size += len(text.encode()) + 8
+            size += _text_size("an attribute", text) + 8
     return size
+
+
+def _text_size(what: str, text: object) -> int:
+    if not isinstance(text, str):
+        raise TypeError(f"{what} is text, not {type(text).__name__}")
+    return len(text) if text.isascii() else len(text.encode())

@@ -17,7 +17,7 @@ from typing import Self
 
 from pydanube.client.connection import Brokers, patiently, within
 from pydanube.client.link import Link
-from pydanube.errors import DanubeError, DeliveryMismatch, Unreachable
+from pydanube.errors import DanubeError, DeliveryMismatch, NotServed, Unreachable
 from pydanube.log.batch import Batch, renumber
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -47,7 +47,11 @@ class Publisher:
     async def _open(self) -> None:
         link = await self._brokers.owner_or_any(self.topic)
         request = pb.OpenProducer(topic=self.topic, producer_name=self._name, reliable=True)
-        frame = await link.request(pb.Command(open_producer=request), "producer_opened")
+        try:
+            frame = await link.request(pb.Command(open_producer=request), "producer_opened")
+        except NotServed:
+            self._brokers.misled(link)
+            raise
         self._link, self._opened = link, frame.command.producer_opened
         if not self._opened.session:
             raise DeliveryMismatch(self.topic, "reliable", "non-reliable")

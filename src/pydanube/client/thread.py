@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from typing import Any, Final, TypeVar
 
 from pydanube.errors import ClientClosed
@@ -22,23 +24,35 @@ class LoopThread:
         self._loop = _new_loop()
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._is_scheduled = False
+        self._is_stopped = False
+        self._stopping = threading.RLock()  # whoever gives a coroutine to the loop does so before it is stopped
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs it on the loop; returns or raises what it does. Interrupting the wait cancels it."""
-        if not self._thread.is_alive() or self._loop.is_closed():
+        try:
+            self._check()  # first: in a forked process nobody might ever release the lock
+            with self._stopping:
+                self._check()
+                if self._calls:  # a thread that is about to schedule them may come too late
+                    self._loop.call_soon_threadsafe(self._run_calls)
+                future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except ClientClosed:
             coroutine.close()
-            raise ClientClosed("the client")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            raise
         try:
             return future.result()
+        except CancelledError:
+            raise ClientClosed("the client") from None
         except BaseException:
             future.cancel()
             raise
 
     def soon(self, function: Callable[..., None], *arguments: Any) -> None:
         """Calls it on the loop, in order, before anything that is given to `call` later. Many cost one wake-up."""
+        self._check()
         self._calls.append((function, arguments))
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -48,29 +62,49 @@ class LoopThread:
                 raise ClientClosed("the client") from None
 
     def stop(self) -> None:
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        if os.getpid() == self._process:
+            with self._stopping:
+                if not self._is_stopped:
+                    self._is_stopped = True
+                    self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(SETTLE_SECONDS)
 
     def _run_calls(self) -> None:
         self._is_scheduled = False  # first: whoever adds from now on wakes us again
         while self._calls:
             function, arguments = self._calls.popleft()
-            function(*arguments)
+            try:
+                function(*arguments)
+            except Exception as error:  # those behind it have done nothing wrong
+                self._loop.call_exception_handler({"message": f"{function} failed", "exception": error})
+
+    def _check(self) -> None:
+        if os.getpid() != self._process:
+            raise ClientClosed("in a forked process, the client of its parent")  # whose thread did not come along
+        if self._is_stopped:
+            raise ClientClosed("the client")
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            try:
+                self._loop.run_forever()
+            finally:
+                with self._stopping:
+                    self._is_stopped = True
+                self._loop.run_until_complete(_cancel_all())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
         finally:
             asyncio.set_event_loop(None)
             self._loop.close()
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

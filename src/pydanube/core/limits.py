@@ -4,6 +4,9 @@
                         ╲  ╱╲       an overdrawn bucket refills from below zero
     0 ───────────────────╲╱──
 
+Who wants many waits for one token like everybody, and overdraws: else whoever takes each token as it comes would starve
+him. What is overdrawn is paid back before anybody gets more, so in the long run `rate` is kept exactly.
+
 It limits, it never drops: whoever is refused waits until `ready_at` and tries again. The defect it replaces
 read a message first and threw it away when the bucket was empty.
 """
@@ -38,10 +41,9 @@ class TokenBucket:
         return max(0, int(self.tokens + ROUNDING))
 
     def take(self, count: float, now: float) -> bool:
-        """Takes all or nothing. A full bucket gives even more than `burst`, and is overdrawn: otherwise so
-        much could never be taken at all."""
+        """Takes all or nothing. A bucket with a whole token gives more than it has, and is overdrawn."""
         self._refill(now)
-        if self.tokens + ROUNDING < min(count, self.burst):
+        if self.tokens + ROUNDING < min(count, 1.0):
             return False
         self.tokens -= count
         return True
@@ -54,7 +56,7 @@ class TokenBucket:
     def ready_at(self, count: float, now: float) -> float:
         """When `take(count)` succeeds if nobody else takes before; `now` if it does already."""
         self._refill(now)
-        missing = min(count, self.burst) - self.tokens
+        missing = min(count, 1.0) - self.tokens
         return now if missing <= ROUNDING else max(now, self.refilled_at) + missing / self.rate
 
     def _refill(self, now: float) -> None:
