@@ -7,12 +7,14 @@ import hashlib
 import io
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import pydanube
@@ -22,6 +24,8 @@ from pydanube.errors import DanubeError
 from pydanube.log.batch import columns_of, encode
 from pydanube.pipeline import audit, compact, lake, replay, stats
 from pydanube.pipeline.report import Watch
+from pydanube.pipeline.run import reason
+from pydanube.pipeline.tables import QUERY
 from pydanube.spark.options import CONNECTION_OPTIONS, Connection, Given
 from pydanube.spark.plan import Share, layout
 from pydanube.spark.reach import Reach
@@ -70,7 +74,7 @@ def test_a_topic_becomes_tables_with_every_order_once(
         "name": "orders",
         "target": str(tmp_path / "lake"),
         "format": form,
-        "schema": "id string not null, amount float, at timestamp",
+        "schema": "id string, amount float, at timestamp",
         "key": ["id"],
         "time": "at",
         "batch_rows": 40,
@@ -85,7 +89,9 @@ def test_a_topic_becomes_tables_with_every_order_once(
     )
     assert duckdb.sql(largest.replace("hive_", "filename='f', hive_")).fetchone() == (10,)
 
-    # More comes, with one column more and a wider one; the last batch was written, but Spark did not know.
+    # More comes, with one column more and a wider one; the last batch was written, but Spark did not know. The tables
+    # are of a version that did not say whose batches they have.
+    _forget_queries(settings["target"], form)
     place.send(topic, [order(number, amount=number + 0.125, country="DE") for number in range(62, 80)])
     newest = max(
         (Path(settings["target"]) / "_checkpoint-orders" / "commits").glob("[0-9]*"), key=lambda p: int(p.name)
@@ -113,6 +119,23 @@ def test_a_topic_becomes_tables_with_every_order_once(
         "id is missing": 1,
     }
     assert duckdb.sql(f"select distinct date from {tables['typed']}").fetchall()[0][0].isoformat() == "2026-11-15"
+
+    # The checkpoint is lost: a new one counts from 0 again, and the tables could not tell what they have.
+    shutil.rmtree(tmp_path / "lake" / "_checkpoint-orders")
+    with pytest.raises(PySparkException) as caught:
+        lake.run(spark, settings, quiet())
+    assert "was written with another checkpoint" in reason(str(caught.value))
+    assert duckdb.sql(f"select count(*) from {_duck(settings['target'], 'orders_raw', form)}").fetchone() == (sent[0],)
+
+
+def _forget_queries(target: str, form: str) -> None:
+    if form == "parquet":
+        for file in Path(target).glob("*/_query"):
+            file.unlink()
+        return
+    for name in ("raw", "typed", "quarantine"):
+        with _catalog(target).load_table(f"danube.orders_{name}").transaction() as change:
+            change.remove_properties(QUERY)
 
 
 def test_a_lake_follows_a_topic_from_its_beginning_without_a_seam_and_takes_what_is_late(
@@ -153,14 +176,18 @@ def _duck(target: str, table: str, form: str) -> str:
     """The table, as DuckDB reads it."""
     if form == "parquet":
         return f"read_parquet('{target}/{table}/batch=*/date=*/*.parquet', union_by_name=true, hive_partitioning=true)"
-    from pyiceberg.catalog import load_catalog
-
-    catalog = load_catalog("danube", type="sql", uri=f"sqlite:///{target}/catalog.sqlite", warehouse=f"file://{target}")
+    catalog = _catalog(target)
     scan = catalog.load_table(f"danube.{table}").scan()
     said = [snapshot.summary["danube.batch"] for snapshot in catalog.load_table(f"danube.{table}").snapshots()]
     assert said == [str(batch) for batch in sorted({int(each) for each in said})], "one snapshot for each batch"
     names = [task.file.file_path.removeprefix("file://") for task in scan.plan_files()]
     return f"read_parquet({names!r}, union_by_name=true, hive_partitioning=false)"
+
+
+def _catalog(target: str) -> Any:
+    from pyiceberg.catalog import load_catalog
+
+    return load_catalog("danube", type="sql", uri=f"sqlite:///{target}/catalog.sqlite", warehouse=f"file://{target}")
 
 
 def _hash(rows: list[tuple[Any, ...]]) -> str:

@@ -15,6 +15,7 @@ from pydanube.spark.errors import MessagesLost, NotUploaded, OffsetsWrong
 from pydanube.spark.options import EARLIEST, LATEST, AtTime, Everywhere, PerTopic
 from pydanube.spark.plan import (
     Bounds,
+    Mark,
     Offsets,
     Piece,
     TopicState,
@@ -193,6 +194,15 @@ def test_a_topic_that_vanished_fails_the_query_or_stays_where_it_was() -> None:
     assert advance([state(5)], Offsets(next={T: 2, U: 9}), fail_on_data_loss=False).end.next == {T: 5, U: 9}
 
 
+def test_while_no_broker_answers_nothing_is_lost_that_is_only_not_uploaded() -> None:
+    start = Offsets(next={T: 100, U: 9})
+    uploaded = state(60, (0, 60), live=False)
+    advanced = advance([uploaded], start)
+    assert (advanced.end.to_json(), advanced.notes, advanced.rows) == (start.to_json(), [], 0)
+    with pytest.raises(NotUploaded):
+        between([uploaded], start, Offsets(next={T: 100, U: 12}))
+
+
 def test_a_new_topic_is_read_from_where_its_history_begins() -> None:
     start = Offsets(next={T: 5})
     states = [state(5), state(20, topic=U, first_offset=8)]
@@ -216,7 +226,7 @@ def test_small_triggers_wait_until_there_is_enough_or_it_took_too_long() -> None
 
 
 def test_offsets_survive_their_json() -> None:
-    offsets = Offsets(next={T: 5, U: 7}, skipped={T: [(1, 3)]}, gaps={T: 4}, lost={U: 2})
+    offsets = Offsets(next={T: 5, U: 7}, skipped={T: [(1, 3)]}, gaps={T: 4}, lost={U: 2}, marks={T: Mark(4, 9)})
     assert Offsets.from_json(json.dumps(offsets.to_json())) == offsets
     assert Offsets(next={T: 5}).to_json() == {"format": 1, "offsets": {T: 5}}
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pydanube.errors import ObjectDamaged, TopicUnknown
+from pydanube.errors import DeadlineExceeded, InvalidObject, ObjectDamaged, TopicUnknown, Unreachable
+from pydanube.log import tier
+from pydanube.log.making import Made
 from pydanube.spark.options import CONNECTION_OPTIONS, Connection, Given
 from pydanube.spark.plan import Share, TopicState, layout
 from pydanube.spark.reach import Reach
 from pydanube.spark.rows import Wanted, read_share
 from tests.e2e.objectstores import S3Server
-from tests.spark.places import Place, numbers, place_in
+from tests.spark.places import Place, free_port, numbers, place_in
 
 
 def reach(**options: str) -> Reach:
@@ -66,6 +69,36 @@ def test_times_become_offsets_with_and_without_a_broker(place: Place) -> None:
             found = each.offset_at(state, times[20])
             assert times[found] >= times[20] and all(time < times[20] for time in times[:found])
             assert each.offset_at(state, times[-1] + 1) == 50
+
+
+def test_a_time_may_lie_in_an_object_that_is_stored_raw(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*args: object) -> Made:
+        raise InvalidObject("batch", "Arrow refuses")
+
+    topic = place.new_topic("raw")
+    for first in (0, 10, 20):
+        with monkeypatch.context() as patch:
+            if first == 10:
+                patch.setattr(tier, "make_object", refuses)
+            place.send(topic, numbers(first, first + 10))
+            place.upload(topic)
+    times = place.table(topic).column("publish_time").cast("int64").to_pylist()
+    with reach(**{"storage.url": place.storage_url}) as offline:
+        [state] = offline.states([topic])
+        assert [each.format for each in state.objects] == ["parquet", "raw", "parquet"]
+        assert offline.offset_at(state, times[9] + 1) == 10
+
+
+def test_topics_of_which_nothing_is_uploaded_are_waited_for_while_no_broker_answers(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pydanube.spark.reach.OFFLINE_SECONDS", 0.1)
+    nobody = f"danube://127.0.0.1:{free_port()}"
+    with reach(**{"service.url": nobody, "storage.url": place.storage_url}) as through:
+        through.connection = replace(through.connection, timeout_seconds=0.2)
+        for topics, pattern in ((["/default/only-with-a-broker"], None), ([], "/default/only-with-.*")):
+            with pytest.raises((Unreachable, DeadlineExceeded)):
+                through.states(topics, pattern)
 
 
 def test_a_range_that_changes_its_place_while_it_is_read_comes_once_and_in_order(place: Place) -> None:

@@ -33,7 +33,7 @@ from pydanube.spark.source import DanubeReader, DanubeSource, DanubeStreamReader
 from pydanube.testing.brokers import TestBroker
 from tests.rooms.certificates import Authority
 from tests.rooms.scripted import ScriptedBroker
-from tests.spark.places import Place, numbers
+from tests.spark.places import Place, numbers, place_in
 
 
 def rows_of(reader: Any, parts: Any = None) -> list[dict[str, Any]]:
@@ -271,6 +271,86 @@ def test_a_stream_waits_for_an_orphan_or_reads_it_once_it_is_rescued(
     assert waiting.trigger() == list(range(50, 120))
     for query in (waiting, skipping):
         query.reader.stop()
+
+
+def test_a_stream_waits_where_it_is_while_its_broker_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pydanube.spark.reach.OFFLINE_SECONDS", 0.1)
+    with place_in(tmp_path) as place:
+        topic = place.new_topic("away")
+        place.send(topic, numbers(0, 60))
+        place.upload(topic)
+        place.send(topic, numbers(60, 100))
+        options = {"storage.url": place.storage_url, "startingOffsets": "earliest"}
+        reader = stream(place.options(topic, **options))
+        read = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+        assert Offsets.from_json(read).next == {topic: 100}
+        place.stop()
+        assert reader.latestOffset(read, reader.getDefaultReadLimit()) == read
+        reader.stop()
+        place.start()  # another port, and another epoch of the topic: the same topic
+        place.send(topic, numbers(100, 110))
+        reader = stream(place.options(topic, **options))
+        end = reader.latestOffset(read, reader.getDefaultReadLimit())
+        assert [row["payload"] for row in rows_of(reader, reader.partitions(read, end))] == numbers(100, 110)
+        assert Offsets.from_json(end).marks[topic].epoch > Offsets.from_json(read).marks[topic].epoch
+        reader.stop()
+
+
+# --- a topic that is deleted and made again under its name ------------------------------------------------
+
+
+def make_anew(place: Place, topic: str) -> None:
+    place.asking(lambda client: client.delete_topic(topic))
+    place.asking(lambda client: client.create_topic(topic))
+    place.send(topic, [b"new"] * 100)
+
+
+@pytest.mark.parametrize("uploaded", [(), ("old",), ("old", "new")])
+def test_a_batch_never_has_rows_of_two_topics(place: Place, uploaded: tuple[str, ...]) -> None:
+    topic = place.new_topic("anew")
+    for _ in range(2):
+        place.send(topic, [b"old"] * 30)
+        if "old" in uploaded:
+            place.upload(topic)
+    parts = {}
+    for fails in ("true", "false"):
+        reader = batch(place.options(topic, maxRecordsPerPartition="30", failOnDataLoss=fails))
+        parts[fails] = reader, reader.partitions()
+    reader, [first, second] = parts["true"]
+    assert len(rows_of(reader, [first])) == 30
+    make_anew(place, topic)
+    if "new" in uploaded:
+        place.upload(topic)
+    with pytest.raises(MessagesLost, match=r"offsets 30 to 59 .* deleted and another one made under its name"):
+        rows_of(reader, [second])
+    reader, both = parts["false"]
+    assert rows_of(reader, both) == []
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+@pytest.mark.parametrize("uploaded", [False, True])
+def test_a_stream_does_not_go_on_in_the_middle_of_another_topic(place: Place, start: str, uploaded: bool) -> None:
+    topic = place.new_topic("anew")
+    place.send(topic, [b"old"] * 60)
+    if uploaded:
+        place.upload(topic)
+    reader = stream(place.options(topic, startingOffsets=start))
+    begin = reader.initialOffset()
+    read = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    make_anew(place, topic)
+    if uploaded:
+        place.upload(topic)
+    with pytest.raises(MessagesLost, match=r"offsets 0 to 59 .* deleted and another one made under its name"):
+        reader.latestOffset(read, reader.getDefaultReadLimit())
+    if start == "earliest":
+        with pytest.raises(MessagesLost, match=r"offsets 0 to 59 .* deleted and another one made under its name"):
+            rows_of(reader, reader.partitions(begin, read))  # a batch that was planned before
+    reader.stop()
+    reader = stream(place.options(topic, failOnDataLoss="false"))
+    assert rows_of(reader, reader.partitions(begin, read)) == []
+    end = reader.latestOffset(read, reader.getDefaultReadLimit())
+    assert [row["offset"] for row in rows_of(reader, reader.partitions(read, end))] == list(range(60, 100))
+    reader.stop()
 
 
 # --- the query as a subscription --------------------------------------------------------------------------

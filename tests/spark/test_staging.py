@@ -257,6 +257,22 @@ def test_rows_that_the_driver_cannot_see_are_refused(place: Place, tmp_path: Pat
     in_place(place, tmp_path, test)
 
 
+def test_a_topic_that_was_made_anew_before_the_batch_was_finished_is_refused(place: Place, tmp_path: Path) -> None:
+    topic = place.new_topic("staged-anew")
+    place.send(topic, [b"before"] * 200)
+
+    async def test(client: Client, store: ObjectStore) -> None:
+        with pytest.raises(Died):
+            await commit(client, store, topic, 0, BATCH, step=dies_at("fence"))
+        await client.delete_topic(topic)
+        await client.create_topic(topic)
+        with pytest.raises(BatchRefused, match=r"ends at offset 0, and ended at 200 .* deleted and made again"):
+            await commit(client, store, topic, 0, BATCH, attempt="b")
+        assert not await stored(client, topic)
+
+    in_place(place, tmp_path, test)
+
+
 def test_a_batch_waits_for_orphans_that_may_hold_its_rows(place: Place, tmp_path: Path) -> None:
     topic = place.new_topic("behind-orphan")
     place.send(topic, [b"before"])

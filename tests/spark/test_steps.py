@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import FloatType, IntegerType, LongType, StringType, StructType
+from pyspark.sql.types import DateType, FloatType, IntegerType, LongType, StringType, StructType
 
 from pydanube.core.tiers import PARQUET, Descriptor
 from pydanube.errors import ConfigError
@@ -20,7 +20,7 @@ from pydanube.pipeline.compact import groups
 from pydanube.pipeline.lake import Lake
 from pydanube.pipeline.run import reason
 from pydanube.pipeline.settings import Settings, read_settings
-from pydanube.pipeline.tables import widened
+from pydanube.pipeline.tables import QUERY, IcebergTable, OtherCheckpoint, ParquetTable, widened
 from pydanube.spark.plan import Piece
 
 SCHEMA = (
@@ -71,6 +71,37 @@ def test_only_copies_of_one_message_are_one_row(spark: SparkSession) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_every_row_that_is_not_one_json_value_with_its_key_has_a_reason(spark: SparkSession) -> None:
+    good = [b'{"id": "a"}', b' {"id": "b", "n": 1}\r\n', b'{"id": "c", "n": null}']
+    without_key = [b'{"n": 1}', b'{"n": 2}', b'{"id": null}']
+    longer = [
+        b'{"id": "a"} {"id": "b"}',
+        b'{"id": "a"} garbage',
+        b'{"id": "a"}] garbage',
+        b'{"id": "a"}} garbage',
+        b'{"id": "a"}, {"id": "b"}',
+        b'{"id": "a"}, "n": 1',
+        b'{"id": "a"}\0',
+    ]
+    broken = [b"", b" ", b'{"id": "a"', b"{id: 1}"]
+    not_an_object = [b"null", b"1", b'[{"id": "a"}]']
+    payloads = [*good, *without_key, *longer, *broken, *not_an_object]
+    rows = messages(spark, *(message(number, payload) for number, payload in enumerate(payloads)))
+    expected = {
+        **dict.fromkeys(good),
+        **dict.fromkeys(without_key, "id is missing"),
+        **dict.fromkeys(longer, "the payload goes on behind its JSON"),
+        **dict.fromkeys(broken, "the payload is not JSON"),
+        **dict.fromkeys(not_an_object, "a value does not have the type that the schema says"),
+    }
+    for nullable, key in ((True, ["id"]), (False, [])):  # both say that it must be there
+        schema = StructType().add("id", StringType(), nullable).add("n", LongType())
+        decoded = steps.decoded(steps.raw(rows), schema, key=key).select("payload", "reason")
+        assert {bytes(row["payload"]): row["reason"] for row in decoded.collect()} == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_in_lines_of_json_a_payload_that_is_no_text_is_not_lost(spark: SparkSession) -> None:
     texts = replay.as_text(messages(spark, message(0, "ä".encode()), message(1, b"\xff\x00"))).orderBy("offset")
     assert [tuple(row) for row in texts.select("payload", "payload_base64").collect()] == [("ä", None), (None, "/wA=")]
@@ -83,6 +114,67 @@ def test_columns_are_added_and_types_widened_but_never_changed() -> None:
     assert widened(both, old, "t") == both
     with pytest.raises(ConfigError, match="add a column of another name"):
         widened(StructType().add("a", StringType()), old, "t")
+
+
+def iceberg(directory: Path) -> IcebergTable:
+    from pyiceberg.catalog import load_catalog
+
+    catalog = load_catalog("t", type="sql", uri=f"sqlite:///{directory}/c.sqlite", warehouse=f"file://{directory}")
+    table = IcebergTable(Mock(), catalog, "danube.t", job="lake-t")
+    table.evolve(StructType().add("a", IntegerType()).add("date", DateType()))
+    return table
+
+
+def test_an_iceberg_table_says_which_column_cannot_become_what_is_asked_for(tmp_path: Path) -> None:
+    table = iceberg(tmp_path)
+    table.evolve(StructType().add("a", LongType()).add("b", StringType()))
+    with pytest.raises(ConfigError, match=r"a string.* in danube.t .* add a column of another name") as caught:
+        table.evolve(StructType().add("c", LongType()).add("a", StringType()))
+    assert caught.value.value == "a string"
+    assert iceberg(tmp_path)._spark_schema().simpleString() == "struct<a:bigint,date:date,b:string>"
+
+
+@pytest.mark.parametrize("form", ["parquet", "iceberg"])
+def test_a_table_goes_on_with_the_checkpoint_that_wrote_it_and_with_no_other(tmp_path: Path, form: str) -> None:
+    def opened() -> ParquetTable | IcebergTable:
+        return ParquetTable(Mock(), str(tmp_path / "t")) if form == "parquet" else iceberg(tmp_path)
+
+    def add(batch: int) -> None:
+        """As `write` does, without Spark."""
+        table = opened()
+        if isinstance(table, ParquetTable):
+            Path(table.path, f"batch={batch:012}").mkdir(parents=True)
+        else:
+            said = {"danube.job": "lake-t", "danube.batch": str(batch)}
+            table._table.append(table._table.scan().to_arrow(), snapshot_properties=said)
+
+    def forget() -> None:
+        """As the version before left it."""
+        table = opened()
+        if isinstance(table, ParquetTable):
+            Path(table.path, "_query").unlink(missing_ok=True)
+        else:
+            with table._table.transaction() as change:
+                change.remove_properties(QUERY)
+
+    opened().claim("query-0", 0)
+    opened().claim("query-1", 0)  # there was nothing yet
+    for batch in range(3):
+        add(batch)
+    for batch in (2, 3, 0):
+        opened().claim("query-1", batch)
+        with pytest.raises(
+            OtherCheckpoint, match=r"\(query query-1\) than this one \(query query-2\).*nothing was written"
+        ):
+            opened().claim("query-2", batch)
+    for batch in (2, 3):
+        forget()
+        opened().claim("query-3", batch)
+        with pytest.raises(OtherCheckpoint):
+            opened().claim("query-4", batch)
+    forget()
+    with pytest.raises(OtherCheckpoint, match="another checkpoint than this one"):
+        opened().claim("query-3", 1)
 
 
 def test_settings_that_cannot_be_meant_are_refused() -> None:

@@ -4,11 +4,13 @@
                                            └─► quarantine table  with the reason
 
 Everything of a batch is written under its number, raw first; a batch that comes again after a crash finds or replaces
-its own rows. So the tables have each message once, from offset 0 to the live end, with no seam between the two.
+its own rows. The number is the checkpoint's, so the tables go on with that checkpoint only. So the tables have each
+message once, from offset 0 to the live end, with no seam between the two.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,7 +161,7 @@ class Writer:
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         if self._tables is None:
-            self._tables = Tables.open(frame.sparkSession, self._lake)
+            self._tables = self._claimed(frame.sparkSession, batch)
         # Kept on the executors, in memory or on their disks: the topic is read once per batch.
         rows = steps.raw(frame).persist(StorageLevel.MEMORY_AND_DISK)
         try:
@@ -167,6 +169,14 @@ class Writer:
         finally:
             rows.unpersist()
         self._write_typed(self._tables, batch)
+
+    def _claimed(self, spark: SparkSession, batch: int) -> Tables:
+        tables = Tables.open(spark, self._lake)
+        query = _query_of(spark, self._lake.checkpoint)
+        for table in tables:
+            if table is not None:
+                table.claim(query, batch)
+        return tables
 
     def _write_raw(self, tables: Tables, rows: DataFrame, batch: int) -> None:
         known = tables.raw.before(batch) if self._lake.deduplicate_days else None
@@ -179,7 +189,7 @@ class Writer:
         lake = self._lake
         if lake.schema is None or tables.typed is None or tables.quarantine is None:
             return
-        decoded = steps.decoded(tables.raw.batch(batch), lake.schema)
+        decoded = steps.decoded(tables.raw.batch(batch), lake.schema, key=lake.key)
         good = steps.typed(decoded, lake.schema, time=lake.time)
         if lake.key:
             good = steps.first_by_key(good, lake.key)
@@ -188,6 +198,12 @@ class Writer:
                 good = steps.unseen(good, earlier, lake.key)
         tables.typed.write(good, batch)
         tables.quarantine.write(steps.quarantined(decoded), batch)
+
+
+def _query_of(spark: SparkSession, checkpoint: str) -> str:
+    """The id that Spark gave the query when it made the checkpoint. By Spark: it may be where only Spark can read."""
+    [row] = spark.read.option("wholetext", True).text(f"{checkpoint}/metadata").collect()
+    return str(json.loads(row["value"])["id"])
 
 
 def _recent(known: DataFrame, rows: DataFrame, days: int) -> DataFrame:

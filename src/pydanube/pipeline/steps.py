@@ -74,23 +74,39 @@ def _first_by(rows: DataFrame, keys: Sequence[Column], order: Sequence[str]) -> 
     return ranked.where(F.col("__place") == 1).drop("__place")
 
 
-def decoded(rows: DataFrame, schema: StructType) -> DataFrame:
-    """Raw rows with their JSON as `__value`, and `reason`: why it cannot be one; null if it can."""
+def decoded(rows: DataFrame, schema: StructType, *, key: Sequence[str] = ()) -> DataFrame:
+    """Raw rows with their JSON as `__value`, and `reason`: why it cannot be one; null if it can.
+
+    Columns of the key must be there, as those that the schema says are not null: rows without them are not copies.
+    """
     is_text = F.expr("is_valid_utf8(payload)")
     text = F.when(is_text, F.col("payload").cast("string"))
     with_broken = StructType([*schema.fields, StructField(_BROKEN, StringType())])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BROKEN, "allowNonNumericNumbers": "false"}
     parsed = rows.withColumn("__text", text).withColumn(_VALUE, F.from_json("__text", with_broken, options))
-    required = [field.name for field in schema.fields if not field.nullable]
-    is_json = F.get_json_object("__text", "$").isNotNull()
+    required = [field.name for field in schema.fields if not field.nullable or field.name in key]
+    begins_with_json = F.get_json_object("__text", "$").isNotNull()
     reason = F.when(~is_text, F.lit("the payload is not UTF-8"))
-    reason = reason.when(~is_json, F.lit("the payload is not JSON"))
+    reason = reason.when(
+        ~_is_one_json_value(F.col("__text")),
+        F.when(begins_with_json, F.lit("the payload goes on behind its JSON")).otherwise("the payload is not JSON"),
+    )
     reason = reason.when(
         F.col(f"{_VALUE}.{_BROKEN}").isNotNull(), F.lit("a value does not have the type that the schema says")
     )
     for name in required:
         reason = reason.when(F.col(f"{_VALUE}.{name}").isNull(), F.lit(f"{name} is missing"))
     return parsed.withColumn("reason", reason).drop("__text")
+
+
+def _is_one_json_value(text: Column) -> Column:
+    """Spark's parsers stop behind the first value, and do not say if more follows.
+
+    In brackets, only what begins with a bracket follows unseen; in braces, only a brace or a comma. In both: nothing.
+    """
+    in_brackets = F.json_array_length(F.concat(F.lit("["), text, F.lit("]")))
+    in_braces = F.json_object_keys(F.concat(F.lit('{"value":'), text, F.lit("}")))
+    return in_brackets.eqNullSafe(1) & in_braces.isNotNull()
 
 
 def typed(rows: DataFrame, schema: StructType, *, time: str | None = None) -> DataFrame:

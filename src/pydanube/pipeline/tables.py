@@ -2,9 +2,13 @@
 
     {table}/batch=000000000007/date=2026-11-15/part-….parquet     Parquet: a batch that comes again replaces itself
     {table}/_schema.json                                           the columns that the table has now
+    {table}/_query                                                 the query whose batches these are
 
     Iceberg: executors write the same files below data/, and the driver adds them to the table in one transaction whose
-    snapshot says the batch; a batch that a snapshot has already is not added again.
+    snapshot says the batch; a batch that a snapshot has already is not added again. A property says the query.
+
+A query counts its batches, and its checkpoint keeps the count. Another checkpoint begins with 0 again, so a table goes
+on with its own only.
 
 Columns are only ever added, and types only widened; old files stay as they are. A reader of the Parquet table takes
 columns by name (`read`, or DuckDB's union_by_name).
@@ -32,9 +36,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from pydanube.errors import ConfigError, DataDamaged
+from pydanube.errors import ConfigError, DataDamaged, Refused
 
 ROWS_PER_FILE: Final = 1_000_000
+QUERY: Final = "danube.query"
 WIDER: Final[dict[type[DataType], tuple[type[DataType], ...]]] = {
     ShortType: (IntegerType, LongType),
     IntegerType: (LongType,),
@@ -49,6 +54,10 @@ class Table(Protocol):
 
     def evolve(self, schema: StructType) -> None:
         """Makes room for these columns. Raises ConfigError if a type cannot become what is asked for."""
+        ...
+
+    def claim(self, query: str, batch: int) -> None:
+        """Must come before the first batch of a run, with its number. Raises OtherCheckpoint."""
         ...
 
     def write(self, rows: DataFrame, batch: int) -> None:
@@ -80,12 +89,41 @@ def widened(old: StructType, new: StructType, table: str) -> StructType:
         elif type(field.dataType) in WIDER.get(type(known.dataType), ()):
             fields[field.name] = StructField(field.name, field.dataType, True)
         elif type(known.dataType) not in WIDER.get(type(field.dataType), ()):
-            raise ConfigError(
-                "schema",
-                f"{field.name} {field.dataType.simpleString()}",
-                f"in {table} it is {known.dataType.simpleString()}: add a column of another name, or use a new table",
-            )
+            raise _does_not_fit(field, table, f"it is {known.dataType.simpleString()}")
     return StructType(list(fields.values()))
+
+
+def _does_not_fit(field: StructField, table: str, why: str) -> ConfigError:
+    asked = f"{field.name} {field.dataType.simpleString()}"
+    return ConfigError("schema", asked, f"in {table} {why}: add a column of another name, or use a new table")
+
+
+class OtherCheckpoint(Refused):
+    """`table` has batches of the query `theirs` (None: of a version that did not say); they are not those of `ours`."""
+
+    def __init__(self, table: str, theirs: str | None, ours: str) -> None:
+        super().__init__(table, theirs, ours)
+        self.table = table
+        self.theirs = theirs
+        self.ours = ours
+
+    def __str__(self) -> str:
+        theirs = f" (query {self.theirs})" if self.theirs else ""
+        return (
+            f"{self.table} was written with another checkpoint{theirs} than this one (query {self.ours}), so nobody "
+            "can say what it has already, and nothing was written: go on with the checkpoint that wrote the table, or "
+            "give the job another name and a new checkpoint, for tables from the beginning"
+        )
+
+
+def check_query(table: str, theirs: str | None, ours: str, newest: int, batch: int) -> None:
+    """May a query go on with `batch` in a table whose newest batch is `newest`, or -1? Raises OtherCheckpoint.
+
+    A table of a version that did not say its query is known by the number: the newest may come again, or what follows.
+    """
+    is_ours = theirs == ours if theirs is not None else batch >= newest
+    if newest >= 0 and not is_ours:
+        raise OtherCheckpoint(table, theirs, ours)
 
 
 class ParquetTable:
@@ -97,14 +135,17 @@ class ParquetTable:
         self._rows_per_file = rows_per_file
 
     def evolve(self, schema: StructType) -> None:
-        file = Path(self._local) / "_schema.json"
         known = self._schema() or StructType([])
         wanted = widened(known, schema, self.path)
         if wanted != known:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            made = file.with_name("_schema.json.new")
-            made.write_text(wanted.json())
-            made.replace(file)
+            self._keep("_schema.json", wanted.json())
+
+    def _keep(self, name: str, text: str) -> None:
+        file = Path(self._local) / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        made = file.with_name(f"{name}.new")
+        made.write_text(text)
+        made.replace(file)
 
     def _schema(self) -> StructType | None:
         file = Path(self._local) / "_schema.json"
@@ -118,6 +159,14 @@ class ParquetTable:
     @property
     def _local(self) -> str:
         return self.path.removeprefix("file://")
+
+    def claim(self, query: str, batch: int) -> None:
+        file = Path(self._local) / "_query"
+        known = file.read_text() if file.is_file() else None
+        newest = max((int(path.name[6:]) for path in Path(self._local).glob("batch=*")), default=-1)
+        check_query(self.path, known, query, newest, batch)
+        if known != query:
+            self._keep("_query", query)
 
     def write(self, rows: DataFrame, batch: int) -> None:
         wanted = self._schema()
@@ -191,28 +240,39 @@ class IcebergTable:
         self.path = ""
 
     def evolve(self, schema: StructType) -> None:
-        from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError
+        from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError, ValidationError
 
-        arrow = to_arrow_schema(_all_nullable(schema), timezone="UTC")
         namespace = self._identifier.rpartition(".")[0]
         try:
             self._table = self._catalog.load_table(self._identifier)
         except NoSuchTableError:
             with suppress(NamespaceAlreadyExistsError):
                 self._catalog.create_namespace(namespace)
-            self._table = self._catalog.create_table(self._identifier, schema=arrow)
+            self._table = self._catalog.create_table(self._identifier, schema=_arrow(schema))
             with self._table.update_spec() as change:
                 change.add_identity("date")
         else:
-            try:
-                with self._table.update_schema() as change:
-                    change.union_by_name(arrow)
-            except (ValueError, TypeError) as error:
-                raise ConfigError("schema", self._identifier, f"a schema that the table can become: {error}") from error
+            with self._table.update_schema() as change:
+                for field in schema.fields:
+                    try:
+                        change.union_by_name(_arrow(StructType([field])))
+                    except (ValidationError, ValueError, TypeError) as error:
+                        raise _does_not_fit(field, self._identifier, f"it has another type ({error})") from error
         self.path = self._table.location()
 
+    def claim(self, query: str, batch: int) -> None:
+        self._table.refresh()
+        known = self._table.properties.get(QUERY)
+        # Snapshots go when a table is looked after, but for the last.
+        newest = max(self._added(), default=0) if self._table.current_snapshot() is not None else -1
+        check_query(self._identifier, known, query, newest, batch)
+        if known != query:
+            with self._table.transaction() as change:
+                change.set_properties({QUERY: query})
+
     def write(self, rows: DataFrame, batch: int) -> None:
-        if self._is_added(batch):
+        self._table.refresh()
+        if batch in self._added():
             return
         place = self._place(batch)
         # The date stays inside the files too: Iceberg learns a file's partition from its statistics.
@@ -232,14 +292,10 @@ class IcebergTable:
     def _place(self, batch: int) -> str:
         return f"{self.path}/data/{self._job}/batch-{batch:012}"
 
-    def _is_added(self, batch: int) -> bool:
-        self._table.refresh()
-        for snapshot in self._table.snapshots():
-            summary = snapshot.summary
-            named = (summary.get("danube.job"), summary.get("danube.batch")) if summary is not None else None
-            if named == (self._job, str(batch)):
-                return True
-        return False
+    def _added(self) -> set[int]:
+        """The batches that snapshots name."""
+        summaries = [each.summary for each in self._table.snapshots() if each.summary is not None]
+        return {int(each["danube.batch"]) for each in summaries if each.get("danube.job") == self._job}
 
     def batch(self, number: int) -> DataFrame:
         place = self._place(number)
@@ -269,8 +325,10 @@ class IcebergTable:
         return from_arrow_schema(self._table.schema().as_arrow())
 
 
-def _all_nullable(schema: StructType) -> StructType:
-    return StructType([StructField(field.name, field.dataType, True) for field in schema.fields])
+def _arrow(schema: StructType) -> Any:
+    """With columns that may all be null, as Iceberg gets them."""
+    nullable = StructType([StructField(field.name, field.dataType, True) for field in schema.fields])
+    return to_arrow_schema(nullable, timezone="UTC")
 
 
 def with_date(schema: StructType) -> StructType:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydanube.errors import DataDamaged, Refused, Unavailable
+
+MADE_ANEW: Final = (
+    "the topic was deleted and another one made under its name, for which a stream needs a new checkpoint"
+)
 
 
 class MessagesLost(Refused):

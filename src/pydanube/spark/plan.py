@@ -141,18 +141,31 @@ def _split(ranges: Iterable[Range], others: Sequence[Range]) -> tuple[list[Range
 # --- where a stream stands --------------------------------------------------------------------------------
 
 
+class Mark(NamedTuple):
+    """A message that was read, and its epoch: by it a topic is known.
+
+    Epochs grow with offsets, and go on when a topic is deleted and made again under its name. So all messages of the
+    new one have greater epochs than all of the old one.
+    """
+
+    offset: int
+    epoch: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offsets:
     """The next offset of every topic. Only ever grows.
 
     `skipped`: orphans that were passed and are still to be read. `gaps` and `lost` count, over the whole life of the
-    query, offsets that never held a message, and offsets that were gone before they were read.
+    query, offsets that never held a message, and offsets that were gone before they were read. `marks`: the last
+    message of each topic that was read, as far as that is known.
     """
 
     next: Mapping[str, int]
     skipped: Mapping[str, Sequence[Range]] = field(default_factory=dict)
     gaps: Mapping[str, int] = field(default_factory=dict)
     lost: Mapping[str, int] = field(default_factory=dict)
+    marks: Mapping[str, Mark] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"format": FORMAT, "offsets": dict(sorted(self.next.items()))}
@@ -162,6 +175,8 @@ class Offsets:
         for name, counts in (("gaps", self.gaps), ("lost", self.lost)):
             if any(counts.values()):
                 found[name] = {topic: count for topic, count in sorted(counts.items()) if count}
+        if self.marks:
+            found["marks"] = {topic: list(mark) for topic, mark in sorted(self.marks.items())}
         return found
 
     @classmethod
@@ -179,6 +194,10 @@ class Offsets:
                 },
                 gaps={str(topic): int(count) for topic, count in found.get("gaps", {}).items()},
                 lost={str(topic): int(count) for topic, count in found.get("lost", {}).items()},
+                marks={
+                    str(topic): Mark(int(offset), int(epoch))
+                    for topic, (offset, epoch) in found.get("marks", {}).items()
+                },
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise OffsetsWrong("the checkpoint", f"its offsets cannot be understood: {error}") from error
@@ -246,14 +265,16 @@ def advance(
     """The offsets up to which the next trigger reads.
 
     A topic that is not in `start` is new and begins where its history does. One that is not in `states` any more stays
-    where it is. `upto` bounds every topic: what was there when AvailableNow began.
+    where it is. `upto` bounds every topic: what was there when AvailableNow began. Without a broker nobody knows what
+    is not uploaded yet: a topic that ends too early, or is missing, is waited for.
     """
     notes: list[str] = []
     nexts, gaps, lost = dict(start.next), dict(start.gaps), dict(start.lost)
     skipped = {topic: list(ranges) for topic, ranges in start.skipped.items()}
     known = {state.topic: state for state in states}
-    for topic in sorted(set(start.next) - set(known)):
-        _loses(topic, start.next[topic], start.next[topic] + 1, "the topic is gone", fail_on_data_loss, notes)
+    if all(state.live for state in states):
+        for topic in sorted(set(start.next) - set(known)):
+            loses(topic, start.next[topic], start.next[topic] + 1, "the topic is gone", fail_on_data_loss, notes)
     backlog = _backlog(states, start, upto, orphans, fail_on_data_loss, notes)
     total = sum(each.rows for each in backlog.values())
     rows_left = rows_max if rows_max is not None else total
@@ -276,7 +297,8 @@ def advance(
         lost[topic] = lost.get(topic, 0) + found.lost
         nexts[topic] = end
         rows += passed.rows
-    end_offsets = Offsets(next=nexts, skipped={t: r for t, r in skipped.items() if r}, gaps=gaps, lost=lost)
+    left = {topic: ranges for topic, ranges in skipped.items() if ranges}
+    end_offsets = Offsets(next=nexts, skipped=left, gaps=gaps, lost=lost, marks=start.marks)
     return Advance(end_offsets, notes, rows)
 
 
@@ -313,11 +335,11 @@ def _backlog(
         if first < state.first_offset:
             lost = state.first_offset - first
             if topic in start.next:  # one that is new to the query has a past that nobody asked for
-                _loses(topic, first, state.first_offset, "retention has removed them", fail_on_data_loss, notes)
+                loses(topic, first, state.first_offset, "retention has removed them", fail_on_data_loss, notes)
             first = state.first_offset
-        if state.head < first:
+        if state.head < first and state.live:
             why = f"the topic ends at offset {state.head}: it was made anew, or has lost data"
-            _loses(topic, state.head, first, why, fail_on_data_loss, notes)
+            loses(topic, state.head, first, why, fail_on_data_loss, notes)
         end = max(first, head)
         taken = layout(state, first, end)
         if taken.missing:
@@ -349,7 +371,7 @@ def _is_orphan(state: TopicState, skipped: Range) -> bool:
     return bool(layout(state, *skipped).orphans)
 
 
-def _loses(topic: str, first: int, end: int, why: str, fails: bool, notes: list[str]) -> None:
+def loses(topic: str, first: int, end: int, why: str, fails: bool, notes: list[str]) -> None:
     if fails:
         raise MessagesLost(topic, first, end, why)
     notes.append(str(MessagesLost(topic, first, end, why)).partition(". Start")[0] + ": the query goes on without them")
@@ -377,8 +399,11 @@ def between(
     for topic, last in sorted(end.next.items()):
         state = known.get(topic)
         if state is None:
-            if start.next.get(topic, 0) < last and fail_on_data_loss:
-                raise MessagesLost(topic, start.next.get(topic, 0), last, "the topic is gone")
+            begun = start.next.get(topic, 0)
+            if begun < last and not all(each.live for each in states):
+                raise NotUploaded(topic, begun, last)
+            if begun < last and fail_on_data_loss:
+                raise MessagesLost(topic, begun, last, "the topic is gone")
             continue
         # What was lost was counted when the end was decided; it lies at the front.
         lost = end.lost.get(topic, 0) - start.lost.get(topic, 0)
@@ -388,6 +413,15 @@ def between(
         for part_first, part_end in [*rescued, *_without(first, last, sorted(still))]:
             pieces += readable(state, part_first, part_end, fail_on_data_loss=fail_on_data_loss)
     return pieces
+
+
+def last_pieces(pieces: Iterable[Piece]) -> dict[str, Piece]:
+    """Of each topic the one that ends last."""
+    found: dict[str, Piece] = {}
+    for piece in pieces:
+        if piece.topic not in found or piece.end > found[piece.topic].end:
+            found[piece.topic] = piece
+    return found
 
 
 def readable(state: TopicState, first: int, end: int, *, fail_on_data_loss: bool) -> Sequence[Piece]:

@@ -128,17 +128,21 @@ class Reach:
     async def _states(self, topics: Sequence[str], pattern: str | None) -> list[TopicState]:
         if not self._offline:
             try:
-                return await self._online(topics, pattern)
+                # With objects to fall back on, a dead broker costs seconds and not the whole timeout.
+                has_objects = self.connection.storage_url is not None
+                return await self._online(topics, pattern, OFFLINE_SECONDS if has_objects else None)
             except (Unreachable, DeadlineExceeded) as error:
                 if self.connection.storage_url is None:
                     raise
                 log.warning("no broker answers: reading what is uploaded", extra={"why": str(error)})
+                with suppress(TopicUnknown):
+                    if found := await self._from_objects(topics, pattern):
+                        return found
+                return await self._online(topics, pattern, None)  # nothing is uploaded: only a broker can tell
         return await self._from_objects(topics, pattern)
 
-    async def _online(self, topics: Sequence[str], pattern: str | None) -> list[TopicState]:
+    async def _online(self, topics: Sequence[str], pattern: str | None, seconds: float | None) -> list[TopicState]:
         client = await self.client()
-        # With objects to fall back on, a dead broker costs seconds and not the whole timeout.
-        seconds = OFFLINE_SECONDS if self.connection.storage_url is not None else None
         if pattern is not None:
             names = [name for name in await client.list_topics(timeout=seconds) if re.fullmatch(pattern, name)]
         else:

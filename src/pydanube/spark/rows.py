@@ -3,19 +3,24 @@
 `read_share` is what an executor does. Whatever happens to a range while it is read (it is uploaded, merged with its
 neighbours, compacted, moved to another broker), the rows come once and in order: what cannot be found where the plan
 said is looked for again, from the offset that was reached.
+
+A topic that is deleted and made again under its name is another one, and its messages have other epochs: `Wanted` says
+up to which one they are meant, and what is newer is refused.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pydanube.core.tiers import PARQUET, RAW, Descriptor
+from pydanube.core.tiers import RAW, Descriptor
 from pydanube.errors import InvalidObject, NotServed, ObjectDamaged, OffsetOutOfRange
 from pydanube.log.batch import ENVELOPE, Batch, decode
 from pydanube.log.parquet import (
@@ -30,11 +35,25 @@ from pydanube.log.parquet import (
     table_of_batches,
 )
 from pydanube.ports import Buffer
-from pydanube.spark.errors import NotUploaded
-from pydanube.spark.plan import Bounds, Piece, Share, TopicState, readable
+from pydanube.spark.errors import MADE_ANEW, NotUploaded
+from pydanube.spark.plan import (
+    Bounds,
+    Mark,
+    Offsets,
+    Piece,
+    Share,
+    TopicState,
+    between,
+    last_pieces,
+    layout,
+    loses,
+    readable,
+)
 from pydanube.spark.reach import Reach
 from pydanube.stores.file_objects import path_of
 from pydanube.stores.object_settings import parse_url
+
+log = logging.getLogger(__name__)
 
 ATTEMPTS: Final = 4  # at one offset, until what is missing is believed to be missing
 # Spark takes batches one at a time; larger ones cost memory on both sides and gain nothing.
@@ -52,6 +71,7 @@ class Wanted(NamedTuple):
     bounds: Bounds = Bounds()
     fail_on_data_loss: bool = True
     urls: dict[str, str] = {}  # topic -> storage  # noqa: RUF012
+    epochs: dict[str, int] = {}  # topic -> the last epoch of what is meant  # noqa: RUF012
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
@@ -68,7 +88,13 @@ def read_share(reach: Reach, share: Share, wanted: Wanted) -> Iterator[pa.Record
         piece = todo.popleft()
         at = piece.first
         try:
-            for first, table in _tables(reach, piece, wanted):
+            for first, epoch, table in _tables(reach, piece, wanted):
+                if epoch > wanted.epochs.get(piece.topic, epoch):
+                    notes: list[str] = []
+                    loses(piece.topic, at, piece.end, MADE_ANEW, wanted.fail_on_data_loss, notes)
+                    log.warning(notes[0])
+                    at = piece.end
+                    break
                 yield from _batches(piece.topic, first, table, at, piece.end, wanted.columns)
                 at = min(piece.end, first + table.num_rows)
             if at < piece.end and piece.described is None:
@@ -107,14 +133,15 @@ def _batches(
     yield from chosen.select(list(columns)).cast(schema).to_batches(max_chunksize=BATCH_ROWS)
 
 
-def _tables(reach: Reach, piece: Piece, wanted: Wanted) -> Iterator[tuple[int, pa.Table]]:
-    """First offset and rows of what holds the piece, in order; what pruning leaves out is told as an empty table."""
+def _tables(reach: Reach, piece: Piece, wanted: Wanted) -> Iterator[tuple[int, int, pa.Table]]:
+    """First offset, an epoch, and rows of what holds the piece, in order; what pruning leaves out is left out."""
     names = [name for name in COLUMNS.names if name in wanted.columns] or ["offset"]
     if piece.described is None:
         yield from _from_broker(reach, piece, names)
     elif piece.described.format == RAW:
         data = reach.call(_get(reach, wanted.urls[piece.topic], _key(piece.topic, piece.described)))
-        yield _table_of(read_raw(data), names)
+        batches = read_raw(data)
+        yield batches[0].header.base_offset, batches[0].header.epoch, _table_of(batches, names)
     else:
         try:
             yield from _from_object(reach, piece, piece.described, wanted, names)
@@ -123,28 +150,28 @@ def _tables(reach: Reach, piece: Piece, wanted: Wanted) -> Iterator[tuple[int, p
             raise ObjectDamaged(piece.topic, key, piece.first, piece.end, str(error)) from error
 
 
-def _table_of(batches: Sequence[Batch], names: Sequence[str]) -> tuple[int, pa.Table]:
-    """First offset and rows of batches that follow each other. What a batch holds is not copied if it is large."""
+def _table_of(batches: Sequence[Batch], names: Sequence[str]) -> pa.Table:
+    """The rows of batches that follow each other. What a batch holds is not copied if it is large."""
     first = batches[0].header.base_offset
     kept = [name for name in names if name in ENVELOPE.names]
     if not kept or any(name != "offset" and name not in kept for name in names):
-        return first, table_of_batches(batches).select(list(names))
+        return table_of_batches(batches).select(list(names))
     table = pa.Table.from_batches([decode(batch).select(kept) for batch in batches])
     if table.num_rows < FEW_ROWS * len(batches):
         table = table.combine_chunks()
     if "offset" in names:
         table = table.append_column("offset", pa.array(np.arange(first, first + table.num_rows, dtype=np.int64)))
-    return first, table
+    return table
 
 
-def _from_broker(reach: Reach, piece: Piece, names: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+def _from_broker(reach: Reach, piece: Piece, names: Sequence[str]) -> Iterator[tuple[int, int, pa.Table]]:
     at = piece.first
     for _, _, batches in reach.fetched(piece.topic, piece.first, piece.end):
         if not batches:
             continue
         if batches[0].header.base_offset > at:
             raise OffsetOutOfRange(piece.topic, at, batches[0].header.base_offset, piece.end)
-        yield _table_of(batches, names)
+        yield batches[0].header.base_offset, batches[-1].header.epoch, _table_of(batches, names)
         at = batches[-1].header.end_offset
 
 
@@ -153,7 +180,7 @@ def _from_broker(reach: Reach, piece: Piece, names: Sequence[str]) -> Iterator[t
 
 def _from_object(
     reach: Reach, piece: Piece, described: Descriptor, wanted: Wanted, names: Sequence[str]
-) -> Iterator[tuple[int, pa.Table]]:
+) -> Iterator[tuple[int, int, pa.Table]]:
     url = wanted.urls[piece.topic]
     place = parse_url("storage.url", url)
     if place.scheme == "file":
@@ -164,7 +191,7 @@ def _from_object(
 
 def _from_file(
     path: str, piece: Piece, described: Descriptor, wanted: Wanted, names: Sequence[str]
-) -> Iterator[tuple[int, pa.Table]]:
+) -> Iterator[tuple[int, int, pa.Table]]:
     """A file of this machine is mapped: what is not needed is not even read."""
     with pa.memory_map(path) as mapped:
         data = mapped.read_buffer()
@@ -174,12 +201,12 @@ def _from_file(
         for number in _groups(footer, piece, wanted.bounds):
             group = footer.row_groups[number]
             part = view[group.position : group.position + group.length]
-            yield group.first_offset, read_table(footer, number, part, names)
+            yield group.first_offset, footer.runs[0].epoch, read_table(footer, number, part, names)
 
 
 def _from_store(
     reach: Reach, url: str, piece: Piece, described: Descriptor, wanted: Wanted, names: Sequence[str]
-) -> Iterator[tuple[int, pa.Table]]:
+) -> Iterator[tuple[int, int, pa.Table]]:
     key = _key(piece.topic, described)
     footer: Footer = reach.call(_footer(reach, url, key, described))
     _check(footer, piece, described, described.size)
@@ -195,7 +222,7 @@ def _from_store(
         group = footer.row_groups[number]
         if len(data) != group.length:
             raise InvalidObject(f"position {group.position}", f"{len(data)} bytes are there, {group.length} must be")
-        yield group.first_offset, read_table(footer, number, data, names)
+        yield group.first_offset, footer.runs[0].epoch, read_table(footer, number, data, names)
 
 
 def _check(footer: Footer, piece: Piece, described: Descriptor, size: int) -> None:
@@ -255,7 +282,7 @@ async def _get(reach: Reach, url: str, key: str) -> bytes:
 def first_since(reach: Reach, state: TopicState, time_us: int) -> int:
     """The first uploaded message that was published at this time or later; the head if there is none."""
     for described in state.objects:
-        if described.max_publish_time < time_us or described.format != PARQUET:
+        if described.max_publish_time < time_us:
             continue
         piece = Piece(state.topic, max(described.start_offset, state.first_offset), described.end, described)
         wanted = Wanted(
@@ -269,3 +296,85 @@ def first_since(reach: Reach, state: TopicState, time_us: int) -> int:
                 if time >= time_us:
                     return int(offset)
     return state.head
+
+
+# --- which topic it is ----------------------------------------------------------------------------------------
+
+
+def marks_of(reach: Reach, pieces: Iterable[Piece], urls: Mapping[str, str]) -> dict[str, Mark]:
+    """The last message of each topic. One that is gone already is left out."""
+    found = {}
+    for topic, piece in last_pieces(pieces).items():
+        epoch = _epoch_of(reach, piece, urls)
+        if epoch is not None:
+            found[topic] = Mark(piece.end - 1, epoch)
+    return found
+
+
+def _epoch_of(reach: Reach, piece: Piece, urls: Mapping[str, str]) -> int | None:
+    """Of the last message of the piece; None if it is not kept any more."""
+    at = piece.end - 1
+    for _ in range(ATTEMPTS):
+        try:
+            return _look_up(reach, piece, at, urls)
+        except (FileNotFoundError, OffsetOutOfRange, NotServed):
+            [state] = reach.states([piece.topic])
+            found = layout(state, at, at + 1).pieces
+            if at < state.first_offset or not found:
+                return None
+            [piece] = found
+    return None
+
+
+def _look_up(reach: Reach, piece: Piece, at: int, urls: Mapping[str, str]) -> int:
+    described = piece.described
+    if described is None:
+        for _, _, batches in reach.fetched(piece.topic, at, at + 1):
+            if batches:
+                return batches[-1].header.epoch
+        raise OffsetOutOfRange(piece.topic, at, at, at + 1)
+    url, key = urls[piece.topic], _key(piece.topic, described)
+    if described.format == RAW:
+        batches = read_raw(reach.call(_get(reach, url, key)))
+        return next(batch.header.epoch for batch in batches if batch.header.end_offset > at)
+    try:
+        footer: Footer = reach.call(_footer(reach, url, key, described))
+    except InvalidObject as error:
+        raise ObjectDamaged(piece.topic, key, described.start_offset, described.end, str(error)) from error
+    return next(run.epoch for run in footer.runs if run.end_offset > at)
+
+
+def with_marks(
+    reach: Reach, states: Sequence[TopicState], start: Offsets, end: Offsets, *, fail_on_data_loss: bool
+) -> tuple[Offsets, list[str]]:
+    """`end` with marks of what is read up to it, and what a person should know.
+
+    Raises MessagesLost, if that is wanted, for a topic that is not the one any more that `start` is about.
+    """
+    notes: list[str] = []
+    urls = urls_of(states)
+    pieces = last_pieces(between(states, start, end, fail_on_data_loss=fail_on_data_loss))
+    newer = {
+        topic: piece
+        for topic, piece in pieces.items()
+        if topic not in start.marks or piece.end > start.marks[topic].offset + 1
+    }
+    found = marks_of(reach, newer.values(), urls)
+    for topic, mark in found.items():
+        before = start.marks.get(topic)
+        if before is None or mark.epoch <= before.epoch:
+            continue
+        # A new owner, or a new topic: what stands now where we were tells.
+        [state] = reach.states([topic])
+        if before.offset < state.first_offset:
+            continue
+        there = marks_of(reach, layout(state, before.offset, before.offset + 1).pieces, urls)
+        if topic in there and there[topic].epoch > before.epoch:
+            loses(topic, state.first_offset, start.next[topic], MADE_ANEW, fail_on_data_loss, notes)
+    kept = {topic: mark for topic, mark in start.marks.items() if topic not in newer}
+    return replace(end, marks={**kept, **found}), notes
+
+
+def urls_of(states: Sequence[TopicState]) -> dict[str, str]:
+    """Where the objects of topics are."""
+    return {state.topic: state.storage_url for state in states if state.storage_url is not None}

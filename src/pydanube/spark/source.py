@@ -9,7 +9,7 @@ The reader keeps nothing that a restart would miss: where a stream stands is in 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
@@ -36,9 +36,21 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from pydanube.spark.options import AtTime, Place, SourceOptions
-from pydanube.spark.plan import Bounds, Offsets, Share, TopicState, advance, between, hold_back, resolve, shares
+from pydanube.spark.plan import (
+    Bounds,
+    Mark,
+    Offsets,
+    Share,
+    TopicState,
+    advance,
+    between,
+    hold_back,
+    layout,
+    resolve,
+    shares,
+)
 from pydanube.spark.reach import Reach
-from pydanube.spark.rows import Wanted, arrow_schema, read_share
+from pydanube.spark.rows import Wanted, arrow_schema, marks_of, read_share, urls_of, with_marks
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +125,8 @@ def _offsets(reach: Reach, place: Place, states: Sequence[TopicState], *, ending
     return resolve(place, states, times, ending=ending)
 
 
-def _urls(states: Sequence[TopicState]) -> dict[str, str]:
-    return {state.topic: state.storage_url for state in states if state.storage_url is not None}
+def _epochs(marks: Mapping[str, Mark]) -> dict[str, int]:
+    return {topic: mark.epoch for topic, mark in marks.items()}
 
 
 # --- finished -----------------------------------------------------------------------------------------------
@@ -133,17 +145,17 @@ class DanubeReader(DataSourceReader):
             states = reach.states(options.topics, options.pattern)
             start = Offsets(next=_offsets(reach, options.starting, states))
             ends = _offsets(reach, options.ending, states, ending=True)
-        upto = {topic: max(end, start.next[topic]) for topic, end in ends.items()}
-        advanced = advance(
-            states, start, orphans=options.orphans, fail_on_data_loss=options.fail_on_data_loss, upto=upto
-        )
-        for note in advanced.notes:
-            log.warning(note)
-        pieces = between(states, start, advanced.end, fail_on_data_loss=options.fail_on_data_loss)
-        chosen = shares(
-            self.bounds.of(pieces), partitions_min=options.partitions_min, rows_max=options.partition_rows_max
-        )
-        wanted = Wanted(options.columns, self.bounds, options.fail_on_data_loss, _urls(states))
+            upto = {topic: max(end, start.next[topic]) for topic, end in ends.items()}
+            advanced = advance(
+                states, start, orphans=options.orphans, fail_on_data_loss=options.fail_on_data_loss, upto=upto
+            )
+            for note in advanced.notes:
+                log.warning(note)
+            pieces = self.bounds.of(between(states, start, advanced.end, fail_on_data_loss=options.fail_on_data_loss))
+            urls = urls_of(states)
+            marks = marks_of(reach, pieces, urls)
+        chosen = shares(pieces, partitions_min=options.partitions_min, rows_max=options.partition_rows_max)
+        wanted = Wanted(options.columns, self.bounds, options.fail_on_data_loss, urls, _epochs(marks))
         # Spark refuses a source without partitions.
         return [Part(share, wanted) for share in chosen or [Share(())]]
 
@@ -223,7 +235,14 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         states = self._states()
-        return Offsets(next=_offsets(self._open, self.options.starting, states)).to_json()
+        begin = _offsets(self._open, self.options.starting, states)
+        below = [
+            piece
+            for state in states
+            if begin[state.topic] > state.first_offset
+            for piece in layout(state, begin[state.topic] - 1, begin[state.topic]).pieces
+        ]
+        return Offsets(next=begin, marks=marks_of(self._open, below, urls_of(states))).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.rows_max) if self.options.rows_max is not None else ReadAllAvailable()
@@ -234,8 +253,9 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         options = self.options
         begin = Offsets.from_json(start)
+        states = self._states()
         advanced = advance(
-            self._states(),
+            states,
             begin,
             rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
             bytes_max=options.bytes_max,
@@ -254,7 +274,9 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ):
                 return begin.to_json()
             self._small_since = None
-        return advanced.end.to_json()
+        end, notes = with_marks(self._open, states, begin, advanced.end, fail_on_data_loss=options.fail_on_data_loss)
+        self._say(notes)
+        return end.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The heads: what Spark shows as the backlog."""
@@ -264,8 +286,9 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self.options
         states = self._states()
         fails = options.fail_on_data_loss
-        pieces = between(states, Offsets.from_json(start), Offsets.from_json(end), fail_on_data_loss=fails)
-        wanted = Wanted(options.columns, Bounds(), fails, _urls(states))
+        upto = Offsets.from_json(end)
+        pieces = between(states, Offsets.from_json(start), upto, fail_on_data_loss=fails)
+        wanted = Wanted(options.columns, Bounds(), fails, urls_of(states), _epochs(upto.marks))
         chosen = shares(pieces, partitions_min=options.partitions_min, rows_max=options.partition_rows_max)
         return [Part(share, wanted) for share in chosen]
 

@@ -213,6 +213,13 @@ class Publishing:
                 self._query, manifest.batch, f"retention removed offsets {first} to {info.first_offset - 1} of {topic} "
                 "before the batch was finished, and some of its rows may have been among them"
             )  # fmt: skip
+        if info.head < first:
+            raise BatchRefused(
+                self._query,
+                manifest.batch,
+                f"{topic} ends at offset {info.head}, and ended at {first} when the batch was staged: it was deleted "
+                "and made again, or has lost data; publish to it with a new checkpoint, or writeId",
+            )
         name = pa.scalar(producer_name(self._query, manifest.batch), pa.string())
         found: list[np.ndarray] = [np.empty(0, np.int64)]
         if info.head > first:
