@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -58,9 +57,6 @@ class SegmentFile:
     copied: int = 0
     filled: int = 0  # the file has bytes or zeros up to here
     damaged: bool = False
-    noted_end: int = 0  # its end when it was looked at last, and when that was: how fast it grows
-    noted_at: float = -math.inf
-    is_busy: bool = False  # then
     index: PositionIndex = field(default_factory=PositionIndex)
 
     @property

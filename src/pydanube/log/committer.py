@@ -36,7 +36,6 @@ from pydanube.errors import (
     SessionUnknown,
 )
 from pydanube.log.batch import Batch, stamp
-from pydanube.log.blanks import Blanks
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.journal import (
     END_OF_RECORDS,
@@ -123,8 +122,6 @@ class CommitConfig(Protocol):
     def ballast_bytes(self) -> int: ...
     @property
     def bytes_max(self) -> int: ...
-    @property
-    def busy_bytes(self) -> int: ...
 
 
 class Committed(Protocol):
@@ -198,7 +195,6 @@ class Committer:
         self._journals_made = 0
         self._has_spare = False
         self._retiring: asyncio.Task[None] | None = None
-        self.blanks = Blanks(disk, clock, config.segment_bytes, config.busy_bytes)
         self._uncopied: dict[SegmentFile, list[Buffer]] = {}
         self._uncopied_bytes = 0
         self._copy_due = False
@@ -271,8 +267,6 @@ class Committer:
                     await self._sync_segment(of, active)
                 of.adopt(await self._new_segment(of))
                 self.metrics.rotations["room"] += 1
-                if active is not None:
-                    await self.blanks.trim(active)
             except DiskFull as error:
                 await self._disk_is_full(error)
             except DiskFailed as error:
@@ -304,7 +298,6 @@ class Committer:
             if of.active is not None:
                 try:
                     await self._sync_segment(of, of.active)
-                    await self.blanks.trim(of.active)
                 except DiskFailed as error:
                     # A later sync of the same file may succeed without its lost pages: the journal must stay.
                     self._stop(error)
@@ -418,23 +411,20 @@ class Committer:
                 if active is not None:
                     await self._sync_segment(each, active)
                 each.adopt(await self._new_segment(each))
-                if active is not None and why is not None:
+                if why is not None:
                     self.metrics.rotations[why] += 1
-                    await self.blanks.trim(active)
             except DiskFull as error:
                 await self._disk_is_full(error)
                 self._refuse_pending(each, error)
 
     def _why_to_roll(self, segment: SegmentFile, now_us: int) -> str | None:
-        """`size`, `time`, or `busy`: a better one is there. None: there is room, and it is young."""
+        """`size` or `time`; None: there is room, and it is young."""
         if segment.end == segment.start:
             return None
         if segment.end >= self._config.segment_bytes:
             return "size"
         age_us = now_us - segment.header.created_us
-        if age_us >= self._config.segment_seconds * 1_000_000:
-            return "time"
-        return "busy" if self.blanks.suits(segment) and not self.blanks.was_one(segment) else None
+        return "time" if age_us >= self._config.segment_seconds * 1_000_000 else None
 
     async def _new_segment(self, of: Committed) -> SegmentFile:
         previous = of.active
@@ -453,10 +443,6 @@ class Committer:
             flags=UNSYNCED if of.durability == "os" else 0,
             snapshot=of.sessions.to_bytes(),
         )
-        if previous is not None and self.blanks.suits(previous):
-            taken = await self.blanks.take(of.directory, header, previous)
-            if taken is not None:
-                return taken
         return await write_segment(self._disk, of.directory, header)
 
     def _form(self, prepared: Sequence[Committed]) -> list[Forming]:
@@ -806,7 +792,6 @@ class Committer:
         self.size_bytes += group.length
         if synced:
             segment.synced = segment.copied = segment.end
-            self.blanks.grown(segment)
         elif part.log.durability == "os":
             segment.copied = segment.end
         segment.filled = max(segment.filled, segment.copied)
@@ -890,7 +875,6 @@ class Committer:
         if self._full is None:
             log.error("disk full", extra={"path": error.path})
             self._full = error
-            await self.blanks.drop()
             await self._disk.remove(BALLAST)  # leaves the metadata store room to write
         self._full_until = self._clock.elapsed() + _ROOM_CHECK_SECONDS
 

@@ -4,7 +4,6 @@ FORMAT                                         format version of the directory
 LOCK                                           OS lock with the holder's pid
 BALLAST                                        room kept for metadata when the disk is full
 journal/{number:020}.journal                   commit journals
-    *.tmp                                      made ahead, to be a journal or a segment; removed at recovery
 wal/{namespace}/{topic}/{epoch:020}/           one directory per epoch
     {first_offset:020}-{segment_id:016x}.wal   segments
     wal.ckpt                                   what retention removed; how a finished epoch ended
@@ -32,7 +31,6 @@ LOCK: Final = "LOCK"
 BALLAST: Final = "BALLAST"
 JOURNALS: Final = "journal"
 SPARE_JOURNAL: Final = "journal/spare.tmp"  # an emptied journal, to be used again
-BLANK: Final = "journal/blank.tmp"  # zeros that will be a segment
 WAL: Final = "wal"
 CHECKPOINT: Final = "wal.ckpt"
 SEGMENT_SUFFIX: Final = ".wal"

@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 from pydanube.core.sessions import Producer, Sessions
-from pydanube.errors import DiskFailed, DiskFull, InvalidBatch, LogDamaged
+from pydanube.errors import DiskFull, InvalidBatch, LogDamaged
 from pydanube.log.batch import SESSION_RECORD, topic_hash
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.journal import JournalEntry, decode_journal_header, read_journal
@@ -64,7 +63,6 @@ from pydanube.ports import Clock, Disk, Work, Write
 log = logging.getLogger(__name__)
 
 READ_BYTES: Final = 1024 * 1024
-_ZEROS: Final = bytes(READ_BYTES)
 _REDO_BYTES: Final = 8 * 1024 * 1024
 
 
@@ -298,7 +296,6 @@ class _EpochRecovery:
         self._journal_damaged = journal_damaged
         self._result = RecoveredEpoch(epoch, self._directory)
         self._damage_reported = False  # by a recovery that was cut short
-        self._zeros_of, self._zeros_from = 0, 0  # a segment's id, and where nothing but zeros follows in it
 
     async def run(self) -> RecoveredEpoch | None:
         """None if nothing of the epoch is left."""
@@ -454,7 +451,6 @@ class _EpochRecovery:
             await replace_file(self._disk, kept_as, scan.rest)
             result.torn.append(Torn(last.path, last.end, len(scan.rest), kept_as))
             result.tail = Tail.TORN if result.tail is Tail.CLEAN else result.tail
-        self._zeros_of, self._zeros_from = last.segment_id, last.end + len(scan.rest)
         result.end_offset = last.end_offset
         if header.flags & UNSYNCED:
             # What is finished must not change any more, so it is made safe now, if it still can be.
@@ -525,15 +521,6 @@ class _EpochRecovery:
             sessions=result.sessions.to_bytes(),
         )
         await replace_file(self._disk, f"{self._directory}/{CHECKPOINT}", finished.to_bytes())
-        await self._give_back_zeros()
-
-    async def _give_back_zeros(self) -> None:
-        """Of the segment that was being written: nobody needs them any more."""
-        for segment in self._result.segments[-2:]:
-            if self._zeros_of == segment.segment_id and segment.filled > self._zeros_from:
-                with suppress(DiskFull, DiskFailed):  # they are no harm
-                    await self._disk.truncate(segment.path, self._zeros_from)
-                    segment.filled = self._zeros_from
 
     async def _report_damage(self) -> None:
         texts: dict[str, str] = {}
@@ -632,7 +619,7 @@ class _Scan:
         """Decides what the bad bytes at the segment's end are; the group to go on with if they are damage."""
         segment = self._segment
         position = segment.end
-        rest = await self._rest(position)
+        rest = await self._disk.read(segment.path, position, max(0, self._size - position))
         self._close_last()
         going_on: GroupHeader | None = None
         place = 0
@@ -640,7 +627,7 @@ class _Scan:
             place, group = found
             if group.number <= segment.next_number or group.first_offset < segment.end_offset:
                 continue
-            if not body_is_whole(group, self._body(group, rest[place + GROUP_HEADER_SIZE :])):
+            if not body_is_whole(group, rest[place + GROUP_HEADER_SIZE :][: group.length]):
                 continue
             going_on = going_on or group
             if group.durable_before > position:
@@ -657,29 +644,6 @@ class _Scan:
                 return going_on
         self.rest = rest.rstrip(b"\0")
         return None
-
-    async def _rest(self, position: int) -> bytes:
-        """What stands behind `position`, up to the last piece that is not all zeros. There may be very many zeros."""
-        found = bytearray()
-        zeros = 0
-        while position < self._size:
-            piece = await self._disk.read(self._segment.path, position, min(READ_BYTES, self._size - position))
-            if not piece:
-                break
-            if piece == _ZEROS[: len(piece)]:
-                zeros += len(piece)
-            else:
-                found += bytes(zeros) + piece
-                zeros = 0
-            position += len(piece)
-        return bytes(found)
-
-    def _body(self, group: GroupHeader, rest: bytes) -> bytes:
-        """A group may end in zeros that `_rest` left out."""
-        body = rest[: group.length]
-        if group.position + GROUP_HEADER_SIZE + group.length > self._size:
-            return body
-        return body.ljust(group.length, b"\0")
 
     def _close_last(self) -> None:
         """The state before the last group, for a copy of it."""

@@ -84,8 +84,6 @@ class WalConfig:
     ballast_bytes: int = 16 * MIB
     # Of the segments of all topics: then publishes are refused. 0: the disk is the bound. No part of a seed's meaning.
     bytes_max: int = field(default=0, repr=False)
-    # A topic that grows by so much in a second gets segments whose blocks are there already. 0: none does.
-    busy_bytes: int = field(default=MIB, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("segment_bytes", "group_bytes", "journal_bytes", "copy_bytes", "pending_bytes"):
@@ -95,7 +93,7 @@ class WalConfig:
             raise ConfigError("wal.segment_bytes", self.segment_bytes, "with wal.group_bytes, at most 2 GiB")
         if self.segment_seconds <= 0:
             raise ConfigError("wal.segment_seconds", self.segment_seconds, "more than 0")
-        for name in ("cache_bytes", "ballast_bytes", "bytes_max", "busy_bytes"):
+        for name in ("cache_bytes", "ballast_bytes", "bytes_max"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"wal.{name}", getattr(self, name), "0 or more")
 
@@ -277,10 +275,7 @@ class Wal:
             assert self._task is not None
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            try:
-                await self._committer.blanks.drop()
-            finally:
-                await self._disk.unlock(LOCK)
+            await self._disk.unlock(LOCK)
         if failures:
             raise failures[0]
 

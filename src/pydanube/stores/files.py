@@ -256,7 +256,8 @@ class FileDisk:
             return os.fstat(descriptor.fd).st_size
 
     def _truncate(self, path: str, length: int) -> None:
-        with self._open(path) as descriptor:  # not a write: there are no new bytes whose sync could fail
+        with self._open(path) as descriptor:
+            self._descriptors.wrote(descriptor)
             os.ftruncate(descriptor.fd, length)
 
     def _make_directory(self, path: str) -> None:

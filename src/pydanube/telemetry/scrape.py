@@ -62,7 +62,7 @@ CLOUD_COUNTS: Final = (
 )
 
 BROKER_STATES: Final = ("active", "draining", "drained")
-ROTATIONS: Final = ("size", "time", "room", "busy")
+ROTATIONS: Final = ("size", "time", "room")
 DELETIONS: Final = ("retention", "adopted")
 READS: Final = ("memory", "file", "cloud")
 REBALANCES: Final = ("automatic", "manual")
@@ -434,12 +434,7 @@ class Snapshot(NamedTuple):
         text = "Milliseconds that a commit took, from the forming of its group until it was on disk"
         yield _histogram("danube_wal_flush_latency_ms", text, (), [((), wal.group_latency)])
         rotated = _by_word(ROTATIONS, wal.rotations)
-        yield _counter(
-            "danube_wal_file_rotate",
-            "Segments that were full or old, had to go, or had a better one waiting",
-            ("reason",),
-            rotated,
-        )
+        yield _counter("danube_wal_file_rotate", "Segments that were full or old, or had to go", ("reason",), rotated)
         dropped = _by_word(DELETIONS, wal.deletions)
         yield _counter("danube_wal_delete", "Segments dropped from the log", ("reason",), dropped)
         read = _by_word(READS, wal.reads)

@@ -31,7 +31,7 @@ from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind
 from pydanube.core.tiers import Retention, TierConfig
 from pydanube.errors import DanubeError
-from pydanube.log import blanks, parquet
+from pydanube.log import parquet
 from pydanube.log.wal import WalConfig
 from pydanube.ports import Put
 from pydanube.testing import cluster_clients
@@ -70,13 +70,7 @@ TIER: Final = TierConfig(
     sweep_seconds=100.0,
 )
 WAL: Final = WalConfig(
-    segment_bytes=2048,
-    segment_seconds=60.0,
-    journal_bytes=8192,
-    copy_bytes=4096,
-    ballast_bytes=512,
-    cache_bytes=4096,
-    busy_bytes=256,
+    segment_bytes=2048, segment_seconds=60.0, journal_bytes=8192, copy_bytes=4096, ballast_bytes=512, cache_bytes=4096
 )
 
 
@@ -152,18 +146,15 @@ def seldom_looks() -> Iterator[None]:
     """Where a broker looks every second whether it missed something, it looks every few seconds here.
 
     Most of those looks find nothing: without them a run is cheaper, and what does go wrong has more time to. And
-    what is stored is compressed by what takes the least time for a few bytes, and a few messages in half a minute are
-    a busy topic.
+    what is stored is compressed by what takes the least time for a few bytes.
     """
     saved = duties.IDLE_SECONDS, tiering.LOOK_SECONDS, rescue.LOOK_SECONDS
     codec, parquet.CODEC = parquet.CODEC, "lz4"  # type: ignore[misc]
-    busy_seconds, blanks.BUSY_SECONDS = blanks.BUSY_SECONDS, 30.0  # type: ignore[misc]
     duties.IDLE_SECONDS, tiering.LOOK_SECONDS, rescue.LOOK_SECONDS = LOOKS_SECONDS  # type: ignore[misc]
     try:
         yield
     finally:
         parquet.CODEC = codec  # type: ignore[misc]
-        blanks.BUSY_SECONDS = busy_seconds  # type: ignore[misc]
         duties.IDLE_SECONDS, tiering.LOOK_SECONDS, rescue.LOOK_SECONDS = saved  # type: ignore[misc]
 
 

@@ -169,9 +169,8 @@ class History:
         # others there is time for what happens in the background.
         self._boot_seconds = dice.choice((0.005, 0.02, 0.05, 0.05, 0.5, 2.0))
         self.pace_seconds = self._boot_seconds / dice.choice((4, 10, 20))
-        segment_bytes = dice.choice((1024, 4096, 4096, 16384))
         self._config = WalConfig(
-            segment_bytes=segment_bytes,
+            segment_bytes=dice.choice((1024, 4096, 4096, 16384)),
             segment_seconds=dice.choice((0.01, 3600.0, 3600.0)),
             group_bytes=dice.choice((1024, 4096, 16384)),
             journal_bytes=dice.choice((2048, 8192, 32768)),
@@ -179,7 +178,6 @@ class History:
             cache_bytes=dice.choice((0, 8192, 1 << 20)),
             pending_bytes=dice.choice((1024, 1 << 20)),
             ballast_bytes=dice.choice((0, 4096)),
-            busy_bytes=segment_bytes // 4,
         )
 
     def say(self, event: str) -> None:
