@@ -62,9 +62,8 @@ async def found_at(directory: Path, topic: str, first: int) -> dict[int, tuple[i
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [50, 51])
-def test_every_acknowledged_message_is_there_after_fifty_kills(tmp_path: Path, seed: int) -> None:
-    moments = random.Random(seed)
+def test_every_acknowledged_message_is_there_after_fifty_kills(tmp_path: Path) -> None:
+    moments = random.Random(50)
     heads: dict[str, int] = {}
     acknowledged_total = 0
     for epoch in range(1, KILLS + 1):
