@@ -303,9 +303,9 @@ class _Run:
         for node in self.town.nodes:
             node.heal()
         for node in self.town.nodes:
-            while not node.alive or node.broker is None:
+            while not node.alive or node.broker is None or node.stopping is node.process:
                 if node.alive:
-                    node.kill()  # it was just starting, by somebody who is gone
+                    node.kill()  # it was just starting, or stopping, by somebody who is gone
                 try:
                     await node.boot()
                 except (DanubeError, ProcessDied) as error:
