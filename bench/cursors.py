@@ -15,7 +15,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,10 +23,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from processes import BrokerProcess, free_ports, wait_for_port
+from processes import BrokerProcess, wait_for_port
 
 import pydanube
 from pydanube.stores.etcd import CLIENT_PORT_OFFSET, EtcdMetadataStore
+from pydanube.testing.ports import free_ports, member_ports
 
 AT_ONCE = 32
 SETTLE_SECONDS = 10.0  # until cursors are written in their rounds
@@ -35,21 +35,11 @@ LATE_SECONDS = 3.0  # a watch tells of what was
 SCRATCH = Path(__file__).resolve().parents[1] / "build"
 
 
-def raft_port() -> int:
-    """One with the port behind it that clients of the member use."""
-    while True:
-        port = random.randrange(20_000, 31_000)
-        with contextlib.suppress(OSError), socket.socket() as peer, socket.socket() as client:
-            peer.bind(("127.0.0.1", port))
-            client.bind(("127.0.0.1", port + CLIENT_PORT_OFFSET))
-            return port
-
-
 @contextlib.contextmanager
 def cluster_of_one(scratch: Path) -> Iterator[tuple[BrokerProcess, str]]:
     """A broker with an etcd member beside it, and where that is."""
     client, admin, stream, metrics = free_ports(4)
-    raft = raft_port()
+    [raft] = member_ports(1)
     command = [
         *(sys.executable, "-m", "pydanube", "broker", "--mode", "cluster", "--data-dir", str(scratch / "data")),
         *("--broker-addr", f"127.0.0.1:{client}", "--admin-addr", f"127.0.0.1:{admin}", "--web-addr", "off"),

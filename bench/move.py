@@ -22,7 +22,6 @@ import logging
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -36,13 +35,14 @@ from typing import Any
 
 import grpc
 import yaml
-from processes import fdatasync_ms, free_ports, wait_for_port
+from processes import fdatasync_ms, wait_for_port
 from rich.console import Console
 from rich.table import Table
 
 import pydanube
 from pydanube.core import keys
 from pydanube.stores.etcd import CLIENT_PORT_OFFSET, EtcdMetadataStore
+from pydanube.testing.ports import free_ports, member_ports
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as pb
 
@@ -129,17 +129,6 @@ class Member:
         raise SystemExit(f"the move of {topic} has no result")
 
 
-def raft_ports(count: int) -> list[int]:
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(20_000, 31_000)  # below those that the system gives to whoever connects
-        with contextlib.suppress(OSError), socket.socket() as peer, socket.socket() as client:
-            peer.bind(("127.0.0.1", port))
-            client.bind(("127.0.0.1", port + CLIENT_PORT_OFFSET))
-            found.append(port)
-    return found
-
-
 @contextlib.contextmanager
 def storage_in(scratch: Path, store: str) -> Iterator[list[str]]:
     """What brokers are told about their store: a directory, or SeaweedFS, which speaks S3."""
@@ -157,7 +146,7 @@ def storage_in(scratch: Path, store: str) -> Iterator[list[str]]:
 
 @contextlib.asynccontextmanager
 async def cluster(scratch: Path, store: str, interval: float) -> AsyncIterator[list[Member]]:
-    ports = raft_ports(3)
+    ports = member_ports(3)
     seeds = ",".join(f"127.0.0.1:{port}" for port in ports)
     with storage_in(scratch, store) as storage:
         members = []

@@ -27,9 +27,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydanube.testing.ports import free_ports
+
 sys.path.insert(0, str(Path(__file__).parent))
 
-from processes import BrokerProcess, broker, cores_awake, free_ports, paced_fdatasync_ms, steal_watched, wait_for_port
+from processes import BrokerProcess, broker, cores_awake, paced_fdatasync_ms, steal_watched, wait_for_port
 
 HERE = Path(__file__).parent
 SCRATCH = HERE.parent / "build" / "bench"

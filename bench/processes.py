@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from pydanube.testing.ports import free_ports
 
 
 class BrokerProcess(NamedTuple):
@@ -36,18 +37,6 @@ class BrokerProcess(NamedTuple):
     def rss_mb(self) -> float:
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1000
-
-
-def free_ports(count: int) -> list[int]:
-    """None of those that the kernel gives to whoever connects somewhere: they may be taken before they are used."""
-    found: list[int] = []
-    with contextlib.ExitStack() as held:  # together, so that they differ
-        while len(found) < count:
-            port, probe = random.randrange(10_000, 20_000), held.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                found.append(port)
-    return found
 
 
 @contextlib.contextmanager

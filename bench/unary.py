@@ -21,9 +21,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from pydanube.testing.ports import free_ports
+
 sys.path.insert(0, str(Path(__file__).parent))
 
-from processes import broker, fdatasync_ms, free_ports, wait_for_port
+from processes import broker, fdatasync_ms, wait_for_port
 
 ROUNDS = 3
 

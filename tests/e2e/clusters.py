@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import re
 import signal
-import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pydanube.stores.etcd import CLIENT_PORT_OFFSET
+from pydanube.testing.ports import member_ports
 from tests.e2e.processes import CLIENTS, BrokerProcess, danube_here, until
 
 TTL = 3.0
@@ -135,23 +133,11 @@ class ClusterProcesses:
         return until(found, f"{topic} has another broker", seconds=seconds) or self.brokers[0]
 
 
-def raft_ports(count: int) -> list[int]:
-    """Ports with the one that clients of the member use, both free."""
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(20_000, 31_000)  # below those that the system gives to whoever connects
-        with contextlib.suppress(OSError), socket.socket() as peer, socket.socket() as client:
-            peer.bind(("127.0.0.1", port))
-            client.bind(("127.0.0.1", port + CLIENT_PORT_OFFSET))
-            found.append(port)
-    return found
-
-
 @contextlib.contextmanager
 def cluster_in(
     directory: Path, *flags: str, count: int = 3, storage: str | None = None, program: Path | None = None
 ) -> Iterator[ClusterProcesses]:
-    seeds = [f"127.0.0.1:{port}" for port in raft_ports(count)]
+    seeds = [f"127.0.0.1:{port}" for port in member_ports(count)]
     store = directory / "store"
     brokers = []
     for number, raft_addr in enumerate(seeds):

@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import urllib.request
@@ -19,11 +18,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from pydanube.stores.etcd import CLIENT_PORT_OFFSET, Tls
+from pydanube.stores.etcd import Tls
 from pydanube.stores.etcd.calls import Calls
 from pydanube.stores.etcd.endpoint import COMPACT, DELETE_RANGE, STATUS, Endpoint
+from pydanube.testing.ports import free_ports, member_ports
 from pydanube.wire._pb.pydanube import etcd_pb2 as pb
-from tests.e2e.processes import START_SECONDS, STOP_SECONDS, Process, free_ports, until
+from tests.e2e.processes import START_SECONDS, STOP_SECONDS, Process, until
 
 T = TypeVar("T")
 
@@ -221,16 +221,7 @@ def etcd_in(directory: Path, flags: Sequence[str] = (), tls: Tls | None = None) 
 
 def member_addresses(count: int) -> list[str]:
     """Raft addresses, for each of which the client port is free too."""
-    found: list[int] = []
-    while len(found) < count:
-        [port] = free_ports(1)
-        client_port = port + CLIENT_PORT_OFFSET
-        taken = {each + offset for each in found for offset in (0, CLIENT_PORT_OFFSET)}
-        with socket.socket() as probe, contextlib.suppress(OSError, OverflowError):
-            probe.bind(("127.0.0.1", client_port))
-            if not taken & {port, client_port}:
-                found.append(port)
-    return [f"127.0.0.1:{port}" for port in found]
+    return [f"127.0.0.1:{port}" for port in member_ports(count)]
 
 
 def certificates(directory: Path) -> tuple[Tls, Tls]:

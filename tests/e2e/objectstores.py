@@ -24,7 +24,8 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-from tests.e2e.processes import Process, free_ports, until
+from pydanube.testing.ports import free_ports
+from tests.e2e.processes import Process, until
 
 START_SECONDS = 60.0
 STARTS_MAX = 3

@@ -13,7 +13,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from typing import Any, Self, TypeVar
 import pytest
 
 from pydanube.cli.main import main
+from pydanube.testing.ports import free_ports
 
 T = TypeVar("T")
 
@@ -48,21 +48,6 @@ def until(condition: Callable[[], T], what: str, *, seconds: float = WAIT_SECOND
         if time.monotonic() > deadline:
             raise AssertionError(f"{what}: not within {seconds:.0f} s\n{say()}")
         time.sleep(0.01)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody has now. They are held together, so that they differ.
-
-    None of those that the kernel gives to whoever connects somewhere: they may be taken before they are used.
-    """
-    found: list[int] = []
-    with contextlib.ExitStack() as held:
-        while len(found) < count:
-            port, probe = DICE.randrange(10_000, 20_000), held.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                found.append(port)
-    return found
 
 
 class Process:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import pydanube
-from tests.e2e.clusters import TTL, ClusterBroker, ClusterProcesses, cluster_in, raft_ports
+from pydanube.testing.ports import member_ports
+from tests.e2e.clusters import TTL, ClusterBroker, ClusterProcesses, cluster_in
 from tests.e2e.processes import until
 from tests.support import run
 
@@ -101,7 +102,7 @@ def test_a_broker_that_joins_is_drained_until_it_is_activated_and_its_member_may
 ) -> None:
     seed, store = cluster[0].raft_addr, cluster.store.absolute().as_uri()
     before = cluster.json("cluster", "status")["voters"]
-    fourth = ClusterBroker(tmp_path, f"127.0.0.1:{raft_ports(1)[0]}", [seed], store, "--join")
+    fourth = ClusterBroker(tmp_path, f"127.0.0.1:{member_ports(1)[0]}", [seed], store, "--join")
     with fourth:
         listed = {each["broker_id"]: each["broker_status"] for each in cluster.json("brokers", "list")}
         assert listed[fourth.broker_id] == "drained" and sorted(listed.values()) == ["active"] * 3 + ["drained"]

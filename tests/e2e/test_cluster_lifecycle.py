@@ -24,9 +24,10 @@ import pydanube
 from pydanube.core import keys
 from pydanube.core.names import BrokerId
 from pydanube.stores.etcd import EtcdMetadataStore
+from pydanube.testing.ports import free_ports
 from tests.e2e.clusters import TTL, ClusterProcesses, EtcdBroker
 from tests.e2e.etcd import EtcdServer
-from tests.e2e.processes import CLIENTS, START_SECONDS, Process, danube_here, free_ports, until
+from tests.e2e.processes import CLIENTS, START_SECONDS, Process, danube_here, until
 from tests.e2e.tcp_proxy import Line
 from tests.support import run
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 
 import pydanube
 from pydanube.stores.etcd import CLIENT_PORT_OFFSET
+from pydanube.testing.ports import free_block
 from tests.e2e.clusters import ClusterBroker, cluster_in
 from tests.e2e.processes import Process, danube_here, until
 from tests.support import run
@@ -32,7 +32,7 @@ async def produce(url: str, topic: str, *texts: str) -> list[int]:
 
 
 def test_a_broker_that_waits_for_the_others_stops_when_it_is_told_to(tmp_path: Path) -> None:
-    base = _free_base()
+    base = free_block(60, members=3)
     seeds = [f"127.0.0.1:{base + number}" for number in range(3)]
     broker = ClusterBroker(tmp_path, seeds[0], seeds, (tmp_path / "store").as_uri())
     with Process(broker.command, tmp_path / "broker.log") as process:
@@ -85,19 +85,9 @@ def test_official_clients_find_a_topic_wherever_it_is_and_follow_it_when_it_move
 # --- the commands that people type --------------------------------------------------------------------------
 
 
-def _free_base() -> int:
-    """A port with the next ones behind it, and those that the members' clients use."""
-    while True:
-        base = random.randrange(20_000, 30_000)
-        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
-            for port in [*range(base, base + 60), *range(base + CLIENT_PORT_OFFSET, base + CLIENT_PORT_OFFSET + 3)]:
-                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return base
-
-
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    base = _free_base()
+    base = free_block(60, members=3)
     numbers = {"CLIENT": 10, "STREAM": 20, "ADMIN": 30, "METRICS": 40, "RAFT": 0}
     settings = {
         **os.environ,

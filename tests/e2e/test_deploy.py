@@ -27,9 +27,10 @@ import yaml
 
 from pydanube.api.server import GRACE_SECONDS
 from pydanube.config import ClusterConfig, Flags, load
+from pydanube.testing.ports import free_ports
 from tests.e2e.etcd import etcd_in
 from tests.e2e.objectstores import running_s3_server
-from tests.e2e.processes import START_SECONDS, Process, free_ports, until
+from tests.e2e.processes import START_SECONDS, Process, until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "deploy"

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 import pydanube
+from pydanube.testing.ports import free_ports
 from tests.e2e.clusters import EtcdBroker
 from tests.e2e.etcd import EtcdServer, EtcdServers
-from tests.e2e.processes import free_ports, until
+from tests.e2e.processes import until
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from pydanube.errors import ConfigError, Unreachable
 from pydanube.stores.object_urls import open_object_store
 from pydanube.stores.objects import Patience
 from pydanube.stores.owned_objects import OwnedObjectStore, check_store
+from pydanube.testing.ports import free_ports
 from tests.e2e.objectstores import S3Server
-from tests.e2e.processes import free_ports
 from tests.support import run
 
 pytestmark = pytest.mark.slow

@@ -11,12 +11,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,8 +24,8 @@ from urllib.request import urlopen
 import pytest
 
 import pydanube
-from tests.e2e.clusters import raft_ports
-from tests.e2e.processes import READY, Process, danube_here, free_ports, until
+from pydanube.testing.ports import free_block, free_ports, member_ports
+from tests.e2e.processes import READY, Process, danube_here, until
 from tests.pages import DOCS, REPOSITORY, Block, blocks, missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -201,16 +199,6 @@ def reader_in(directory: Path, ports: Mapping[str, int], environment: Mapping[st
         reader.close()
 
 
-def block_of_ports(count: int) -> int:
-    """The first of so many neighbouring ports that nobody has now."""
-    while True:
-        first = random.randrange(20_000, 30_000)
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
-
-
 def addresses(client: int, admin: int) -> dict[str, str]:
     url, endpoint = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{admin}"
     return {"DANUBE_SERVICE_ADDR": url, "DANUBE_ADMIN_ENDPOINT": endpoint}
@@ -349,7 +337,7 @@ def test_the_example_of_a_cluster_is_a_cluster(tmp_path: Path) -> None:
     [example] = [block.commands[0] for block in shell_blocks("cli.md") if "--mode cluster" in block.text]
     places = [(machine, port) for machine in "abc" for port in ("6650", "6651", "50051", "9040")]
     ports = dict(zip(places, free_ports(len(places)), strict=True))
-    ports |= zip((("a", "7650"), ("b", "7650"), ("c", "7650")), raft_ports(3), strict=True)
+    ports |= zip((("a", "7650"), ("b", "7650"), ("c", "7650")), member_ports(3), strict=True)
 
     def here(address: re.Match[str]) -> str:
         return f"127.0.0.1:{ports[address[1], address[2]]}"
@@ -387,7 +375,7 @@ def test_a_cluster_runs_a_topic_moves_an_operator_works_and_nothing_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = {"CLIENT": 6650, "STREAM": 6660, "ADMIN": 50051, "METRICS": 9040, "RAFT": 7650}
-    first = block_of_ports(4 * len(used))
+    first = free_block(4 * len(used))
     bases = dict(zip(used, range(first, first + 4 * len(used), 4), strict=True))
     ports = {str(port + n): bases[name] + n for name, port in used.items() for n in range(4)}
     ports["8080"] = free_ports(1)[0]

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.processes import BrokerProcess, broker_in, danube, danube_here, free_ports, until
+from pydanube.testing.ports import free_ports
+from tests.e2e.processes import BrokerProcess, broker_in, danube, danube_here, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -16,8 +16,9 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import pydanube
+from pydanube.testing.ports import free_ports
 from tests.e2e.clusters import ClusterProcesses, cluster_in
-from tests.e2e.processes import BrokerProcess, free_ports
+from tests.e2e.processes import BrokerProcess
 from tests.e2e.web_admin import aside, chromium, web_admin
 from tests.pages import DOCS, blocks
 

@@ -30,7 +30,7 @@ from pydanube.core.tiers import TierConfig
 from pydanube.errors import Refused, Unreachable
 from pydanube.ports import Buffer, ObjectInfo, Put
 from pydanube.stores.memory import LoopClock, MemoryDisk, MemoryMetadataStore, MemoryObjectStore, MemoryWork
-from tests.e2e.processes import free_ports
+from pydanube.testing.ports import free_ports
 from tests.rooms.doors import Calls
 from tests.support import run
 

@@ -24,10 +24,10 @@ from pydanube.errors import (
     Unreachable,
 )
 from pydanube.log.batch import Envelope, encode, rows_of, stamp
+from pydanube.testing.ports import free_ports
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import to_wire
-from tests.e2e.processes import free_ports
 from tests.rooms.scripted import TOPIC, ScriptedBroker
 from tests.support import run, settle
 

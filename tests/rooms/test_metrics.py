@@ -19,8 +19,8 @@ from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.ranges import OffsetRange
 from pydanube.telemetry import Telemetry
 from pydanube.testing.cluster import Cluster
+from pydanube.testing.ports import free_ports
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
-from tests.e2e.processes import free_ports
 from tests.rooms.brokers import (
     KIB,
     ORDERS,

@@ -21,7 +21,7 @@ from pydanube.core import keys
 from pydanube.core.tiers import Descriptor, TierConfig
 from pydanube.ports import Delete, Put
 from pydanube.testing.brokers import TestBroker
-from tests.e2e.processes import free_ports
+from pydanube.testing.ports import free_ports
 
 NEVER = 1e9
 

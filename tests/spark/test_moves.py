@@ -6,18 +6,15 @@ import os
 import re
 import runpy
 import signal
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
 from pathlib import Path
-from random import randrange
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import pydanube
-from pydanube.stores.etcd import CLIENT_PORT_OFFSET
+from pydanube.testing.ports import free_block
 from tests.e2e.processes import until
 from tests.spark.places import numbers
 
@@ -36,21 +33,11 @@ def example() -> dict[str, Any]:
 def cluster(example: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The example's own, on ports that nobody has."""
     with pytest.MonkeyPatch.context() as patch:
-        base = free_base()
+        base = free_block(60, members=3)
         for name, start in STARTS.items():
             patch.setenv(name, str(base + start))
         with example["cluster_in"](tmp_path_factory.mktemp("brokers")) as made:
             yield made
-
-
-def free_base() -> int:
-    """A port with the next ones behind it, and those that the members' clients use."""
-    while True:
-        base = randrange(20_000, 30_000)
-        with suppress(OSError), ExitStack() as held:
-            for port in [*range(base, base + 60), *range(base + CLIENT_PORT_OFFSET, base + CLIENT_PORT_OFFSET + 3)]:
-                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return base
 
 
 def test_the_orders_example_moves_its_topic_and_finds_every_order(

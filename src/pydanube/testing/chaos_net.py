@@ -16,13 +16,13 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
+
+from pydanube.testing.ports import free_ports
 
 Side: TypeAlias = Literal["front", "back"]
 
@@ -43,8 +43,6 @@ class Network:
     def __init__(self, brokers: int, *, private: bool = True) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._namespaces: list[int] = []
-        # None of those that the kernel gives to whoever connects somewhere: they may be taken before they are used.
-        self._ports = iter(range(10_000 + os.getpid() * 37 % 9_000, 20_000))
         self.why_not = self._leave() if private else "it was not asked for"
         if not self.why_not:
             self._build(brokers)
@@ -61,7 +59,7 @@ class Network:
 
     def ports(self, count: int) -> list[int]:
         """Free here, and given once; in a broker's own namespace they are free anyway."""
-        return list(islice(filter(_is_free, self._ports), count))
+        return free_ports(count, host="")
 
     def cut(self, side: Side, broker: int) -> None:
         self._ip("link", "set", f"{side}{broker}", "nomaster")
@@ -137,12 +135,3 @@ class Network:
         if result:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
