@@ -31,7 +31,7 @@ from pydanube.testing.ports import free_ports
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from processes import BrokerProcess, broker, cores_awake, paced_fdatasync_ms, steal_watched, wait_for_port
+from processes import BrokerProcess, broker, paced_fdatasync_ms, steal_watched, wait_for_port
 
 HERE = Path(__file__).parent
 SCRATCH = HERE.parent / "build" / "bench"
@@ -356,15 +356,14 @@ class Run:
         if "send" in wanted:
             figures.add("ours, send", child("ours", "send", stream, self._count(40_000), f"{topic}-send")["rate"])
         if "single" in wanted:
-            with cores_awake():
-                one = child("ours", "single", stream, self._count(1000), f"{topic}-one")
+            one = child("ours", "single", stream, self._count(1000), f"{topic}-one")
             figures.add("ours, single p50 ms", one["p50"])
         if wanted & {"fill", "consume", "fan"}:
             self._backlog(topic, wanted)
 
     def paced(self, turn: int) -> None:
         figures = self._figures
-        with steal_watched(lambda percent: figures.add("taken by the host, % of a core", percent)), cores_awake():
+        with steal_watched(lambda percent: figures.add("taken by the host, % of a core", percent)):
             alone = paced_fdatasync_ms(SCRATCH, 2.5)
             result = child("ours", "paced", self._server.stream, self._count(50_000), f"{TOPIC}-{turn}-paced")
             alone = sorted(alone + paced_fdatasync_ms(SCRATCH, 2.5))
@@ -379,8 +378,7 @@ class Run:
             if "send" in wanted:
                 figures.add("nats always, send", child("nats", "send", port, self._count(4_000))["rate"])
             if "single" in wanted:
-                with cores_awake():
-                    one = child("nats", "single", port, self._count(1000))
+                one = child("nats", "single", port, self._count(1000))
                 figures.add("nats always, single p50 ms", one["p50"])
         if "send" in wanted:
             with nats_server("default") as port:

@@ -75,33 +75,6 @@ def wait_for_port(port: int, seconds: float = 120.0) -> None:
         time.sleep(0.05)
 
 
-SPIN = """
-import os, sys
-os.sched_setaffinity(0, {int(sys.argv[1])})
-os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-while os.getppid() == int(sys.argv[2]):
-    for _ in range(1_000_000):
-        pass
-"""
-
-
-@contextlib.contextmanager
-def cores_awake() -> Iterator[None]:
-    """For measurements of latency on a virtual machine: no core is ever idle, and nothing else is different.
-
-    A core that has nothing to do for a moment is given to somebody else by the host, and comes back late, up to 30 ms
-    late. So a program runs on each that the kernel lets run only while nobody else wants to (SCHED_IDLE).
-    """
-    command = [sys.executable, "-S", "-c", SPIN]
-    spinning = [subprocess.Popen([*command, str(core), str(os.getpid())]) for core in os.sched_getaffinity(0)]
-    try:
-        yield
-    finally:
-        for each in spinning:
-            each.kill()
-            each.wait()
-
-
 @contextlib.contextmanager
 def steal_watched(found: Callable[[float], None]) -> Iterator[None]:
     """Tells how much of a core the host kept for itself while we wanted to run, in percent."""

@@ -82,13 +82,14 @@ class S3Server:
 
 
 @contextmanager
-def running_s3_server() -> Iterator[S3Server]:
+def running_s3_server(place: Path | None = None, *, modest: bool = False) -> Iterator[S3Server]:
+    """With its data below `place`, or where temporary files are. A modest one runs when nobody else wants to."""
     # Not pytest's directory: names of sockets must be short.
-    directory = Path(tempfile.mkdtemp(prefix="danube-s3-"))
+    directory = Path(tempfile.mkdtemp(prefix="danube-s3-", dir=place))
     try:
         for start in range(STARTS_MAX):
             ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
-            with _process(directory, ports) as process:
+            with _process(directory, ports, modest=modest) as process:
                 server = S3Server(ports["s3.port"], ports["filer.port"])
                 try:
                     if _is_up(process, server):
@@ -102,7 +103,7 @@ def running_s3_server() -> Iterator[S3Server]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _process(directory: Path, ports: dict[str, int]) -> Process:
+def _process(directory: Path, ports: dict[str, int], *, modest: bool) -> Process:
     data = directory / f"data-{ports['s3.port']}"
     data.mkdir()
     keys = directory / "keys.json"
@@ -117,6 +118,7 @@ def _process(directory: Path, ports: dict[str, int]) -> Process:
         )
     )
     command = [
+        *(("chrt", "--idle", "0") if modest else ()),
         *(str(Path(sys.executable).parent / "weed"), "-logtostderr=true", "mini", f"-dir={data}"),
         *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false"),
         *("-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from pydanube.log.batch import Batch, messages
 from pydanube.log.parquet import Encoded, encode_object
 from pydanube.log.snapshots import read_snapshot
 from pydanube.ports import Compare, Delete, Item, Put, Write
+from pydanube.stores.apart import dumped, loaded
 from tests.rooms.brokers import (
     ORDERS,
     Host,
@@ -451,7 +451,7 @@ async def test_what_is_large_is_made_in_another_process_unless_somebody_waits_fo
     async def run_apart(function: Callable[[], Any]) -> Any:
         nonlocal apart
         apart += 1
-        return pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(function))()))
+        return loaded(dumped(loaded(dumped(function))()))
 
     host = TierHost(replace(STILL, object_bytes=KIB * KIB))
     monkeypatch.setattr(host.work, "run_apart", run_apart)

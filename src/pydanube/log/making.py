@@ -1,6 +1,7 @@
 """Objects of the cloud tier are made and checked here, of a topic's batches or of smaller objects.
 
-Everything below is a plain function of plain values, so that large objects can be made in another process.
+Everything below is a plain function of plain values, so that large objects can be made in another process. What is
+large is a memoryview, which goes there without a copy.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pydanube.log.parquet import Encoded, encode_object, encode_raw, merge_objec
 from pydanube.ports import Buffer
 
 PIECE_BYTES: Final = 256 * 1024  # copied at a time, with the interpreter lock held
+LARGE_BYTES: Final = 16 * 1024  # not copied: to look at it costs less
 
 
 class Made(NamedTuple):
@@ -34,7 +36,7 @@ def make_object(topic: str, epoch: int, batches: Sequence[Batch]) -> Made:
     return _checked(encode_object(topic, epoch, batches))
 
 
-def make_packed(topic: str, epoch: int, packed: Sequence[bytes]) -> Made:
+def make_packed(topic: str, epoch: int, packed: Sequence[Buffer]) -> Made:
     """The same of packed batches."""
     return make_object(topic, epoch, read_raw(b"".join(packed)))
 
@@ -52,13 +54,19 @@ def merge(topic: str, epoch: int, objects: Sequence[tuple[Buffer, int]]) -> Made
     return _checked(merge_objects(topic, epoch, objects))
 
 
-def pack(batches: Sequence[Batch]) -> Iterator[bytes]:
-    """The batches as bytes that another process can be given, PIECE_BYTES at a time."""
+def pack(batches: Sequence[Batch]) -> Iterator[Buffer]:
+    """The batches as bytes that another process can be given: large ones as they are, small ones put together."""
     piece: list[Buffer] = []
     size = 0
     for batch in batches:
-        piece += batch.buffers
-        size += batch.header.size_bytes
+        for buffer in batch.buffers:
+            if len(buffer) >= LARGE_BYTES:
+                yield b"".join(piece)
+                yield memoryview(buffer)
+                piece, size = [], 0
+            else:
+                piece.append(buffer)
+                size += len(buffer)
         if size >= PIECE_BYTES:
             yield b"".join(piece)
             piece, size = [], 0
@@ -72,7 +80,7 @@ def _checked(encoded: Encoded) -> Made:
 
 def _made(encoded: Encoded, *, raw: bool) -> Made:
     return Made(
-        encoded.data,
+        memoryview(encoded.data),
         encoded.start_offset,
         encoded.end,
         encoded.min_publish_time,

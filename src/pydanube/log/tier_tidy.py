@@ -74,7 +74,7 @@ class Tidy:
         run = merge_next(tier.objects.keyed, tier.config, spared=self._spared)
         if not run:
             return None
-        parts = [(await self._whole(each), each.footer_crc) for each in run]
+        parts = [(memoryview(await self._whole(each)), each.footer_crc) for each in run]
         self._merges += 1
         merging = partial(merge, tier.topic, tier.epoch, parts)
         is_large = sum(each.size for each in run) >= APART_BYTES

@@ -2,6 +2,8 @@
 
     broker ── function, pickled ──► stdin  │ python -m pydanube.stores.apart │  stdout ── outcome, pickled ──► broker
 
+    sizes ─ pickle ─ bytes ─ bytes …        a memoryview in a function or outcome goes behind the pickle, uncopied
+
 Making a large object takes a core for a second. In a thread it competes with the event loop twice: for the core, where
 nobody knows that it may wait, and for the interpreter lock. A process has a lock of its own, and a priority. What it
 does not help against is the disk, which objects and the log share (bench/README.md has the figures).
@@ -14,16 +16,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import mmap
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import IO, Any, Final, Generic, TypeVar
 
+from pydanube.ports import Buffer
 from pydanube.stores.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -34,6 +42,10 @@ NICE: Final = 10
 PIPE_BYTES: Final = 1024 * 1024
 SECONDS_MAX: Final = 300.0  # an object takes one or two, and many more if everybody else is busy
 END_SECONDS: Final = 5.0
+LARGE_BYTES: Final = 256 * 1024
+VIEWS_MAX: Final = 1024  # IOV_MAX
+_SIZE: Final = "Q"
+_SIZE_BYTES: Final = array(_SIZE).itemsize
 _SET_PIPE_SIZE: Final = 1031  # F_SETPIPE_SZ of Linux: 64 KiB at a time would be 16 times as many turns
 
 
@@ -118,6 +130,7 @@ class _Process:
             [sys.executable, "-P", "-m", "pydanube.stores.apart"],  # nothing is taken from the working directory
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,
             env={**os.environ, "PYTHONPATH": path},
         )
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -127,9 +140,8 @@ class _Process:
 
     def call(self, function: Callable[[], object]) -> tuple[bool, Any]:
         try:
-            pickle.dump(function, self._to, protocol=5)
-            self._to.flush()
-            is_well, outcome = pickle.load(self._from)
+            _send(self._to.fileno(), function)
+            is_well, outcome = _receive(self._from)
         except BaseException:
             self.kill()  # what is left in the pipes is nobody's answer
             self.end()
@@ -157,6 +169,52 @@ def _widen(pipe: int) -> None:
         fcntl.fcntl(pipe, _SET_PIPE_SIZE, PIPE_BYTES)
 
 
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: object) -> Any:
+        return (memoryview, (pickle.PickleBuffer(value),)) if isinstance(value, memoryview) else NotImplemented
+
+
+def dumped(value: object) -> list[memoryview]:
+    """What is sent: the pickle, and every memoryview that is in the value, which is not copied."""
+    pickled, buffers = BytesIO(), list[pickle.PickleBuffer]()
+    _Pickler(pickled, protocol=5, buffer_callback=buffers.append).dump(value)
+    return [pickled.getbuffer(), *(each.raw() for each in buffers)]
+
+
+def loaded(views: Sequence[Buffer]) -> Any:
+    return pickle.loads(views[0], buffers=views[1:])
+
+
+def _send(pipe: int, value: object) -> None:
+    views = dumped(value)
+    sizes = array(_SIZE, [view.nbytes for view in views])
+    left = deque([memoryview(array(_SIZE, [len(sizes)])).cast("B"), memoryview(sizes).cast("B"), *views])
+    while left:
+        # The lock is not held while it is written, whatever time that takes.
+        written = os.writev(pipe, list(islice(left, VIEWS_MAX)))
+        while left and written >= left[0].nbytes:
+            written -= left.popleft().nbytes
+        if written:
+            left[0] = left[0][written:]
+
+
+def _receive(pipe: IO[bytes]) -> Any:
+    [count] = _read(pipe, _SIZE_BYTES).cast(_SIZE)
+    return loaded([_read(pipe, size) for size in _read(pipe, count * _SIZE_BYTES).cast(_SIZE)])
+
+
+def _read(pipe: IO[bytes], size: int) -> memoryview:
+    """Raises EOFError if it ends before that."""
+    # A bytearray is filled with zeros first, with the lock held: 64 MiB of it stop everybody for 20 ms.
+    left = data = memoryview(bytearray(size) if size < LARGE_BYTES else mmap.mmap(-1, size))
+    while left.nbytes:
+        count = pipe.readinto(left)  # type: ignore[attr-defined]
+        if not count:
+            raise EOFError("it has ended")
+        left = left[count:]
+    return data
+
+
 def main() -> None:
     """The other side: functions on stdin, outcomes on stdout, until there are no more."""
     for each in (signal.SIGINT, signal.SIGTERM):  # meant for the broker, which still has work for us
@@ -164,18 +222,17 @@ def main() -> None:
     with contextlib.suppress(AttributeError, OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     os.nice(NICE)
-    functions = sys.stdin.buffer
-    outcomes = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    functions = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
+    outcomes = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever prints something must not print into an outcome
     while True:
         try:
-            function = pickle.load(functions)
+            function = _receive(functions)
         except EOFError:
             return
         outcome = _outcome(function)
         del function
-        pickle.dump(outcome, outcomes, protocol=5)
-        outcomes.flush()
+        _send(outcomes, outcome)
         del outcome
 
 
