@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pydanube.stores import apart
-from pydanube.stores.apart import Apart, _Process
+from pydanube.stores.apart import Apart, _Process, dumped, loaded
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -47,6 +47,44 @@ def test_it_has_a_low_priority_and_one_process_serves_all_calls() -> None:
         assert ended(first)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000, 3_000_000])
+def test_large_things_go_there_and_come_back_as_they_are(size: int, caplog: pytest.LogCaptureFixture) -> None:
+    given = os.urandom(size)
+    pieces = [memoryview(given)[: size // 3], b"and", memoryview(bytearray(given))[size // 3 :]]
+
+    async def run() -> None:
+        beside = Apart(1)
+        for _ in range(2):
+            assert await beside.call(partial(memoryview, memoryview(given))) == given
+            assert await beside.call(partial(b"".join, pieces)) == b"".join(pieces)
+        beside.close()
+
+    asyncio.run(run())
+    assert not caplog.records  # it was not done here
+
+
+def test_more_pieces_than_one_call_of_the_system_takes_arrive_too(caplog: pytest.LogCaptureFixture) -> None:
+    pieces = [memoryview(bytes([number % 251]) * (number % 7)) for number in range(5_000)]
+
+    async def run() -> None:
+        beside = Apart(1)
+        assert await beside.call(partial(b"".join, pieces)) == b"".join(pieces)
+        beside.close()
+
+    asyncio.run(run())
+    assert not caplog.records
+
+
+def test_a_view_is_sent_without_a_copy_of_it() -> None:
+    data = bytearray(1_000_000)
+    pickled, view = dumped(("name", memoryview(data)))
+    assert len(pickled) < 200
+    data[0] = 7
+    assert view[0] == 7
+    name, received = loaded([bytes(pickled), view])
+    assert (name, received[0], received.nbytes) == ("name", 7, 1_000_000)
 
 
 def test_if_it_dies_its_work_is_done_here_and_the_next_has_a_process_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Two thousand random lives of the log, and the proof that they would notice.
+"""A thousand random lives of the log, and the proof that they would notice.
 
 Every defect in PLANTED is put into the log or between the log and its disk, one at a time; each must be found
 within two thousand such histories. A check that has never found anything proves nothing.
