@@ -87,6 +87,21 @@ def test_a_view_is_sent_without_a_copy_of_it() -> None:
     assert (name, received[0], received.nbytes) == ("name", 7, 1_000_000)
 
 
+def test_if_something_else_comes_out_of_it_its_work_is_done_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('a profiler says good morning')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    async def run() -> None:
+        beside = Apart(1)
+        assert await beside.call(os.getpid) == HERE
+        beside.close()
+
+    asyncio.run(run())
+    assert [record.message for record in caplog.records] == ["the process for large objects ended"]
+
+
 def test_if_it_dies_its_work_is_done_here_and_the_next_has_a_process_again(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         beside = Apart(1)

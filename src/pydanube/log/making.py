@@ -14,8 +14,8 @@ from pydanube.log.batch import Batch
 from pydanube.log.parquet import Encoded, encode_object, encode_raw, merge_objects, read_raw, summary, verify_object
 from pydanube.ports import Buffer
 
-PIECE_BYTES: Final = 256 * 1024  # copied at a time, with the interpreter lock held
 LARGE_BYTES: Final = 16 * 1024  # not copied: to look at it costs less
+BATCHES_AT_ONCE: Final = 32  # at most half a megabyte is copied, with the interpreter lock held
 
 
 class Made(NamedTuple):
@@ -54,23 +54,22 @@ def merge(topic: str, epoch: int, objects: Sequence[tuple[Buffer, int]]) -> Made
     return _checked(merge_objects(topic, epoch, objects))
 
 
-def pack(batches: Sequence[Batch]) -> Iterator[Buffer]:
-    """The batches as bytes that another process can be given: large ones as they are, small ones put together."""
-    piece: list[Buffer] = []
-    size = 0
-    for batch in batches:
-        for buffer in batch.buffers:
-            if len(buffer) >= LARGE_BYTES:
-                yield b"".join(piece)
-                yield memoryview(buffer)
-                piece, size = [], 0
-            else:
-                piece.append(buffer)
-                size += len(buffer)
-        if size >= PIECE_BYTES:
-            yield b"".join(piece)
-            piece, size = [], 0
-    yield b"".join(piece)
+def pack(batches: Sequence[Batch]) -> Iterator[list[memoryview]]:
+    """The batches as bytes that another process can be given: large ones as they are, small ones put together.
+
+    Some at a time: it may be done on the event loop, if others have their turn in between.
+    """
+    for first in range(0, len(batches), BATCHES_AT_ONCE):
+        pieces: list[memoryview] = []
+        small: list[Buffer] = []
+        for batch in batches[first : first + BATCHES_AT_ONCE]:
+            for buffer in batch.buffers:
+                if len(buffer) < LARGE_BYTES:
+                    small.append(buffer)
+                else:
+                    pieces += [memoryview(b"".join(small)), memoryview(buffer)]
+                    small = []
+        yield [*pieces, memoryview(b"".join(small))]
 
 
 def _checked(encoded: Encoded) -> Made:

@@ -430,9 +430,9 @@ class TopicTier:
             try:
                 if urgent or sum(each.header.uncompressed_length for each in batches) < APART_BYTES:
                     return await self.work.run(partial(make_object, self.topic, self.epoch, batches))
-                packed = []
-                for piece in pack(batches):  # not in a thread, which would keep the interpreter from messages
-                    packed.append(piece)
+                packed: list[memoryview] = []
+                for some in pack(batches):  # not in a thread, which would keep the interpreter from messages
+                    packed += some
                     await self.clock.sleep(0)
                 return await self.work.run_apart(partial(make_packed, self.topic, self.epoch, packed))
             except InvalidObject as error:
