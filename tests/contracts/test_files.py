@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
@@ -30,8 +31,10 @@ def disk(tmp_path: Path) -> Iterator[FileDisk]:
 
 def open_files(disk: FileDisk) -> list[str]:
     """The names below the root that this process has open, as the system sees it."""
-    links = [os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
-    targets = [os.readlink(link) for link in links if os.path.lexists(link)]
+    targets = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # another thread has closed it
+            targets.append(os.readlink(f"/proc/self/fd/{fd}"))
     return sorted(os.path.basename(target) for target in targets if target.startswith(disk._root + "/"))
 
 

@@ -216,8 +216,8 @@ async def test_a_key_lives_as_long_as_its_lease_is_renewed(metadata_case: Metada
     metadata, ttl = metadata_case.store, metadata_case.ttl_seconds
     lease = await metadata.grant(ttl)
     await put(metadata, "/broker", b"here", lease)
-    for _ in range(3):
-        await metadata_case.pass_time(ttl * 0.6)
+    for _ in range(4):
+        await metadata_case.pass_time(ttl * 0.4)
         await metadata.renew(lease)
     item = await metadata.get("/broker")
     assert item is not None and item.value == b"here"
@@ -385,9 +385,9 @@ async def test_a_waiting_watch_sees_a_lease_run_out(metadata_case: MetadataCase)
     lease = await metadata.grant(ttl)
     await put(metadata, "/brokers/1", b"", lease)
     revision = await put(metadata, "/brokers/2", b"", lease)
-    await metadata_case.pass_time(ttl * 0.6)
-    await metadata.renew(lease)
-    await metadata_case.pass_time(ttl * 0.6)
+    for _ in range(3):
+        await metadata_case.pass_time(ttl * 0.4)
+        await metadata.renew(lease)
     assert not waiting.done()
     await metadata_case.pass_time(ttl)
     gone = sorted((await waiting)[2:], key=lambda event: event.key)

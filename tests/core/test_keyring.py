@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from time import perf_counter
+from time import process_time
 
 import pytest
 from hypothesis import given
@@ -87,6 +87,6 @@ def test_globs_match_as_the_standard_library_does(glob: str, key: str) -> None:
 
 
 def test_a_filter_full_of_stars_costs_no_exponential_time() -> None:
-    started = perf_counter()
+    started = process_time()
     assert not accepts(("*a" * 30 + "b",), "a" * 200)
-    assert perf_counter() - started < 0.5
+    assert process_time() - started < 0.5

@@ -1,6 +1,6 @@
 """Clusters of real brokers: one process each, metadata members beside them, a shared store, on free ports.
 
-with cluster_in(directory) as cluster:        three brokers, a TTL of 3 s
+with cluster_in(directory) as cluster:        three brokers, a TTL of 4 s
     cluster[0].kill()
     cluster.admin("topics", "unload", "/default/orders")
 """
@@ -19,7 +19,7 @@ from typing import Any
 from pydanube.testing.ports import member_ports
 from tests.e2e.processes import CLIENTS, BrokerProcess, danube_here, until
 
-TTL = 3.0
+TTL = 4.0
 UNWILLING = CLIENTS / "unwilling_broker.py"  # a broker that cannot store some cursors
 
 

@@ -104,7 +104,10 @@ class EtcdServer:
     def _is_paused(self) -> bool:
         """Its threads stop one after the other, and the last may still answer."""
         threads = Path(f"/proc/{self.pid}/task").glob("*/stat")
-        return all(thread.read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
+        try:
+            return all(thread.read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
+        except OSError:  # one ended meanwhile
+            return False
 
     def is_healthy(self) -> bool:
         """Whether it can read through a majority."""
@@ -120,18 +123,18 @@ class EtcdServer:
         until(self.is_healthy, f"{self.name} is healthy", seconds=START_SECONDS, say=self.process.text)
 
     def metric(self, name: str) -> float:
-        for line in self._get("/metrics").decode().splitlines():
+        for line in self._get("/metrics", seconds=30).decode().splitlines():
             if line.startswith(f"{name} "):
                 return float(line.split()[1])
         raise AssertionError(f"etcd has no metric {name}")
 
-    def _get(self, path: str) -> bytes:
+    def _get(self, path: str, *, seconds: float = 2) -> bytes:
         context = None
         if self._tls is not None:
             assert self._tls.cert is not None
             context = ssl.create_default_context(cafile=self._tls.ca)
             context.load_cert_chain(self._tls.cert, self._tls.key)
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=2, context=context) as answer:
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=seconds, context=context) as answer:
             found: bytes = answer.read()
             return found
 

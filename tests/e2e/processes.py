@@ -31,9 +31,9 @@ T = TypeVar("T")
 DICE = random.SystemRandom()  # nobody sets it to where others stand
 
 CLIENTS = Path(__file__).parent / "clients"
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 STOP_SECONDS = 60.0  # a sync may take long on a busy disk
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 READY = "is ready."
 LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT")
 

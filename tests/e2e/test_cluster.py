@@ -1,4 +1,4 @@
-"""The seeds' scenarios with real processes: three brokers, an etcd member beside each, a shared store, a TTL of 3 s."""
+"""The seeds' scenarios with real processes: three brokers, an etcd member beside each, a shared store, a TTL of 4 s."""
 
 from __future__ import annotations
 

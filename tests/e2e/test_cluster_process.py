@@ -112,13 +112,13 @@ def test_make_brokers_starts_a_cluster_that_goes_on_with_its_topics(environment:
         return json.loads(done.stdout)
 
     url = f"danube://127.0.0.1:{environment['STREAM']}"
-    assert brokers("start", "--registration-ttl", "3").count("broker ") == 3
+    assert brokers("start", "--registration-ttl", "6").count("broker ") == 3
     for number in range(4):
         assert run(produce(url, f"/default/t{number}", "a")) == [0]
     assert len(admin("cluster", "status")["voters"]) == 3
     assert brokers("start") == brokers("start")  # they run: nothing happens
     brokers("stop")
-    brokers("start", "--registration-ttl", "3")
+    brokers("start", "--registration-ttl", "6")
     assert [each["broker_status"] for each in admin("brokers", "list")] == ["active"] * 3
     for number in range(4):
         assert run(produce(url, f"/default/t{number}", "b")) == [1]

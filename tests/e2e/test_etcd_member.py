@@ -401,6 +401,9 @@ def test_status_tells_of_a_member_that_is_down_and_of_one_that_never_started(tmp
             with pytest.raises(Unavailable, match="promote or remove it first"):
                 await cluster.add_learner("http://127.0.0.1:1")
             await members[2].stop()
+            async with asyncio.timeout(30):
+                while sum(each.healthy for each in await cluster.status()) != 2:  # an election, perhaps  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
             found = {each.member.peer_urls: each for each in await cluster.status()}
             unstarted, down = found[learner.peer_urls], found[(members[2].config.url(members[2].config.raft_addr),)]
             assert not unstarted.healthy and unstarted.problems == ("it has not started yet",)

@@ -163,7 +163,7 @@ def test_every_expression_of_the_dashboard_returns_data(observed: Observed) -> N
             missing[:] = [each for each in missing if not observed.numbers(each)]
             return not missing
 
-        until(none_left, "every expression has data", seconds=20, say=lambda: "\n".join(missing))
+        until(none_left, "every expression has data", seconds=60, say=lambda: "\n".join(missing))
 
 
 def test_the_dashboard_has_every_metric_of_subscriptions_and_no_unknown_one(observed: Observed) -> None:

@@ -24,6 +24,8 @@ from tests.pages import DOCS, blocks
 
 pytestmark = pytest.mark.slow
 
+expect.set_options(timeout=30_000)  # a busy machine is late by less
+
 ORDERS = "/default/orders"
 EVIL = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 PAGES = (

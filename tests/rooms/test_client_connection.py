@@ -345,7 +345,7 @@ def test_what_opens_in_the_moment_in_which_its_opener_gives_up_is_closed(monkeyp
                 monkeypatch.undo()
                 await asyncio.sleep(60)
 
-            monkeypatch.setattr("pydanube.client.lane.OPEN_SECONDS", 0.05)
+            monkeypatch.setattr("pydanube.client.lane.OPEN_SECONDS", 0.3)
             monkeypatch.setattr(ConsumerLane, "_open_at", too_late)
             async with client.consumer(TOPIC, subscription="s", timeout=5):
                 closed = (await broker.until("close_consumer", 2))[-1]

@@ -591,7 +591,7 @@ async def test_seeking_is_tried_again_while_the_topic_is_moving(broker: Scripted
     assert broker.kinds().count("seek") == 2
     broker.answers["seek"] = lambda peer, frame: peer.refuse(frame, NotServed(TOPIC, "it is about to move"))
     with pytest.raises(DeadlineExceeded, match="about to move"):
-        await consumer.seek(2, timeout=0.05)
+        await consumer.seek(2, timeout=0.3)
 
 
 @pytest.mark.parametrize(

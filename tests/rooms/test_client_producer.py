@@ -47,7 +47,11 @@ def scripted(*, reliable: bool = True, **options: Any) -> Callable[[Test], Calla
     def decorate(test: Test) -> Callable[[], None]:
         async def inside() -> None:
             async with ScriptedBroker(reliable=reliable) as broker, pydanube.connect(broker.url, timeout=5) as client:
-                producer = await client.producer(TOPIC, name="p", reliable=reliable, **options).open()
+                producer = client.producer(TOPIC, name="p", reliable=reliable, **options)
+                short = producer._settings.timeout
+                object.__setattr__(producer._settings, "timeout", 5.0)  # a busy machine may need longer to open it
+                await producer.open()
+                object.__setattr__(producer._settings, "timeout", short)
                 try:
                     await test(broker, producer)
                 finally:
@@ -119,7 +123,7 @@ async def test_a_batch_ends_before_it_is_larger_than_its_bound(broker: ScriptedB
     assert [batch.header.rows for batch in broker.produced()] == [2, 2, 1]
 
 
-@scripted(linger=0.2)
+@scripted(linger=0.7)
 async def test_lingering_waits_for_more_and_flushing_does_not(broker: ScriptedBroker, producer: Producer) -> None:
     producer.send_nowait(b"a")
     await asyncio.sleep(0.05)
@@ -261,7 +265,7 @@ async def test_a_message_without_a_receipt_in_time_raises(broker: ScriptedBroker
         await producer.send(b"x")
     assert caught.value.retryable
     broker.release()
-    assert (await producer.send(b"y")).offset == 1  # it was sent, so it is stored all the same
+    assert (await producer.send(b"y", timeout=5)).offset == 1  # it was sent, so it is stored all the same
 
 
 @scripted(timeout=0.2)
@@ -487,7 +491,7 @@ async def test_a_retryable_refusal_is_sent_again_with_all_that_followed(
     assert broker.kinds().count("open_producer") == 1
 
 
-@scripted(batch_messages=1, timeout=0.3)
+@scripted(batch_messages=1, timeout=0.8)
 async def test_who_waits_in_vain_for_a_full_log_is_told_why(broker: ScriptedBroker, producer: Producer) -> None:
     broker.refusals.extend([LogFull(1024, 512, "Uploads have failed for 312 s")] * 1000)
     [lost] = sends(producer, b"a")
@@ -536,7 +540,7 @@ async def test_a_batch_whose_fate_a_stopped_log_does_not_know_is_sent_again_unch
     assert broker.payloads() == [b"a", b"b"] and broker.kinds().count("open_producer") == 2
 
 
-@scripted(batch_messages=1, timeout=0.3)
+@scripted(batch_messages=1, timeout=0.8)
 async def test_who_waits_in_vain_for_a_stopped_log_is_told_why(broker: ScriptedBroker, producer: Producer) -> None:
     broker.refusals.extend([LogStopped("it failed twice")] * 1000)
     with pytest.raises(DeadlineExceeded, match="replace the disk and restart"):
