@@ -40,7 +40,7 @@ from pydanube.testing.cluster import Cluster
 from pydanube.testing.cluster_clients import Clients
 from pydanube.testing.cluster_faults import DEAD_LETTERS, REDELIVERIES, Breaking, Planned, plan
 from pydanube.testing.cluster_recorder import Recorder
-from pydanube.testing.history import Acked, Got, History, Kept, Quiet
+from pydanube.testing.history import Acked, Claimed, Got, History, Kept, Quiet
 from pydanube.testing.log_history import small_constants
 from pydanube.testing.loop import Deadlock, Livelock, ProcessDied, SimLoop
 
@@ -333,7 +333,7 @@ class _Run:
 
     async def _settle(self, topics: Sequence[TopicName], reliable: Sequence[TopicName]) -> None:
         """Liveness: with all brokers there and nothing failing, everything is served, resolved and delivered."""
-        if await self._until(lambda: self._unserved(topics), LIVENESS_SECONDS):
+        if await self._until(lambda: self._unserved(topics) or self._without_dead_letters(), LIVENESS_SECONDS):
             self.say("quiet")
             self.history.add(Quiet(PATIENCE_SECONDS, self.now()))
             await self._until(lambda: self._undelivered(reliable), DRAIN_SECONDS)
@@ -360,6 +360,15 @@ class _Run:
                 if subscription is None or not subscription.connected:
                     return f"nobody is connected to sub-{number} of {topic}"
         return ""
+
+    def _without_dead_letters(self) -> str:
+        """Why what was given up cannot be read to its end yet; its topic is made with the first of them."""
+        node = self.town.host(DEAD_LETTERS)
+        found = node.topic(DEAD_LETTERS) if node is not None else None
+        if isinstance(found, Topic):
+            return f"{DEAD_LETTERS} has orphans {found.orphans}" if found.orphans else ""
+        is_made = any(claimed.topic == DEAD_LETTERS for claimed in self.history.all(Claimed))
+        return f"nobody serves {DEAD_LETTERS}" if is_made else ""
 
     def _undelivered(self, topics: Sequence[TopicName]) -> str:
         for topic in topics:
