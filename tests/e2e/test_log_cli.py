@@ -1,4 +1,4 @@
-"""`danube log` as a user meets it: real processes, real directories, exit codes, and never a traceback."""
+"""`danube log` as a user meets it: real directories, exit codes, and never a traceback."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -19,15 +20,18 @@ from pydanube.log.batch import Envelope, encode, rows_of
 from pydanube.log.wal import Wal, WalConfig
 from pydanube.stores.files import FileDisk
 from pydanube.stores.system import SystemClock, SystemWork
+from tests.e2e import processes
+from tests.e2e.processes import danube_here
 from tests.support import run
+
+Done: TypeAlias = subprocess.CompletedProcess[str]
 
 TOPIC = "/default/orders"
 SMALL = WalConfig(segment_bytes=4096, ballast_bytes=0, journal_bytes=1 << 20)
 
 
-def danube(*arguments: object, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pydanube", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+def danube(*arguments: object, expect: int = 0, run: Callable[..., Done] = danube_here) -> Done:
+    done = run(*arguments)
     assert "Traceback" not in done.stderr + done.stdout, done.stderr
     assert done.returncode == expect, done.stdout + done.stderr
     return done
@@ -258,14 +262,14 @@ def test_a_mistake_on_the_command_line_is_explained_and_exits_2(data: Path) -> N
 
 
 def test_demo_appends_kills_recovers_and_verifies(tmp_path: Path) -> None:
-    done = danube("log", "demo", "--rounds", 2, "--seconds", 0.3, "--keep", tmp_path / "kept")
+    done = danube("log", "demo", "--rounds", 2, "--seconds", 0.3, "--keep", tmp_path / "kept", run=processes.danube)
     assert done.stdout.count("kill -9") == 2
     assert "acknowledged batches, 0 missing" in " ".join(done.stdout.split())
     assert "everything verifies" in done.stdout
 
 
 def test_danube_tells_its_version() -> None:
-    assert danube("--version").stdout == f"danube {pydanube.__version__}\n"
+    assert danube("--version", run=processes.danube).stdout == f"danube {pydanube.__version__}\n"
 
 
 def test_danube_alone_shows_its_help() -> None:
