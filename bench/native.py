@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from pydanube.testing.ports import free_ports
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from native_peers import lanes
 from processes import BrokerProcess, broker, paced_fdatasync_ms, steal_watched, wait_for_port
 
 HERE = Path(__file__).parent
@@ -44,24 +45,6 @@ EITHER = {
     "publish 100 B, batched: messages/s",
     "publish 100 B, batched: share of raw frames, same socket and fdatasync",
 }
-
-
-async def lanes(count: int, window: int, send: Callable[[], Awaitable[object]]) -> dict[str, float]:
-    """`count` sends, `window` of them in flight."""
-    turns = iter(range(count))
-    times: list[float] = []
-
-    async def lane() -> None:
-        for _ in turns:
-            began = time.perf_counter()
-            await send()
-            times.append((time.perf_counter() - began) * 1000)
-
-    began = time.perf_counter()
-    await asyncio.gather(*(lane() for _ in range(window)))
-    seconds = time.perf_counter() - began
-    times.sort()
-    return {"rate": count / seconds, "p50": times[count // 2], "p99": times[int(count * 0.99)]}
 
 
 # --- ours ------------------------------------------------------------------------------------------------
@@ -228,44 +211,7 @@ async def idle_consumers(url: str, count: int, topic: str) -> dict[str, float]:
     return {}
 
 
-# --- peers, run with their own interpreter ------------------------------------------------------------------
-
-
-async def nats(what: str, port: int, count: int) -> dict[str, float]:
-    import nats as client_of_nats
-
-    connection = await client_of_nats.connect(f"nats://127.0.0.1:{port}")
-    stream = connection.jetstream()
-    await stream.add_stream(name=what, subjects=[what])
-    payload = os.urandom(1024 if what in ("send", "single") else 100)
-    await stream.publish(what, payload)
-    if what in ("send", "single"):
-        result = await lanes(count, 256 if what == "send" else 1, lambda: stream.publish(what, payload))
-    else:
-        await lanes(count, 256, lambda: stream.publish(what, payload))
-        subscription = await stream.pull_subscribe(what, durable="d")
-        got = 0
-        began = time.perf_counter()
-        while got < count:
-            for message in await subscription.fetch(256):
-                await message.ack()
-                got += 1
-        await connection.flush()
-        result = {"rate": got / (time.perf_counter() - began)}
-    await connection.close()
-    return result
-
-
-async def redis(what: str, port: int, count: int) -> dict[str, float]:
-    from redis.asyncio import BlockingConnectionPool, Redis
-
-    window = 256 if what == "send" else 1
-    pool = BlockingConnectionPool(host="127.0.0.1", port=port, max_connections=window, timeout=None)
-    client = Redis(connection_pool=pool)
-    payload = os.urandom(1024)
-    result = await lanes(count, window, lambda: client.xadd("bench", {"payload": payload}))
-    await client.aclose()
-    return result
+# --- the servers ------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -309,8 +255,10 @@ def running(command: list[str], port: int) -> Iterator[None]:
 
 
 def child(who: str, what: str, port: int, count: int, topic: str = TOPIC, **environment: str) -> dict[str, float]:
-    python = sys.executable if who == "ours" else str(PEERS / "bin" / "python")
-    command = [python, __file__, "--run", who, what, str(port), str(count), topic]
+    if who == "ours":
+        command = [sys.executable, __file__, "--run", what, str(port), str(count), topic]
+    else:
+        command = [str(PEERS / "bin" / "python"), str(HERE / "native_peers.py"), who, what, str(port), str(count)]
     environment = {**os.environ, **environment}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -425,7 +373,7 @@ class Run:
         figures, server, count = self._figures, self._server, self._count(1000)
         child("ours", "single", server.stream, 1, f"{TOPIC}-idle")  # makes the topic
         empty_mb = server.rss_mb
-        command = [sys.executable, __file__, "--run", "ours", "idle", str(server.stream), str(count), f"{TOPIC}-idle"]
+        command = [sys.executable, __file__, "--run", "idle", str(server.stream), str(count), f"{TOPIC}-idle"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None and process.stdin is not None
             process.stdout.readline()
@@ -501,16 +449,12 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(SCENARIOS), help=f"some of {','.join(SCENARIOS)}")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of messages")
-    parser.add_argument("--run", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--run", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--raw-server", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:
-        who, what, port, count, topic = options.run
-        if who == "ours":
-            print(json.dumps(asyncio.run(ours(what, int(port), int(count), topic))))
-        else:
-            peer = nats if who == "nats" else redis
-            print(json.dumps(asyncio.run(peer(what, int(port), int(count)))))
+        what, port, count, topic = options.run
+        print(json.dumps(asyncio.run(ours(what, int(port), int(count), topic))))
         return
     if options.raw_server:
         import native_raw
