@@ -9,9 +9,10 @@ A port never decides. It raises our errors (`errors.py`), never the backend's.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from pydanube.errors import DiskFailed, DiskFull
 
@@ -188,6 +189,13 @@ class ObjectStore(Protocol):
         """Removing what is not there is no error."""
         ...
 
+    async def elsewhere(self) -> Elsewhere | None:
+        """What opens this store in another process, for as long as somebody is in it; None if only we can use it."""
+        ...
+
+
+Elsewhere: TypeAlias = Callable[[], AbstractAsyncContextManager[ObjectStore]]  # can be pickled
+
 
 # --- MetadataStore ----------------------------------------------------------------------------------
 
@@ -337,6 +345,13 @@ class Work(Protocol):
         """The same for what takes long and may wait: in a process of low priority, where there is one.
 
         So the function, what it returns and what it raises can be pickled, and it changes nothing.
+        """
+        ...
+
+    async def await_apart(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The same for what waits itself, and may change something: nobody calls it a second time.
+
+        Raises Unreachable if the process ended: then nobody knows what was done.
         """
         ...
 

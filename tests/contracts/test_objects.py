@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 
 import pytest
 
@@ -255,3 +256,15 @@ async def test_objects_may_be_deleted_while_they_are_listed(objects: ObjectStore
     async for info in objects.list("a/"):
         await objects.delete(info.key)
     assert await keys(objects, "a/") == []
+
+
+async def test_what_opens_it_elsewhere_opens_the_same_store(objects: ObjectStore) -> None:
+    opening = await objects.elsewhere()
+    assert (opening is not None) == isinstance(objects, RemoteObjectStore)
+    if opening is None:
+        return
+    async with pickle.loads(pickle.dumps(opening))() as same:
+        await same.put("theirs", [b"1"])
+        assert await objects.get("theirs") == b"1"
+        await objects.put("ours", [b"2"])
+        assert await same.get("ours") == b"2"

@@ -42,6 +42,12 @@ async def test_what_is_run_apart_returns_and_raises_what_the_function_does(work:
     assert await work.run_apart(partial(bytearray, 3_000_000)) == bytearray(3_000_000)
 
 
+async def test_what_waits_apart_returns_and_raises_what_it_does(work: Work) -> None:
+    assert await work.await_apart(partial(asyncio.sleep, 0, 25)) == 25
+    with pytest.raises(TypeError):
+        await work.await_apart(partial(asyncio.sleep, "long"))  # type: ignore[arg-type]
+
+
 async def test_random_numbers_are_positive_and_fit_a_signed_64_bit_number(work: Work) -> None:
     assert all(1 <= work.random_u64() < 2**63 for _ in range(1000))
 

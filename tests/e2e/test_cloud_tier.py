@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -225,6 +227,49 @@ def stored_of(table: pa.Table) -> list[Stored]:
         )
         for row in table.select(columns).to_pylist()
     ]
+
+
+async def produce_large(broker: BrokerProcess, count: int) -> None:
+    async with (
+        pydanube.connect(url_of(broker), timeout=20) as client,
+        client.producer(TOPIC, name="large") as producer,
+    ):
+        for number in range(count):
+            producer.send_nowait(b"large %d" % number + os.urandom(100_000))
+        await producer.flush()
+
+
+def processes_beside(broker: BrokerProcess) -> list[int]:
+    assert broker.process is not None
+    children = Path(f"/proc/{broker.process.pid}/task").glob("*/children")  # a thread's own
+    pids = [int(pid) for each in children for pid in each.read_text().split()]
+    return [pid for pid in pids if b"pydanube.stores.apart" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_large_objects_are_stored_by_a_process_beside_the_broker_and_also_when_it_dies(
+    tmp_path: Path, s3_server: S3Server
+) -> None:
+    config = tmp_path / "broker.yml"
+    upload = {"interval_seconds": 1}
+    config.write_text(yaml.safe_dump({"storage": {"durable": s3_server.options, "upload": upload}}))
+    with forgetful_broker(tmp_path, "--config-file", str(config), "--storage-url", s3_server.url()) as broker:
+        broker.admin("topics", "create", TOPIC, "--dispatch-strategy", "reliable")
+        run(produce_large(broker, 40))
+        wait_until_uploaded(broker, 40)
+        [beside] = processes_beside(broker)
+        secret = s3_server.secret_key.encode()
+        assert secret not in Path(f"/proc/{beside}/cmdline").read_bytes()
+        os.kill(beside, signal.SIGKILL)
+        run(produce_large(broker, 40))
+        wait_until_uploaded(broker, 80)
+        assert "the process for large objects ended" in broker.output.read_text()
+        assert verify(broker)["problems"] == []
+        broker.stop()
+        lose_the_log(broker)
+        broker.start()
+        found = run(consume(broker, "after", 80))
+        assert [each.payload[:9].split()[0] for each in found] == [b"large"] * 80
+        assert [each.offset for each in found] == list(range(80))
 
 
 def test_a_broker_that_was_told_nothing_keeps_history_beside_its_log(tmp_path: Path) -> None:

@@ -14,12 +14,19 @@ from pathlib import Path
 
 import pytest
 
+from pydanube.errors import Unreachable
 from pydanube.stores import apart
 from pydanube.stores.apart import Apart, _Process, dumped, loaded
 
 pytestmark = pytest.mark.timeout(60)
 
 HERE = os.getpid()
+
+
+@pytest.fixture(autouse=True)
+def ours_are_known_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is given functions of this file."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
 
 def die_unless_in(pid: int) -> int:
@@ -221,11 +228,123 @@ def test_two_threads_may_want_the_one_idle_process() -> None:
     async def run() -> None:
         beside = Apart(2)
         await beside.call(os.getpid)
-        beside._idle = Shared(beside._idle)
+        beside._pool._free = Shared(beside._pool._free)
         assert await beside.call(os.getpid) != os.getpid()
         beside.close()
 
     asyncio.run(run())
+
+
+def policy() -> int:
+    return os.sched_getscheduler(0)
+
+
+def test_it_runs_when_nobody_else_wants_to() -> None:
+    async def run() -> None:
+        beside = Apart(1)
+        assert await beside.call(policy) == os.SCHED_IDLE
+        beside.close()
+
+    asyncio.run(run())
+
+
+def test_where_nobody_can_see_that_it_waits_it_is_only_nice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "_can_see_waiting", lambda: False)
+
+    async def run() -> None:
+        beside = Apart(1)
+        assert await beside.call(policy) == os.SCHED_BATCH
+        beside.close()
+
+    asyncio.run(run())
+
+
+def test_one_that_others_keep_from_running_is_ended_and_the_next_is_only_nice_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waited = 0.0
+
+    def ran_and_waited(process: _Process) -> tuple[float, float]:
+        """Each look finds that it has waited for longer, and has run for a quarter of that."""
+        nonlocal waited
+        waited += 8.0
+        return waited / 4 if runs else 0.0, waited
+
+    runs = True
+    monkeypatch.setattr(_Process, "ran_and_waited", ran_and_waited)
+    monkeypatch.setattr(apart, "LOOK_SECONDS", 0.01)
+
+    async def run() -> None:
+        nonlocal runs
+        beside = Apart(1)
+        first = await beside.call(os.getpid)
+        await beside.call(partial(time.sleep, 0.2))
+        assert await beside.call(os.getpid) == first  # it had its turns
+        runs = False
+        os.kill(first, signal.SIGSTOP)
+        assert await beside.call(os.getpid) == HERE
+        assert ended(first)
+        assert "others kept it from running" in str([vars(each) for each in caplog.records])
+        assert await beside.call(policy) == os.SCHED_BATCH
+        second = await beside.call(os.getpid)
+        await beside.call(partial(time.sleep, 0.2))  # a nice one is left alone
+        assert await beside.call(os.getpid) == second
+        runs = True
+        monkeypatch.setattr(beside._pool, "_nice_until", 0.0)
+        assert await beside.call(policy) == os.SCHED_IDLE
+        assert ended(second)
+        beside.close()
+
+    asyncio.run(run())
+
+
+def test_it_is_seen_how_long_a_process_ran_and_waited() -> None:
+    async def run() -> None:
+        beside = Apart(1)
+        await beside.call(partial(sum, range(3_000_000)))
+        [process] = beside._pool._free
+        ran, waited = process.ran_and_waited()
+        assert 0.0 < ran < 60.0 and 0.0 <= waited < 60.0
+        beside.close()
+        assert process.ran_and_waited() == (0.0, 0.0)
+
+    asyncio.run(run())
+
+
+def note(path: str) -> None:
+    with open(path, "a") as file:
+        file.write("x")
+
+
+async def leave(path: str, pid: int) -> int:
+    """Says where it was called, and how often."""
+    await asyncio.to_thread(note, path)
+    if pid:
+        die_unless_in(pid)
+    return os.getpid()
+
+
+def test_what_waits_there_is_called_on_a_loop_of_its_own(tmp_path: Path) -> None:
+    async def run() -> None:
+        beside = Apart(1)
+        for _ in range(2):
+            assert await beside.call_once(partial(leave, str(tmp_path / "calls"), 0)) != HERE
+        beside.close()
+
+    asyncio.run(run())
+    assert (tmp_path / "calls").read_text() == "xx"
+
+
+def test_what_may_change_something_is_not_called_again_if_its_process_dies(tmp_path: Path) -> None:
+    async def run() -> None:
+        beside = Apart(1)
+        with pytest.raises(Unreachable, match="the process for large objects"):
+            await beside.call_once(partial(leave, str(tmp_path / "calls"), HERE))
+        assert await beside.call(os.getpid) != HERE
+        beside.close()
+
+    asyncio.run(run())
+    assert (tmp_path / "calls").read_text() == "x"
 
 
 def test_a_file_in_the_working_directory_is_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

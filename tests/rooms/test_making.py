@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Callable
 from functools import partial
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from pydanube.errors import Conflict
 from pydanube.log.batch import Batch, Envelope, encode_messages, stamp
-from pydanube.log.making import BATCHES_AT_ONCE, LARGE_BYTES, make_object, make_packed, pack
-from pydanube.stores.apart import dumped
+from pydanube.log.making import (
+    BATCHES_AT_ONCE,
+    LARGE_BYTES,
+    Unreadable,
+    make_and_store,
+    make_object,
+    make_packed,
+    merge_and_store,
+    pack,
+)
+from pydanube.log.parquet import check_bytes, open_object
+from pydanube.ports import ObjectStore
+from pydanube.stores.apart import Apart, dumped
+from pydanube.stores.object_urls import open_object_store
 
 CHANCE = Random(7)
 
@@ -87,3 +105,64 @@ def test_a_broker_survives_that_its_uploads_are_cancelled() -> None:
     """Before Python 3.13 the interpreter dies if it collects views of certain buffers."""
     done = subprocess.run([sys.executable, "-c", CANCELLING], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@contextlib.asynccontextmanager
+async def directory(path: str) -> AsyncIterator[ObjectStore]:
+    store = await open_object_store(f"file://{path}")
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def apart_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], *arguments: object) -> Any:
+    """What `function` says in another process, where a directory is the store."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+
+    async def main() -> Any:
+        beside = Apart(1)
+        try:
+            return await beside.call_once(partial(function, partial(directory, str(tmp_path)), *arguments))
+        finally:
+            beside.close()
+
+    return asyncio.run(main())
+
+
+def test_another_process_makes_stores_and_merges_objects_and_tells_what_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: list[Batch]
+) -> None:
+    parts = []
+    for name, some in (("a.parquet", batches[:40]), ("b.parquet", batches[40:])):
+        packed = [piece for each in pack(some) for piece in each]
+        made, info = apart_on(tmp_path, monkeypatch, make_and_store, name, "/default/t", 1, packed)
+        stored = (tmp_path / name).read_bytes()
+        assert made == make_object("/default/t", 1, some)._replace(data=b"")
+        assert (info.key, info.size_bytes) == (name, len(stored))
+        check_bytes(stored, made.footer_crc)
+        parts.append((name, made.footer_crc))
+    made, info = apart_on(tmp_path, monkeypatch, merge_and_store, "ab.parquet", "/default/t", 1, parts)
+    stored = (tmp_path / "ab.parquet").read_bytes()
+    assert (made.start_offset, made.end, info.size_bytes) == (0, len(batches), len(stored))
+    assert open_object(stored).end == len(batches)
+    wrong = [(parts[0][0], parts[0][1]), (parts[1][0], parts[1][1] ^ 1)]
+    found = apart_on(tmp_path, monkeypatch, merge_and_store, "no.parquet", "/default/t", 1, wrong)
+    assert isinstance(found, Unreadable) and found.number == 1
+    missing = [("nowhere.parquet", 1), parts[1]]
+    found = apart_on(tmp_path, monkeypatch, merge_and_store, "no.parquet", "/default/t", 1, missing)
+    assert found == Unreadable(0, "it is missing")
+    assert not (tmp_path / "no.parquet").exists()
+
+
+def test_another_process_tells_that_a_name_is_taken_and_that_arrow_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: list[Batch]
+) -> None:
+    packed = [piece for each in pack(batches[:3]) for piece in each]
+    (tmp_path / "a.parquet").write_bytes(b"somebody else's")
+    with pytest.raises(Conflict):
+        apart_on(tmp_path, monkeypatch, make_and_store, "a.parquet", "/default/t", 1, packed)
+    assert (tmp_path / "a.parquet").read_bytes() == b"somebody else's"
+    hole = [piece for each in pack([batches[0], batches[2]]) for piece in each]
+    assert apart_on(tmp_path, monkeypatch, make_and_store, "b.parquet", "/default/t", 1, hole) is None
+    assert not (tmp_path / "b.parquet").exists()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 
 from pydanube.errors import ConfigError, StoreRefused, Unreachable
-from pydanube.ports import Buffer, ObjectInfo
+from pydanube.ports import Buffer, Elsewhere, ObjectInfo
 from pydanube.stores.memory import MemoryObjectStore
 from pydanube.stores.owned_objects import ID_KEY, OwnedObjectStore, check_store
 from pydanube.testing.loop import run as simulate
@@ -150,6 +151,24 @@ def test_an_owned_store_asks_before_its_first_use_and_never_again() -> None:
         await store.delete("a")
         with pytest.raises(FileNotFoundError):
             await store.head("a")
+
+    run(main())
+
+
+def test_nobody_opens_an_owned_store_elsewhere_before_it_is_known_to_be_ours() -> None:
+    async def main() -> None:
+        class Open(Moody):
+            async def elsewhere(self) -> Elsewhere | None:
+                return lambda: nullcontext(self)
+
+        below = Open(Unreachable(URL, "connection refused"))
+        store = OwnedObjectStore(below, "north", URL)
+        with pytest.raises(Unreachable):
+            await store.elsewhere()
+        below.error = None
+        assert await OwnedObjectStore(below, "south", URL).elsewhere() is not None
+        with pytest.raises(StoreRefused, match=r"'south'.*'north'"):
+            await store.elsewhere()
 
     run(main())
 

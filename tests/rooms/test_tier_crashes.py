@@ -30,6 +30,7 @@ from tests.rooms.tiers import (
     read_everything,
     recovered,
     state_of,
+    store_apart,
     until_sprung,
 )
 
@@ -38,6 +39,13 @@ FORGETFUL = TopicPolicy(retention_minutes=1)
 UNMERGED = replace(SMALL, merged_bytes=1024, descriptors_max=2)
 
 Scene: TypeAlias = Callable[[TierHost, Topic, Teller], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True, params=["here", "apart"])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects are made and stored in this process, or in another."""
+    if request.param == "apart":
+        store_apart(monkeypatch)
 
 
 async def everything(host: TierHost, orders: Topic, teller: Teller) -> None:

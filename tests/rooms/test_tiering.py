@@ -48,6 +48,7 @@ from tests.rooms.tiers import (
     read_everything,
     recovered,
     state_of,
+    store_apart,
     tell_and_upload,
 )
 
@@ -55,6 +56,13 @@ QUICK = TierConfig(
     upload_seconds=30.0, object_bytes=64 * KIB, local=Retention(seconds=0.0), retention_check_seconds=5.0
 )
 HOUR = 3600
+
+
+@pytest.fixture(autouse=True, params=["here", "apart"])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects are made and stored in this process, or in another."""
+    if request.param == "apart":
+        store_apart(monkeypatch)
 
 
 # --- uploading ------------------------------------------------------------------------------------------
@@ -122,6 +130,14 @@ async def test_objects_are_made_checked_merged_and_opened_away_from_the_event_lo
 
         return await run_away(inside)
 
+    async def await_apart(function: Callable[[], Any]) -> Any:
+        nonlocal away
+        away = True  # nothing of it waits longer than for a store that answers at once
+        try:
+            return await function()
+        finally:
+            away = False
+
     def watched(module: Any, name: str) -> None:
         under = getattr(module, name)
 
@@ -132,6 +148,7 @@ async def test_objects_are_made_checked_merged_and_opened_away_from_the_event_lo
         monkeypatch.setattr(module, name, called)
 
     monkeypatch.setattr(host.work, "run", run)
+    monkeypatch.setattr(host.work, "await_apart", await_apart)
     for module, name in (
         (making, "encode_object"),
         (making, "verify_object"),
@@ -453,8 +470,14 @@ async def test_what_is_large_is_made_in_another_process_unless_somebody_waits_fo
         apart += 1
         return loaded(dumped(loaded(dumped(function))()))
 
+    async def await_apart(function: Callable[[], Any]) -> Any:
+        nonlocal apart
+        apart += 1
+        return loaded(dumped(await function()))
+
     host = TierHost(replace(STILL, object_bytes=KIB * KIB))
     monkeypatch.setattr(host.work, "run_apart", run_apart)
+    monkeypatch.setattr(host.work, "await_apart", await_apart)
     monkeypatch.setattr(tier_module, "APART_BYTES", 20_000)
     _, orders = await one_topic(host)
     teller = Teller(size=100)
@@ -466,6 +489,41 @@ async def test_what_is_large_is_made_in_another_process_unless_somebody_waits_fo
     assert await carried(orders).tier.upload(orders.log, urgent=True) is not None
     assert apart == 1
     assert covered(await check_stored(host)) == [(0, 210)]
+    host.kill()
+    await recovered(host, teller.told)
+
+
+@simulated
+async def test_what_a_process_was_storing_when_it_died_is_stored_here_under_another_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store_apart(monkeypatch)
+    host = TierHost(STILL)
+    deaths = 1
+    calls = 0
+    under = host.work.await_apart
+
+    async def await_apart(function: Callable[[], Any]) -> Any:
+        nonlocal deaths, calls
+        calls += 1
+        found = await under(function)
+        if deaths:
+            deaths -= 1
+            raise Unreachable("the process for large objects", "it has ended")
+        return found
+
+    monkeypatch.setattr(host.work, "await_apart", await_apart)
+    _, orders = await one_topic(host)
+    teller = Teller()
+    await teller.tell(orders)
+    await asyncio.sleep(3.5)
+    assert [each.object_id for each in await check_stored(host)] == ["data-0-0-1-1.parquet"]
+    assert "data-0-0-1.parquet" in await host.shelf.names()  # nobody knew that it was there
+    assert calls == 1
+    await teller.tell(orders)
+    await asyncio.sleep(3.5)
+    assert calls == 2
+    assert covered(await check_stored(host)) == [(0, 2)]
     host.kill()
     await recovered(host, teller.told)
 

@@ -13,9 +13,12 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from random import Random
 from typing import Any, Final, TypeVar
+
+import pytest
 
 from pydanube.broker.service import Broker
 from pydanube.broker.tiering import Carried
@@ -23,9 +26,10 @@ from pydanube.broker.topic import Topic
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.tiers import PARQUET, Descriptor, Objects, Retention, TierConfig, manifest_from_bytes
 from pydanube.errors import Unreachable
+from pydanube.log import tier, tier_tidy
 from pydanube.log.parquet import check_bytes, open_object
 from pydanube.log.tier_state import TierState, read_state
-from pydanube.ports import Buffer, ObjectInfo
+from pydanube.ports import Buffer, Elsewhere, ObjectInfo
 from pydanube.stores.memory import MemoryDisk, MemoryObjectStore
 from pydanube.testing.loop import SimWork
 from tests.rooms.brokers import ORDERS, Host, Metadata, Mortal, Stream, consume, find_topic, message
@@ -56,6 +60,8 @@ STILL: Final = replace(SMALL, merged_bytes=KIB, descriptors_max=10**6, sweep_sec
 
 class Shelf(MemoryObjectStore):
     """Remembers all that was ever put under a name, and misbehaves when it is told to."""
+
+    is_open_elsewhere = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,6 +137,13 @@ def flipped(data: bytes, place: int, bit: int = 0) -> bytes:
     return bytes(changed)
 
 
+def store_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every object is large, and is made and stored by another process: one that dies with ours, and has our traps."""
+    for module in (tier, tier_tidy):
+        monkeypatch.setattr(module, "APART_BYTES", 0)
+    monkeypatch.setattr(Shelf, "is_open_elsewhere", True)
+
+
 class Trap:
     """Stops a process at one of its calls to a store: before it takes effect, or when the answer is under way."""
 
@@ -175,6 +188,9 @@ class Trapped(Mortal):
         if isinstance(self._under, Metadata):
             return self._through("list", lambda: self._under.list(prefix, **named))
         return _TrappedListing(self, self._under.list(prefix, **named))
+
+    async def elsewhere(self) -> Elsewhere | None:
+        return (lambda: nullcontext(self)) if self._under.is_open_elsewhere else None  # type: ignore[return-value]
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._under, name)

@@ -21,7 +21,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-import pyarrow as pa
 from crc32c import crc32c
 
 from pydanube.core import keys
@@ -41,16 +40,27 @@ from pydanube.core.tiers import (
 )
 from pydanube.errors import Conflict, InvalidObject, LogDamaged, ObjectDamaged, OffsetOutOfRange, Unreachable
 from pydanube.log.batch import Batch, cut
-from pydanube.log.making import Made, make_object, make_packed, make_raw, pack
+from pydanube.log.making import Made, make_and_store, make_object, make_packed, make_raw, pack, put_checked
 from pydanube.log.snapshots import Snapshot, Snapshots, epoch_of_snapshot
 from pydanube.log.wal import TopicLog
-from pydanube.ports import Buffer, Clock, Compare, Delete, Item, MetadataStore, ObjectStore, Put, Revision, Work
+from pydanube.ports import (
+    Clock,
+    Compare,
+    Delete,
+    Elsewhere,
+    Item,
+    MetadataStore,
+    ObjectInfo,
+    ObjectStore,
+    Put,
+    Revision,
+    Work,
+)
 
 log = logging.getLogger(__name__)
 
 # What is read at a time, and checked on the event loop: 4 MiB of small batches took it 20 ms.
 READ_BYTES: Final = 256 * 1024
-READ_BACK_BYTES: Final = 4 * 1024 * 1024
 BATCHES_MAX: Final = 10_000  # per object: each has an entry in the footer, and all are freed at once, in 3 ms
 FEW_BATCHES: Final = 256
 APART_BYTES: Final = 1024 * 1024  # of log: larger objects are made in a process that may wait
@@ -119,6 +129,7 @@ class TopicTier:
         self._in_doubt = False  # a change was given up before it was answered
         self._unread: str | None = None  # the manifest, until somebody needs what is in it
         self._failed = 0
+        self._stumbled = False  # the last upload failed, perhaps because of the process that stores large objects
         self._given_up: set[tuple[int, int]] = set()  # of the log: lost, and recorded as such
         self._snapshots = Snapshots(store, self.prefix, epoch)
         self._snapshot_is_old = False
@@ -313,10 +324,8 @@ class TopicTier:
             if not batches and len(self.unreadable) == unreadable:
                 return None
         await self.give_up(topic_log)
-        made = await self._make(batches, urgent)
-        name = object_name(made.start_offset, made.end - 1, self.epoch, attempt=self._failed, raw=made.raw)
         try:
-            described = await self.store_object(name, made)
+            described = await self._store(batches, urgent)
             objects = self.objects.with_added(described)  # raises if it overlaps: that must not be written
             key = keys.storage_object(self.topic, described.start_offset)
             stored = [each for each in batches if each.header.base_offset < described.end]
@@ -332,7 +341,9 @@ class TopicTier:
             await self.change(operations)
         except BaseException:
             self._failed += 1  # the store may have it all the same, or get it later: this name is used up
+            self._stumbled = True
             raise
+        self._stumbled = False
         self._add(described, sessions)
         return described
 
@@ -424,16 +435,39 @@ class TopicTier:
             batches[-1] = cut(batches[-1], batches[-1].header.base_offset, end)
         return batches
 
-    async def _make(self, batches: Sequence[Batch], urgent: bool) -> Made:
+    async def _store(self, batches: Sequence[Batch], urgent: bool) -> Descriptor:
+        """One object of the batches, or of the first of them."""
+        is_large = not urgent and sum(each.header.uncompressed_length for each in batches) >= APART_BYTES
+        if is_large and not self._stumbled and (elsewhere := await self.store.elsewhere()) is not None:
+            described = await self._store_apart(elsewhere, batches)
+            if described is not None:
+                return described
+        made = await self._make(batches, is_large)
+        name = object_name(made.start_offset, made.end - 1, self.epoch, attempt=self._failed, raw=made.raw)
+        return await self.store_object(name, made)
+
+    async def _store_apart(self, elsewhere: Elsewhere, batches: Sequence[Batch]) -> Descriptor | None:
+        """In a process that may wait, and which keeps the object to itself. None if Arrow refuses a batch."""
+        first, end = batches[0].header.base_offset, batches[-1].header.end_offset
+        name = object_name(first, end - 1, self.epoch, attempt=self._failed)
+        key = self.key(name)
+        self.garbage[name] = self.clock.elapsed()  # until it is described
+        packed = await self._pack(batches)
+        found = await self.work.await_apart(partial(make_and_store, elsewhere, key, self.topic, self.epoch, packed))
+        if found is None:
+            return None
+        made, info = found
+        if (made.start_offset, made.end) != (first, end):
+            raise InvalidObject(key, f"it holds {made.start_offset} up to {made.end}")
+        return self.describe(name, made, info)
+
+    async def _make(self, batches: Sequence[Batch], is_large: bool) -> Made:
         """As Parquet; the one batch that Arrow refuses, raw. What comes behind it has its turn later."""
         while True:
             try:
-                if urgent or sum(each.header.uncompressed_length for each in batches) < APART_BYTES:
+                if not is_large:
                     return await self.work.run(partial(make_object, self.topic, self.epoch, batches))
-                packed: list[memoryview] = []
-                for some in pack(batches):  # not in a thread, which would keep the interpreter from messages
-                    packed += some
-                    await self.clock.sleep(0)
+                packed = await self._pack(batches)
                 return await self.work.run_apart(partial(make_packed, self.topic, self.epoch, packed))
             except InvalidObject as error:
                 if len(batches) == 1:
@@ -441,12 +475,20 @@ class TopicTier:
                     return await self.work.run(partial(make_raw, batches))
                 batches = batches[: len(batches) // 2]
 
+    async def _pack(self, batches: Sequence[Batch]) -> list[memoryview]:
+        packed: list[memoryview] = []
+        for some in pack(batches):  # not in a thread, which would keep the interpreter from messages
+            packed += some
+            await self.clock.sleep(0)
+        return packed
+
     async def store_object(self, name: str, made: Made) -> Descriptor:
         """Puts the object and reads it back. Raises InvalidObject if the store has something else."""
         key = self.key(name)
         self.garbage[name] = self.clock.elapsed()  # until it is described
-        info = await self.store.put(key, [made.data], create=True)
-        await self._read_back(key, made.data)
+        return self.describe(name, made, await put_checked(self.store, key, made.data, self.work.run))
+
+    def describe(self, name: str, made: Made, info: ObjectInfo) -> Descriptor:
         return Descriptor(
             start_offset=made.start_offset,
             end_offset=made.end - 1,
@@ -461,19 +503,6 @@ class TopicTier:
             format=RAW if made.raw else PARQUET,
             footer_crc=made.footer_crc,
         )
-
-    async def _read_back(self, key: str, data: Buffer) -> None:
-        """Compares what the store has. Piece by piece: to free 64 MiB stops everybody for some milliseconds."""
-        given = memoryview(data)
-        for position in range(0, given.nbytes, READ_BACK_BYTES):
-            piece = given[position : position + READ_BACK_BYTES]
-            is_last = position + piece.nbytes == given.nbytes
-            try:
-                stored = await self.store.get_range(key, position, piece.nbytes + is_last)  # nothing may come behind it
-            except FileNotFoundError:
-                raise InvalidObject(key, "the store took it and does not have it") from None
-            if not await self.work.run(partial(_are_equal, stored, piece)):
-                raise InvalidObject(key, "what the store has is not what it was given")
 
     async def publish_snapshot(self) -> None:
         """A copy of the descriptors for readers without a broker, if something changed since the last one."""
@@ -530,10 +559,6 @@ async def delete_objects(store: ObjectStore, topic: str, epoch: int, *, spare: C
     for key in doomed:
         await store.delete(key)
     return len(doomed)
-
-
-def _are_equal(one: Buffer, other: Buffer) -> bool:
-    return bool(pa.py_buffer(one).equals(pa.py_buffer(other)))
 
 
 def _without(first: int, end: int, known: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

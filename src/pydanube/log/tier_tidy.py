@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -36,13 +37,13 @@ from pydanube.core.tiers import (
     merge_next,
     object_name,
 )
-from pydanube.errors import InvalidObject
+from pydanube.errors import InvalidObject, ObjectDamaged
 from pydanube.log.catalog import SegmentFile
-from pydanube.log.making import merge
+from pydanube.log.making import Unreadable, merge, merge_and_store, why_unreadable
 from pydanube.log.parquet import check_bytes
 from pydanube.log.tier import APART_BYTES, TopicTier
 from pydanube.log.wal import TopicLog
-from pydanube.ports import Buffer, Delete, Put
+from pydanube.ports import Buffer, Delete, Elsewhere, Put
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class Tidy:
     def __init__(self, tier: TopicTier) -> None:
         self._tier = tier
         self._merges = 0
+        self._stumbled = False  # the last merge failed, perhaps because of the process that stores large objects
         self._manifests = 0
         self._confirmed: set[str] = set()  # objects that were seen in the store after they were described
         self._spared: dict[str, float] = {}  # objects that cannot be merged because they cannot be read, since when
@@ -74,21 +76,45 @@ class Tidy:
         run = merge_next(tier.objects.keyed, tier.config, spared=self._spared)
         if not run:
             return None
-        parts = [(memoryview(await self._whole(each)), each.footer_crc) for each in run]
-        self._merges += 1
-        merging = partial(merge, tier.topic, tier.epoch, parts)
         is_large = sum(each.size for each in run) >= APART_BYTES
-        made = await (tier.work.run_apart(merging) if is_large else tier.work.run(merging))
-        if (made.start_offset, made.end) != (run[0].start_offset, run[-1].end):
-            raise InvalidObject("the merged object", f"it holds {made.start_offset} up to {made.end}")
-        name = object_name(made.start_offset, made.end - 1, tier.epoch, merged=self._merges)
-        merged = await tier.store_object(name, made)
+        elsewhere = await tier.store.elsewhere() if is_large and not self._stumbled else None
+        self._stumbled = True  # until it is done
+        if elsewhere is not None:
+            merged = await self._merge_apart(elsewhere, run)
+        else:
+            merged = await self._merge_here(run, is_large)
+        self._stumbled = False
+        if (merged.start_offset, merged.end) != (run[0].start_offset, run[-1].end):
+            raise InvalidObject("the merged object", f"it holds {merged.start_offset} up to {merged.end}")
         gone = [Delete(keys.storage_object(tier.topic, each.start_offset)) for each in run[1:]]
         await tier.change([Put(keys.storage_object(tier.topic, merged.start_offset), merged.to_bytes()), *gone])
         tier.objects = tier.objects.with_replaced(run, merged)
-        tier.garbage.pop(name, None)
+        tier.garbage.pop(merged.object_id, None)
         tier.garbage.update({each.object_id: tier.clock.elapsed() for each in run})
         return merged
+
+    async def _merge_here(self, run: Sequence[Descriptor], is_large: bool) -> Descriptor:
+        tier = self._tier
+        parts = [(memoryview(await self._whole(each)), each.footer_crc) for each in run]
+        merging = partial(merge, tier.topic, tier.epoch, parts)
+        made = await (tier.work.run_apart(merging) if is_large else tier.work.run(merging))
+        return await tier.store_object(self._merged_name(run), made)
+
+    async def _merge_apart(self, elsewhere: Elsewhere, run: Sequence[Descriptor]) -> Descriptor:
+        """In a process that may wait, and reads and stores them itself."""
+        tier = self._tier
+        name = self._merged_name(run)
+        tier.garbage[name] = tier.clock.elapsed()  # until it is described
+        parts = [(tier.key(each.object_id), each.footer_crc) for each in run]
+        merging = partial(merge_and_store, elsewhere, tier.key(name), tier.topic, tier.epoch, parts)
+        found = await tier.work.await_apart(merging)
+        if isinstance(found, Unreadable):
+            raise self._spare(run[found.number], found.why)
+        return tier.describe(name, *found)
+
+    def _merged_name(self, run: Sequence[Descriptor]) -> str:
+        self._merges += 1
+        return object_name(run[0].start_offset, run[-1].end - 1, self._tier.epoch, merged=self._merges)
 
     async def _whole(self, described: Descriptor) -> Buffer:
         """An object that is to be merged, every byte compared with its checksum."""
@@ -98,9 +124,11 @@ class Tidy:
             await tier.work.run(lambda: check_bytes(data, described.footer_crc))
             return data
         except (FileNotFoundError, InvalidObject) as error:
-            self._spared[described.object_id] = tier.clock.elapsed()
-            why = "it is missing" if isinstance(error, FileNotFoundError) else str(error)
-            raise tier.damaged(described, why) from error
+            raise self._spare(described, why_unreadable(error)) from error
+
+    def _spare(self, described: Descriptor, why: str) -> ObjectDamaged:
+        self._spared[described.object_id] = self._tier.clock.elapsed()
+        return self._tier.damaged(described, why)
 
     # --- manifest ---------------------------------------------------------------------------------------
 

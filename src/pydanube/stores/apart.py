@@ -8,6 +8,10 @@ Making a large object takes a core for a second. In a thread it competes with th
 nobody knows that it may wait, and for the interpreter lock. A process has a lock of its own, and a priority. What it
 does not help against is the disk, which objects and the log share (bench/README.md has the figures).
 
+It runs when nobody else wants to (SCHED_IDLE): whoever is woken on its core has it at once, while one that is merely
+nice keeps it until the next tick, 4 ms. On a machine that is never idle it would wait for ever; so one that waits for
+long is ended, and for some minutes its successors are merely nice.
+
 It ends when its stdin does, so also with a broker that is killed. If it dies, its function is called in a thread.
 """
 
@@ -16,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import mmap
 import os
 import pickle
@@ -23,14 +28,17 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final, Generic, TypeVar
 
+from pydanube.errors import Unreachable
 from pydanube.ports import Buffer
 from pydanube.stores.threads import Threads
 
@@ -39,6 +47,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NICE: Final = 10
+LOOK_SECONDS: Final = 1.0
+STARVED_SECONDS: Final = 10.0  # it waited for a core so much longer than it had one, ten times
+NICE_SECONDS: Final = 600.0  # for so long after that nobody is so modest
 PIPE_BYTES: Final = 1024 * 1024
 SECONDS_MAX: Final = 300.0  # an object takes one or two, and many more if everybody else is busy
 END_SECONDS: Final = 5.0
@@ -50,19 +61,35 @@ _SIZE_BYTES: Final = array(_SIZE).itemsize
 _SET_PIPE_SIZE: Final = 1031  # F_SETPIPE_SZ of Linux: 64 KiB at a time would be 16 times as many turns
 
 
+def _can_see_waiting() -> bool:
+    """Linux tells, unless it was built not to count. Where it does not, nobody would notice that a process starves."""
+    with contextlib.suppress(OSError, ValueError):
+        return any(map(int, Path("/proc/self/schedstat").read_text().split()))
+    return False
+
+
 class Apart:
     """At most `processes_max` of them, started when they are needed."""
 
     def __init__(self, processes_max: int) -> None:
         self._threads = Threads("apart", processes_max)
-        self._idle: list[_Process] = []  # appended and popped by several threads, which lists allow
+        self._pool = _Pool()
 
     async def call(self, function: Callable[[], T]) -> T:
         """Returns what `function` returns, or raises what it raises; both, and the function, can be pickled.
 
         No function outlives its call: the process of one that is cancelled is killed.
         """
-        call = _Call(function, self._idle)
+        return await self._call(_Call(function, self._pool))
+
+    async def call_once(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The same for what may change something, on an event loop of that process.
+
+        Raises Unreachable if the process ended: nobody knows what it did, so nobody does it again.
+        """
+        return await self._call(_CallOnce(partial(_run, function), self._pool))
+
+    async def _call(self, call: _Call[T]) -> T:
         task = asyncio.ensure_future(self._threads.call(call.run))
         try:
             return await asyncio.shield(task)
@@ -74,39 +101,67 @@ class Apart:
     def close(self) -> None:
         """Ends the processes after what they are doing."""
         self._threads.close()
-        for process in self._idle:
+        self._pool.close()
+
+
+class _Pool:
+    """Processes that have nothing to do. Used by several threads, which lists allow."""
+
+    def __init__(self) -> None:
+        self._free: list[_Process] = []
+        self._nice_until = -math.inf
+
+    def take(self) -> _Process:
+        is_modest = time.monotonic() > self._nice_until and _can_see_waiting()
+        while True:
+            try:
+                process = self._free.pop()
+            except IndexError:
+                return _Process(is_modest=is_modest)
+            if process.is_modest == is_modest:
+                return process
             process.end()
-        self._idle.clear()
+
+    def give(self, process: _Process) -> None:
+        self._free.append(process)
+
+    def starved(self) -> None:
+        self._nice_until = time.monotonic() + NICE_SECONDS
+
+    def close(self) -> None:
+        for process in self._free:
+            process.end()
+        self._free.clear()
 
 
 class _Call(Generic[T]):
     """`run` in a thread, `give_up` on the loop, at any time."""
 
-    def __init__(self, function: Callable[[], T], idle: list[_Process]) -> None:
+    def __init__(self, function: Callable[[], T], pool: _Pool) -> None:
         self._function = function
-        self._idle = idle
+        self._pool = pool
         self._process: _Process | None = None
         self._given_up = False
 
     def run(self) -> T:
+        watch: _Watch | None = None
         try:
-            self._process = process = self._take()
+            self._process = process = self._pool.take()
             if self._given_up:
                 process.kill()
-            late = threading.Timer(SECONDS_MAX, process.kill)
-            late.daemon = True
-            late.start()
-            try:
+            with _Watch(process) as watch:
                 is_well, outcome = process.call(self._function)
-            finally:
-                late.cancel()
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             if self._given_up:
                 raise
-            log.warning("the process for large objects ended", extra={"why": str(error) or type(error).__name__})
-            return self._function()
+            why = str(error) or type(error).__name__
+            if watch is not None and watch.has_starved:
+                self._pool.starved()
+                why = "others kept it from running"
+            log.warning("the process for large objects ended", extra={"why": why})
+            return self._without_process(why)
         self._process = None
-        self._idle.append(process)
+        self._pool.give(process)
         if not is_well:
             raise outcome
         return outcome  # type: ignore[no-any-return]
@@ -116,19 +171,59 @@ class _Call(Generic[T]):
         if (process := self._process) is not None:
             process.kill()
 
-    def _take(self) -> _Process:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return _Process()
+    def _without_process(self, why: str) -> T:
+        return self._function()
+
+
+class _CallOnce(_Call[T]):
+    def _without_process(self, why: str) -> T:
+        raise Unreachable("the process for large objects", why)
+
+
+def _run(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    return asyncio.run(function())
+
+
+class _Watch:
+    """Kills a process that takes too long, or does not come to its turn. A thread of its own, for as long as a call."""
+
+    def __init__(self, process: _Process) -> None:
+        self.has_starved = False
+        self._process = process
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="apart-watch", daemon=True)
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        began = time.monotonic()
+        ran_before, waited_before = self._process.ran_and_waited()
+        while not self._ended.wait(LOOK_SECONDS):
+            ran, waited = self._process.ran_and_waited()
+            is_starving = waited - waited_before > STARVED_SECONDS + 10 * (ran - ran_before)
+            if self._process.is_modest and is_starving:
+                self.has_starved = True
+            if self.has_starved or time.monotonic() - began > SECONDS_MAX:
+                self._process.kill()
+                return
 
 
 class _Process:
-    def __init__(self) -> None:
+    """A modest one has a core only when nobody else wants it."""
+
+    def __init__(self, *, is_modest: bool) -> None:
+        self.is_modest = is_modest
         ours = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pydanube.stores.apart"],  # nothing is taken from the working directory
+            # Nothing is taken from the working directory.
+            [sys.executable, "-P", "-m", "pydanube.stores.apart", *(["modest"] if is_modest else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -151,6 +246,15 @@ class _Process:
 
     def kill(self) -> None:
         self._process.kill()
+
+    def ran_and_waited(self) -> tuple[float, float]:
+        """Seconds of its life so far, of the thread that waited longest; 0 where nobody can tell."""
+        longest = 0.0, 0.0
+        for path in Path(f"/proc/{self._process.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, ValueError):  # it has just ended
+                ran, waited, _ = map(int, path.read_text().split())
+                longest = max(longest, (waited / 1e9, ran / 1e9))
+        return longest[1], longest[0]
 
     def end(self) -> None:
         with contextlib.suppress(OSError):
@@ -239,12 +343,12 @@ def _untouched(size: int) -> mmap.mmap:
     return memory
 
 
-def main() -> None:
+def main(*, is_modest: bool) -> None:
     """The other side: functions on stdin, outcomes on stdout, until there are no more."""
     for each in (signal.SIGINT, signal.SIGTERM):  # meant for the broker, which still has work for us
         signal.signal(each, signal.SIG_IGN)
     with contextlib.suppress(AttributeError, OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        os.sched_setscheduler(0, os.SCHED_IDLE if is_modest else os.SCHED_BATCH, os.sched_param(0))
     os.nice(NICE)
     functions = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
     outcomes = os.dup(sys.stdout.fileno())
@@ -270,4 +374,4 @@ def _outcome(function: Callable[[], object]) -> tuple[bool, object]:
 
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError):
-        main()
+        main(is_modest="modest" in sys.argv)

@@ -35,7 +35,7 @@ from typing import Final
 
 from pydanube.core.object_keys import check_key, is_part
 from pydanube.errors import Conflict, DirectoryInUse, DiskFailed, DiskFull, Unreachable
-from pydanube.ports import Buffer, Disk, Entry, ObjectInfo, Write
+from pydanube.ports import Buffer, Disk, Elsewhere, Entry, ObjectInfo, Write
 from pydanube.stores.listing import Found, Listing
 from pydanube.stores.pace import Pace
 from pydanube.stores.paths import parent
@@ -138,6 +138,10 @@ class FileObjectStore:
             await self._disk.remove(path)
             with suppress(FileNotFoundError):  # not even a directory
                 await self._disk.sync_directory(parent(path))
+
+    async def elsewhere(self) -> Elsewhere | None:
+        """The disk may be the log's: whoever writes to it keeps the one pace."""
+        return None
 
     # --- writing ---
 

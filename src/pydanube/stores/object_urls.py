@@ -6,7 +6,9 @@ Everything lives below the URL's prefix. `object_settings.py` says which URLs an
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 from pydanube.errors import DiskFailed
@@ -45,7 +47,23 @@ async def open_object_store(
     settings = Settings(place, options or {}, environment)
     if place.scheme == "file":
         return await _open_directory(place, make_disk, pace)
-    return RemoteObjectStore(make_store(settings), settings.name, patience, pace)
+    elsewhere = partial(_opened, url, dict(options or {}), key, dict(environment), patience)
+    return RemoteObjectStore(make_store(settings), settings.name, patience, pace, elsewhere)
+
+
+@asynccontextmanager
+async def _opened(
+    url: str,
+    options: Mapping[str, object],
+    key: str,
+    environment: Mapping[str, str],
+    patience: Patience | None,
+) -> AsyncIterator[ObjectStore]:
+    store = await open_object_store(url, options, key=key, environment=environment, patience=patience)
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 async def _open_directory(place: Place, make_disk: Callable[[str], Disk] | None, pace: Pace | None) -> FileObjectStore:

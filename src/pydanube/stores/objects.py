@@ -46,7 +46,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from pydanube.core.object_keys import check_key
 from pydanube.errors import Conflict, StoreRefused, Unreachable
-from pydanube.ports import Buffer, ObjectInfo
+from pydanube.ports import Buffer, Elsewhere, ObjectInfo
 from pydanube.stores.listing import Found, Listing
 from pydanube.stores.pace import Pace
 
@@ -77,9 +77,20 @@ class Patience:
 
 
 class RemoteObjectStore:
-    """`name` is what errors call the store; no secret is in it. What is put in parts is sent at the `pace`."""
+    """`name` is what errors call the store; no secret is in it. What is put in parts is sent at the `pace`.
 
-    def __init__(self, store: Store, name: str, patience: Patience | None = None, pace: Pace | None = None) -> None:
+    `elsewhere` opens the same store in another process.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        patience: Patience | None = None,
+        pace: Pace | None = None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self._elsewhere = elsewhere
         self._store = store
         self._name = name
         self._patience = patience or Patience()
@@ -136,6 +147,9 @@ class RemoteObjectStore:
         check_key(key)
         with suppress(FileNotFoundError):  # some stores say so, others do not
             await self._try(key, lambda limit: obstore.delete_async(self._store, key))
+
+    async def elsewhere(self) -> Elsewhere | None:
+        return self._elsewhere
 
     # --- one attempt ---
 

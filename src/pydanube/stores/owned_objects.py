@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final
 
 from pydanube.errors import ConfigError, Conflict, StoreRefused, Unreachable
-from pydanube.ports import Buffer, ObjectInfo, ObjectStore
+from pydanube.ports import Buffer, Elsewhere, ObjectInfo, ObjectStore
 from pydanube.stores.object_settings import WHAT_TO_SET
 
 ID_KEY: Final = "danube-cluster.json"
@@ -123,6 +123,10 @@ class OwnedObjectStore:
     async def delete(self, key: str) -> None:
         await self.ask()
         await self._store.delete(key)
+
+    async def elsewhere(self) -> Elsewhere | None:
+        await self.ask()
+        return await self._store.elsewhere()
 
     async def ask(self) -> None:
         """Raises Unreachable or StoreRefused while it is not known to be ours."""

@@ -6,8 +6,8 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from pydanube.errors import Unreachable
 from pydanube.ports import Buffer, Connection
@@ -52,6 +52,9 @@ class SystemWork:
 
     async def run_apart(self, function: Callable[[], T]) -> T:
         return await self._apart.call(function)
+
+    async def await_apart(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await self._apart.call_once(function)
 
     def random_u64(self) -> int:
         return 1 + secrets.randbelow(2**63 - 1)

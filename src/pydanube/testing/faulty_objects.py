@@ -17,7 +17,7 @@ from random import Random
 from typing import TypeVar
 
 from pydanube.errors import Conflict, Unreachable
-from pydanube.ports import Buffer, Clock, ObjectInfo, ObjectStore
+from pydanube.ports import Buffer, Clock, Elsewhere, ObjectInfo, ObjectStore
 from pydanube.testing.faulty_metadata import LATE_SECONDS_MAX, sail
 
 T = TypeVar("T")
@@ -69,6 +69,9 @@ class FaultyObjects:
 
     async def delete(self, key: str) -> None:
         return await self._call(lambda: self._under.delete(key), changes=True)
+
+    async def elsewhere(self) -> Elsewhere | None:
+        return None
 
     async def _call(self, call: Callable[[], Awaitable[T]], *, changes: bool = False) -> T:
         if self.delay_max_seconds:

@@ -476,5 +476,9 @@ class SimWork:
 
     run_apart = run
 
+    async def await_apart(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        await asyncio.sleep(0)
+        return await function()
+
     def random_u64(self) -> int:
         return self._dice.randrange(1, 2**63)

@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 from pydanube.core.object_keys import check_key
 from pydanube.errors import Conflict
-from pydanube.ports import Buffer, ObjectInfo
+from pydanube.ports import Buffer, Elsewhere, ObjectInfo
 
 
 class MemoryObjectStore:
@@ -35,6 +35,9 @@ class MemoryObjectStore:
 
     async def head(self, key: str) -> ObjectInfo:
         return self._find(key)[0]
+
+    async def elsewhere(self) -> Elsewhere | None:
+        return None
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         keys = sorted(key for key in self._objects if key.startswith(prefix) and key > after)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from random import Random
@@ -22,6 +22,9 @@ class MemoryWork:
 
     async def run_apart(self, function: Callable[[], T]) -> T:
         return function()
+
+    async def await_apart(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await function()
 
     def random_u64(self) -> int:
         return self._random.randrange(1, 2**63)
