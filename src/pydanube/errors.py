@@ -469,6 +469,14 @@ class Unreachable(Unavailable):
         return f"{self.peer} cannot be reached: {self.why}"
 
 
+class ProcessEnded(Unreachable):
+    """The process beside the broker that stores large objects ended: `why`. What it did is not known."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("the process for large objects", why)
+        self.args = (why,)
+
+
 class StoreRefused(Unreachable):
     """`peer`, an object store, answered and refused: `why`. Trying again helps once somebody has changed something.
 

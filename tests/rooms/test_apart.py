@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from pydanube.errors import Unreachable
+from pydanube.errors import ProcessEnded
 from pydanube.stores import apart
-from pydanube.stores.apart import Apart, _Process, dumped, loaded
+from pydanube.stores.apart import Apart, _has_starved, _Process
+from pydanube.stores.pipes import dumped, loaded
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -41,6 +42,13 @@ def ended(pid: int) -> bool:
         return ") Z " in Path(f"/proc/{pid}/stat").read_text()  # nobody may be there to ask how it ended
     except FileNotFoundError:
         return True
+
+
+def wait_for_end(pid: int) -> None:
+    until = time.monotonic() + 20
+    while not ended(pid):
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_it_has_a_low_priority_and_one_process_serves_all_calls() -> None:
@@ -171,10 +179,7 @@ def test_it_ends_with_a_broker_that_is_killed_and_not_with_a_signal_for_the_brok
             os.kill(pid, meant_for_the_broker)
         assert not ended(pid)
         owner.kill()
-        until = time.monotonic() + 20
-        while not ended(pid):
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_for_end(pid)
 
 
 def test_a_call_that_is_cancelled_ends_also_if_its_process_is_stopped() -> None:
@@ -264,11 +269,11 @@ def test_one_that_others_keep_from_running_is_ended_and_the_next_is_only_nice_fo
 ) -> None:
     waited = 0.0
 
-    def ran_and_waited(process: _Process) -> tuple[float, float]:
+    def ran_and_waited(process: _Process) -> dict[str, tuple[float, float]]:
         """Each look finds that it has waited for longer, and has run for a quarter of that."""
         nonlocal waited
         waited += 8.0
-        return waited / 4 if runs else 0.0, waited
+        return {"1": (waited / 4 if runs else 0.0, waited)}
 
     runs = True
     monkeypatch.setattr(_Process, "ran_and_waited", ran_and_waited)
@@ -303,12 +308,94 @@ def test_it_is_seen_how_long_a_process_ran_and_waited() -> None:
         beside = Apart(1)
         await beside.call(partial(sum, range(3_000_000)))
         [process] = beside._pool._free
-        ran, waited = process.ran_and_waited()
+        ran, waited = process.ran_and_waited()[str(process._process.pid)]
         assert 0.0 < ran < 60.0 and 0.0 <= waited < 60.0
         beside.close()
-        assert process.ran_and_waited() == (0.0, 0.0)
+        assert process.ran_and_waited() == {}
 
     asyncio.run(run())
+
+
+def test_each_thread_of_it_is_compared_with_itself() -> None:
+    before = {"main": (30.0, 5.0), "other": (0.1, 0.2)}
+    assert not _has_starved(before, {"main": (30.1, 5.2), "other": (0.2, 9.0)})
+    assert not _has_starved(before, {"main": (32.0, 30.0), "new": (1.0, 12.0)})
+    assert _has_starved(before, {"main": (30.1, 20.0)})
+    assert _has_starved(before, {**before, "new": (0.0, 11.0)})
+
+
+def test_a_call_that_is_cancelled_before_its_turn_does_not_wait_for_those_before_it() -> None:
+    async def run() -> None:
+        beside = Apart(1)
+        first = asyncio.create_task(beside.call(partial(time.sleep, 30.0)))
+        await asyncio.sleep(0.05)
+        second = asyncio.create_task(beside.call(os.getpid))
+        await asyncio.sleep(0.05)
+        second.cancel()
+        done, _ = await asyncio.wait({second}, timeout=10.0)
+        assert done
+        first.cancel()
+        await asyncio.wait({first})
+        beside.close()
+
+    asyncio.run(run())
+
+
+def test_one_that_died_while_it_had_nothing_to_do_is_not_given_work(tmp_path: Path) -> None:
+    async def run() -> None:
+        beside = Apart(1)
+        first = await beside.call(os.getpid)
+        os.kill(first, signal.SIGKILL)
+        await asyncio.to_thread(wait_for_end, first)
+        assert await beside.call_once(partial(leave, str(tmp_path / "calls"), 0)) not in (first, HERE)
+        beside.close()
+
+    asyncio.run(run())
+
+
+class Particular(Exception):
+    """Can be pickled, and not be made of what was pickled."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def complain() -> None:
+    raise Particular("this", "that")
+
+
+def test_an_error_that_would_not_arrive_is_told_in_words() -> None:
+    async def run() -> None:
+        beside = Apart(1)
+        with pytest.raises(RuntimeError, match="Particular: this and that"):
+            await beside.call(complain)
+        beside.close()
+
+    asyncio.run(run())
+
+
+WORKING = """
+import asyncio, os, time
+from functools import partial
+from pydanube.stores.apart import Apart
+async def main():
+    beside = Apart(1)
+    pid = await beside.call(os.getpid)
+    working = asyncio.create_task(beside.call(partial(time.sleep, 50.0)))
+    await asyncio.sleep(0.2)
+    print(pid, flush=True)
+    await working
+asyncio.run(main())
+"""
+
+
+def test_it_ends_with_a_broker_that_is_killed_also_if_it_is_at_work(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", WORKING], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        assert not ended(pid)
+        owner.kill()
+        wait_for_end(pid)
 
 
 def note(path: str) -> None:
@@ -338,7 +425,7 @@ def test_what_waits_there_is_called_on_a_loop_of_its_own(tmp_path: Path) -> None
 def test_what_may_change_something_is_not_called_again_if_its_process_dies(tmp_path: Path) -> None:
     async def run() -> None:
         beside = Apart(1)
-        with pytest.raises(Unreachable, match="the process for large objects"):
+        with pytest.raises(ProcessEnded, match="the process for large objects"):
             await beside.call_once(partial(leave, str(tmp_path / "calls"), HERE))
         assert await beside.call(os.getpid) != HERE
         beside.close()

@@ -28,8 +28,9 @@ from pydanube.log.making import (
 )
 from pydanube.log.parquet import check_bytes, open_object
 from pydanube.ports import ObjectStore
-from pydanube.stores.apart import Apart, dumped
+from pydanube.stores.apart import Apart
 from pydanube.stores.object_urls import open_object_store
+from pydanube.stores.pipes import dumped
 
 CHANCE = Random(7)
 
@@ -123,7 +124,7 @@ def apart_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Callable
     async def main() -> Any:
         beside = Apart(1)
         try:
-            return await beside.call_once(partial(function, partial(directory, str(tmp_path)), *arguments))
+            return await beside.call_once(partial(function, *arguments, partial(directory, str(tmp_path))))
         finally:
             beside.close()
 

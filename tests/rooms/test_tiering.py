@@ -13,14 +13,14 @@ from pydanube.core import keys
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.policies import TopicPolicy
 from pydanube.core.tiers import RAW, Retention, TierConfig, object_name
-from pydanube.errors import DiskFull, InvalidObject, OwnershipLost, Unreachable
+from pydanube.errors import DiskFull, InvalidObject, OwnershipLost, ProcessEnded, Unreachable
 from pydanube.log import cloud, making
 from pydanube.log import tier as tier_module
 from pydanube.log.batch import Batch, messages
 from pydanube.log.parquet import Encoded, encode_object
 from pydanube.log.snapshots import read_snapshot
 from pydanube.ports import Compare, Delete, Item, Put, Write
-from pydanube.stores.apart import dumped, loaded
+from pydanube.stores.pipes import dumped, loaded
 from tests.rooms.brokers import (
     ORDERS,
     Host,
@@ -81,7 +81,10 @@ async def test_committed_messages_are_in_the_object_store_after_the_interval() -
 
 
 @simulated
-async def test_as_much_as_an_object_is_uploaded_without_waiting_for_the_interval() -> None:
+async def test_as_much_as_an_object_is_uploaded_without_waiting_for_the_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tier_module, "READ_BYTES", 1)
     host = TierHost(replace(STILL, upload_seconds=1e6, object_bytes=128 * KIB))
     _, orders = await one_topic(host)
     teller = Teller(size=8 * KIB)
@@ -90,6 +93,25 @@ async def test_as_much_as_an_object_is_uploaded_without_waiting_for_the_interval
     assert await check_stored(host) == []
     await teller.tell(orders, 2)
     await asyncio.sleep(5)
+    assert [(each.start_offset, each.end) for each in await check_stored(host)] == [(0, 8)]
+    await teller.tell(orders, 20)  # of what is more than an object, whole ones: the rest has its interval
+    await asyncio.sleep(5)
+    assert [(each.start_offset, each.end) for each in await check_stored(host)] == [(0, 8), (8, 16), (16, 24)]
+
+
+@simulated
+async def test_what_is_less_than_an_object_waits_for_its_interval_and_not_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tier_module, "READ_BYTES", 1)
+    host = TierHost(replace(STILL, upload_seconds=30.0, object_bytes=128 * KIB))
+    _, orders = await one_topic(host)
+    teller = Teller(size=8 * KIB)
+    await asyncio.sleep(20)
+    await teller.tell(orders, 9)
+    await asyncio.sleep(25)
+    assert covered(await check_stored(host)) == [(0, 8)]
+    await asyncio.sleep(8)
     assert covered(await check_stored(host)) == [(0, 9)]
 
 
@@ -499,33 +521,71 @@ async def test_what_a_process_was_storing_when_it_died_is_stored_here_under_anot
 ) -> None:
     store_apart(monkeypatch)
     host = TierHost(STILL)
-    deaths = 1
+    is_dying = True
     calls = 0
     under = host.work.await_apart
 
     async def await_apart(function: Callable[[], Any]) -> Any:
-        nonlocal deaths, calls
+        nonlocal calls
         calls += 1
         found = await under(function)
-        if deaths:
-            deaths -= 1
-            raise Unreachable("the process for large objects", "it has ended")
+        if is_dying:
+            raise ProcessEnded("it was killed")
         return found
 
     monkeypatch.setattr(host.work, "await_apart", await_apart)
     _, orders = await one_topic(host)
     teller = Teller()
     await teller.tell(orders)
-    await asyncio.sleep(3.5)
+    await asyncio.sleep(2.5)
     assert [each.object_id for each in await check_stored(host)] == ["data-0-0-1-1.parquet"]
     assert "data-0-0-1.parquet" in await host.shelf.names()  # nobody knew that it was there
-    assert calls == 1
     await teller.tell(orders)
-    await asyncio.sleep(3.5)
-    assert calls == 2
-    assert covered(await check_stored(host)) == [(0, 2)]
+    await asyncio.sleep(2.5)
+    assert (calls, covered(await check_stored(host))) == (1, [(0, 2)])  # not asked again so soon
+    await asyncio.sleep(tier_module.HERE_SECONDS)
+    is_dying = False
+    await teller.tell(orders)
+    await asyncio.sleep(2.5)
+    assert (calls, covered(await check_stored(host))) == (2, [(0, 3)])
     host.kill()
     await recovered(host, teller.told)
+
+
+@simulated
+async def test_uploads_merges_and_sweeps_go_on_while_every_process_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    store_apart(monkeypatch)
+    monkeypatch.setattr(tier_module, "HERE_SECONDS", 3.0)
+    host = TierHost(SMALL)
+
+    async def await_apart(function: Callable[[], Any]) -> Any:
+        raise ProcessEnded("it was killed")
+
+    monkeypatch.setattr(host.work, "await_apart", await_apart)
+    _, orders = await one_topic(host)
+    teller = Teller()
+    for _ in range(30):
+        await teller.tell(orders)
+        await asyncio.sleep(1.0)
+    await asyncio.sleep(2.0)
+    found = carried(orders)
+    assert (found.failing, found.lag_offsets) == ("", 0)
+    assert any("-m" in each.object_id for each in await check_stored(host))
+    assert orders.log.first_offset > 20
+    host.kill()
+    await recovered(host, teller.told)
+
+
+@simulated
+async def test_what_a_store_says_to_a_process_is_as_if_it_were_said_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    store_apart(monkeypatch)
+    host = TierHost(STILL)
+    _, orders = await one_topic(host)
+    host.shelf.put_fails = 1
+    await Teller().tell(orders)
+    with pytest.raises(Unreachable, match="the answer was lost"):
+        await carried(orders).tier.upload(orders.log)
+    assert await carried(orders).tier.elsewhere() is not None
 
 
 # --- what cannot be uploaded ----------------------------------------------------------------------------------

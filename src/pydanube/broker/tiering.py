@@ -238,9 +238,12 @@ class Tiering:
             return False
         if carried.pending_since is None:
             carried.pending_since = now
-        if now - carried.pending_since >= self._config.upload_seconds or self._excess_bytes() > 0:
-            return True
-        return carried.log_bytes(waiting[0]) >= self._config.object_bytes
+        return self._is_old(carried, now) or carried.log_bytes(waiting[0]) >= self._config.object_bytes
+
+    def _is_old(self, carried: Carried, now: float) -> bool:
+        """All that waits is to be uploaded, and not only what makes whole objects."""
+        since = now if carried.pending_since is None else carried.pending_since
+        return now - since >= self._config.upload_seconds or self._excess_bytes() > 0
 
     def _retain_is_due(self, carried: Carried, now: float) -> bool:
         return now - carried.retained_at >= self._config.retention_check_seconds
@@ -293,7 +296,7 @@ class Tiering:
         tier, tidy = carried.tier, carried.tidy
         now = self._clock.elapsed()
         if self._upload_is_due(carried, now):
-            await self.upload_all(carried)
+            await self.upload_all(carried, only_whole=not self._is_old(carried, now))
             await self._merge_all(carried)
             while await tidy.move_to_manifest():
                 pass
@@ -336,20 +339,25 @@ class Tiering:
             now_us = self._time.at(self._clock.time_us(), self._clock.elapsed())
             await carried.tidy.free(carried.log, now_us, excess_bytes)
 
-    async def upload_all(self, carried: Carried) -> int:
-        """Uploads what waits now; what comes meanwhile has its own interval. How many objects it made."""
+    async def upload_all(self, carried: Carried, *, only_whole: bool = False) -> int:
+        """Uploads what waits now; what comes meanwhile has its own interval. How many objects it made.
+
+        With `only_whole`, what is less than an object is left, too: it would only have to be merged later.
+        """
         tier, topic_log = carried.tier, carried.log
-        head = topic_log.head
+        began, head = self._clock.elapsed(), topic_log.head
         count = 0
         while (waiting := tier.waiting(topic_log)) is not None and waiting[0] < head:
+            if only_whole and count and carried.log_bytes(waiting[0]) < self._config.object_bytes:
+                break
             started = self._clock.elapsed()
-            described = await tier.upload(topic_log, urgent=self._excess_bytes() > 0)
+            described = await tier.upload(topic_log, urgent=self._hurried > 0 or self._excess_bytes() > 0)
             if described is None:
                 break
             count += 1
             self._count(described, started)
             await self._free_excess(carried)  # publishes may wait for it
-        carried.pending_since = self._clock.elapsed() if tier.waiting(topic_log) is not None else None
+        carried.pending_since = began if tier.waiting(topic_log) is not None else None
         return count
 
     def _count(self, described: Descriptor, started: float) -> None:

@@ -65,7 +65,7 @@ def make_packed(topic: str, epoch: int, packed: Sequence[Buffer]) -> Made:
 
 
 async def make_and_store(
-    elsewhere: Elsewhere, key: str, topic: str, epoch: int, packed: Sequence[Buffer]
+    key: str, topic: str, epoch: int, packed: Sequence[Buffer], elsewhere: Elsewhere
 ) -> tuple[Made, ObjectInfo] | None:
     """The same, and the object is stored where it was made; only what is known of it comes back.
 
@@ -113,7 +113,7 @@ def merge(topic: str, epoch: int, objects: Sequence[tuple[Buffer, int]]) -> Made
 
 
 async def merge_and_store(
-    elsewhere: Elsewhere, key: str, topic: str, epoch: int, objects: Sequence[tuple[str, int]]
+    key: str, topic: str, epoch: int, objects: Sequence[tuple[str, int]], elsewhere: Elsewhere
 ) -> tuple[Made, ObjectInfo] | Unreadable:
     """The same of stored objects, each with its key, and stored where it was made. Raises what the store does."""
     parts = []

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Sequence
+import math
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from crc32c import crc32c
 
@@ -38,7 +39,15 @@ from pydanube.core.tiers import (
     manifest_from_bytes,
     object_name,
 )
-from pydanube.errors import Conflict, InvalidObject, LogDamaged, ObjectDamaged, OffsetOutOfRange, Unreachable
+from pydanube.errors import (
+    Conflict,
+    InvalidObject,
+    LogDamaged,
+    ObjectDamaged,
+    OffsetOutOfRange,
+    ProcessEnded,
+    Unreachable,
+)
 from pydanube.log.batch import Batch, cut
 from pydanube.log.making import Made, make_and_store, make_object, make_packed, make_raw, pack, put_checked
 from pydanube.log.snapshots import Snapshot, Snapshots, epoch_of_snapshot
@@ -59,11 +68,14 @@ from pydanube.ports import (
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # What is read at a time, and checked on the event loop: 4 MiB of small batches took it 20 ms.
 READ_BYTES: Final = 256 * 1024
 BATCHES_MAX: Final = 10_000  # per object: each has an entry in the footer, and all are freed at once, in 3 ms
 FEW_BATCHES: Final = 256
 APART_BYTES: Final = 1024 * 1024  # of log: larger objects are made in a process that may wait
+HERE_SECONDS: Final = 300.0
 RETRY_SECONDS: Final = 0.5
 SESSIONS_BYTES_MAX: Final = 64 * 1024  # in every descriptor's write: 230 busy producers, 1,100 of one batch
 
@@ -129,7 +141,7 @@ class TopicTier:
         self._in_doubt = False  # a change was given up before it was answered
         self._unread: str | None = None  # the manifest, until somebody needs what is in it
         self._failed = 0
-        self._stumbled = False  # the last upload failed, perhaps because of the process that stores large objects
+        self._here_until = -math.inf  # the process that stores large objects has failed
         self._given_up: set[tuple[int, int]] = set()  # of the log: lost, and recorded as such
         self._snapshots = Snapshots(store, self.prefix, epoch)
         self._snapshot_is_old = False
@@ -341,9 +353,7 @@ class TopicTier:
             await self.change(operations)
         except BaseException:
             self._failed += 1  # the store may have it all the same, or get it later: this name is used up
-            self._stumbled = True
             raise
-        self._stumbled = False
         self._add(described, sessions)
         return described
 
@@ -438,7 +448,7 @@ class TopicTier:
     async def _store(self, batches: Sequence[Batch], urgent: bool) -> Descriptor:
         """One object of the batches, or of the first of them."""
         is_large = not urgent and sum(each.header.uncompressed_length for each in batches) >= APART_BYTES
-        if is_large and not self._stumbled and (elsewhere := await self.store.elsewhere()) is not None:
+        if is_large and (elsewhere := await self.elsewhere()) is not None:
             described = await self._store_apart(elsewhere, batches)
             if described is not None:
                 return described
@@ -447,19 +457,38 @@ class TopicTier:
         return await self.store_object(name, made)
 
     async def _store_apart(self, elsewhere: Elsewhere, batches: Sequence[Batch]) -> Descriptor | None:
-        """In a process that may wait, and which keeps the object to itself. None if Arrow refuses a batch."""
+        """By a process that may wait, and keeps the object to itself. None if it is to be done here."""
         first, end = batches[0].header.base_offset, batches[-1].header.end_offset
         name = object_name(first, end - 1, self.epoch, attempt=self._failed)
         key = self.key(name)
         self.garbage[name] = self.clock.elapsed()  # until it is described
         packed = await self._pack(batches)
-        found = await self.work.await_apart(partial(make_and_store, elsewhere, key, self.topic, self.epoch, packed))
+        found = await self.apart(partial(make_and_store, key, self.topic, self.epoch, packed, elsewhere))
         if found is None:
             return None
         made, info = found
         if (made.start_offset, made.end) != (first, end):
             raise InvalidObject(key, f"it holds {made.start_offset} up to {made.end}")
         return self.describe(name, made, info)
+
+    async def elsewhere(self) -> Elsewhere | None:
+        """How another process opens the store; None if objects are to be stored here."""
+        return None if self.clock.elapsed() < self._here_until else await self.store.elsewhere()
+
+    async def apart(self, storing: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+        """What another process stores, and says of it. None if it could not, and it is to be done here.
+
+        It may have been done all the same, or will be: the names in it are used up.
+        """
+        try:
+            return await self.work.await_apart(storing)
+        except Exception as error:
+            if isinstance(error, Unreachable | Conflict | InvalidObject) and not isinstance(error, ProcessEnded):
+                raise  # so says the store, which is the same from here
+            log.warning("objects are stored by the broker itself", extra={"topic": self.topic, "why": repr(error)})
+            self._failed += 1
+            self._here_until = self.clock.elapsed() + HERE_SECONDS
+            return None
 
     async def _make(self, batches: Sequence[Batch], is_large: bool) -> Made:
         """As Parquet; the one batch that Arrow refuses, raw. What comes behind it has its turn later."""

@@ -57,7 +57,6 @@ class Tidy:
     def __init__(self, tier: TopicTier) -> None:
         self._tier = tier
         self._merges = 0
-        self._stumbled = False  # the last merge failed, perhaps because of the process that stores large objects
         self._manifests = 0
         self._confirmed: set[str] = set()  # objects that were seen in the store after they were described
         self._spared: dict[str, float] = {}  # objects that cannot be merged because they cannot be read, since when
@@ -77,13 +76,10 @@ class Tidy:
         if not run:
             return None
         is_large = sum(each.size for each in run) >= APART_BYTES
-        elsewhere = await tier.store.elsewhere() if is_large and not self._stumbled else None
-        self._stumbled = True  # until it is done
-        if elsewhere is not None:
-            merged = await self._merge_apart(elsewhere, run)
-        else:
+        elsewhere = await tier.elsewhere() if is_large else None
+        merged = await self._merge_apart(elsewhere, run) if elsewhere is not None else None
+        if merged is None:
             merged = await self._merge_here(run, is_large)
-        self._stumbled = False
         if (merged.start_offset, merged.end) != (run[0].start_offset, run[-1].end):
             raise InvalidObject("the merged object", f"it holds {merged.start_offset} up to {merged.end}")
         gone = [Delete(keys.storage_object(tier.topic, each.start_offset)) for each in run[1:]]
@@ -100,14 +96,15 @@ class Tidy:
         made = await (tier.work.run_apart(merging) if is_large else tier.work.run(merging))
         return await tier.store_object(self._merged_name(run), made)
 
-    async def _merge_apart(self, elsewhere: Elsewhere, run: Sequence[Descriptor]) -> Descriptor:
-        """In a process that may wait, and reads and stores them itself."""
+    async def _merge_apart(self, elsewhere: Elsewhere, run: Sequence[Descriptor]) -> Descriptor | None:
+        """By a process that may wait, and reads and stores them itself. None if it is to be done here."""
         tier = self._tier
         name = self._merged_name(run)
         tier.garbage[name] = tier.clock.elapsed()  # until it is described
         parts = [(tier.key(each.object_id), each.footer_crc) for each in run]
-        merging = partial(merge_and_store, elsewhere, tier.key(name), tier.topic, tier.epoch, parts)
-        found = await tier.work.await_apart(merging)
+        found = await tier.apart(partial(merge_and_store, tier.key(name), tier.topic, tier.epoch, parts, elsewhere))
+        if found is None:
+            return None
         if isinstance(found, Unreadable):
             raise self._spare(run[found.number], found.why)
         return tier.describe(name, *found)

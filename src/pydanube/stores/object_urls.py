@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from functools import partial
-from typing import Protocol
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from pydanube.errors import DiskFailed
 from pydanube.ports import Disk, ObjectStore
@@ -47,23 +47,37 @@ async def open_object_store(
     settings = Settings(place, options or {}, environment)
     if place.scheme == "file":
         return await _open_directory(place, make_disk, pace)
-    elsewhere = partial(_opened, url, dict(options or {}), key, dict(environment), patience)
+    theirs = None if environment is os.environ else dict(environment)
+    elsewhere = _Elsewhere(url, dict(options or {}), key, theirs, patience)
     return RemoteObjectStore(make_store(settings), settings.name, patience, pace, elsewhere)
 
 
-@asynccontextmanager
-async def _opened(
-    url: str,
-    options: Mapping[str, object],
-    key: str,
-    environment: Mapping[str, str],
-    patience: Patience | None,
-) -> AsyncIterator[ObjectStore]:
-    store = await open_object_store(url, options, key=key, environment=environment, patience=patience)
-    try:
+@dataclass(frozen=True)
+class _Elsewhere:
+    """Opens the same store, once in a process: it has connections and credentials that last."""
+
+    url: str
+    options: Mapping[str, object] = field(repr=False)  # secrets
+    key: str
+    environment: Mapping[str, str] | None = field(repr=False)
+    patience: Patience | None
+
+    def __call__(self) -> AbstractAsyncContextManager[ObjectStore]:
+        return self._opened()
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[ObjectStore]:
+        store = next((store for known, store in _OPENED if known == self), None)
+        if store is None:
+            environment = os.environ if self.environment is None else self.environment
+            store = await open_object_store(
+                self.url, self.options, key=self.key, environment=environment, patience=self.patience
+            )
+            _OPENED.append((self, store))
         yield store
-    finally:
-        await store.close()
+
+
+_OPENED: Final[list[tuple[_Elsewhere, ObjectStore]]] = []  # in the process that stores objects
 
 
 async def _open_directory(place: Place, make_disk: Callable[[str], Disk] | None, pace: Pace | None) -> FileObjectStore:

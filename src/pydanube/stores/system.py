@@ -23,7 +23,7 @@ _ELAPSED_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 # How long `close` waits for a peer to take what is queued before it gives up on it.
 CLOSE_SECONDS_MAX = 5.0
 
-PROCESSES_MAX = max(1, (os.cpu_count() or 1) // 2)
+PROCESSES_MAX = 2  # most of their time they wait for the store
 
 
 class SystemClock:
