@@ -127,7 +127,11 @@ def _process(directory: Path, ports: dict[str, int], *, modest: bool) -> Process
         *(f"-{name}={port}" for name, port in ports.items()),
     ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "S3_", "WEED_"))}
-    environment |= {"TMPDIR": str(directory), "HOME": str(directory), "GOMEMLIMIT": "300MiB"}
+    environment |= {"TMPDIR": str(directory), "HOME": str(directory)}
+    if modest:  # memory instead of time: half of its time went into collecting garbage
+        environment |= {"GOMEMLIMIT": "2GiB", "GOGC": "800", "GOMAXPROCS": "1"}
+    else:
+        environment |= {"GOMEMLIMIT": "300MiB"}
     return Process(command, directory / "weed.log", cwd=directory, env=environment, preexec_fn=_die_with_parent)
 
 
