@@ -33,6 +33,7 @@
     │   ├── LeaseLost            a lease ran out in the metadata store
     │   ├── Conflict             somebody changed a key or object between read and write
     │   ├── Unreachable          a peer or a store did not answer
+    │   │   ├── ProcessEnded         the process that stores large objects
     │   │   └── StoreRefused         a store answered, but does not let us: credentials, bucket, another cluster's
     │   ├── NotServed            the topic is not served here just now
     │   ├── OwnershipLost        another owner took the topic

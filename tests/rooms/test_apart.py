@@ -346,7 +346,8 @@ def test_one_that_died_while_it_had_nothing_to_do_is_not_given_work(tmp_path: Pa
         beside = Apart(1)
         first = await beside.call(os.getpid)
         os.kill(first, signal.SIGKILL)
-        await asyncio.to_thread(wait_for_end, first)
+        [process] = beside._pool._free
+        await asyncio.to_thread(process._process.wait)
         assert await beside.call_once(partial(leave, str(tmp_path / "calls"), 0)) not in (first, HERE)
         beside.close()
 

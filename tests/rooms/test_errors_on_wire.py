@@ -12,8 +12,9 @@ from pydanube.wire.errors_on_wire import CODES, FIELDS, from_wire, to_wire
 from pydanube.wire.frames import FrameDecoder, encode
 
 ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, DanubeError)]
-# What a client says about itself never travels, nor what a broker says of its object store; all else needs a code.
-LOCAL = {"ClientClosed", "DeadlineExceeded", "BufferFull", "StoreRefused"}
+# What a client says about itself never travels, nor what a broker says of its object store or of a process of its own;
+# all else needs a code.
+LOCAL = {"ClientClosed", "DeadlineExceeded", "BufferFull", "StoreRefused", "ProcessEnded"}
 KINDS = [kind for kind in ALL if kind.__name__ not in LOCAL]
 
 VALUES = {

@@ -148,10 +148,9 @@ class _Call(Generic[T]):
         except (OSError, EOFError, pickle.UnpicklingError, RuntimeError) as error:  # the last: no thread for the watch
             if self._given_up:
                 raise
-            why = str(error) or type(error).__name__
-            if watch is not None and watch.has_starved:
+            why = (watch.why if watch is not None else "") or str(error) or type(error).__name__
+            if watch is not None and watch.why and process.is_modest:
                 self._pool.starved()
-                why = "others kept it from running"
             log.warning("the process for large objects ended", extra={"why": why})
             return self._without_process(why)
         with self._owning:
@@ -187,7 +186,7 @@ class _Watch:
     """Kills a process that takes too long, or does not come to its turn. A thread of its own, for as long as a call."""
 
     def __init__(self, process: _Process) -> None:
-        self.has_starved = False
+        self.why = ""  # it was killed
         self._process = process
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, name="apart-watch", daemon=True)
@@ -204,10 +203,11 @@ class _Watch:
         began = time.monotonic()
         before = self._process.ran_and_waited()
         while not self._ended.wait(LOOK_SECONDS):
-            is_late = time.monotonic() - began > SECONDS_MAX
-            if self._process.is_modest:
-                self.has_starved = is_late or _has_starved(before, self._process.ran_and_waited())
-            if is_late or self.has_starved:
+            if time.monotonic() - began > SECONDS_MAX:
+                self.why = f"it took longer than {SECONDS_MAX:.0f} s"
+            elif self._process.is_modest and _has_starved(before, self._process.ran_and_waited()):
+                self.why = "others kept it from running"
+            if self.why:
                 self._process.kill()
                 return
 

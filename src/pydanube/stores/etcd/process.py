@@ -138,6 +138,8 @@ def take_over(directory: Path, marker: str) -> int | None:
         handle = os.pidfd_open(pid)
     except (OSError, ValueError, AttributeError):  # no file, no such process, no Linux
         return None
+    ending = select.poll()  # not select: the handle's number may be beyond what that can take
+    ending.register(handle, select.POLLIN)
     try:
         if marker.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
             return None
@@ -145,7 +147,7 @@ def take_over(directory: Path, marker: str) -> int | None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, number)
                 signal.pidfd_send_signal(handle, signal.SIGCONT)
-            if select.select([handle], [], [], seconds)[0]:
+            if ending.poll(seconds * 1000):
                 break
     except OSError:  # it went by itself
         return None
