@@ -351,7 +351,7 @@ class Work(Protocol):
     async def await_apart(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The same for what waits itself, and may change something: nobody calls it a second time.
 
-        Raises ProcessEnded if it did: then nobody knows what was done.
+        Raises ProcessEnded if that process ended first: then nobody knows what was done.
         """
         ...
 

@@ -435,6 +435,23 @@ def test_what_may_change_something_is_not_called_again_if_its_process_dies(tmp_p
     assert (tmp_path / "calls").read_text() == "x"
 
 
+def test_what_stores_something_has_more_time_than_what_only_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apart, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(apart, "SECONDS_MAX", 0.1)
+
+    async def run() -> None:
+        beside = Apart(1)
+        assert await beside.call_once(partial(asyncio.sleep, 0.3, "stored")) == "stored"
+        monkeypatch.setattr(apart, "STORING_SECONDS_MAX", 0.1)
+        with pytest.raises(ProcessEnded, match="it took longer than 0 s"):
+            await beside.call_once(partial(asyncio.sleep, 30.0))
+        beside.close()
+
+    asyncio.run(run())
+
+
 def test_a_file_in_the_working_directory_is_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pickle.py").write_text("raise SystemExit('not ours')")
     monkeypatch.chdir(tmp_path)

@@ -30,7 +30,6 @@ from tests.rooms.tiers import (
     read_everything,
     recovered,
     state_of,
-    store_apart,
     until_sprung,
 )
 
@@ -40,12 +39,7 @@ UNMERGED = replace(SMALL, merged_bytes=1024, descriptors_max=2)
 
 Scene: TypeAlias = Callable[[TierHost, Topic, Teller], Awaitable[None]]
 
-
-@pytest.fixture(autouse=True, params=["here", "apart"])
-def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects are made and stored in this process, or in another."""
-    if request.param == "apart":
-        store_apart(monkeypatch)
+pytestmark = pytest.mark.usefixtures("where")
 
 
 async def everything(host: TierHost, orders: Topic, teller: Teller) -> None:

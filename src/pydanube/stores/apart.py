@@ -46,6 +46,7 @@ LOOK_SECONDS: Final = 1.0
 STARVED_SECONDS: Final = 10.0  # it waited for a core so much longer than it had one, ten times
 NICE_SECONDS: Final = 600.0  # for so long after that nobody is so modest
 SECONDS_MAX: Final = 300.0  # an object takes one or two, and many more if everybody else is busy
+STORING_SECONDS_MAX: Final = 3600.0  # the store has its own deadlines; 256 MB at its slowest take ten minutes
 END_SECONDS: Final = 5.0
 
 
@@ -73,7 +74,7 @@ class Apart:
     async def call_once(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The same for what may change something, on an event loop of that process.
 
-        Raises ProcessEnded if that happened: nobody knows what it did, so nobody does it again.
+        Raises ProcessEnded if the process ended first: nobody knows what it did, so nobody does it again.
         """
         return await self._call(_CallOnce(partial(_run, function), self._pool))
 
@@ -143,7 +144,7 @@ class _Call(Generic[T]):
                 self._process = process
                 if self._given_up:
                     process.kill()
-            with _Watch(process) as watch:
+            with _Watch(process, self._seconds_max) as watch:
                 is_well, outcome = process.call(self._function)
         except (OSError, EOFError, pickle.UnpicklingError, RuntimeError) as error:  # the last: no thread for the watch
             if self._given_up:
@@ -169,11 +170,19 @@ class _Call(Generic[T]):
             if self._process is not None:
                 self._process.kill()
 
+    @property
+    def _seconds_max(self) -> float:
+        return SECONDS_MAX
+
     def _without_process(self, why: str) -> T:
         return self._function()
 
 
 class _CallOnce(_Call[T]):
+    @property
+    def _seconds_max(self) -> float:
+        return STORING_SECONDS_MAX
+
     def _without_process(self, why: str) -> T:
         raise ProcessEnded(why)
 
@@ -185,8 +194,9 @@ def _run(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
 class _Watch:
     """Kills a process that takes too long, or does not come to its turn. A thread of its own, for as long as a call."""
 
-    def __init__(self, process: _Process) -> None:
+    def __init__(self, process: _Process, seconds_max: float) -> None:
         self.why = ""  # it was killed
+        self._seconds_max = seconds_max
         self._process = process
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, name="apart-watch", daemon=True)
@@ -203,8 +213,8 @@ class _Watch:
         began = time.monotonic()
         before = self._process.ran_and_waited()
         while not self._ended.wait(LOOK_SECONDS):
-            if time.monotonic() - began > SECONDS_MAX:
-                self.why = f"it took longer than {SECONDS_MAX:.0f} s"
+            if time.monotonic() - began > self._seconds_max:
+                self.why = f"it took longer than {self._seconds_max:.0f} s"
             elif self._process.is_modest and _has_starved(before, self._process.ran_and_waited()):
                 self.why = "others kept it from running"
             if self.why:
