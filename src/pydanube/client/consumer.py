@@ -62,15 +62,20 @@ class Consumer:
         self._delivery: Delivery | None = None
         self._since_turn = 0
         self._is_open = False
+        self._changing = asyncio.Lock()  # held while it opens or closes, so that nobody opens a second set of lanes
         self._arrived = asyncio.Event()
         self._advancing = asyncio.Lock()
 
     # --- life ---------------------------------------------------------------------------------------
 
     async def open(self) -> Self:
-        """As entering the `async with` block. Does nothing if it is open."""
-        if self._is_open:
-            return self
+        """As entering the `async with` block. Does nothing if it is open; simultaneous calls share one opening."""
+        async with self._changing:
+            if not self._is_open:
+                await self._open()
+        return self
+
+    async def _open(self) -> None:
         topics = await self._partitions()
         settings = self._settings
         if len(topics) > 1:
@@ -98,13 +103,16 @@ class Consumer:
             raise
         self._lanes = lanes
         self._is_open = True
-        return self
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Sends what was acknowledged, gives back the rest. An `async for` that waits ends."""
-        if not self._is_open:
-            return
+        """Sends what was acknowledged, gives back the rest. An `async for` that waits ends. Waits for an `open`."""
+        async with self._changing:
+            if self._is_open:
+                await self._close(timeout)
+
+    async def _close(self, timeout: float | None) -> None:
         self._is_open = False
+        self._changing = asyncio.Lock()  # held while it opens or closes, so that nobody opens a second set of lanes
         self._arrived.set()
         closing = [asyncio.ensure_future(lane.close()) for lane in self._lanes]
         try:

@@ -67,14 +67,19 @@ class Producer:
         self._only: ProducerLane | None = None  # of a topic without partitions
         self._turn = 0
         self._is_open = False
+        self._changing = asyncio.Lock()  # held while it opens or closes, so that nobody opens a second set of lanes
         self._loop: asyncio.AbstractEventLoop
 
     # --- life ---------------------------------------------------------------------------------------
 
     async def open(self) -> Self:
-        """As entering the `async with` block. Does nothing if it is open."""
-        if self._is_open:
-            return self
+        """As entering the `async with` block. Does nothing if it is open; simultaneous calls share one opening."""
+        async with self._changing:
+            if not self._is_open:
+                await self._open()
+        return self
+
+    async def _open(self) -> None:
         self._loop = asyncio.get_running_loop()
         topics = await self._partitions()
         lanes = [ProducerLane(self._brokers, topic, self._settings, self._released) for topic in topics]
@@ -89,16 +94,16 @@ class Producer:
         self._lanes = lanes
         self._only = lanes[0] if len(lanes) == 1 else None
         self._is_open = True
-        return self
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Flushes, then lets go. Raises what `flush` raises, after letting go all the same."""
-        if not self._is_open:
-            return
-        try:
-            await self.flush(timeout=timeout)
-        finally:
-            await self._let_go()
+        """Flushes, then lets go. Raises what `flush` raises, after letting go all the same. Waits for an `open`."""
+        async with self._changing:
+            if not self._is_open:
+                return
+            try:
+                await self.flush(timeout=timeout)
+            finally:
+                await self._let_go()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -109,14 +114,17 @@ class Producer:
         # Whoever leaves with an error still wants what he has sent to arrive, but not to hear of it instead.
         if error is None:
             await self.close()
-        elif self._is_open:
-            try:
-                if isinstance(error, Exception):
-                    await self.flush()
-            except DanubeError:
-                pass
-            finally:
-                await self._let_go()
+        else:
+            async with self._changing:
+                if not self._is_open:
+                    return
+                try:
+                    if isinstance(error, Exception):
+                        await self.flush()
+                except DanubeError:
+                    pass
+                finally:
+                    await self._let_go()
 
     async def _let_go(self) -> None:
         self._is_open = False

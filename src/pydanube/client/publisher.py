@@ -54,6 +54,7 @@ class Publisher:
             raise
         self._link, self._opened = link, frame.command.producer_opened
         if not self._opened.session:
+            self._close_handle()  # nobody enters the block, so nobody leaves it
             raise DeliveryMismatch(self.topic, "reliable", "non-reliable")
 
     async def send(self, batch: Batch) -> None:
@@ -83,9 +84,13 @@ class Publisher:
             if error is None:
                 await self.flush()
         finally:
-            link = self._link
-            if link is not None and link.usable:
-                link.ask(pb.Command(close_producer=pb.CloseProducer(producer=self._opened.producer)), lambda _: None)
+            self._close_handle()
+
+    def _close_handle(self) -> None:
+        """Tells the broker that no more comes. Does not wait for its answer."""
+        link, self._link = self._link, None
+        if link is not None and link.usable:
+            link.ask(pb.Command(close_producer=pb.CloseProducer(producer=self._opened.producer)), lambda _: None)
 
     def _answered(self, answer: frames.Frame | DanubeError) -> None:
         if isinstance(answer, DanubeError):
