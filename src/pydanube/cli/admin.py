@@ -19,7 +19,17 @@ import typer
 from google.protobuf.message import Message
 
 from pydanube.cli.completion import DEFAULT_ENDPOINT, broker_ids, namespace_names, subscription_names, topic_names
-from pydanube.cli.output import Output, OutputOption, payload_fields, payload_text, print_done, print_fields, print_rows
+from pydanube.cli.output import (
+    Output,
+    OutputOption,
+    id_text,
+    orphan_fields,
+    payload_fields,
+    payload_text,
+    print_done,
+    print_fields,
+    print_rows,
+)
 from pydanube.cli.rpc import CALL_SECONDS, Connection, is_passing
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
@@ -251,16 +261,15 @@ def describe_topic(topic: TopicArgument, output: OutputOption = Output.table) ->
 
 def _state_fields(state: ours.TopicStateResponse, output: Output) -> dict[str, object]:
     """Where it is: active, moving or unassigned; and what of it waits on the disk of a lost broker."""
-    names = ("first", "end", "broker_id", "epoch", "sentence")
     if output is Output.json:
         return {
             "state": state.state,
             "sentence": state.sentence,
             "phase": state.phase or None,
-            "to_broker": state.to_broker or None,
+            "to_broker": id_text(state.to_broker),
             "epoch": state.epoch,
             "on_crash": "wait" if state.waits else "take-over",
-            "orphans": [{name: getattr(each, name) for name in names} for each in state.orphans],
+            "orphans": [orphan_fields(each) for each in state.orphans],
         }
     phase = f", phase {state.phase}" if state.phase else ""
     orphans = [f"offsets {each.first} up to {each.end}: {each.sentence}" for each in state.orphans]

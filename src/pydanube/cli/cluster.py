@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pydanube.cli.admin import BROKERS, ENDPOINT, OURS, TOPICS, ask, brokers
 from pydanube.cli.completion import broker_ids
-from pydanube.cli.output import Output, OutputOption, print_done, print_fields, print_rows
+from pydanube.cli.output import Output, OutputOption, id_text, print_done, print_fields, print_rows
 from pydanube.cli.rpc import CALL_SECONDS, Connection
 from pydanube.errors import ConfigError, DanubeError, Unreachable
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
@@ -149,7 +149,10 @@ def balance(output: OutputOption = Output.table) -> None:
         "broker_count": found.broker_count,
     }
     columns = ("broker_id", "load", "topic_count", "is_overloaded", "is_underloaded")
-    rows = [{name: getattr(each, name) for name in columns} for each in found.brokers]
+    rows = [
+        {**{name: getattr(each, name) for name in columns}, "broker_id": id_text(each.broker_id)}
+        for each in found.brokers
+    ]
     if output is Output.json:
         print_fields({**fields, "brokers": rows}, output)
         return
@@ -167,7 +170,11 @@ def rebalance(
     request = pb.RebalanceRequest(dry_run=dry_run, max_moves=max_moves)
     found = ask(BROKERS, "TriggerRebalance", request, pb.RebalanceResponse)
     columns = ("topic_name", "from_broker", "to_broker", "estimated_load", "reason")
-    rows = [{name: getattr(each, name) for name in columns} for each in found.proposed_moves]
+    ids = ("from_broker", "to_broker")
+    rows = [
+        {name: id_text(getattr(each, name)) if name in ids else getattr(each, name) for name in columns}
+        for each in found.proposed_moves
+    ]
     if output is Output.json:
         fields = {"success": found.success, "moves_executed": found.moves_executed}
         print_fields({**fields, "proposed_moves": rows, "message": found.error_message}, output)
@@ -192,8 +199,8 @@ def history(
         {
             "time": datetime.fromtimestamp(each.time_ms / 1000, UTC).isoformat(timespec="milliseconds"),
             "topic": each.topic,
-            "from_broker": each.from_broker,
-            "to_broker": each.to_broker,
+            "from_broker": id_text(each.from_broker),
+            "to_broker": id_text(each.to_broker),
             "estimated_load": round(each.estimated_load, 4),
             "reason": each.reason,
         }
@@ -210,13 +217,13 @@ def status(output: OutputOption = Output.table) -> None:
     """Who keeps the metadata, and who leads there."""
     found = ask(CLUSTER, "ClusterStatus", pb.Empty(), pb.ClusterStatusResponse)
     fields = {
-        "self_node_id": found.self_node_id,
+        "self_node_id": id_text(found.self_node_id),
         "raft_addr": found.raft_addr,
-        "leader_id": found.leader_id or None,
+        "leader_id": id_text(found.leader_id),
         "current_term": found.current_term,
         "last_applied": found.last_applied,
-        "voters": list(found.voters),
-        "learners": list(found.learners),
+        "voters": [str(each) for each in found.voters],
+        "learners": [str(each) for each in found.learners],
     }
     if output is Output.json:
         print_fields(fields, output)
@@ -239,7 +246,9 @@ def add_node(
     new = _status_of(node_addr)
     request = pb.AddNodeRequest(addr=new.raft_addr, node_id=new.self_node_id)
     found = ask(CLUSTER, "AddNode", request, pb.AddNodeResponse)
-    print_done(f"Success: node {found.node_id}: {found.message}", output, node_id=found.node_id, message=found.message)
+    print_done(
+        f"Success: node {found.node_id}: {found.message}", output, node_id=id_text(found.node_id), message=found.message
+    )
 
 
 def _status_of(url: str) -> pb.ClusterStatusResponse:
@@ -257,11 +266,11 @@ def _status_of(url: str) -> pb.ClusterStatusResponse:
 def promote_node(node_id: NodeOption, output: OutputOption = Output.table) -> None:
     """Let a learner that has caught up vote."""
     found = ask(CLUSTER, "PromoteNode", pb.PromoteNodeRequest(node_id=node_id), pb.PromoteNodeResponse)
-    print_done(f"Success: {found.message}", output, node_id=node_id, message=found.message)
+    print_done(f"Success: {found.message}", output, node_id=id_text(node_id), message=found.message)
 
 
 @app.command("remove-node")
 def remove_node(node_id: NodeOption, output: OutputOption = Output.table) -> None:
     """Remove a member. To come back it joins with an empty directory."""
     found = ask(CLUSTER, "RemoveNode", pb.RemoveNodeRequest(node_id=node_id), pb.RemoveNodeResponse)
-    print_done(f"Success: {found.message}", output, node_id=node_id, message=found.message)
+    print_done(f"Success: {found.message}", output, node_id=id_text(node_id), message=found.message)

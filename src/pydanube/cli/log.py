@@ -178,7 +178,8 @@ async def _dump(directory: Path, topic: str, start: int, batches_max: int, messa
         printed += 1
         header = batch.header
         if output == "json":
-            fields = {**header._asdict(), "magic": header.magic.decode()}
+            ids = {name: str(getattr(header, name)) for name in ("topic_hash", "producer_id", "session")}
+            fields = {**header._asdict(), "magic": header.magic.decode(), **ids}  # JSON readers round large numbers
             if messages:
                 fields["messages"] = [_message(row) for row in batches.messages(batch)]
             print(json.dumps(fields))

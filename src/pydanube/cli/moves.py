@@ -18,7 +18,7 @@ import typer
 
 from pydanube.cli.admin import ENDPOINT, OURS, TopicArgument, ask, topics
 from pydanube.cli.completion import broker_ids
-from pydanube.cli.output import Output, OutputOption, print_done, print_json, print_rows
+from pydanube.cli.output import Output, OutputOption, id_text, orphan_fields, print_done, print_json, print_rows
 from pydanube.cli.rpc import Connection
 from pydanube.core.names import parse_broker_id
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
@@ -81,8 +81,8 @@ async def _unload(request: ours.UnloadTopicRequest, *, tell: bool) -> list[ours.
 def _result(result: ours.UnloadResult) -> dict[str, object]:
     return {
         "topic": result.topic,
-        "from_broker": result.from_broker or None,
-        "to_broker": result.to_broker or None,
+        "from_broker": id_text(result.from_broker),
+        "to_broker": id_text(result.to_broker),
         "phases_ms": _milliseconds(result.phases),
         "failure": result.failure or None,
     }
@@ -110,8 +110,8 @@ def moves(topic: TopicArgument, output: OutputOption = Output.table) -> None:
     rows = [
         {
             "time": datetime.fromtimestamp(each.started_at_us / 1e6, UTC).isoformat(timespec="milliseconds"),
-            "from_broker": each.from_broker,
-            "to_broker": each.to_broker or None,
+            "from_broker": id_text(each.from_broker),
+            "to_broker": id_text(each.to_broker),
             "phases_ms": _milliseconds(each.phases) if output is Output.json else _phases_text(each.phases),
             "failure": each.failure or None,
         }
@@ -128,7 +128,7 @@ def list_orphans(topic: TopicArgument, output: OutputOption = Output.table) -> N
     """Offsets that only the disk of a lost broker may have, and what brings them back."""
     found = ask(OURS, "TopicState", ours.TopicStateRequest(topic=topic), ours.TopicStateResponse).orphans
     columns = ("first", "end", "broker_id", "epoch", "sentence")
-    print_rows([{name: getattr(each, name) for name in columns} for each in found], columns, output)
+    print_rows([orphan_fields(each) for each in found], columns, output)
 
 
 @orphans.command("discard")

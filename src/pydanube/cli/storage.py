@@ -32,7 +32,7 @@ from pydanube.cli.admin import (
     tier_fields,
     topics,
 )
-from pydanube.cli.output import Output, OutputOption, print_done, print_fields, print_rows
+from pydanube.cli.output import Output, OutputOption, id_text, print_done, print_fields, print_rows
 from pydanube.cli.rpc import BrokerRefused, Connection
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
@@ -126,7 +126,7 @@ def _listing(found: ours.StorageListResponse) -> dict[str, object]:
         "upload_failing": found.upload_failing or None,
         "only_in_log": ranges(found.only_in_log),
         "orphans": [
-            {"first": each.first, "end": each.end, "broker_id": each.broker_id, "epoch": each.epoch}
+            {"first": each.first, "end": each.end, "broker_id": id_text(each.broker_id), "epoch": each.epoch}
             for each in found.orphans
         ],
         "voids": ranges(found.voids),
