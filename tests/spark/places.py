@@ -32,8 +32,9 @@ class Place:
     def __init__(
         self, directory: Path, thread: LoopThread, url: str | None = None, options: dict[str, object] | None = None
     ) -> None:
+        """An empty `url` is that of a broker whose settings name no store: it keeps objects beside its log."""
         self.directory = directory
-        self.storage_url = url or f"file://{directory}/objects"
+        self.storage_url = f"file://{directory}/objects" if url is None else url
         self.storage_options = options or {}
         self._thread = thread
         self._broker: TestBroker | None = None
@@ -44,7 +45,7 @@ class Place:
 
     def start(self) -> None:
         tier = TierConfig(upload_seconds=NEVER, sweep_seconds=NEVER, retention_check_seconds=NEVER)
-        storage = StorageConfig(url=self.storage_url, options=self.storage_options, tier=tier)
+        storage = StorageConfig(url=self.storage_url or None, options=self.storage_options, tier=tier)
         self._broker = self.run(TestBroker(self.directory / "data", storage=storage).start())
 
     def stop(self) -> None:

@@ -20,7 +20,7 @@ from pydanube.pipeline.compact import groups
 from pydanube.pipeline.lake import Lake
 from pydanube.pipeline.run import reason
 from pydanube.pipeline.settings import Settings, read_settings
-from pydanube.pipeline.tables import QUERY, IcebergTable, OtherCheckpoint, ParquetTable, widened
+from pydanube.pipeline.tables import QUERY, IcebergTable, OlderCheckpoint, OtherCheckpoint, ParquetTable, widened
 from pydanube.spark.plan import Piece
 
 SCHEMA = (
@@ -161,7 +161,9 @@ def test_a_table_goes_on_with_the_checkpoint_that_wrote_it_and_with_no_other(tmp
     opened().claim("query-1", 0)  # there was nothing yet
     for batch in range(3):
         add(batch)
-    for batch in (2, 3, 0):
+    with pytest.raises(OlderCheckpoint, match="has batches up to 2, and the checkpoint goes on with 1: it is an older"):
+        opened().claim("query-1", 1)
+    for batch in (2, 3):
         opened().claim("query-1", batch)
         with pytest.raises(
             OtherCheckpoint, match=r"\(query query-1\) than this one \(query query-2\).*nothing was written"

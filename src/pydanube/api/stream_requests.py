@@ -245,7 +245,7 @@ class Requests:
         )
         if topic.storage is not None:
             tier = topic.storage.tier
-            info.storage_url = self._broker.config.storage.url or ""
+            info.storage_url = self._broker.config.objects_url
             info.history_version = tier.history.history_version
             info.manifest = tier.history.manifest or ""
             info.manifest_crc = tier.history.manifest_crc

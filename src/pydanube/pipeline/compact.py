@@ -23,6 +23,7 @@ from pydanube.errors import Conflict, DanubeError, InvalidObject
 from pydanube.log.parquet import merge_objects
 from pydanube.pipeline.report import Report, Watch
 from pydanube.pipeline.settings import CONNECTION, TOPICS, Settings
+from pydanube.spark.errors import StoreNotHere
 from pydanube.spark.options import Connection, Given
 from pydanube.spark.reach import Reach
 
@@ -82,9 +83,11 @@ def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
     with Reach(connection) as reach:
         for state in reach.states(settings.topics()):
             info = reach.call(_describe(reach, state.topic))
-            url = connection.storage_url or info.url
+            url = reach.store_of(info)
             report.values["objects_before"] += len(info.objects)
-            if url is not None:
+            if url is None and info.objects:
+                report.problems.append(str(StoreNotHere(state.topic, info.url or "an object store")))
+            elif url is not None:
                 work += [(state.topic, url, group) for group in groups(info.objects, object_bytes)]
         watch.says("writing", 0, len(work))
         for done, (topic, group, made, problem) in enumerate(_written(spark, connection, work), 1):

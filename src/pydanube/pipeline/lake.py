@@ -6,6 +6,9 @@
 Everything of a batch is written under its number, raw first; a batch that comes again after a crash finds or replaces
 its own rows. The number is the checkpoint's, so the tables go on with that checkpoint only. So the tables have each
 message once, from offset 0 to the live end, with no seam between the two.
+
+A batch counts only if its numbers are right: messages = raw rows + copies left out of raw, and raw rows = typed rows +
+quarantined rows + copies left out of typed. Otherwise it fails, the query with it, and the checkpoint stays before it.
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from pydanube.errors import ConfigError
+from pydanube.errors import ConfigError, DataDamaged
 from pydanube.pipeline import steps
 from pydanube.pipeline.report import Report, Watch
-from pydanube.pipeline.settings import CONNECTION, TOPICS, Settings
+from pydanube.pipeline.settings import CONNECTION, TOPICS, Settings, local_path
 from pydanube.pipeline.tables import IcebergTable, ParquetTable, Table, with_date
 from pydanube.spark.rows import arrow_schema
 
@@ -73,7 +76,7 @@ class Lake:
         settings = Settings(values, KNOWN, "lake")
         topics = settings.topics()
         settings.required("target", "the directory for the tables")
-        target = (settings.place("target") or "").rstrip("/")
+        target = settings.directory("target") or ""
         name = settings.text("name") or topics[0].rpartition("/")[2]
         text = settings.text("schema")
         schema = _schema(text) if text is not None else None
@@ -148,16 +151,47 @@ def _table(spark: SparkSession, lake: Lake, kind: str) -> Table:
     return ParquetTable(spark, f"{lake.target}/{name}", rows_per_file=lake.rows_per_file)
 
 
+class Tally(NamedTuple):
+    """One batch, counted: what came, what the tables have of it, what was left out as a copy."""
+
+    messages: int
+    raw: int
+    raw_copies: int
+    typed: int = 0
+    quarantine: int = 0
+    typed_copies: int = 0
+
+
+class RowsMissing(DataDamaged):
+    """Rows of a batch are in no table, or there are too many of them."""
+
+    def __init__(self, table: str, batch: int, came: int, stored: int, copies: int) -> None:
+        super().__init__(table, batch, came, stored, copies)
+        self.table = table
+        self.batch = batch
+        self.came = came
+        self.stored = stored
+        self.copies = copies
+
+    def __str__(self) -> str:
+        return (
+            f"batch {self.batch} has {self.came} rows for {self.table}, whose files have {self.stored} of them, and "
+            f"{self.copies} are copies of others: do all executors write to the directory that this machine reads? The "
+            "checkpoint stays before this batch, which is written again by the next run"
+        )
+
+
 class Writer:
     """Adds batches to the tables. Spark calls it once per batch, beside the driver; rows never come here."""
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
         self._tables: Tables | None = None
+        self.tallies: dict[int, Tally] = {}  # by batch; those of a Spark Connect server stay there
 
     def __getstate__(self) -> dict[str, Any]:
         """A Spark Connect server gets a copy, and opens the tables in its own session."""
-        return {"_lake": self._lake, "_tables": None}
+        return {"_lake": self._lake, "_tables": None, "tallies": {}}
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         if self._tables is None:
@@ -165,10 +199,10 @@ class Writer:
         # Kept on the executors, in memory or on their disks: the topic is read once per batch.
         rows = steps.raw(frame).persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            self._write_raw(self._tables, rows, batch)
+            tally = self._write_raw(self._tables, rows, batch)
         finally:
             rows.unpersist()
-        self._write_typed(self._tables, batch)
+        self.tallies[batch] = self._write_typed(self._tables, tally, batch)
 
     def _claimed(self, spark: SparkSession, batch: int) -> Tables:
         tables = Tables.open(spark, self._lake)
@@ -178,26 +212,47 @@ class Writer:
                 table.claim(query, batch)
         return tables
 
-    def _write_raw(self, tables: Tables, rows: DataFrame, batch: int) -> None:
-        known = tables.raw.before(batch) if self._lake.deduplicate_days else None
+    def _write_raw(self, tables: Tables, rows: DataFrame, batch: int) -> Tally:
+        messages = rows.count()
+        earlier = tables.raw.before(batch) if self._lake.deduplicate_days else None
+        known = None if earlier is None else _recent(earlier, rows, self._lake.deduplicate_days)
         fresh = steps.without_repetitions(rows)
         if known is not None:
-            fresh = steps.unseen_messages(fresh, _recent(known, rows, self._lake.deduplicate_days))
-        tables.raw.write(fresh, batch)
+            fresh = steps.unseen_messages(fresh, known)
+        copies = 0
 
-    def _write_typed(self, tables: Tables, batch: int) -> None:
+        def check(stored: int) -> None:
+            nonlocal copies
+            if stored != messages:  # copies are rare: they are looked for when something is not there
+                copies = messages - steps.count_messages(rows, known)
+            if stored + copies != messages:
+                raise RowsMissing(tables.raw.path, batch, messages, stored, copies)
+
+        return Tally(messages, tables.raw.write(fresh, batch, check), copies)
+
+    def _write_typed(self, tables: Tables, tally: Tally, batch: int) -> Tally:
         lake = self._lake
         if lake.schema is None or tables.typed is None or tables.quarantine is None:
-            return
+            return tally
         decoded = steps.decoded(tables.raw.batch(batch), lake.schema, key=lake.key)
-        good = steps.typed(decoded, lake.schema, time=lake.time)
+        every = good = steps.typed(decoded, lake.schema, time=lake.time)
+        earlier = tables.typed.before(batch) if lake.key else None
         if lake.key:
             good = steps.first_by_key(good, lake.key)
-            earlier = tables.typed.before(batch)
             if earlier is not None:
                 good = steps.unseen(good, earlier, lake.key)
-        tables.typed.write(good, batch)
-        tables.quarantine.write(steps.quarantined(decoded), batch)
+        path, copies = tables.typed.path, 0
+        quarantine = tables.quarantine.write(steps.quarantined(decoded), batch)
+
+        def check(typed: int) -> None:
+            nonlocal copies
+            if typed + quarantine != tally.raw and lake.key:
+                copies = every.count() - steps.count_keys(every, earlier, lake.key)
+            if typed + quarantine + copies != tally.raw:
+                raise RowsMissing(path, batch, tally.raw, typed + quarantine, copies)
+
+        typed = tables.typed.write(good, batch, check)
+        return tally._replace(typed=typed, quarantine=quarantine, typed_copies=copies)
 
 
 def _query_of(spark: SparkSession, checkpoint: str) -> str:
@@ -227,20 +282,22 @@ def catalog(lake: Lake) -> Any:
     """The Iceberg catalog: as the settings say, or a SQLite file beside the tables."""
     from pyiceberg.catalog import load_catalog
 
-    target = Path(lake.target.removeprefix("file://")).absolute()
+    target = Path(lake.target)
     target.mkdir(parents=True, exist_ok=True)
     chosen = lake.catalog or {
         "type": "sql",
         "uri": f"sqlite:///{target}/catalog.sqlite",
         "warehouse": f"file://{target}",
     }
+    if isinstance(warehouse := chosen.get("warehouse"), str) and ":" in warehouse:  # else its name in a catalog server
+        local_path("catalog.warehouse", warehouse)
     return load_catalog("danube", **{name: str(value) for name, value in chosen.items()})
 
 
-def start(spark: SparkSession, lake: Lake) -> StreamingQuery:
+def start(spark: SparkSession, lake: Lake, writer: Writer | None = None) -> StreamingQuery:
     """The query, running."""
     stream = spark.readStream.format("danube").options(**lake.source).load()
-    made = stream.writeStream.foreachBatch(Writer(lake)).option("checkpointLocation", lake.checkpoint)
+    made = stream.writeStream.foreachBatch(writer or Writer(lake)).option("checkpointLocation", lake.checkpoint)
     made = made.queryName(f"lake-{lake.name}")
     if lake.follow_seconds is None:
         made = made.trigger(availableNow=True)
@@ -253,7 +310,8 @@ def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
     """Runs until everything that is there is in the tables, or, with follow_seconds, until it is stopped."""
     lake = Lake.parse(values)
     tables = Tables.open(spark, lake)  # a schema that does not fit is said before anything runs
-    query = start(spark, lake)
+    writer = Writer(lake)
+    query = start(spark, lake, writer)
     rows = batches = 0
     seen = -1
     try:
@@ -274,4 +332,10 @@ def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
     for name, table in tables._asdict().items():
         if table is not None:
             report.values[f"{name}_rows"] = table.read().count()
+    tallies = writer.tallies.values()
+    is_known = bool(tallies) or not batches  # a Spark Connect server checks them all the same
+    if tallies:
+        report.values["messages"] = sum(each.messages for each in tallies)
+    for name in ("raw_copies", *(["typed_copies"] if lake.key else [])):
+        report.values[name] = sum(getattr(each, name) for each in tallies) if is_known else "not known here"
     return report

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import yaml
 
@@ -42,6 +44,11 @@ class Settings:
         """A path or URL. Spark may run in another directory than the command: a relative path becomes a whole one."""
         value = self.text(name)
         return value if value is None or "://" in value else str(Path(value).absolute())
+
+    def directory(self, name: str) -> str | None:
+        """A directory of this machine and the executors, as a whole path. Raises ConfigError for other places."""
+        value = self.text(name)
+        return None if value is None else local_path(name, value)
 
     def number(self, name: str, default: int | None = None, least: int = 1) -> int | None:
         value = self._values.get(name)
@@ -93,6 +100,24 @@ class Settings:
             found["storage.options"] = json.dumps(self.mapping("storage.options"))
         return found
 
+
+def local_path(key: str, place: str) -> str:
+    """The directory that a path, file:/path or file:///path names. Raises ConfigError, also for any other scheme."""
+    scheme, separator, _ = place.partition(":")
+    if not separator or not _SCHEME.fullmatch(scheme):
+        return str(Path(place).absolute())
+    parts = urlsplit(place)
+    if scheme.lower() != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise ConfigError(
+            key,
+            place,
+            "a directory that this machine and all executors have, as a path or as file:///path; "
+            "tables are not written to other stores",
+        )
+    return unquote(parts.path)
+
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+")  # two letters or more
 
 CONNECTION = ("service.url", "storage.url", "storage.options", "token", "tls.ca", "tls.cert", "tls.key", "timeout")
 TOPICS = ("topic", "topics")

@@ -68,6 +68,20 @@ def unseen_messages(rows: DataFrame, table: DataFrame) -> DataFrame:
     return rows.withColumn("__id", message_id()).join(known, "__id", "left_anti").drop("__id")
 
 
+def count_messages(rows: DataFrame, table: DataFrame | None) -> int:
+    """How many different messages the rows are, without those of which the table has a copy."""
+    ids = rows.select(message_id().alias("__id")).distinct()
+    if table is not None:
+        ids = ids.join(table.select(message_id().alias("__id")), "__id", "left_anti")
+    return ids.count()
+
+
+def count_keys(rows: DataFrame, table: DataFrame | None, keys: Sequence[str]) -> int:
+    """How many different keys typed rows have, without those that the table has."""
+    found = rows.select(*keys).distinct()
+    return (found if table is None else unseen(found, table, keys)).count()
+
+
 def _first_by(rows: DataFrame, keys: Sequence[Column], order: Sequence[str]) -> DataFrame:
     place = Window.partitionBy(*keys).orderBy(*order)
     ranked = rows.withColumn("__place", F.row_number().over(place))

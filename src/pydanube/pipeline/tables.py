@@ -4,11 +4,13 @@
     {table}/_schema.json                                           the columns that the table has now
     {table}/_query                                                 the query whose batches these are
 
-    Iceberg: executors write the same files below data/, and the driver adds them to the table in one transaction whose
-    snapshot says the batch; a batch that a snapshot has already is not added again. A property says the query.
+    Iceberg: executors write the same files below data/, each attempt in a directory of its own, and the driver adds
+    them to the table. The same transaction sets the property danube.progress to the batch, its rows and its directory,
+    so a batch that comes again is known however many snapshots have expired, and whoever else writes to the table.
 
-A query counts its batches, and its checkpoint keeps the count. Another checkpoint begins with 0 again, so a table goes
-on with its own only.
+A query counts its batches, and its checkpoint keeps the count. Another checkpoint begins with 0 again, and an older
+copy goes back, so a table goes on with its own only. Tables are local directories; `write` counts the rows of their
+files.
 
 Columns are only ever added, and types only widened; old files stay as they are. A reader of the Parquet table takes
 columns by name (`read`, or DuckDB's union_by_name).
@@ -17,10 +19,13 @@ columns by name (`read`, or DuckDB's union_by_name).
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from secrets import token_hex
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
+from pyarrow.parquet import read_metadata
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -37,14 +42,19 @@ from pyspark.sql.types import (
 )
 
 from pydanube.errors import ConfigError, DataDamaged, Refused
+from pydanube.pipeline.settings import local_path
 
 ROWS_PER_FILE: Final = 1_000_000
 QUERY: Final = "danube.query"
+PROGRESS: Final = "danube.progress"
 WIDER: Final[dict[type[DataType], tuple[type[DataType], ...]]] = {
     ShortType: (IntegerType, LongType),
     IntegerType: (LongType,),
     FloatType: (DoubleType,),
 }
+
+
+Check: TypeAlias = Callable[[int], None]
 
 
 class Table(Protocol):
@@ -60,8 +70,12 @@ class Table(Protocol):
         """Must come before the first batch of a run, with its number. Raises OtherCheckpoint."""
         ...
 
-    def write(self, rows: DataFrame, batch: int) -> None:
-        """Adds a batch; the same batch again changes nothing."""
+    def write(self, rows: DataFrame, batch: int, check: Check = lambda stored: None) -> int:
+        """Adds a batch; the same batch again changes nothing. Returns how many rows the table's files have of it.
+
+        `check` is called with that number, and may raise: an Iceberg table does not have the batch then, and a Parquet
+        table has it until it is written again.
+        """
         ...
 
     def batch(self, number: int) -> DataFrame:
@@ -116,21 +130,42 @@ class OtherCheckpoint(Refused):
         )
 
 
-def check_query(table: str, theirs: str | None, ours: str, newest: int, batch: int) -> None:
-    """May a query go on with `batch` in a table whose newest batch is `newest`, or -1? Raises OtherCheckpoint.
+class OlderCheckpoint(Refused):
+    """`table` has batches up to `newest`, and its query goes on with `batch`: an older copy of its checkpoint."""
 
-    A table of a version that did not say its query is known by the number: the newest may come again, or what follows.
+    def __init__(self, table: str, newest: int, batch: int) -> None:
+        super().__init__(table, newest, batch)
+        self.table = table
+        self.newest = newest
+        self.batch = batch
+
+    def __str__(self) -> str:
+        return (
+            f"{self.table} has batches up to {self.newest}, and the checkpoint goes on with {self.batch}: it is an "
+            "older copy, whose batches need not be the same messages, and nothing was written: bring the newest "
+            "checkpoint back, or give the job another name and a new checkpoint, for tables from the beginning"
+        )
+
+
+def check_query(table: str, theirs: str | None, ours: str, newest: int, batch: int) -> None:
+    """May a query go on with `batch` in a table whose newest batch is `newest`, or -1?
+
+    The newest may come again, or what follows. Raises OtherCheckpoint, OlderCheckpoint. A table of a version that did
+    not say its query is known by the number alone.
     """
-    is_ours = theirs == ours if theirs is not None else batch >= newest
-    if newest >= 0 and not is_ours:
+    if newest < 0:
+        return
+    if theirs != ours and (theirs is not None or batch < newest):
         raise OtherCheckpoint(table, theirs, ours)
+    if batch < newest:
+        raise OlderCheckpoint(table, newest, batch)
 
 
 class ParquetTable:
     """A directory."""
 
     def __init__(self, spark: SparkSession, path: str, *, rows_per_file: int = ROWS_PER_FILE) -> None:
-        self.path = path.rstrip("/")
+        self.path = local_path("target", path).rstrip("/")
         self._spark = spark
         self._rows_per_file = rows_per_file
 
@@ -141,14 +176,14 @@ class ParquetTable:
             self._keep("_schema.json", wanted.json())
 
     def _keep(self, name: str, text: str) -> None:
-        file = Path(self._local) / name
+        file = Path(self.path) / name
         file.parent.mkdir(parents=True, exist_ok=True)
         made = file.with_name(f"{name}.new")
         made.write_text(text)
         made.replace(file)
 
     def _schema(self) -> StructType | None:
-        file = Path(self._local) / "_schema.json"
+        file = Path(self.path) / "_schema.json"
         if not file.is_file():
             return None
         try:
@@ -156,19 +191,15 @@ class ParquetTable:
         except (ValueError, KeyError) as error:
             raise TableDamaged(self.path, f"_schema.json cannot be understood: {error}") from error
 
-    @property
-    def _local(self) -> str:
-        return self.path.removeprefix("file://")
-
     def claim(self, query: str, batch: int) -> None:
-        file = Path(self._local) / "_query"
+        file = Path(self.path) / "_query"
         known = file.read_text() if file.is_file() else None
-        newest = max((int(path.name[6:]) for path in Path(self._local).glob("batch=*")), default=-1)
+        newest = max((int(path.name[6:]) for path in Path(self.path).glob("batch=*")), default=-1)
         check_query(self.path, known, query, newest, batch)
         if known != query:
             self._keep("_query", query)
 
-    def write(self, rows: DataFrame, batch: int) -> None:
+    def write(self, rows: DataFrame, batch: int, check: Check = lambda stored: None) -> int:
         wanted = self._schema()
         if wanted is not None:  # in the order and with the types that the table has
             have = set(rows.columns)
@@ -185,12 +216,15 @@ class ParquetTable:
             .partitionBy("date")
             .parquet(f"{self.path}/batch={batch:012}")
         )
+        stored = rows_in(f"{self.path}/batch={batch:012}")
+        check(stored)
+        return stored
 
     def batch(self, number: int) -> DataFrame:
         return self._read(f"{self.path}/batch={number:012}")
 
     def before(self, number: int) -> DataFrame | None:
-        if not any(Path(self._local).glob("batch=*")):
+        if not any(Path(self.path).glob("batch=*")):
             return None
         return self.read().where(F.col("batch") < number).drop("batch")
 
@@ -199,7 +233,7 @@ class ParquetTable:
         if schema is None:
             raise TableDamaged(self.path, "there is no table")
         with_batch = StructType([*schema.fields, StructField("batch", LongType())])
-        if not any(Path(self._local).glob("batch=*")):
+        if not any(Path(self.path).glob("batch=*")):
             return self._spark.createDataFrame([], with_batch)
         return self._spark.read.schema(with_batch).parquet(self.path)
 
@@ -217,6 +251,21 @@ class TableDamaged(DataDamaged):
 
     def __str__(self) -> str:
         return f"{self.table}: {self.what}"
+
+
+class Progress(NamedTuple):
+    """The newest batch of a job in an Iceberg table."""
+
+    batch: int
+    rows: int
+    place: str
+
+    def to_json(self) -> str:
+        return json.dumps(self._asdict())
+
+    def summary(self, job: str) -> dict[str, str]:
+        """For people, and for versions that look at snapshots."""
+        return {"danube.job": job, "danube.batch": str(self.batch)}
 
 
 class IcebergTable:
@@ -258,39 +307,66 @@ class IcebergTable:
                         change.union_by_name(_arrow(StructType([field])))
                     except (ValidationError, ValueError, TypeError) as error:
                         raise _does_not_fit(field, self._identifier, f"it has another type ({error})") from error
-        self.path = self._table.location()
+        self.path = local_path("catalog", self._table.location()).rstrip("/")
 
     def claim(self, query: str, batch: int) -> None:
         self._table.refresh()
         known = self._table.properties.get(QUERY)
-        # Snapshots go when a table is looked after, but for the last.
-        newest = max(self._added(), default=0) if self._table.current_snapshot() is not None else -1
-        check_query(self._identifier, known, query, newest, batch)
+        check_query(self._identifier, known, query, self._newest(), batch)
         if known != query:
             with self._table.transaction() as change:
                 change.set_properties({QUERY: query})
 
-    def write(self, rows: DataFrame, batch: int) -> None:
+    def write(self, rows: DataFrame, batch: int, check: Check = lambda stored: None) -> int:
         self._table.refresh()
-        if batch in self._added():
-            return
-        place = self._place(batch)
+        known = self._stored(batch)
+        if known is not None:
+            check(known.rows)
+            return known.rows
+        place = f"{self._place(batch)}/{token_hex(8)}"
         # The date stays inside the files too: Iceberg learns a file's partition from its statistics.
         (
             rows.withColumn("__date", F.col("date"))
             .repartition("date")
-            .write.mode("overwrite")
+            .write.mode("errorifexists")
             .option("maxRecordsPerFile", self._rows_per_file)
             .partitionBy("__date")
             .parquet(place)
         )
-        files = sorted(str(path) for path in Path(place.removeprefix("file://")).rglob("*.parquet"))
-        properties = {"danube.job": self._job, "danube.batch": str(batch)}
-        if files:
-            self._table.add_files(files, snapshot_properties=properties)
+        stored = rows_in(place)
+        check(stored)
+        if stored:
+            progress = Progress(batch, stored, place)
+            with self._table.transaction() as change:
+                # Nobody else ever had such a path, so no other file needs to be looked at.
+                change.add_files(files_in(place), progress.summary(self._job), check_duplicate_files=False)
+                change.set_properties({PROGRESS: progress.to_json()})
+        return stored
 
     def _place(self, batch: int) -> str:
         return f"{self.path}/data/{self._job}/batch-{batch:012}"
+
+    def _progress(self) -> Progress | None:
+        text = self._table.properties.get(PROGRESS)
+        try:
+            return None if text is None else Progress(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise TableDamaged(self._identifier, f"its property {PROGRESS} cannot be understood: {error}") from error
+
+    def _newest(self) -> int:
+        """The newest batch with rows; -1: there is none."""
+        progress = self._progress()
+        if progress is not None:
+            return progress.batch
+        # Of a version that told it by snapshots alone. They go when a table is looked after, but for the last.
+        return max(self._added(), default=0) if self._table.current_snapshot() is not None else -1
+
+    def _stored(self, batch: int) -> Progress | None:
+        """What the table has of a batch; None: nothing."""
+        progress = self._progress()
+        if progress is None and batch in self._added():
+            progress = Progress(batch, rows_in(self._place(batch)), self._place(batch))
+        return progress if progress is not None and progress.batch == batch else None
 
     def _added(self) -> set[int]:
         """The batches that snapshots name."""
@@ -298,10 +374,12 @@ class IcebergTable:
         return {int(each["danube.batch"]) for each in summaries if each.get("danube.job") == self._job}
 
     def batch(self, number: int) -> DataFrame:
-        place = self._place(number)
-        if not any(Path(place.removeprefix("file://")).rglob("*.parquet")):
+        stored = self._stored(number)
+        if stored is None or not stored.rows:
             return self._empty()
-        return self._spark.read.schema(self._spark_schema()).parquet(place)
+        if rows_in(stored.place) != stored.rows:
+            raise TableDamaged(self._identifier, f"the files of batch {number} are gone from {stored.place}")
+        return self._spark.read.schema(self._spark_schema()).parquet(stored.place)
 
     def before(self, number: int) -> DataFrame | None:
         """Earlier batches of this job, by their files."""
@@ -323,6 +401,15 @@ class IcebergTable:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         return from_arrow_schema(self._table.schema().as_arrow())
+
+
+def files_in(directory: str) -> list[str]:
+    return sorted(str(path) for path in Path(directory).rglob("*.parquet"))
+
+
+def rows_in(directory: str) -> int:
+    """How many rows its Parquet files say they have."""
+    return sum(read_metadata(file).num_rows for file in files_in(directory))
 
 
 def _arrow(schema: StructType) -> Any:

@@ -56,6 +56,22 @@ class NotUploaded(Unavailable):
         )
 
 
+class StoreNotHere(Unavailable):
+    """A topic's objects are in a directory of the broker's machine, which this machine does not have."""
+
+    def __init__(self, topic: str, url: str) -> None:
+        super().__init__(topic, url)
+        self.topic = topic
+        self.url = url
+
+    def __str__(self) -> str:
+        return (
+            f"the objects of {self.topic} are in {self.url} on its broker's machine, and not in that directory of this "
+            "one: mount it here, start the broker with --storage-url for a store that both reach, or read with "
+            'format("danube"), which asks the broker'
+        )
+
+
 class BatchRefused(DataDamaged):
     """A batch of a streaming query cannot be made visible exactly once. Nothing was published that is not told here."""
 

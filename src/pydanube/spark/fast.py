@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pydanube.core.tiers import PARQUET
-from pydanube.spark.errors import NotUploaded
+from pydanube.spark.errors import NotUploaded, StoreNotHere
 from pydanube.spark.options import Everywhere, PerTopic, SourceOptions
 from pydanube.spark.plan import Offsets, Piece, TopicState, advance, between, resolve
 from pydanube.spark.reach import Reach
@@ -36,7 +36,7 @@ def history(spark: SparkSession, topic: str, **options: Any) -> DataFrame:
     given = {name.replace("_", "."): str(value) for name, value in options.items()}
     chosen = SourceOptions.parse({**given, "topic": topic}, streaming=False)
     with Reach(chosen.connection) as reach:
-        states = [_uploaded(state) for state in reach.states(chosen.topics)]
+        states = [_uploaded(state, reach.not_here.get(state.topic)) for state in reach.states(chosen.topics)]
         start = Offsets(next=_places(reach, chosen.starting, states, ending=False))
         ends = _places(reach, chosen.ending, states, ending=True)
     upto = {name: max(end, start.next[name]) for name, end in ends.items()}
@@ -60,8 +60,10 @@ def history(spark: SparkSession, topic: str, **options: Any) -> DataFrame:
     return reduce(DataFrame.unionByName, frames)
 
 
-def _uploaded(state: TopicState) -> TopicState:
-    """The topic as if it had no broker."""
+def _uploaded(state: TopicState, not_here: str | None) -> TopicState:
+    """The topic as if it had no broker. `not_here`: the directory of another machine that has its objects."""
+    if not_here is not None and state.storage_url is None:
+        raise StoreNotHere(state.topic, not_here)
     if state.storage_url is None:
         raise NotUploaded(state.topic, state.first_offset, state.head)
     head = state.objects[-1].end if state.objects else state.first_offset

@@ -17,6 +17,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -40,6 +41,8 @@ from pydanube.log.batch import Batch
 from pydanube.log.snapshots import read_snapshot
 from pydanube.spark.options import Connection
 from pydanube.spark.plan import TopicState
+from pydanube.stores.file_objects import path_of
+from pydanube.stores.object_settings import parse_url
 from pydanube.stores.object_urls import OpenObjectStore, open_object_store
 
 log = logging.getLogger(__name__)
@@ -61,6 +64,7 @@ class Reach:
         self._client: Client | None = None
         self._stores: dict[str, OpenObjectStore] = {}
         self._offline = connection.url is None
+        self.not_here: dict[str, str] = {}  # by topic: the directory of another machine that has its objects
 
     def __enter__(self) -> Self:
         return self
@@ -162,9 +166,26 @@ class Reach:
         return found
 
     async def _state(self, info: StorageInfo) -> TopicState:
-        url = self.connection.storage_url or info.url
+        url = self.store_of(info)
         older = await self._manifest(info.topic, url, info.manifest, info.manifest_crc) if info.manifest and url else []
         return _state_of(info.topic, info.first_offset, info.head, url, older, info.objects, info, live=True)
+
+    def store_of(self, info: StorageInfo) -> str | None:
+        """Where this machine reads a topic's objects; None: nowhere, they come through the broker.
+
+        A broker without a setting keeps history in a directory of its own machine, and names that: it counts only
+        where it is there, on the driver and on each executor.
+        """
+        url = self.connection.storage_url
+        if url is not None or info.url is None:
+            return url
+        place = parse_url("storage.url", info.url)
+        if place.scheme != "file" or _is_here(place.root, info):
+            return info.url
+        if info.topic not in self.not_here:
+            self.not_here[info.topic] = info.url
+            log.warning("history comes through the broker", extra={"topic": info.topic, "not_here": info.url})
+        return None
 
     async def _manifest(self, topic: str, url: str, name: str, crc: int) -> list[Descriptor]:
         key = f"{topic[1:]}/{name}"
@@ -284,6 +305,13 @@ def _state_of(
         url,
         gaps.history_version,
     )
+
+
+def _is_here(root: str, info: StorageInfo) -> bool:
+    """Whether the directory that a broker named is on this machine: it has one for the topic, if there is an object."""
+    if not info.objects and not info.manifest:
+        return True
+    return Path(root, path_of(f"{info.topic[1:]}/object")).parent.is_dir()
 
 
 def _begin_at(state: TopicState, first_offset: int) -> TopicState:
