@@ -179,11 +179,12 @@ def test_keys_of_a_consumer_that_is_only_away_are_kept_for_it() -> None:
     assert step(dispatch, Forgotten(A)) == [Skipped(0, "a1"), SaveCursor(1)]
 
 
-def test_late_acks_count_and_acks_of_queued_messages_are_refused() -> None:
-    dispatch = key_shared("x", "x", policy=FailurePolicy())
+def test_late_acks_count_and_so_do_acks_of_queued_messages() -> None:
+    dispatch = key_shared("x", "x", "x", policy=FailurePolicy())
     step(dispatch, Nacked(offsets(0)))
-    assert step(dispatch, Acked(offsets(1))) == [AckRefused(offsets(1))]
-    assert step(dispatch, Acked(offsets(0))) == [Send(A, offsets(1), 1), SaveCursor(1)]
+    assert step(dispatch, Acked(offsets(1))) == []
+    assert step(dispatch, Acked(offsets(0))) == [Send(A, offsets(2), 1), SaveCursor(2)]
+    assert step(dispatch, Acked(offsets(3))) == [AckRefused(offsets(3))]
 
 
 def test_rescued_messages_are_read_and_delivered_late() -> None:

@@ -119,7 +119,7 @@ def test_only_what_is_left_of_a_flight_times_out() -> None:
     flights.put(0, 10, A, UNTRIED, 1.0)
     flights.put(10, 20, A, UNTRIED, 2.0)
     flights.cut(3, 5)
-    late = flights.cut_sent(lambda sent_at: sent_at <= 1.0)
+    late = flights.cut_sent(lambda sent_at: sent_at <= 1.0, 10)
     assert [(p.first, p.end) for p in late] == [(0, 3), (5, 10)]
     assert flights.oldest_sent_at() == 2.0
 
@@ -130,7 +130,7 @@ def test_a_range_sent_again_does_not_time_out_by_its_old_flight() -> None:
     flights.put(9, 10, A, UNTRIED, 1.0)
     flights.cut(1, 4)
     flights.put(1, 4, B, UNTRIED, 5.0)
-    assert [(p.first, p.end) for p in flights.cut_sent(lambda sent_at: sent_at <= 1.0)] == [(0, 1), (9, 10)]
+    assert [(p.first, p.end) for p in flights.cut_sent(lambda sent_at: sent_at <= 1.0, 10)] == [(0, 1), (9, 10)]
     assert flights.holder(2) == B
 
 

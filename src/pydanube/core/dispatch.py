@@ -16,6 +16,8 @@ An offset that is neither settled nor in flight is in one of three keepings:
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -64,7 +66,7 @@ class RangeDispatch(Machine):
         self._blocking = 0  # offsets that block
 
     def standing(self, committed_head: int = 0) -> Standing:
-        blocked = next((piece.first for piece in self._held if piece.value.blocks), None)
+        blocked = next((piece.first for piece in self._held if piece.value.blocks), None) if self._blocking else None
         members = self.roster.members
         by_window = any(member.messages is None for member in members)
         return Standing(
@@ -146,32 +148,14 @@ class RangeDispatch(Machine):
             self._effects.append(Unblocked())
         return pieces
 
-    def _ack_kept(self, first: int, end: int) -> list[OffsetRange]:
-        # A late ack is as good as any: the consumer did its work, only the answer took long.
-        never_sent: list[OffsetRange] = []
-        if self._ready:
-            for ready in self._ready.cut(first, end):
-                if ready.value.deliveries:
-                    self.progress.settle(ready.first, ready.end)
-                else:
-                    self._ready.put(*ready)
-                    never_sent.append(OffsetRange(ready.first, ready.end))
-        if self._waiting:
-            for waiting in self._waiting.cut(first, end):
-                self.progress.settle(waiting.first, waiting.end)
-        if self._held:
-            for held in self._unhold(first, end):
-                self.progress.settle(held.first, held.end)
-        return never_sent
-
-    def _untried(self, first: int, end: int) -> list[OffsetRange]:
-        pieces = self._ready.overlap(first, end)
-        return [OffsetRange(piece.first, piece.end) for piece in pieces if not piece.value.deliveries]
-
-    def _forget(self, first: int, end: int) -> None:
-        self._ready.cut(first, end)
-        self._waiting.cut(first, end)
-        self._unhold(first, end)
+    def _forget(self, ranges: Sequence[OffsetRange]) -> None:
+        for first, end in ranges:
+            if self._ready:
+                self._ready.cut(first, end)
+            if self._waiting:
+                self._waiting.cut(first, end)
+            if self._held:
+                self._unhold(first, end)
 
     def _forget_all(self) -> None:
         if self._blocking:
@@ -183,10 +167,15 @@ class RangeDispatch(Machine):
 
     # --- time and policy ----------------------------------------------------------------------------------
 
+    def _can_send(self) -> bool:
+        return bool(self._ready) or self.progress.has_fresh()
+
     def _retry_due(self) -> None:
-        while self._due and self._due[0][0] <= self._now:
+        retried = 0
+        while retried < self.pieces_max and self._due and self._due[0][0] <= self._now:
             due, first, end = heappop(self._due)
             for piece in self._waiting.overlap(first, end):
+                retried += 1
                 if piece.value.due != due:
                     continue
                 self._waiting.cut(piece.first, piece.end)
@@ -253,8 +242,8 @@ class FailoverDispatch(RangeDispatch):
 
     @property
     def active(self) -> ConsumerId | None:
-        members = self.roster.members
-        return members[0].consumer if members else None
+        first = self.roster.first
+        return None if first is None else first.consumer
 
     def _joined(self, event: Joined) -> None:
         before = self.active
@@ -269,15 +258,19 @@ class FailoverDispatch(RangeDispatch):
             self._effects.append(Activated(self.active))
 
     def _has_room(self) -> bool:
-        members = self.roster.members
-        return bool(members) and self.roster.has_room_for(members[0])
+        first = self.roster.first
+        return first is not None and self.roster.has_room_for(first)
 
     def _assign(self) -> None:
-        members = self.roster.members
-        if self._blocking or not members:
+        member = self.roster.first
+        if self._blocking or member is None:
             return
-        member = members[0]
-        while (room := self.roster.room(member)) > 0 and (self._ready or self.progress.fresh_count()):
+        pieces = 0
+        while (room := self.roster.room(member)) > 0 and self._can_send():
+            if pieces == self.pieces_max:
+                self._unfinished = True
+                return
+            pieces += 1
             allowed = self._allowance()
             if allowed == 0:
                 return
@@ -325,10 +318,21 @@ class SharedDispatch(RangeDispatch):
         return self.roster.has_room()
 
     def _assign(self) -> None:
-        if self._blocking or not self._turns:
+        if self._blocking or not self._turns or not self._can_send():
             return
-        share = 0
-        while (member := self._next_with_room()) and (self._ready or self.progress.fresh_count()):
+        # Room only shrinks in a step: whoever has none when his turn comes has none in this step.
+        turns = [(self._turn + step) % len(self._turns) for step in range(len(self._turns))]
+        line = deque(at for at in turns if self.roster.room(self._turns[at]) > 0)
+        share = pieces = 0
+        while line and self._can_send():
+            at = line.popleft()
+            member = self._turns[at]
+            if self.roster.room(member) <= 0:
+                continue
+            if pieces == self.pieces_max:
+                self._unfinished = True
+                return
+            pieces += 1
             allowed = self._allowance()
             if allowed == 0:
                 return
@@ -341,15 +345,8 @@ class SharedDispatch(RangeDispatch):
             if piece is None:
                 return
             self._send(member, piece.first, piece.end, piece.value)
-            self._turn = self._turns.index(member, 0) + 1
-
-    def _next_with_room(self) -> Member | None:
-        count = len(self._turns)
-        for step in range(count):
-            member = self._turns[(self._turn + step) % count]
-            if self.roster.room(member) > 0:
-                return member
-        return None
+            self._turn = at + 1
+            line.append(at)
 
     def _share(self) -> int:
         """Equal parts of what can be sent now, for those with room."""

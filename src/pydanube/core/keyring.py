@@ -74,14 +74,24 @@ class Ring:
     def filters(self, consumer: ConsumerId) -> tuple[str, ...]:
         return self._filters[consumer]
 
-    def owner(self, key: str) -> ConsumerId | None:
-        """The same as on a ring of only those consumers that accept the key."""
-        willing = {consumer for consumer, filters in self._filters.items() if accepts(filters, key)}
-        if not willing:
-            return None
-        start = bisect_left(self._hashes, ring_hash(key))
+    def owner(self, key: str, place: int | None = None) -> ConsumerId | None:
+        """The same as on a ring of only those consumers that accept the key. `place`: the key's `ring_hash`, if known.
+
+        Mostly the first point decides: a consumer is asked once whether it accepts the key, and only when it is met.
+        """
+        start = bisect_left(self._hashes, ring_hash(key) if place is None else place)
+        refused: set[ConsumerId] = set()
         count = len(self._owners)
-        return next(owner for step in range(count) if (owner := self._owners[(start + step) % count]) in willing)
+        for step in range(count):
+            owner = self._owners[(start + step) % count]
+            if owner in refused:
+                continue
+            if accepts(self._filters[owner], key):
+                return owner
+            refused.add(owner)
+            if len(refused) == len(self._filters):
+                break
+        return None
 
     def _build(self) -> None:
         points = sorted(chain.from_iterable(self._points.values()))

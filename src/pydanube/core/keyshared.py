@@ -13,19 +13,19 @@ is told (`Keyed`). Offsets below `progress.next_fresh` have known keys, except t
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final
 
 from pydanube.core.delivery import UNTRIED, FailurePolicy, Poison, RetryAt, Tries, copy_delay_seconds, judge
 from pydanube.core.events import Blocked, DeadLetter, Dropped, Joined, ReadKeys, Skipped, Unblocked
-from pydanube.core.keyring import Ring, accepts
+from pydanube.core.keyring import Ring, accepts, ring_hash
 from pydanube.core.lag import Standing
 from pydanube.core.limits import TokenBucket
 from pydanube.core.machine import Machine
 from pydanube.core.names import ConsumerId
-from pydanube.core.ranges import OffsetRange, OffsetRanges
+from pydanube.core.ranges import OffsetRange, OffsetRanges, work
 from pydanube.core.roster import DispatchLimits, Member
 from pydanube.core.window import Progress
 
@@ -58,6 +58,7 @@ class KeyQueue:
     """
 
     key: str
+    place: int  # on the ring
     owner: ConsumerId | None
     offsets: list[int] = field(default_factory=list)
     turn: Turn = Turn.IDLE
@@ -86,76 +87,105 @@ class KeySharedDispatch(Machine):
         self._away = dict(away or {})
         self._ring = Ring()
         self._keys: dict[str, KeyQueue] = {}
+        self._turns = dict.fromkeys(Turn, 0)  # how many queues do what
+        self._unowned: dict[str, KeyQueue] = {}  # queues of keys that no connected consumer accepts
         self._key_of: dict[int, str] = {}  # every offset with a known key that is not settled
         self._tries: dict[int, Tries] = {}  # of offsets that were delivered before and are not in flight
         # Heaps of (first offset, key) by owner. Entries that are no longer true are passed over.
         self._idle: dict[ConsumerId | None, list[tuple[int, str]]] = {None: []}
         self._due: list[tuple[float, str]] = []
+        self._blocked: list[tuple[int, str]] = []  # a heap of (current offset, key)
         self._unread = OffsetRanges()
         self._asked = False  # a ReadKeys is on its way
         self._ask_later = False  # the last answer was empty; wait for the next tick or commit
         self._look_for_unaccepted = False
 
     def standing(self, committed_head: int = 0) -> Standing:
-        queues = list(self._keys.values())
-        blocked = [queue for queue in queues if queue.turn is Turn.BLOCKED]
-        first = min(blocked, key=lambda queue: queue.current, default=None)
-        idle = [queue for queue in queues if queue.turn is Turn.IDLE]
-        owned = [queue for queue in idle if queue.owner is not None]
+        first = self._first_blocked()
         members = self.roster.members
         by_window = any(member.messages is None for member in members)
         has_room = [member.consumer for member in members if self.roster.has_room_for(member)]
-        sendable = sum(queue.owner in has_room for queue in owned)
         unread = self._unread.count + self.progress.fresh_count(committed_head)
-        kept = sum(len(queue.offsets) for queue in idle if queue.owner is None)
+        has_work = unread > 0 or any(self._first_idle(consumer) is not None for consumer in has_room)
+        unowned = [len(queue.offsets) for queue in self._unowned.values() if queue.turn is Turn.IDLE]
         return Standing(
             head=max(self.progress.head, committed_head),
             next_unacked=self.progress.next_unacked,
             lag=self.progress.lag(committed_head),
-            undispatched=len(owned) + unread,
+            undispatched=self._turns[Turn.IDLE] - len(unowned) + unread,
             consumers=len(members),
-            has_room=bool(has_room) and bool(sendable or unread),
+            has_room=bool(has_room) and has_work,
             unacked=self.in_flight.count,
             window_held=self.roster.window_held,
             unacked_max=self.roster.limits.unacked_max if by_window else None,
-            waiting=sum(queue.turn is Turn.WAITING for queue in queues),
+            waiting=self._turns[Turn.WAITING],
             retry_at=self._next_due(),
             blocked_offset=first.current if first else None,
             blocked_key=first.key if first else None,
-            blocked_keys=len(blocked),
-            dead_lettering=sum(queue.turn is Turn.DEAD_LETTERING for queue in queues),
+            blocked_keys=self._turns[Turn.BLOCKED],
+            dead_lettering=self._turns[Turn.DEAD_LETTERING],
             rate_ready_at=self._rate_ready_at,
             first_offset=self.first_offset,
             missing=self.progress.missing_count(),
             timed_out=self.timed_out,
-            unaccepted=kept,
+            unaccepted=sum(unowned),
         )
+
+    def _first_blocked(self) -> KeyQueue | None:
+        while self._blocked:
+            offset, key = self._blocked[0]
+            queue = self._keys.get(key)
+            if queue is not None and queue.turn is Turn.BLOCKED and queue.current == offset:
+                return queue
+            heappop(self._blocked)
+        return None
 
     # --- assigning --------------------------------------------------------------------------------------
 
     def _assign(self) -> None:
         self._skip_unaccepted()
         members = self.roster.members
-        while (found := self._lowest_idle(members)) is not None:
+        # Who has room, by the lowest message that could go there: sending changes only the receiver's own.
+        lowest: list[tuple[int, int]] = []
+        for at, member in enumerate(members):
+            self._offer_to(lowest, at, member)
+        pieces = 0
+        while lowest:
+            if pieces == self.pieces_max:
+                self._unfinished = True
+                return
+            offset, at = heappop(lowest)
+            member = members[at]
+            if self.roster.room(member) <= 0:
+                continue  # the window that all share is full
             allowed = self._allowance()
             if allowed == 0:
                 return
-            member, queue = found
-            offset = heappop(queue.offsets)
-            queue.turn, queue.current = Turn.SENT, offset
+            queue = self._first_idle(member.consumer)
+            assert queue is not None and queue.offsets[0] == offset, "only this member's keys have changed"
+            heappop(queue.offsets)
+            self._set_turn(queue, Turn.SENT)
+            queue.current = offset
             self._send(member, offset, offset + 1, self._tries.pop(offset, UNTRIED))
+            self._offer_to(lowest, at, member)
+            pieces += 1
         self._ask_for_keys(members)
 
-    def _lowest_idle(self, members: list[Member]) -> tuple[Member, KeyQueue] | None:
-        """Among consumers with room, the key whose next message is the lowest."""
-        best: tuple[Member, KeyQueue] | None = None
-        for member in members:
-            if self.roster.room(member) <= 0:
-                continue
-            queue = self._first_idle(member.consumer)
-            if queue is not None and (best is None or queue.offsets[0] < best[1].offsets[0]):
-                best = (member, queue)
-        return best
+    def _offer_to(self, lowest: list[tuple[int, int]], at: int, member: Member) -> None:
+        """Among consumers with room, the key whose next message is the lowest goes first."""
+        if self.roster.room(member) > 0 and (queue := self._first_idle(member.consumer)) is not None:
+            heappush(lowest, (queue.offsets[0], at))
+
+    def _set_turn(self, queue: KeyQueue, turn: Turn) -> None:
+        self._turns[queue.turn] -= 1
+        self._turns[turn] += 1
+        queue.turn = turn
+
+    def _drop(self, queue: KeyQueue) -> None:
+        """A queue that is not needed any more."""
+        if self._keys.pop(queue.key, None) is not None:
+            self._turns[queue.turn] -= 1
+            self._unowned.pop(queue.key, None)
 
     def _first_idle(self, owner: ConsumerId | None) -> KeyQueue | None:
         heap = self._idle[owner]
@@ -180,7 +210,7 @@ class KeySharedDispatch(Machine):
             for offset in sorted(queue.offsets):
                 self._settle(offset)
                 self._effects.append(Skipped(offset, queue.key))
-            del self._keys[queue.key]
+            self._drop(queue)
         self._idle[None] += kept
         heapify(self._idle[None])
 
@@ -190,11 +220,24 @@ class KeySharedDispatch(Machine):
             return
         if not any(self.roster.room(member) > 0 for member in members):
             return
-        wanted = next(iter(self._unread), None) or self.progress.peek_fresh(KEYS_READ_MAX)
+        wanted = self._next_unknown()
         if wanted is not None:
             self._asked = True
-            end = min(wanted.end, wanted.first + KEYS_READ_MAX)
-            self._effects.append(ReadKeys(OffsetRange(wanted.first, end)))
+            self._effects.append(ReadKeys(wanted))
+
+    def _next_unknown(self) -> OffsetRange | None:
+        """Where keys are to be read next: over what is settled or known, whose keys are passed over, so that a
+        thousand keys are one question however scattered they are; not over what is missing, where reading ends.
+        """
+        unread = self._unread.lowest()
+        if unread is not None:
+            return OffsetRange(unread.first, self._unread.overlap(unread.first, unread.first + KEYS_READ_MAX)[-1].end)
+        fresh = self.progress.peek_fresh(1)
+        if fresh is None:
+            return None
+        end = min(self.progress.head, fresh.first + KEYS_READ_MAX)
+        missing = self.progress.missing.next_first(fresh.first)
+        return OffsetRange(fresh.first, end if missing is None else min(end, missing))
 
     def _resume(self) -> None:
         super()._resume()
@@ -220,7 +263,11 @@ class KeySharedDispatch(Machine):
     def _enqueue(self, offset: int, key: str) -> None:
         queue = self._keys.get(key)
         if queue is None:
-            queue = self._keys[key] = KeyQueue(key, self._ring.owner(key))
+            place = ring_hash(key)
+            queue = self._keys[key] = KeyQueue(key, place, self._ring.owner(key, place))
+            self._turns[Turn.IDLE] += 1
+            if queue.owner is None:
+                self._unowned[key] = queue
         self._key_of[offset] = queue.key  # one string per key, however many offsets
         heappush(queue.offsets, offset)
         self._offer(queue)
@@ -233,7 +280,7 @@ class KeySharedDispatch(Machine):
             heappush(self._idle[queue.owner], (queue.offsets[0], queue.key))
             self._look_for_unaccepted |= queue.owner is None
         else:
-            self._keys.pop(queue.key, None)
+            self._drop(queue)
 
     # --- consumers --------------------------------------------------------------------------------------
 
@@ -261,10 +308,15 @@ class KeySharedDispatch(Machine):
         """Messages in flight stay where they are; the next of their key goes to the new owner."""
         self._idle = {None: []} | {member.consumer: [] for member in self.roster.members}
         self._look_for_unaccepted = True
+        self._unowned = {}
         for queue in self._keys.values():
-            queue.owner = self._ring.owner(queue.key)
+            queue.owner = self._ring.owner(queue.key, queue.place)
+            if queue.owner is None:
+                self._unowned[queue.key] = queue
             if queue.turn is Turn.IDLE:
-                heappush(self._idle[queue.owner], (queue.offsets[0], queue.key))
+                self._idle[queue.owner].append((queue.offsets[0], queue.key))
+        for heap in self._idle.values():
+            heapify(heap)
 
     # --- the life of a message ----------------------------------------------------------------------------
 
@@ -279,24 +331,34 @@ class KeySharedDispatch(Machine):
             self._turn_idle(queue)
             self._offer(queue)
 
-    def _free(self, offset: int) -> None:
-        """Forgets an offset, wherever it is; its key's next message may go."""
-        key = self._key_of.pop(offset, None)
-        if key is None:
-            return
-        queue = self._keys[key]
-        self._tries.pop(offset, None)
-        if offset in queue.offsets:
-            queue.offsets.remove(offset)
-            heapify(queue.offsets)
-        if queue.current == offset and queue.turn is not Turn.IDLE:
-            self._turn_idle(queue)
-        self._offer(queue)
+    def _free(self, offsets: Iterable[int]) -> None:
+        """Forgets offsets that are not in flight; the next messages of their keys may go.
+
+        A queue is looked through once, however many of its offsets go.
+        """
+        gone: dict[str, set[int]] = {}
+        for offset in offsets:
+            key = self._key_of.pop(offset, None)
+            if key is not None:
+                self._tries.pop(offset, None)
+                gone.setdefault(key, set()).add(offset)
+        for key, leaving in gone.items():
+            queue = self._keys[key]
+            if len(leaving) == 1 and queue.offsets and queue.offsets[0] in leaving:
+                heappop(queue.offsets)
+            else:
+                work.ranges += len(queue.offsets) // 64
+                queue.offsets = [offset for offset in queue.offsets if offset not in leaving]
+                heapify(queue.offsets)
+            if queue.current in leaving and queue.turn is not Turn.IDLE:
+                self._turn_idle(queue)
+            self._offer(queue)
 
     def _turn_idle(self, queue: KeyQueue) -> None:
         if queue.turn is Turn.BLOCKED:
             self._effects.append(Unblocked(queue.key))
-        queue.turn, queue.current, queue.dead_letter = Turn.IDLE, -1, False
+        self._set_turn(queue, Turn.IDLE)
+        queue.current, queue.dead_letter = -1, False
 
     def _take_back(self, first: int, end: int, tries: Tries) -> None:
         for offset in range(first, end):
@@ -324,56 +386,50 @@ class KeySharedDispatch(Machine):
             case Poison.DROP:
                 self._effects.append(Dropped(OffsetRange(offset, offset + 1), tries))
                 self.progress.settle(offset, offset + 1)
-                self._free(offset)
+                self._free((offset,))
             case Poison.DEAD_LETTER:
                 assert self.policy.dead_letter_topic is not None, "the policy was checked when it was made"
-                queue.turn = Turn.DEAD_LETTERING
+                self._set_turn(queue, Turn.DEAD_LETTERING)
                 one = OffsetRange(offset, offset + 1)
                 self._effects.append(DeadLetter(one, tries, self.policy.dead_letter_topic))
             case Poison.BLOCK:
-                queue.turn = Turn.BLOCKED
+                self._set_turn(queue, Turn.BLOCKED)
+                heappush(self._blocked, (offset, queue.key))
                 self._effects.append(Blocked(offset, tries, queue.key))
 
     def _wait(self, queue: KeyQueue, due: float) -> None:
-        queue.turn, queue.due = Turn.WAITING, due
+        self._set_turn(queue, Turn.WAITING)
+        queue.due = due
         heappush(self._due, (due, queue.key))
 
-    def _ack_kept(self, first: int, end: int) -> list[OffsetRange]:
-        never_sent: list[OffsetRange] = []
-        for offset in self._kept(first, end):
-            if offset in self._tries:
-                self.progress.settle(offset, offset + 1)
-                self._free(offset)
-            else:
-                never_sent.append(OffsetRange(offset, offset + 1))
-        return never_sent + self._unread.overlap(first, end)
-
-    def _untried(self, first: int, end: int) -> list[OffsetRange]:
-        queued = [offset for offset in self._kept(first, end) if offset not in self._tries]
-        return [OffsetRange(offset, offset + 1) for offset in queued] + self._unread.overlap(first, end)
-
     def _kept(self, first: int, end: int) -> list[int]:
-        """Offsets in queues, by offset."""
-        if end - first <= len(self._key_of):
-            known = [offset for offset in range(first, end) if offset in self._key_of]
-        else:
-            known = sorted(offset for offset in self._key_of if first <= offset < end)
-        return [offset for offset in known if self.in_flight.holder(offset) is None]
+        """Offsets of [first, end) in queues, by offset. What is settled is skipped as ranges."""
+        progress = self.progress
+        first, end = max(first, progress.next_unacked), min(end, progress.next_fresh)
+        return [
+            offset
+            for gap in progress.settled.gaps(first, end)
+            for part in (progress.missing.gaps(*gap) if progress.missing else (gap,))
+            for offset in range(*part)
+            if offset in self._key_of and self.in_flight.holder(offset) is None
+        ]
 
     def _revealed(self, first: int, end: int) -> None:
         self._unread.add(first, end)
 
-    def _forget(self, first: int, end: int) -> None:
-        self._unread.remove(first, end)
-        for offset in range(first, end) if end - first <= len(self._key_of) else list(self._key_of):
-            if first <= offset < end and self.in_flight.holder(offset) is None:
-                self._free(offset)
+    def _forget(self, ranges: Sequence[OffsetRange]) -> None:
+        if self._unread:
+            for first, end in ranges:
+                self._unread.remove(first, end)
+        self._free(offset for first, end in ranges for offset in self._kept(first, end))
 
     def _forget_all(self) -> None:
         for queue in self._keys.values():
             if queue.turn is Turn.BLOCKED:
                 self._effects.append(Unblocked(queue.key))
         self._keys.clear()
+        self._turns = dict.fromkeys(Turn, 0)
+        self._blocked.clear()
         self._key_of.clear()
         self._tries.clear()
         self._due.clear()
@@ -384,7 +440,9 @@ class KeySharedDispatch(Machine):
     # --- time and policy ----------------------------------------------------------------------------------
 
     def _retry_due(self) -> None:
-        while self._due and self._due[0][0] <= self._now:
+        retried = 0
+        while retried < self.pieces_max and self._due and self._due[0][0] <= self._now:
+            retried += 1
             due, key = heappop(self._due)
             queue = self._keys.get(key)
             if queue is None or queue.turn is not Turn.WAITING or queue.due != due:
@@ -423,7 +481,7 @@ class KeySharedDispatch(Machine):
             queue = self._keys[self._key_of[offset]]
             if queue.turn is Turn.DEAD_LETTERING and queue.current == offset:
                 self.progress.settle(offset, offset + 1)
-                self._free(offset)
+                self._free((offset,))
 
     def _dead_letter_failed(self, first: int, end: int) -> None:
         for offset in self._kept(first, end):

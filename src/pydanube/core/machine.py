@@ -10,12 +10,16 @@ what (`_assign`) and keep what is waiting to be sent again.
 
 Invariant: every offset in [next_unacked, next_fresh) that is neither settled nor missing is in exactly one
 place: in flight, or in the subclass's keeping. Nothing is ever skipped.
+
+A step is short, whatever the subscription looks like: it hands out, times out and retries at most `PIECES_MAX`
+ranges each, and asks to be woken at once (`WakeAt` now) if there is more to do.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Sequence
+from typing import Final
 
 from pydanube.core.delivery import TIMED_OUT, FailurePolicy, Tries
 from pydanube.core.events import (
@@ -49,9 +53,11 @@ from pydanube.core.events import (
 from pydanube.core.lag import Beat, Heartbeat, LagInfo, Standing, beat, lag_info
 from pydanube.core.limits import TokenBucket
 from pydanube.core.names import ConsumerId
-from pydanube.core.ranges import OffsetRange, Piece
+from pydanube.core.ranges import OffsetRange, OffsetRanges, Piece, work
 from pydanube.core.roster import DispatchLimits, Member, Roster
 from pydanube.core.window import Flight, InFlight, Progress, SavedPosition
+
+PIECES_MAX: Final = 1_000  # ranges that one step sends, takes back because of their age, or retries
 
 
 class _Outgoing:
@@ -83,6 +89,9 @@ class Machine(ABC):
         self.in_flight = InFlight()
         self.first_offset = 0
         self.timed_out = 0  # messages, in all
+        self.pieces_max = PIECES_MAX
+        self.touched_max = 0  # ranges, by the costliest step so far
+        self._unfinished = False  # there is more to send, and somebody has room
         self._now = 0.0
         self._wake_at: float | None = None
         self._rate_ready_at: float | None = None
@@ -93,21 +102,28 @@ class Machine(ABC):
     def step(self, event: Event, now: float) -> list[Effect]:
         self._now = max(now, self._now)  # a clock that went back must not reorder flights
         self._effects = []
+        touched_before = work.ranges
         cursor_before = self.progress.next_unacked
         self._hear(event)
         self._time_out()
         self._retry_due()
         self._rate_ready_at = None
+        self._unfinished = False
         self._assign()
         self._say_sends()
         if self.progress.next_unacked != cursor_before or isinstance(event, Sought):
             self._effects.append(SaveCursor(self.progress.next_unacked))
         self._say_wake()
+        self.touched_max = max(self.touched_max, work.ranges - touched_before)
         return self._effects
 
     def saved(self) -> SavedPosition:
         """What to store. Unchanged as long as its `changes` is."""
         return self.progress.saved()
+
+    def saving(self, size_max_bytes: int) -> Generator[None, None, SavedPosition]:
+        """What to store now, in so many bytes, with pauses."""
+        return self.progress.saving(size_max_bytes)
 
     def has_lag(self, committed_head: int) -> bool:
         """Is something committed and deliverable, but not acknowledged?"""
@@ -182,43 +198,44 @@ class Machine(ABC):
                 self.progress.seek(max(offset, self.first_offset))
 
     def _acked(self, ranges: Ranges) -> None:
-        refused: list[OffsetRange] = []
-        for first, end in ranges:
-            sent = self._sent_part(first, end, refused)
-            pieces = self.in_flight.cut(*sent)
+        """Whatever is committed may be acknowledged: the consumer may have it from an earlier owner of the topic, or
+        from the delivery before this one. Acknowledging twice changes nothing.
+        """
+        committed = self._committed_part(ranges)
+        for first, end in committed:
+            pieces = self.in_flight.cut(first, end)
             self._release(pieces)
             for piece in pieces:
-                self.progress.settle(piece.first, piece.end)
                 self._landed(piece.first, piece.end)
-            refused += self._ack_kept(*sent)
-        self._refuse(refused)
+        self._forget(committed)
+        for first, end in committed:
+            self.progress.settle(first, end)
 
     def _nacked(self, event: Nacked) -> None:
-        refused: list[OffsetRange] = []
-        for first, end in event.ranges:
-            sent = self._sent_part(first, end, refused)
-            pieces = self.in_flight.cut(*sent)
+        """What is not in flight is about to be delivered (again) anyhow, or done."""
+        for first, end in self._committed_part(event.ranges):
+            pieces = self.in_flight.cut(first, end)
             self._release(pieces)
             for piece in pieces:
                 tries = piece.value.tries.failed(event.reason)
                 self._failed(piece.first, piece.end, tries, event.delay_seconds)
-            refused += self._untried(*sent)
-        self._refuse(refused)
 
-    def _sent_part(self, first: int, end: int, refused: list[OffsetRange]) -> OffsetRange:
-        """The part of [first, end) that can have been sent and is not settled for good. May be empty."""
-        fresh = self.progress.next_fresh
-        if end > fresh:
-            refused.append(OffsetRange(max(first, fresh), end))
-            end = fresh
-        first = max(first, self.progress.next_unacked)
-        if self.progress.missing and first < end:
-            refused += self.progress.missing.overlap(first, end)
-        return OffsetRange(first, max(first, end))
+    def _committed_part(self, ranges: Ranges) -> list[OffsetRange]:
+        """What of these is below the head and not settled for good, each offset once. The rest above is refused."""
+        committed: list[OffsetRange] = []
+        refused: list[OffsetRange] = []
+        for first, end in ranges if len(ranges) == 1 else OffsetRanges(ranges):
+            if end > self.progress.head:
+                refused.append(OffsetRange(max(first, self.progress.head), end))
+            first, end = max(first, self.progress.next_unacked), min(end, self.progress.head)
+            if first < end:
+                committed.append(OffsetRange(first, end))
+        self._refuse(refused)
+        return committed
 
     def _refuse(self, refused: list[OffsetRange]) -> None:
         if refused:
-            self._effects.append(AckRefused(tuple(sorted(refused))))
+            self._effects.append(AckRefused(tuple(refused)))
 
     def _shipped(self, event: Shipped) -> None:
         member = self.roster.get(event.consumer)
@@ -240,8 +257,8 @@ class Machine(ABC):
     def _trimmed(self, first_offset: int) -> None:
         self.first_offset = max(self.first_offset, first_offset)
         lost = self.progress.unsettled(self.first_offset)
-        for first, end in lost:
-            self._void(first, end)
+        if lost:
+            self._void(lost[0].first, lost[-1].end)
         self.progress.missing.remove(0, self.first_offset)
         if lost:
             self._effects.append(Expired(tuple(lost)))
@@ -251,11 +268,11 @@ class Machine(ABC):
         first = max(first, self.progress.next_unacked)
         if first < end:
             self._release(self.in_flight.cut(first, end))
-            self._forget(first, end)
+            self._forget((OffsetRange(first, end),))
             self.progress.settle(first, end)
 
     def _withhold(self, first: int, end: int) -> None:
-        self._forget(first, end)
+        self._forget((OffsetRange(first, end),))
         held = [(piece.first, piece.end) for piece in self.in_flight.overlap(first, end)]
         at = first
         for held_first, held_end in [*held, (end, end)]:
@@ -280,7 +297,7 @@ class Machine(ABC):
         if timeout is None or oldest is None or oldest + timeout > self._now:
             return
         # The same sum as in the wake time, so that waking exactly then finds what it woke for.
-        pieces = self.in_flight.cut_sent(lambda sent_at: sent_at + timeout <= self._now)
+        pieces = self.in_flight.cut_sent(lambda sent_at: sent_at + timeout <= self._now, self.pieces_max)
         self._release(pieces)
         for piece in pieces:
             self.timed_out += piece.end - piece.first
@@ -288,8 +305,9 @@ class Machine(ABC):
 
     def _say_wake(self) -> None:
         timeout, oldest = self.policy.ack_timeout_seconds, self.in_flight.oldest_sent_at()
-        expiry = None if timeout is None or oldest is None else oldest + timeout
-        wanted = expiry
+        wanted = None if timeout is None or oldest is None else oldest + timeout
+        if self._unfinished:
+            wanted = self._now
         for time in (self._next_due(), self._rate_ready_at):
             if time is not None and (wanted is None or time < wanted):
                 wanted = time
@@ -401,20 +419,12 @@ class Machine(ABC):
         """A delivery failed; keep the message until its verdict is carried out."""
 
     @abstractmethod
-    def _ack_kept(self, first: int, end: int) -> list[OffsetRange]:
-        """Late acks: settles kept messages that were delivered before; returns those never delivered."""
-
-    @abstractmethod
-    def _untried(self, first: int, end: int) -> list[OffsetRange]:
-        """Kept messages that were never delivered."""
-
-    @abstractmethod
     def _revealed(self, first: int, end: int) -> None:
         """Keep these: they became readable after fresh messages above them were handed out."""
 
     @abstractmethod
-    def _forget(self, first: int, end: int) -> None:
-        """Keep these no longer."""
+    def _forget(self, ranges: Sequence[OffsetRange]) -> None:
+        """Keep these no longer. They are not in flight."""
 
     @abstractmethod
     def _forget_all(self) -> None: ...

@@ -5,13 +5,15 @@
     RangeMap      the same with a value per range; neighbours with equal values are one range
 
 A million contiguous offsets cost as much as one. Every operation is a binary search and a list splice, so it
-depends on how many ranges it touches, never on how many offsets they hold.
+depends on how many ranges it touches, never on how many offsets they hold. `work` counts the ranges touched: what
+must stay small whatever a subscription looks like is asserted by tests and simulators, not hoped for.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from itertools import accumulate
 from typing import Final, Generic, NamedTuple, NewType, TypeVar
 from zlib import crc32
 
@@ -20,6 +22,23 @@ V = TypeVar("V")
 
 FORMAT: Final = 1
 CRC_SIZE_BYTES: Final = 4
+OFFSET_END_MAX: Final = 2**63
+STRETCH: Final = 4096  # ranges (or bytes) that are encoded or decoded before somebody else may have a turn
+
+
+class Work:
+    """How many ranges were touched one by one, in this process. Only differences mean something.
+
+    Ranges that the interpreter sums or copies as a block count as a 64th: they cost about as much.
+    """
+
+    __slots__ = ("ranges",)
+
+    def __init__(self) -> None:
+        self.ranges = 0
+
+
+work: Final = Work()
 
 
 class OffsetRange(NamedTuple):
@@ -104,6 +123,7 @@ class OffsetRanges:
         # Ranges [low, high) overlap or touch the new one and become part of it.
         low = bisect_left(self._ends, first)
         high = bisect_right(self._firsts, end)
+        work.ranges += high - low + 1
         known = 0
         if low < high:
             known = sum(self._ends[low:high]) - sum(self._firsts[low:high])
@@ -123,8 +143,10 @@ class OffsetRanges:
             return 0
         low = bisect_right(self._ends, first)
         high = bisect_left(self._firsts, end)
+        work.ranges += 1
         if low >= high:
             return 0
+        work.ranges += high - low
         known = sum(self._ends[low:high]) - sum(self._firsts[low:high])
         left, right = self._firsts[low], self._ends[high - 1]
         firsts: list[int] = []
@@ -163,15 +185,39 @@ class OffsetRanges:
         at = bisect_left(self._firsts, start)
         return self._firsts[at] if at < len(self._firsts) else None
 
-    def overlap(self, first: int, end: int) -> list[OffsetRange]:
-        """The parts of [first, end) that are in the set."""
+    def lowest(self) -> OffsetRange | None:
+        return OffsetRange(self._firsts[0], self._ends[0]) if self._firsts else None
+
+    def count_in(self, first: int, end: int) -> int:
+        """How many offsets of [first, end) are in the set. Touches no range one by one."""
+        if first >= end:
+            return 0
         low = bisect_right(self._ends, first)
         high = bisect_left(self._firsts, end)
-        return [
-            OffsetRange(max(first, self._firsts[at]), min(end, self._ends[at]))
-            for at in range(low, high)
-            if first < end
-        ]
+        if low >= high:
+            return 0
+        firsts, ends = self._firsts, self._ends
+        if 2 * (high - low) <= len(firsts):
+            work.ranges += (high - low) // 64 + 1
+            inside = sum(ends[low:high]) - sum(firsts[low:high])
+        else:
+            work.ranges += (len(firsts) - high + low) // 64 + 1
+            inside = self._count - sum(ends[:low]) + sum(firsts[:low]) - sum(ends[high:]) + sum(firsts[high:])
+        return inside - max(0, first - firsts[low]) - max(0, ends[high - 1] - end)
+
+    def overlap(self, first: int, end: int) -> list[OffsetRange]:
+        """The parts of [first, end) that are in the set."""
+        if first >= end:
+            return []
+        low = bisect_right(self._ends, first)
+        high = bisect_left(self._firsts, end)
+        if low >= high:
+            return []
+        work.ranges += high - low
+        found = list(map(OffsetRange, self._firsts[low:high], self._ends[low:high]))
+        found[0] = OffsetRange(max(first, found[0].first), found[0].end)
+        found[-1] = OffsetRange(found[-1].first, min(end, found[-1].end))
+        return found
 
     def gaps(self, first: int, end: int) -> list[OffsetRange]:
         """The parts of [first, end) that are not in the set."""
@@ -193,18 +239,37 @@ class OffsetRanges:
 
         All numbers are LEB128; a gap is counted from the end of the range before (the first from `base`).
         """
+        return finished(self.encoding(base, size_max_bytes))[0]
+
+    def encoding(self, base: int, size_max_bytes: int) -> Generator[None, None, tuple[bytes, int]]:
+        """As `encode`, with pauses, in which the set must not change. Also returns how many offsets are in the bytes."""
         out = bytearray([FORMAT])
         _put_number(out, base)
+        room = size_max_bytes - CRC_SIZE_BYTES
         previous = base
-        for first, end in self.overlap(base, self._ends[-1] if self._ends else base):
-            entry = bytearray()
-            _put_number(entry, first - previous)
-            _put_number(entry, end - first)
-            if len(out) + len(entry) + CRC_SIZE_BYTES > size_max_bytes:
-                break
-            out += entry
-            previous = end
-        return bytes(out) + crc32(out).to_bytes(CRC_SIZE_BYTES, "little")
+        held = 0
+        at = bisect_right(self._ends, base)
+        while at < len(self._firsts):
+            upto = at + STRETCH
+            for first, end in zip(self._firsts[at:upto], self._ends[at:upto], strict=True):
+                gap, length = max(first, base) - previous, end - max(first, base)
+                size = len(out)
+                if gap < 0x80 and length < 0x80:
+                    out.append(gap)
+                    out.append(length)
+                else:
+                    _put_number(out, gap)
+                    _put_number(out, length)
+                if len(out) > room:
+                    del out[size:]
+                    at = len(self._firsts)
+                    break
+                previous = end
+                held += length
+            else:
+                at = upto
+                yield
+        return bytes(out) + crc32(out).to_bytes(CRC_SIZE_BYTES, "little"), held
 
     @classmethod
     def decode(cls, data: bytes, base: int) -> OffsetRanges | None:
@@ -213,18 +278,51 @@ class OffsetRanges:
         Only the caller knows what damage means. For acknowledgements it is harmless to go on without:
         messages are repeated. Believing a damaged range would skip some.
         """
+        return finished(cls.decoding(data, base))
+
+    @classmethod
+    def decoding(cls, data: bytes, base: int) -> Generator[None, None, OffsetRanges | None]:
+        """As `decode`, with pauses."""
         body, crc = data[:-CRC_SIZE_BYTES], int.from_bytes(data[-CRC_SIZE_BYTES:], "little")
         if not body or body[0] != FORMAT or crc32(body) != crc:
             return None
-        numbers = list(_numbers(body[1:]))
-        if len(numbers) % 2 == 0 or numbers[0] != base:
+        numbers: list[int] = []
+        number = shift = 0
+        for at in range(1, len(body), STRETCH):
+            for byte in body[at : at + STRETCH]:
+                if byte < 0x80 and not shift:
+                    numbers.append(byte)
+                    continue
+                number |= (byte & 0x7F) << shift
+                shift += 7
+                if byte < 0x80:
+                    numbers.append(number)
+                    number = shift = 0
+                elif shift > 63:
+                    return None
+            yield
+        if shift or len(numbers) % 2 == 0 or numbers[0] != base or 0 in numbers[2:]:
+            return None  # cut short, for another base, or ranges that are empty or touch: we write none of these
+        marks = list(accumulate(numbers))
+        if marks[-1] > OFFSET_END_MAX:
             return None
         ranges = cls()
-        end = base
-        for gap, length in zip(numbers[1::2], numbers[2::2], strict=True):
-            ranges.add(end + gap, end + gap + length)
-            end += gap + length
+        ranges._firsts, ranges._ends = marks[1::2], marks[2::2]
+        ranges._count = sum(ranges._ends) - sum(ranges._firsts)
         return ranges
+
+
+Made = TypeVar("Made")
+
+
+def finished(making: Generator[None, None, Made]) -> Made:
+    """What it makes, without a pause."""
+    while True:
+        try:
+            next(making)
+        except StopIteration as end:
+            made: Made = end.value
+            return made
 
 
 class RangeMap(Generic[V]):
@@ -270,6 +368,7 @@ class RangeMap(Generic[V]):
     def put(self, first: int, end: int, value: V) -> None:
         """Gives `value` to offsets that have none yet."""
         assert first < end, "an empty piece"
+        work.ranges += 1
         at = bisect_right(self._firsts, first)
         assert at == 0 or self._ends[at - 1] <= first, "offsets have one value at a time"
         assert at == len(self._firsts) or end <= self._firsts[at], "offsets have one value at a time"
@@ -294,6 +393,7 @@ class RangeMap(Generic[V]):
             return []
         low = bisect_right(self._ends, first)
         high = bisect_left(self._firsts, end)
+        work.ranges += high - low + 1
         return [
             Piece(max(first, self._firsts[at]), min(end, self._ends[at]), self._values[at]) for at in range(low, high)
         ]
@@ -304,8 +404,10 @@ class RangeMap(Generic[V]):
             return []
         low = bisect_right(self._ends, first)
         high = bisect_left(self._firsts, end)
+        work.ranges += 1
         if low >= high:
             return []
+        work.ranges += high - low
         taken = [Piece(self._firsts[at], self._ends[at], self._values[at]) for at in range(low, high)]
         kept: list[Piece[V]] = []
         left, right = taken[0], taken[-1]
@@ -321,6 +423,20 @@ class RangeMap(Generic[V]):
         self._count -= sum(piece.end - piece.first for piece in taken)
         return taken
 
+    def extract(self, wanted: Callable[[V], bool]) -> list[Piece[V]]:
+        """Takes all pieces with such a value out, in one pass."""
+        taken: list[Piece[V]] = []
+        kept: list[Piece[V]] = []
+        for piece in map(Piece, self._firsts, self._ends, self._values):
+            (taken if wanted(piece.value) else kept).append(piece)
+        work.ranges += len(self._firsts)
+        if taken:
+            self._firsts = [piece.first for piece in kept]
+            self._ends = [piece.end for piece in kept]
+            self._values = [piece.value for piece in kept]
+            self._count -= sum(piece.end - piece.first for piece in taken)
+        return taken
+
     def clear(self) -> None:
         self._firsts.clear()
         self._ends.clear()
@@ -334,14 +450,3 @@ def _put_number(out: bytearray, number: int) -> None:
         out.append(number & 0x7F | 0x80)
         number >>= 7
     out.append(number)
-
-
-def _numbers(data: bytes) -> Iterator[int]:
-    """The numbers in `data`; a last one that is cut short is left out."""
-    number = shift = 0
-    for byte in data:
-        number |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            yield number
-            number = shift = 0

@@ -78,6 +78,11 @@ class Roster:
     def members(self) -> list[Member]:
         return list(self._members.values())
 
+    @property
+    def first(self) -> Member | None:
+        """Who joined before all others."""
+        return next(iter(self._members.values()), None)
+
     def get(self, consumer: ConsumerId) -> Member | None:
         return self._members.get(consumer)
 

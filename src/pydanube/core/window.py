@@ -8,22 +8,24 @@
 `Progress` keeps the marks, `InFlight` who holds what since when. Neither knows why a message is sent again.
 
 Stored are two values in one transaction: the cursor (`next_unacked - 1`, -1 for none: the seeds' integer) and
-the acknowledged ranges above it ("ack holes"), in at most 4 KiB. What does not fit is delivered again after a
-crash; nothing that was not acknowledged is ever taken for acknowledged.
+the acknowledged ranges above it ("ack holes"): in at most 4 KiB while the topic is served, in at most 256 KiB when
+it is handed over or closed. What does not fit is delivered again to the next owner's consumers; nothing that was not
+acknowledged is ever taken for acknowledged.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pydanube.core.delivery import Tries
 from pydanube.core.names import ConsumerId
-from pydanube.core.ranges import OffsetRange, OffsetRanges, Piece, RangeMap
+from pydanube.core.ranges import OFFSET_END_MAX, OffsetRange, OffsetRanges, Piece, RangeMap, finished
 
 HOLES_SIZE_MAX_BYTES: Final = 4096
+HOLES_LAST_SIZE_MAX_BYTES: Final = 256 * 1024  # of what nobody will correct: a hand-over, a close
 
 
 class SavedPosition(NamedTuple):
@@ -32,6 +34,7 @@ class SavedPosition(NamedTuple):
     cursor: int  # last acknowledged offset, -1 for none
     holes: bytes
     changes: int
+    cut: int = 0  # acknowledged above the cursor, but not in `holes`: there was no room
 
 
 class Progress:
@@ -62,15 +65,37 @@ class Progress:
 
     @classmethod
     def restore(
-        cls, cursor: int, holes: bytes | None, *, head: int = 0, missing: Iterable[tuple[int, int]] = ()
+        cls, cursor: int, holes: bytes | None, *, head: int | None = None, missing: Iterable[tuple[int, int]] = ()
     ) -> tuple[Progress, bool]:
         """From what `saved` returned. The flag is False if the holes were damaged: messages are repeated."""
-        settled = OffsetRanges.decode(holes, cursor + 1) if holes else OffsetRanges()
-        return cls(cursor + 1, head=head, settled=settled, missing=missing), settled is not None
+        return finished(cls.restoring(cursor, holes, head=head, missing=missing))
+
+    @classmethod
+    def restoring(
+        cls, cursor: int, holes: bytes | None, *, head: int | None = None, missing: Iterable[tuple[int, int]] = ()
+    ) -> Generator[None, None, tuple[Progress, bool]]:
+        """As `restore`, with pauses: there may be a hundred thousand ranges."""
+        settled: OffsetRanges | None = OffsetRanges()
+        if holes:
+            fits = len(holes) <= HOLES_LAST_SIZE_MAX_BYTES  # else it is nothing that we wrote
+            settled = (yield from OffsetRanges.decoding(holes, cursor + 1)) if fits else None
+        if settled and head is not None:
+            settled.remove(max(head, cursor + 1), OFFSET_END_MAX)  # nobody can have acknowledged what is not there yet
+        return cls(cursor + 1, head=head or 0, settled=settled, missing=missing), settled is not None
 
     def saved(self, size_max_bytes: int = HOLES_SIZE_MAX_BYTES) -> SavedPosition:
-        holes = self.settled.encode(self.next_unacked, size_max_bytes) if self.settled else b""
-        return SavedPosition(self.next_unacked - 1, holes, self.changes)
+        return finished(self._saving(self.settled, size_max_bytes))
+
+    def saving(self, size_max_bytes: int) -> Generator[None, None, SavedPosition]:
+        """As `saved` now, with pauses in which everything may change."""
+        return self._saving(self.settled.copy(), size_max_bytes)
+
+    def _saving(self, settled: OffsetRanges, size_max_bytes: int) -> Generator[None, None, SavedPosition]:
+        cursor, changes, count = self.next_unacked - 1, self.changes, settled.count
+        if not settled:
+            return SavedPosition(cursor, b"", changes)
+        holes, held = yield from settled.encoding(cursor + 1, size_max_bytes)
+        return SavedPosition(cursor, holes, changes, count - held)
 
     def lag(self, committed_head: int = 0) -> int:
         """Committed, deliverable offsets that are not settled, also those `head` has not heard of yet."""
@@ -82,18 +107,17 @@ class Progress:
 
     def missing_count(self) -> int:
         """Offsets above the cursor that are not settled and that nobody can read yet."""
-        parts = self.missing.overlap(self.next_unacked, self.head)
-        return sum(gap.size for part in parts for gap in self.settled.gaps(*part))
+        return self._unreadable_count(self.next_unacked, self.head)
 
     def _open_count(self, first: int, end: int) -> int:
         """How many of [first, end) are neither settled nor missing."""
-        count = end - first
-        if self.settled:
-            count -= sum(part.size for part in self.settled.overlap(first, end))
-        if self.missing:
-            for part in self.missing.overlap(first, end):
-                count -= sum(gap.size for gap in self.settled.gaps(*part))
-        return count
+        return max(0, end - first) - self.settled.count_in(first, end) - self._unreadable_count(first, end)
+
+    def _unreadable_count(self, first: int, end: int) -> int:
+        """How many of [first, end) are missing and not settled. There are few missing ranges, however many settled."""
+        if not self.missing:
+            return 0
+        return sum(part.size - self.settled.count_in(*part) for part in self.missing.overlap(first, end))
 
     def settle(self, first: int, end: int) -> None:
         """Counts offsets as done. Those below the cursor are already."""
@@ -114,14 +138,23 @@ class Progress:
             self.next_fresh = fresh.end
         return fresh
 
-    def peek_fresh(self, count_max: int) -> OffsetRange | None:
-        """The lowest unbroken range that was never handed out, at most `count_max` long."""
+    def has_fresh(self) -> bool:
+        """Whether `take_fresh` has something to hand out. Costs a binary search, however much is settled."""
+        return self._first_fresh() < self.head
+
+    def _first_fresh(self) -> int:
         first = self.next_fresh
         while True:  # settled and missing ranges may follow one another
-            onward = self.missing.first_gap(self.settled.first_gap(first))
+            onward = self.settled.first_gap(first)
+            if self.missing:
+                onward = self.missing.first_gap(onward)
             if onward == first:
-                break
+                return first
             first = onward
+
+    def peek_fresh(self, count_max: int) -> OffsetRange | None:
+        """The lowest unbroken range that was never handed out, at most `count_max` long."""
+        first = self._first_fresh()
         if first >= self.head:
             return None
         end = min(self.head, first + count_max)
@@ -226,18 +259,17 @@ class InFlight:
 
     def cut_consumer(self, consumer: ConsumerId) -> list[Piece[Flight]]:
         """Takes back everything a consumer holds, lowest first."""
-        return [
-            part
-            for piece in self._held
-            if piece.value.consumer == consumer
-            for part in self.cut(piece.first, piece.end)
-        ]
+        pieces = self._held.extract(lambda flight: flight.consumer == consumer)
+        for piece in pieces:
+            piece.value.left -= piece.end - piece.first
+        self._forget_landed()
+        return pieces
 
-    def cut_sent(self, too_long_ago: Callable[[float], bool]) -> list[Piece[Flight]]:
-        """Takes back everything that was sent too long ago."""
+    def cut_sent(self, too_long_ago: Callable[[float], bool], pieces_max: int) -> list[Piece[Flight]]:
+        """Takes back what was sent too long ago, oldest first; no more flights when there are `pieces_max` pieces."""
         late: list[Piece[Flight]] = []
         self._forget_landed()
-        while self._by_age and too_long_ago(self._by_age[0].sent_at):
+        while len(late) < pieces_max and self._by_age and too_long_ago(self._by_age[0].sent_at):
             flight = self._by_age.popleft()
             for piece in self._held.overlap(flight.first, flight.end):
                 if piece.value is flight:
