@@ -117,6 +117,7 @@ class Moves:
         move = await self._new_move(host, topic, before)
         if move is not None:
             result.phases.extend(move.phases)
+            result.notes.extend(move.notes)
             result.to_broker = result.to_broker or move.to_broker
         if claimed is not None:
             result.phases.append(claimed)
@@ -213,6 +214,7 @@ class Moves:
                 started_at_us=move.started_at_us,
                 phases=[pb.Phase(name=name, duration_ms=ms) for name, ms in move.milliseconds.items()],
                 failure=move.failure,
+                notes=move.notes,
             )
             for move in (hosting.past_moves(topic) if hosting is not None else ())
         ]

@@ -2,6 +2,9 @@
 
 A subscription is written when it has 1,000 acks that are not saved, or when the oldest of them is 5 s old, but at most
 once a second; and at once when a consumer leaves or the topic closes. Many subscriptions share one transaction.
+What is acknowledged above the cursor takes at most 4 KiB, so that writing often stays cheap. The last write before a
+hand-over or a close takes up to 256 KiB, in transactions of at most 1 MiB: the store takes 1.5 MiB. It comes before the
+topic is released and is right without what follows it. What does not fit even then is counted and named.
 Losing a write repeats messages, it never skips one. Each compares the cursor that it replaces, so that one whose answer
 was lost, and that comes late, does not put an older cursor over a newer one.
 """
@@ -10,17 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Generator, Sequence
+from typing import Final, Protocol, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 from pydanube.broker.ownership import Ownership
 from pydanube.core import keys
 from pydanube.core.names import SubscriptionName
-from pydanube.core.window import SavedPosition
+from pydanube.core.window import HOLES_LAST_SIZE_MAX_BYTES, SavedPosition
 from pydanube.errors import DanubeError, OwnershipLost
 from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
+from pydanube.telemetry import Count
 
 log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
 
 ACKS_MAX: Final = 1_000
 AGE_MAX_SECONDS: Final = 5.0
@@ -28,6 +35,7 @@ ROUND_SECONDS: Final = 1.0
 # A transaction takes 128 operations and as many compares; each subscription has two values, and its topic's owner and
 # its cursor are compared.
 PER_TRANSACTION: Final = 60
+BYTES_PER_TRANSACTION: Final = 1024 * 1024
 
 
 class Positioned(Protocol):
@@ -40,7 +48,14 @@ class Positioned(Protocol):
 
     cursor_revision: int | None  # of the stored cursor; 0: there is none; None: not known, an answer was lost
 
+    @property
+    def changes(self) -> int:
+        """As in `saved`, without making it."""
+
     def saved(self) -> SavedPosition: ...
+
+    def saving(self, size_max_bytes: int) -> Generator[None, None, SavedPosition]:
+        """As `saved`, in so many bytes, with pauses."""
 
 
 class _Dirty:
@@ -54,11 +69,17 @@ class _Dirty:
 class Cursors:
     """All subscriptions' cursors. `run` is the task; `changed` never waits."""
 
-    def __init__(self, metadata: MetadataStore, clock: Clock) -> None:
+    def __init__(self, metadata: MetadataStore, clock: Clock, cut_messages: Count | None = None) -> None:
+        """`cut_messages` counts what does not fit when a position is saved for good."""
         self._metadata = metadata
         self._clock = clock
+        self._cut_messages = cut_messages or Count()
         self._dirty: dict[Positioned, _Dirty] = {}
-        self._saved_changes: dict[Positioned, int] = {}
+        # Weak: a write that ends after its subscription was closed must not keep it.
+        self._saved_changes: WeakKeyDictionary[Positioned, int] = WeakKeyDictionary()
+        self._cut: WeakKeyDictionary[Positioned, int] = WeakKeyDictionary()  # messages that were acknowledged, and
+        # for which the stored position has no room
+        self._told: WeakSet[Positioned] = WeakSet()  # of these, who was saved for good: there is no more room to be had
         self._something = asyncio.Event()
         self._leaving: dict[Positioned, None] = {}  # a consumer has left
         self._somebody_left = asyncio.Event()
@@ -79,6 +100,12 @@ class Cursors:
         self._leaving.pop(subscription, None)
         self._dirty.pop(subscription, None)
         self._saved_changes.pop(subscription, None)
+        self._cut.pop(subscription, None)
+        self._told.discard(subscription)
+
+    def cut(self, subscription: Positioned) -> int:
+        """How many acknowledged messages the position that was stored last has no room for."""
+        return self._cut.get(subscription, 0)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -104,27 +131,71 @@ class Cursors:
         dirty = self._dirty[subscription]
         if self._clock.elapsed() - dirty.since >= AGE_MAX_SECONDS - ROUND_SECONDS:
             return True
-        return subscription.saved().changes - dirty.changes >= ACKS_MAX
+        return subscription.changes - dirty.changes >= ACKS_MAX
 
-    async def flush(self, subscriptions: Sequence[Positioned]) -> None:
-        """Saves these now. A failure is logged: it costs repetitions after a crash, nothing else."""
-        await self._save([each for each in subscriptions if each in self._dirty])
+    async def flush(self, subscriptions: Sequence[Positioned], *, last: bool = False) -> None:
+        """Saves these now. A failure is logged: it costs repetitions after a crash, nothing else.
+
+        `last`: nobody will write them again here, so as much of them is saved as there is room for.
+        """
+        if last:
+            await self._save_last([each for each in subscriptions if each in self._dirty or self._cut.get(each)])
+        else:
+            await self._save([each for each in subscriptions if each in self._dirty])
 
     async def save_one(self, subscription: Positioned) -> None:
-        """Saves this one now, if anything changed. Raises what goes wrong."""
+        """Saves this one for good, if that is not done yet. Raises what goes wrong."""
         async with self._writing:  # an older write that is under way must not come behind this one
-            position = subscription.saved()
-            if self._saved_changes.get(subscription, 0) == position.changes:
+            changed = self._saved_changes.get(subscription, 0) != subscription.changes
+            if not changed and (not self._cut.get(subscription) or subscription in self._told):
                 return
+            position = await _last_of(subscription)
             await self._replace(subscription, operations_of(subscription, position))
             self.transactions += 1
             self._dirty.pop(subscription, None)
-            self._saved_changes[subscription] = position.changes
+            self._saved(subscription, position, last=True)
 
     async def _save(self, due: Sequence[Positioned]) -> None:
         for start in range(0, len(due), PER_TRANSACTION):
             async with self._writing:
-                await self._save_together(due[start : start + PER_TRANSACTION])
+                group = due[start : start + PER_TRANSACTION]
+                await self._save_together([(each, each.saved()) for each in group])
+
+    async def _save_last(self, due: Sequence[Positioned]) -> None:
+        async with self._writing:
+            group: list[tuple[Positioned, SavedPosition]] = []
+            size_bytes = 0
+            for each in due:
+                position = await _last_of(each)
+                if group and (
+                    size_bytes + len(position.holes) > BYTES_PER_TRANSACTION or len(group) == PER_TRANSACTION
+                ):
+                    await self._save_together(group, last=True)
+                    group, size_bytes = [], 0
+                group.append((each, position))
+                size_bytes += len(position.holes)
+            if group:
+                await self._save_together(group, last=True)
+
+    def _saved(self, subscription: Positioned, position: SavedPosition, *, last: bool) -> None:
+        self._saved_changes[subscription] = position.changes
+        self._told.discard(subscription)
+        if not position.cut:
+            self._cut.pop(subscription, None)
+            return
+        self._cut[subscription] = position.cut
+        if last:
+            self._told.add(subscription)
+            self._cut_messages.inc(position.cut)
+            log.warning(
+                "acknowledged messages will be delivered again: too scattered to be saved",
+                extra={
+                    "topic": subscription.ownership.topic,
+                    "subscription": subscription.name,
+                    "messages": position.cut,
+                    "holes_bytes": len(position.holes),
+                },
+            )
 
     async def _replace(self, subscription: Positioned, operations: Sequence[Put | Delete]) -> None:
         """Writes over the stored cursor, and over no other than the one we know. Raises OwnershipLost, Unreachable."""
@@ -139,29 +210,30 @@ class Cursors:
                 subscription.cursor_revision = revision
                 return
 
-    async def _save_together(self, group: Sequence[Positioned]) -> None:
+    async def _save_together(
+        self, positions: Sequence[tuple[Positioned, SavedPosition]], *, last: bool = False
+    ) -> None:
         """One transaction for all. If one topic was lost, or one cursor is not known, each is written on its own."""
-        positions = [(each, each.saved()) for each in group]
-        for each in group:
-            self._dirty.pop(each, None)  # what changes from now on counts anew
+        for each, position in positions:
+            if each.changes == position.changes:
+                self._dirty.pop(each, None)  # what changes from now on counts anew
         self.transactions += 1
         try:
-            if len(group) == 1:
-                await self._replace(group[0], operations_of(*positions[0]))
+            if len(positions) == 1:
+                await self._replace(positions[0][0], operations_of(*positions[0]))
             elif not await self._replace_all(positions):
-                for each in group:
-                    await self._save_together([each])
+                for one in positions:
+                    await self._save_together([one], last=last)
                 return
         except DanubeError as error:
-            log.warning(
-                "cursor not saved", extra={"subscriptions": [str(each.name) for each in group], "why": str(error)}
-            )
+            names = [str(each.name) for each, _ in positions]
+            log.warning("cursor not saved", extra={"subscriptions": names, "why": str(error)})
             if error.retryable and not isinstance(error, OwnershipLost):
-                for each in group:
+                for each, _ in positions:
                     self.changed(each)
             return
         for each, position in positions:
-            self._saved_changes[each] = position.changes
+            self._saved(each, position, last=last)
 
     async def _replace_all(self, positions: Sequence[tuple[Positioned, SavedPosition]]) -> bool:
         """All at once, or nothing and False."""
@@ -182,6 +254,22 @@ class Cursors:
         for each, _ in positions:
             each.cursor_revision = revision
         return True
+
+
+async def _last_of(subscription: Positioned) -> SavedPosition:
+    """There may be a hundred thousand ranges."""
+    return await in_turns(subscription.saving(HOLES_LAST_SIZE_MAX_BYTES))
+
+
+async def in_turns(making: Generator[None, None, Made]) -> Made:
+    """What it makes; others have their turn whenever it pauses."""
+    while True:
+        try:
+            next(making)
+        except StopIteration as end:
+            made: Made = end.value
+            return made
+        await asyncio.sleep(0)
 
 
 def operations_of(subscription: Positioned, position: SavedPosition) -> list[Put | Delete]:

@@ -35,6 +35,7 @@ class PastMove(NamedTuple):
     started_at_us: int
     milliseconds: Mapping[str, float]  # of each phase, in order
     failure: str = ""
+    notes: Sequence[str] = ()  # what the operator should know: acknowledged messages that come again
 
 
 class Hosting:
@@ -88,7 +89,8 @@ class Hosting:
         finally:
             self.moving.pop(topic, None)
             if phases.has_begun:
-                self._remember(PastMove(topic, marker.to, started_at_us, dict(phases.milliseconds), failure))
+                milliseconds, notes = dict(phases.milliseconds), tuple(phases.notes)
+                self._remember(PastMove(topic, marker.to, started_at_us, milliseconds, failure, notes))
 
     def _remember(self, move: PastMove) -> None:
         self._past.setdefault(move.topic, deque(maxlen=MOVES_KEPT)).appendleft(move)

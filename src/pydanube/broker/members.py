@@ -145,6 +145,11 @@ async def read_subscriptions(metadata: MetadataStore, topic: TopicName) -> list[
 def subscriptions_in(listed: Iterable[Item], topic: TopicName) -> list[StoredSubscription]:
     """Of a list of everything below the topic, or below its subscriptions."""
     items = {item.key: item for item in listed}
+    registrations: dict[SubscriptionName, list[Registration]] = {}
+    for item in items.values():
+        consumer = keys.consumer_of(item.key)
+        if consumer is not None and consumer[0] == topic:
+            registrations.setdefault(consumer[1], []).append(_registration(item))
     found = []
     for key, item in items.items():
         parsed = keys.subscription_of(key)
@@ -159,17 +164,12 @@ def subscriptions_in(listed: Iterable[Item], topic: TopicName) -> list[StoredSub
                 SubscriptionKind(json.loads(item.value)["subscription_type"]),
                 int(cursor.value) if cursor else None,
                 holes.value if holes else None,
-                [_registration(each) for each in items.values() if _belongs(each, topic, name)],
+                registrations.get(name, []),
                 cursor.revision if cursor else 0,
                 _config(items.get(keys.failure_policy(topic, name)), items.get(keys.dispatch_config(topic, name))),
             )
         )
     return found
-
-
-def _belongs(item: Item, topic: TopicName, name: SubscriptionName) -> bool:
-    parsed = keys.consumer_of(item.key)
-    return parsed is not None and parsed[:2] == (topic, name)
 
 
 def _registration(item: Item) -> Registration:

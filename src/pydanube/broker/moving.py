@@ -55,6 +55,7 @@ class Phases:
         self._began = clock.elapsed()
         self.name = "waiting"
         self.milliseconds: dict[str, float] = {}
+        self.notes: list[str] = []  # what the operator should know of the move
 
     def enter(self, name: str) -> None:
         now = self._clock.elapsed()
@@ -91,7 +92,7 @@ async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases,
             uploading = tiering.upload_rest(topic.name, held)
             rest = asyncio.create_task(uploading, name=f"upload the rest of {topic.name}")
             try:
-                await save_cursors(topic, clock)
+                phases.notes = await save_cursors(topic, clock)
                 phases.enter("rest")
                 last = await _within(clock, REST_SECONDS, "uploading the rest", rest)
             finally:
@@ -182,22 +183,36 @@ async def _upload_all(tiering: Tiering, carried: Carried) -> None:
         carried.blocked_until = math.inf  # a merge that begins now would make the pause longer
 
 
-async def save_cursors(topic: Topic, clock: Clock) -> None:
-    """Best effort, as the last resort is a repetition: one that fails is named and the others are saved."""
+async def save_cursors(topic: Topic, clock: Clock) -> list[str]:
+    """Best effort, as the last resort is a repetition: one that fails is named and the others are saved.
+
+    Returns what will be delivered again although it was acknowledged, a sentence for each subscription.
+    """
+    notes: list[str] = []
     with contextlib.suppress(DanubeError):  # all in one transaction; what it did not save is saved one by one
         await _within(clock, CURSOR_SECONDS, "saving cursors", topic.save_cursors())
     failed: list[str] = []
     for subscription in topic.subscriptions.values():
         try:
             await _within(clock, CURSOR_SECONDS, "saving a cursor", subscription.save())
+            if subscription.cut:
+                notes.append(
+                    f"subscription {subscription.name}: {subscription.cut} acknowledged messages are too scattered to"
+                    " be saved and will be delivered again"
+                )
         except DanubeError as error:
             failed.append(subscription.name)
+            notes.append(
+                f"subscription {subscription.name}: its cursor could not be saved ({error}); what was acknowledged"
+                " last will be delivered again"
+            )
             log.warning(
                 "Failed to flush cursor for subscription",
                 extra={"topic": topic.name, "subscription": subscription.name, "why": str(error)},
             )
     if failed and len(failed) == len(topic.subscriptions):
         log.error("All subscription cursor flushes failed", extra={"topic": topic.name})
+    return notes
 
 
 async def _seal(topic: Topic, clock: Clock, marker: bytes | None, last: Last | None) -> None:

@@ -172,7 +172,7 @@ class Broker:
         metadata = await open_metadata()
         objects = await open_objects(metadata)
         timer = Timer(self.clock)
-        self.cursors = Cursors(metadata, self.clock)
+        self.cursors = Cursors(metadata, self.clock, self.telemetry.moves.acks_cut)
         services = Services(
             self.clock, timer, self.cursors, self._dead_letter, lambda: self.broker_url, self._may_serve
         )

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from pydanube.broker.cursors import Cursors
@@ -31,6 +32,7 @@ from pydanube.broker.timer import Timer
 from pydanube.core.delivery import FailurePolicy, dead_letter_attributes
 from pydanube.core.events import (
     Acked,
+    AckRefused,
     Activated,
     Available,
     Blocked,
@@ -79,6 +81,8 @@ log = logging.getLogger(__name__)
 
 ATTACH_SECONDS: Final = 10.0  # a consumer that subscribed and never opens its stream gives its messages back
 POLLING: Final = Heartbeat()
+TURN_RANGES: Final = 64  # read for a consumer before others have a turn: what is cached is read without waiting
+EXPIRED_NAMED_MAX: Final = 10  # ranges in a log line
 FENCED_SECONDS: Final = 0.1  # how often a broker that may not serve looks whether it may again
 
 Read = TypeVar("Read")
@@ -166,6 +170,7 @@ class Subscription:
     async def close(self, error: DanubeError, *, save: bool = True) -> None:
         """Streams end with `error`; the cursor is saved, unless somebody else has the topic already."""
         self._closed = True
+        self._frozen = error  # an ack that comes behind this would count nowhere
         for each in self._consumers.values():
             self._disconnect(each, error)
         for task in (self._notifier, self._shipper):
@@ -173,7 +178,7 @@ class Subscription:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         if save:
-            await self._services.cursors.flush([self])
+            await self._services.cursors.flush([self], last=True)
         self._services.cursors.forget(self)
 
     def freeze(self, error: DanubeError) -> None:
@@ -203,11 +208,23 @@ class Subscription:
         return self._source.ownership
 
     async def save(self) -> None:
-        """Stores the cursor now. Raises if the store does not take it."""
+        """Stores the cursor for good: the topic is handed over. Raises if the store does not take it."""
         await self._services.cursors.save_one(self)
+
+    @property
+    def changes(self) -> int:
+        return self._machine.progress.changes
+
+    @property
+    def cut(self) -> int:
+        """Acknowledged messages that the stored position has no room for: who restores it delivers them again."""
+        return self._services.cursors.cut(self)
 
     def saved(self) -> SavedPosition:
         return self._machine.saved()
+
+    def saving(self, size_max_bytes: int) -> Generator[None, None, SavedPosition]:
+        return self._machine.saving(size_max_bytes)
 
     # --- consumers ----------------------------------------------------------------------------------
 
@@ -299,7 +316,7 @@ class Subscription:
         previous, registration.outbox = registration.outbox, fresh
         permits = Permits(0, 0) if registration.native else None
         refused = self._step(Joined(registration.consumer_id, permits, registration.key_filters))
-        if refused is not None:
+        if isinstance(refused, JoinRefused):
             registration.outbox = previous
             holder = self._consumers.get(refused.active)
             raise SubscriptionBusy(self._source.name, self.name, holder.name if holder else "another")
@@ -325,23 +342,31 @@ class Subscription:
     # --- what clients and administrators say --------------------------------------------------------
 
     def ack_ranges(self, ranges: Ranges) -> None:
-        self._check_thawed()
-        self._step(Acked(ranges))
-        self._services.cursors.changed(self)
+        """Acknowledges what is committed, whether or not this owner has sent it; twice is as good as once.
+
+        Raises OffsetOutOfRange if some are not committed; the others count all the same.
+        """
+        self._settle(Acked(ranges))
 
     def nack_ranges(self, ranges: Ranges, delay_seconds: float = 0.0, reason: str = "") -> None:
-        self._check_thawed()
+        """What is not in flight is delivered (again) anyhow. Raises OffsetOutOfRange as `ack_ranges` does."""
         self.metrics.nacks.inc(sum(each.size for each in ranges))
-        self._step(Nacked(ranges, delay_seconds, reason))
+        self._settle(Nacked(ranges, delay_seconds, reason))
 
-    def _check_thawed(self) -> None:
+    def _settle(self, event: Acked | Nacked) -> None:
         if self._frozen is not None:
             raise self._frozen
+        if not self._services.may_serve():  # what is acknowledged here may count nowhere
+            raise NotServed(self._source.name, "this broker's lease was not renewed in time, so another may have it")
+        head = self._source.log.head
+        if self._machine.progress.head < head and any(end > self._machine.progress.head for _, end in event.ranges):
+            self._step(Available(head))  # the notifier has not come round yet
+        refused = self._step(event)
+        if isinstance(refused, AckRefused):
+            raise OffsetOutOfRange(self._source.name, refused.ranges[0].first, self._source.first_offset, head)
 
     def ack(self, offset: int) -> None:
-        self._check_thawed()
-        self._step(Acked((OffsetRange(offset, offset + 1),)))
-        self._services.cursors.changed(self)  # also when the cursor stays: what is acknowledged above it is saved too
+        self.ack_ranges((OffsetRange(offset, offset + 1),))
 
     def nack(self, offset: int, delay_seconds: float = 0.0, reason: str = "") -> None:
         self.nack_ranges((OffsetRange(offset, offset + 1),), delay_seconds, reason)
@@ -441,9 +466,9 @@ class Subscription:
 
     # --- effects ------------------------------------------------------------------------------------
 
-    def _step(self, event: Event) -> JoinRefused | None:
-        """Never waits. Returns the machine's refusal, if `event` was a join."""
-        refused: JoinRefused | None = None
+    def _step(self, event: Event) -> JoinRefused | AckRefused | None:
+        """Never waits. Returns the machine's refusal, if `event` was a join, an ack or a nack."""
+        refused: JoinRefused | AckRefused | None = None
         changes = self._machine.progress.changes
         effects = self._machine.step(event, self._services.clock.elapsed())
         if self._machine.progress.changes != changes:
@@ -461,7 +486,7 @@ class Subscription:
                     pass  # known already: whatever moves the cursor settles something
                 case WakeAt(time):
                     self._services.timer.call_at(time, self._wake)
-                case JoinRefused():
+                case JoinRefused() | AckRefused():
                     refused = effect
                 case Blocked(offset, tries, key):
                     self._count_poison(1)
@@ -470,8 +495,10 @@ class Subscription:
                     self._count_poison(dropped.size)
                     self._say(logging.WARNING, "messages dropped by policy", offsets=dropped, tries=tries)
                 case Expired(expired):
-                    self.metrics.skipped.inc(sum(each.size for each in expired))
-                    self._say(logging.WARNING, "retention passed the subscription", offsets=expired)
+                    messages = sum(each.size for each in expired)
+                    self.metrics.skipped.inc(messages)
+                    named = expired[:EXPIRED_NAMED_MAX]
+                    self._say(logging.WARNING, "retention passed the subscription", offsets=named, messages=messages)
                 case Activated(consumer):
                     self._say(logging.INFO, "consumer activated", consumer=consumer)
                 case Skipped():
@@ -496,6 +523,7 @@ class Subscription:
             await self._has_work.wait()
             self._has_work.clear()
             while self._work:
+                await asyncio.sleep(0)  # what it needs may be cached, and then nothing below waits
                 await self._thawed.wait()
                 while not self._services.may_serve():
                     await self._services.clock.sleep(FENCED_SECONDS)
@@ -521,6 +549,8 @@ class Subscription:
         rows: list[tuple[int, Envelope]] = []
         seeks = self._seeks
         for place, (first, end) in enumerate(send.ranges):
+            if place % TURN_RANGES == TURN_RANGES - 1:
+                await asyncio.sleep(0)
             got = await self._rows(first, end)
             rows += got
             reached = got[-1][0] + 1 if got else first
@@ -554,26 +584,30 @@ class Subscription:
         size_max = send.size_max_bytes or 0
         size_bytes = rows = 0
         unsent: list[OffsetRange] = []
-        items: list[DeliveredBatch] = []
+        found: list[tuple[Batch, list[tuple[int, int]]]] = []
         seeks = self._seeks
+        known: list[Batch] = []  # what was read last; ranges are often many in one batch
+        last = max(each.end for each in send.ranges)
         for place, (first, end) in enumerate(send.ranges):
+            if place % TURN_RANGES == TURN_RANGES - 1:
+                await asyncio.sleep(0)
             reached = first
             while reached < end and size_bytes < size_max:
-                batches = await self._read(self._source.batches(reached, end, size_max - size_bytes))
-                if not batches:
+                known = known[_holding(known, reached) :]
+                if not known or known[0].header.base_offset > reached:
+                    known = await self._read(self._source.batches(reached, last, size_max - size_bytes))
+                if not known or known[0].header.base_offset >= end:
                     break
-                for batch in batches:
-                    upto = min(end, batch.header.end_offset)
-                    meant = (max(reached, batch.header.base_offset), upto)
-                    if items and items[-1].batch is batch:
-                        items[-1] = items[-1]._replace(ranges=(*items[-1].ranges, meant))
-                    else:
-                        items.append(DeliveredBatch(batch, (meant,), send.attempt))
-                        size_bytes += batch.header.size_bytes
-                    rows += meant[1] - meant[0]
-                    reached = upto
-                    if size_bytes >= size_max:
-                        break
+                batch = known[0]
+                upto = min(end, batch.header.end_offset)
+                meant = (max(reached, batch.header.base_offset), upto)
+                if found and found[-1][0] is batch:
+                    found[-1][1].append(meant)
+                else:
+                    found.append((batch, [meant]))
+                    size_bytes += batch.header.size_bytes
+                rows += meant[1] - meant[0]
+                reached = upto
             if reached < end:
                 unsent = [OffsetRange(reached, end), *send.ranges[place + 1 :]]
                 break
@@ -582,7 +616,7 @@ class Subscription:
         if self._seeks != seeks:
             self._take_back(send)
             return
-        outbox.put(items)
+        outbox.put(DeliveredBatch(batch, tuple(meant), send.attempt) for batch, meant in found)
         self._count(send, rows, size_bytes)
         self._step(Shipped(send.consumer, size_bytes, tuple(unsent)))
         if unsent and size_bytes < size_max:
@@ -637,6 +671,11 @@ class Subscription:
             self._step(DeadLettered((OffsetRange(effect.range.first, done),)))
         if done < effect.range.end:
             self._step(DeadLetterFailed((OffsetRange(done, effect.range.end),)))
+
+
+def _holding(batches: list[Batch], offset: int) -> int:
+    """Which of these, in order, is the first that ends behind `offset`; their number if none does."""
+    return bisect_right(batches, offset, key=lambda batch: batch.header.end_offset)
 
 
 def closing(topic: TopicName, why: str) -> NotServed:

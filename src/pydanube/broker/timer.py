@@ -12,10 +12,13 @@ import math
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
+from typing import Final
 
 from pydanube.ports import Clock
 
 log = logging.getLogger(__name__)
+
+TURN_CALLS: Final = 64  # calls before others have a turn
 
 
 class Timer:
@@ -46,12 +49,16 @@ class Timer:
         """Calls what is due until cancelled. A function that fails is logged and does not stop the others."""
         while True:
             now = self._clock.elapsed()
+            due: list[Callable[[float], None]] = []
             while self._heap and self._heap[0][0] <= now:
-                _, _, function = heappop(self._heap)
+                due.append(heappop(self._heap)[2])
+            for number, function in enumerate(due, 1):
                 try:
-                    function(now)
+                    function(now)  # may ask to be called again at once: that is for the next round
                 except Exception:
                     log.exception("timer call failed")
+                if number % TURN_CALLS == 0:
+                    await asyncio.sleep(0)  # a thousand heartbeats fall on the same moment
             self._sleeping_until = self._heap[0][0] if self._heap else math.inf
             await self._sleep(self._sleeping_until - now)
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from pydanube.broker.cursors import in_turns
 from pydanube.broker.gather import Gatherer
 from pydanube.broker.leftovers import is_uncovered
 from pydanube.broker.members import (
@@ -149,7 +151,7 @@ class Topic:
         """Subscriptions and their cursors as they are stored. `known`: everything below the topic, read before."""
         items = await self._metadata.list(keys.subscriptions(self.name)) if known is None else known
         for stored in subscriptions_in(items, self.name):
-            self._restore(stored)
+            await self._restore(stored)
 
     async def close(self, why: str, *, moved_to: str = "", owned: bool = True) -> None:
         """Refuses new work, finishes commits, saves cursors, ends streams so that clients look the topic up again.
@@ -198,8 +200,8 @@ class Topic:
             subscription.thaw()
 
     async def save_cursors(self) -> None:
-        """All that changed, together. What fails is logged, and still to be saved."""
-        await self._services.cursors.flush(list(self.subscriptions.values()))
+        """All that changed, together, for good. What fails is logged, and still to be saved."""
+        await self._services.cursors.flush(list(self.subscriptions.values()), last=True)
 
     @property
     def has_doubt(self) -> bool:
@@ -416,9 +418,9 @@ class Topic:
 
     async def _read(self, offset: int, something: bool) -> list[Batch]:
         """As the log reads. Whoever has `something` already is told of a gap or an error only when he asks for it."""
-        for place, batch in enumerate(self._piece):
-            if batch.header.base_offset <= offset < batch.header.end_offset:
-                return self._piece[place:]  # a small window asks for the same piece of a file again and again
+        place = bisect_right(self._piece, offset, key=lambda batch: batch.header.end_offset)
+        if place < len(self._piece) and self._piece[place].header.base_offset <= offset:
+            return self._piece[place:]  # a small window asks for the same piece of a file again and again
         try:
             self._piece = await self._stored(offset, _READ_BYTES)
             return self._piece
@@ -609,18 +611,19 @@ class Topic:
             stored = next((each for each in found if each.name == name), None)
             if stored is None:
                 raise Conflict(put.key)
-            return self._restore(stored)
+            return await self._restore(stored)
         config = await read_config(self._metadata, self.name, name)  # which may be there before the subscription is
         stored = StoredSubscription(name, kind, position - 1, None, [], revision, config)
         log.info("subscription created", extra={"topic": self.name, "subscription": name, "start": position})
-        return self._restore(stored)
+        return await self._restore(stored)
 
-    def _restore(self, stored: StoredSubscription) -> Subscription:
+    async def _restore(self, stored: StoredSubscription) -> Subscription:
         config = stored.config
         cursor = -1 if stored.cursor is None else stored.cursor
-        missing = [(each.start, each.end) for each in self.orphans]
-        progress, whole = Progress.restore(cursor, stored.holes, head=self.head, missing=missing)
-        if not whole:
+        settled = await in_turns(Progress.decoding(cursor, stored.holes))
+        missing = [(each.start, each.end) for each in self.orphans]  # as they are now: nothing waits from here on
+        progress = Progress.restored(cursor, settled, head=self.head, missing=missing)
+        if settled is None:
             log.warning("ack holes unreadable", extra={"topic": self.name, "subscription": stored.name})
         subscription = Subscription(
             self,
@@ -636,6 +639,8 @@ class Topic:
         subscription.metrics.standing = subscription.standing
         self.subscriptions[stored.name] = subscription
         subscription.start()
+        if self._closing is not None:
+            subscription.freeze(self._closing)  # the topic is about to leave, and froze the others meanwhile
         return subscription
 
     def _machine(

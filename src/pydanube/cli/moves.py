@@ -63,6 +63,9 @@ def unload_topic(
         print(f"Topic Unloaded: {str(moved).lower()}")
         for each in results if wait or len(results) > 1 or not moved else ():
             print(_line(each))
+        for each in results:
+            for note in each.notes:
+                print(f"  {each.topic}: {note}")
     if not moved:
         raise typer.Exit(EXIT_FAILED)
 
@@ -85,6 +88,7 @@ def _result(result: ours.UnloadResult) -> dict[str, object]:
         "to_broker": id_text(result.to_broker),
         "phases_ms": _milliseconds(result.phases),
         "failure": result.failure or None,
+        "notes": list(result.notes),
     }
 
 
@@ -114,10 +118,11 @@ def moves(topic: TopicArgument, output: OutputOption = Output.table) -> None:
             "to_broker": id_text(each.to_broker),
             "phases_ms": _milliseconds(each.phases) if output is Output.json else _phases_text(each.phases),
             "failure": each.failure or None,
+            "notes": list(each.notes) if output is Output.json else "; ".join(each.notes),
         }
         for each in found
     ]
-    print_rows(rows, ("time", "from_broker", "to_broker", "phases_ms", "failure"), output)
+    print_rows(rows, ("time", "from_broker", "to_broker", "phases_ms", "failure", "notes"), output)
 
 
 # --- orphans --------------------------------------------------------------------------------------------

@@ -242,7 +242,7 @@ class OffsetRanges:
         return finished(self.encoding(base, size_max_bytes))[0]
 
     def encoding(self, base: int, size_max_bytes: int) -> Generator[None, None, tuple[bytes, int]]:
-        """As `encode`, with pauses, in which the set must not change. Also returns how many offsets are in the bytes."""
+        """As `encode`, with pauses, in which the set must not change. Returns also how many offsets the bytes hold."""
         out = bytearray([FORMAT])
         _put_number(out, base)
         room = size_max_bytes - CRC_SIZE_BYTES

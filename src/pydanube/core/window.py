@@ -68,20 +68,32 @@ class Progress:
         cls, cursor: int, holes: bytes | None, *, head: int | None = None, missing: Iterable[tuple[int, int]] = ()
     ) -> tuple[Progress, bool]:
         """From what `saved` returned. The flag is False if the holes were damaged: messages are repeated."""
-        return finished(cls.restoring(cursor, holes, head=head, missing=missing))
+        settled = finished(cls.decoding(cursor, holes))
+        return cls.restored(cursor, settled, head=head, missing=missing), settled is not None
+
+    @staticmethod
+    def decoding(cursor: int, holes: bytes | None) -> Generator[None, None, OffsetRanges | None]:
+        """What `holes` say is acknowledged above the cursor, or None if they are not what we wrote. With pauses: there
+        may be a hundred thousand ranges.
+        """
+        if not holes:
+            return OffsetRanges()
+        if len(holes) > HOLES_LAST_SIZE_MAX_BYTES:
+            return None
+        return (yield from OffsetRanges.decoding(holes, cursor + 1))
 
     @classmethod
-    def restoring(
-        cls, cursor: int, holes: bytes | None, *, head: int | None = None, missing: Iterable[tuple[int, int]] = ()
-    ) -> Generator[None, None, tuple[Progress, bool]]:
-        """As `restore`, with pauses: there may be a hundred thousand ranges."""
-        settled: OffsetRanges | None = OffsetRanges()
-        if holes:
-            fits = len(holes) <= HOLES_LAST_SIZE_MAX_BYTES  # else it is nothing that we wrote
-            settled = (yield from OffsetRanges.decoding(holes, cursor + 1)) if fits else None
+    def restored(
+        cls,
+        cursor: int,
+        settled: OffsetRanges | None,
+        *,
+        head: int | None = None,
+        missing: Iterable[tuple[int, int]] = (),
+    ) -> Progress:
         if settled and head is not None:
             settled.remove(max(head, cursor + 1), OFFSET_END_MAX)  # nobody can have acknowledged what is not there yet
-        return cls(cursor + 1, head=head or 0, settled=settled, missing=missing), settled is not None
+        return cls(cursor + 1, head=head or 0, settled=settled, missing=missing)
 
     def saved(self, size_max_bytes: int = HOLES_SIZE_MAX_BYTES) -> SavedPosition:
         return finished(self._saving(self.settled, size_max_bytes))

@@ -185,6 +185,7 @@ class MoveMetrics:
     pause: Histogram = field(default_factory=Histogram)  # from the first refused publish to the release
     phases: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in PHASES})
     fenced: Count = field(default_factory=Count)  # how often this broker was declared lost
+    acks_cut: Count = field(default_factory=Count)  # acknowledged messages that a last cursor had no room for
     last_ms: dict[str, float] = field(default_factory=dict)  # of each phase, in the last move
 
     def count(self, result: str) -> None:

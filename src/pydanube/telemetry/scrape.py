@@ -250,6 +250,7 @@ class MovesNow(NamedTuple):
     pause: Buckets
     phases: dict[str, Buckets]
     fenced: int
+    acks_cut: int
     taken: tuple[int, int]  # topics taken, topics let go or lost
     rebalances: dict[str, int]
     rebalance_failures: int
@@ -262,6 +263,7 @@ class MovesNow(NamedTuple):
             moves.pause.copy(),
             {name: histogram.copy() for name, histogram in moves.phases.items()},
             moves.fenced.value,
+            moves.acks_cut.value,
             (members.assigned.value, members.unassigned.value),
             dict(members.rebalances),
             members.rebalance_failures.value,
@@ -462,6 +464,8 @@ class Snapshot(NamedTuple):
         moved = _by_word(("ok", "error"), moves.results)
         yield _counter("danube_topic_unload", "Topics that were to be moved away from here", ("result",), moved)
         yield _counter("danube_broker_fenced", "Times this broker was declared lost", (), [((), moves.fenced)])
+        text = "Acknowledged messages that did not fit beside a cursor when its topic left or closed: delivered again"
+        yield _counter("danube_cursor_acks_cut", text, (), [((), moves.acks_cut)])
         text = "Milliseconds from the first refused publish of a move to the release of the topic"
         yield _histogram("danube_topic_unload_pause_ms", text, (), [((), moves.pause)])
         names = (*PHASES, *(name for name in moves.phases if name not in PHASES))

@@ -188,20 +188,22 @@ class MovePhasesResponse(_message.Message):
     def __init__(self, moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ...) -> None: ...
 
 class Move(_message.Message):
-    __slots__ = ("topic", "from_broker", "to_broker", "started_at_us", "phases", "failure")
+    __slots__ = ("topic", "from_broker", "to_broker", "started_at_us", "phases", "failure", "notes")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     FROM_BROKER_FIELD_NUMBER: _ClassVar[int]
     TO_BROKER_FIELD_NUMBER: _ClassVar[int]
     STARTED_AT_US_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     from_broker: int
     to_broker: int
     started_at_us: int
     phases: _containers.RepeatedCompositeFieldContainer[Phase]
     failure: str
-    def __init__(self, topic: _Optional[str] = ..., from_broker: _Optional[int] = ..., to_broker: _Optional[int] = ..., started_at_us: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., failure: _Optional[str] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, topic: _Optional[str] = ..., from_broker: _Optional[int] = ..., to_broker: _Optional[int] = ..., started_at_us: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., failure: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Phase(_message.Message):
     __slots__ = ("name", "duration_ms")
@@ -240,18 +242,20 @@ class UnloadProgress(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class UnloadResult(_message.Message):
-    __slots__ = ("topic", "from_broker", "to_broker", "phases", "failure")
+    __slots__ = ("topic", "from_broker", "to_broker", "phases", "failure", "notes")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     FROM_BROKER_FIELD_NUMBER: _ClassVar[int]
     TO_BROKER_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     from_broker: int
     to_broker: int
     phases: _containers.RepeatedCompositeFieldContainer[Phase]
     failure: str
-    def __init__(self, topic: _Optional[str] = ..., from_broker: _Optional[int] = ..., to_broker: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., failure: _Optional[str] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, topic: _Optional[str] = ..., from_broker: _Optional[int] = ..., to_broker: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., failure: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RebalancingHistoryRequest(_message.Message):
     __slots__ = ("count_max",)
