@@ -454,13 +454,29 @@ async def test_a_refused_message_comes_again(calls: Calls) -> None:
     stream.cancel()
 
 
-@pytest.mark.parametrize("reliable", [True, False])
 @pytest.mark.parametrize("offset", [0, 5, (1 << 63) - 1, (1 << 64) - 1])
 @served()
-async def test_acks_for_offsets_never_sent_are_answered_and_change_nothing(
-    calls: Calls, offset: int, reliable: bool
+async def test_acks_of_what_is_not_committed_are_refused_and_change_nothing(calls: Calls, offset: int) -> None:
+    identity = await calls.create_producer()
+    stream = calls.receive(await calls.subscribe())
+    await stream.initial_metadata()
+    place = pb.MsgID(topic_name=TOPIC, topic_offset=offset)
+    ack = await refused(calls.consumers.Ack(pb.AckRequest(request_id=3, msg_id=place, subscription_name="s")))
+    assert ack.code is StatusCode.OUT_OF_RANGE and f"offset {offset} of {TOPIC}" in ack.sentence
+    nack = pb.NackRequest(msg_id=place, subscription_name="s", delay_ms=(1 << 64) - 1)
+    assert (await refused(calls.consumers.Nack(nack))).code is StatusCode.OUT_OF_RANGE
+    await calls.send(identity, b"still")
+    async with asyncio.timeout(5):
+        assert (await stream.read()).payload == b"still"
+    stream.cancel()
+
+
+@pytest.mark.parametrize("offset", [0, 5, (1 << 64) - 1])
+@served()
+async def test_acks_on_a_non_reliable_topic_are_answered_for_delivering_has_settled_everything(
+    calls: Calls, offset: int
 ) -> None:
-    identity = await calls.create_producer(reliable=reliable)
+    identity = await calls.create_producer(reliable=False)
     stream = calls.receive(await calls.subscribe())
     await stream.initial_metadata()
     place = pb.MsgID(topic_name=TOPIC, topic_offset=offset)

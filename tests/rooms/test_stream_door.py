@@ -249,6 +249,29 @@ async def test_commands_for_a_handle_that_has_ended_are_no_violation() -> None:
     assert peer.heard("error")[-1].error.code == pb.PRODUCER_UNKNOWN and not peer.is_closed
 
 
+@simulated
+async def test_acks_count_below_the_head_and_are_refused_from_there_on() -> None:
+    door = await opened_door()
+    peer = await Peer.greeted(door)
+    opened = await peer.open_producer()
+    for number in range(4):
+        peer.produce(opened, number, b"x", request_id=10 + number)
+    await settle()
+    subscribed = await peer.subscribe(messages=1)
+    await settle()
+    assert peer.offsets == [0]
+    for _ in range(2):
+        done = await peer.ask(ack=pb.Ack(consumer=subscribed.consumer, ranges=[2, 3]))
+        assert done.kind == "done", "not sent yet, or acknowledged before: it is settled"
+    for kind in ("ack", "nack"):
+        command = pb.Ack if kind == "ack" else pb.Nack
+        late = await peer.ask(**{kind: command(consumer=subscribed.consumer, ranges=[3, 9])})
+        assert late.command.error.code == pb.OFFSET_OUT_OF_RANGE and "offset 4 of" in late.command.error.sentence
+    peer.say(flow=pb.Flow(consumer=subscribed.consumer, messages=10, bytes=64 * KIB))
+    await settle()
+    assert peer.offsets == [0, 1], "what was acknowledged below the head counts, also beside what was refused"
+
+
 # --- limits of time -----------------------------------------------------------------------------------
 
 

@@ -316,22 +316,6 @@ async def test_an_ack_that_comes_late_counts_all_the_same() -> None:
     assert stream.texts == ["a"]
 
 
-@simulated
-async def test_an_ack_of_something_that_was_never_sent_changes_nothing() -> None:
-    _, topic = await one_topic(Host(unacked_max=2))
-    stream = await consume(topic)
-    await publish_many(topic, 5)
-    await settle()
-    stream.ack(3, 4, 99)
-    stream.nack(4)
-    await settle()
-    assert stream.texts == ["0", "1"]
-    stream.acks = True
-    stream.ack_all()
-    await settle()
-    assert stream.texts == numbers(5)
-
-
 @pytest.mark.parametrize("kind", Kind)
 @simulated
 async def test_a_poison_message_goes_to_the_dead_letter_topic_with_all_it_had(kind: Kind) -> None:

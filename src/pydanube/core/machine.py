@@ -57,7 +57,7 @@ from pydanube.core.ranges import OffsetRange, OffsetRanges, Piece, work
 from pydanube.core.roster import DispatchLimits, Member, Roster
 from pydanube.core.window import Flight, InFlight, Progress, SavedPosition
 
-PIECES_MAX: Final = 1_000  # ranges that one step sends, takes back because of their age, or retries
+PIECES_MAX: Final = 1_024  # ranges that one step sends, takes back because of their age, or retries
 
 
 class _Outgoing:
