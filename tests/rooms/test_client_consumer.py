@@ -17,7 +17,15 @@ import pydanube.testing
 from pydanube.client import incoming
 from pydanube.client.consumer import Consumer
 from pydanube.client.link import Link
-from pydanube.errors import ClientClosed, ConfigError, DeadlineExceeded, NotServed, SubscriptionBusy, Unreachable
+from pydanube.errors import (
+    ClientClosed,
+    ConfigError,
+    DeadlineExceeded,
+    NotServed,
+    OffsetOutOfRange,
+    SubscriptionBusy,
+    Unreachable,
+)
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import to_wire
 from tests.rooms.scripted import TOPIC, ScriptedBroker
@@ -460,6 +468,28 @@ async def test_an_ack_that_cannot_be_taken_just_now_is_sent_again(broker: Script
     await message.ack()
     await consumer.flush()
     assert acked(broker) == [[0, 1], [0, 1]]
+
+
+def test_an_ack_that_is_refused_for_good_is_a_warning_although_nobody_flushes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @scripted()
+    async def inside(broker: ScriptedBroker, consumer: Consumer) -> None:
+        broker.deliver(0, [b"a", b"b"])
+        first, second = await receive(consumer, 2)
+        broker.answers["ack"] = lambda peer, frame: peer.refuse(frame, OffsetOutOfRange(TOPIC, 0, 0, 0))
+        await first.ack()
+        await broker.until("ack")
+        await asyncio.sleep(0.05)
+        await second.ack()
+        with pytest.raises(OffsetOutOfRange):
+            await consumer.flush()
+        assert acked(broker) == [[0, 1], [1, 2]], "what is refused for good is not sent again"
+
+    with caplog.at_level("WARNING"):
+        inside()
+    refused = [record for record in caplog.records if record.message == "ack refused"]
+    assert len(refused) == 2 and "offset 0 of" in getattr(refused[0], "why", "")
 
 
 @scripted()

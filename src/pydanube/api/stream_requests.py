@@ -345,6 +345,7 @@ class Requests:
             consumer_id=identity,
             type=pb.SubscriptionType.Name(list(SubscriptionKind).index(consuming.subscription.kind)),
             next_unacked=next_unacked,
+            created=topic.ownership.created,
         )
         return {"subscribed": subscribed}
 

@@ -144,7 +144,7 @@ class FanoutSubscription:
             self._disconnect(registration, None)
 
     def ack(self, offset: int) -> None:
-        """At most once: there is nothing to acknowledge."""
+        """At most once: delivering has settled it. There are no offsets either, so none can be wrong."""
 
     def nack(self, offset: int, delay_seconds: float = 0.0, reason: str = "") -> None:
         """At most once: nothing is sent again."""

@@ -15,6 +15,7 @@ of a non-reliable topic, and what comes again because somebody has sought back.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -31,6 +32,8 @@ from pydanube.errors import DanubeError, ProtocolViolation
 from pydanube.log.batch import load
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 UNSENT_MAX: Final = 10_000  # commands kept while there is no connection; what is nacked beyond comes again anyway
 SETTLED_SECONDS: Final = 30.0
@@ -186,11 +189,15 @@ class ConsumerLane(Lane):
         """Nothing of what was delivered before counts any more, and no ack of it may be sent again."""
         self._seeks += 1
         self._collect()
+        self._forget_unsent()
+        self._settled.clear()
+        self._drop_inbox()
+
+    def _forget_unsent(self) -> None:
+        """What these are about is not there any more: the topic was made anew, and its offsets are other messages."""
         for verdict in self._unsent:
             verdict.settle()
         self._unsent.clear()
-        self._settled.clear()
-        self._drop_inbox()
 
     # --- to the broker ------------------------------------------------------------------------------
 
@@ -232,6 +239,11 @@ class ConsumerLane(Lane):
         if not isinstance(answer, DanubeError) or verdict.seeks != self._seeks:
             verdict.settle()
         elif not answer.retryable:
+            # Nobody may ever ask: the application goes on, so this is the only sign that something was not applied.
+            log.warning(
+                "ack refused" if verdict.is_ack else "nack refused",
+                extra={"topic": self.topic, "subscription": self._settings.subscription, "why": str(answer)},
+            )
             verdict.settle(answer)
         else:
             self._unsent.append(verdict)
@@ -358,6 +370,8 @@ class ConsumerLane(Lane):
             link.consumers[answer.consumer] = self
             self._owed_messages = self._owed_bytes = 0
             self._collect()
+            if 0 < self._epoch < answer.created:
+                self._forget_unsent()
             if self._epoch:
                 self._remember_acks(answer.next_unacked)
             self._send_answers(link)

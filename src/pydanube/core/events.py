@@ -274,7 +274,7 @@ class JoinRefused:
 
 @dataclass(frozen=True, slots=True)
 class AckRefused:
-    """These were never sent, so they cannot be acknowledged or refused."""
+    """These are at or above the head: there is nothing there to be acknowledged or refused."""
 
     ranges: Ranges
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Sequence
+from itertools import pairwise
 from typing import Final
 
 from pydanube.core.delivery import TIMED_OUT, FailurePolicy, Tries
@@ -224,7 +225,8 @@ class Machine(ABC):
         """What of these is below the head and not settled for good, each offset once. The rest above is refused."""
         committed: list[OffsetRange] = []
         refused: list[OffsetRange] = []
-        for first, end in ranges if len(ranges) == 1 else OffsetRanges(ranges):
+        in_order = all(before.end <= after.first for before, after in pairwise(ranges))
+        for first, end in ranges if in_order else OffsetRanges(ranges):
             if end > self.progress.head:
                 refused.append(OffsetRange(max(first, self.progress.head), end))
             first, end = max(first, self.progress.next_unacked), min(end, self.progress.head)

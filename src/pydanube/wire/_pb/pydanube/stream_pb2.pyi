@@ -429,16 +429,18 @@ class Subscribe(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[SubscriptionType, str]] = ..., consumer_name: _Optional[str] = ..., key_filters: _Optional[_Iterable[str]] = ..., start: _Optional[_Union[Place, _Mapping]] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Subscribed(_message.Message):
-    __slots__ = ("consumer", "consumer_id", "type", "next_unacked")
+    __slots__ = ("consumer", "consumer_id", "type", "next_unacked", "created")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     NEXT_UNACKED_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
     consumer: int
     consumer_id: int
     type: SubscriptionType
     next_unacked: int
-    def __init__(self, consumer: _Optional[int] = ..., consumer_id: _Optional[int] = ..., type: _Optional[_Union[SubscriptionType, str]] = ..., next_unacked: _Optional[int] = ...) -> None: ...
+    created: int
+    def __init__(self, consumer: _Optional[int] = ..., consumer_id: _Optional[int] = ..., type: _Optional[_Union[SubscriptionType, str]] = ..., next_unacked: _Optional[int] = ..., created: _Optional[int] = ...) -> None: ...
 
 class Flow(_message.Message):
     __slots__ = ("consumer", "messages", "bytes")
