@@ -20,6 +20,7 @@
     │   ├── SchemaMismatch       the topic is bound to another schema subject
     │   ├── SubscriptionUnknown  no such subscription of the topic
     │   ├── SubscriptionBusy     an exclusive subscription that somebody uses
+    │   ├── AckOutdated          an ack of what was delivered before the subscription was moved
     │   ├── ProducerExists       an exclusive producer holds the topic
     │   ├── LimitReached         a policy allows no more of these
     │   ├── MessageTooLarge      over the policy's limit
@@ -318,6 +319,22 @@ class SubscriptionBusy(Refused):
         return (
             f"subscription {self.subscription} of {self.topic} can't be shared or removed: "
             f"consumer {self.holder} is connected"
+        )
+
+
+class AckOutdated(Refused):
+    """`offset` was delivered before a seek moved the subscription, and not since: it comes again, or is behind it."""
+
+    def __init__(self, topic: str, subscription: str, offset: int) -> None:
+        super().__init__(topic, subscription, offset)
+        self.topic = topic
+        self.subscription = subscription
+        self.offset = offset
+
+    def __str__(self) -> str:
+        return (
+            f"offset {self.offset} of {self.topic} was delivered before subscription {self.subscription} was moved by "
+            "a seek: acknowledge it when it is delivered again"
         )
 
 

@@ -64,7 +64,7 @@ class Admin(StorageCalls, MoveCalls):
                 raise Refusal(Code.INVALID_ARGUMENT, "say where to: earliest, latest, an offset or a time")
         if not topic.first_offset <= offset <= topic.head:
             raise OffsetOutOfRange(topic.name, offset, topic.first_offset, topic.head)
-        subscription.seek(offset)
+        await subscription.move_to(offset)
         return pb.SeekSubscriptionResponse(offset=offset)
 
     async def SetHeartbeat(self, request: pb.SetHeartbeatRequest) -> pb.SetHeartbeatResponse:

@@ -291,12 +291,16 @@ class Connection(asyncio.Protocol):
                 consuming.grant(flow.messages, flow.bytes)
         elif kind == "ack":
             ranges = frames.ranges_of(command.ack.ranges)
-            self._settle(command.request_id, command.ack.consumer, lambda consuming: consuming.ack(ranges))
+            seeks = command.ack.seeks if command.ack.HasField("seeks") else None
+            self._settle(command.request_id, command.ack.consumer, lambda consuming: consuming.ack(ranges, seeks))
         elif kind == "nack":
             nack, refused = command.nack, frames.ranges_of(command.nack.ranges)
             delay_seconds, reason = nack.delay_ms / 1000, nack.reason
+            delivered_at = nack.seeks if nack.HasField("seeks") else None
             self._settle(
-                command.request_id, nack.consumer, lambda consuming: consuming.nack(refused, delay_seconds, reason)
+                command.request_id,
+                nack.consumer,
+                lambda consuming: consuming.nack(refused, delay_seconds, reason, delivered_at),
             )
         elif kind == "ping":
             self.send(pb.Command(request_id=command.request_id, pong=pb.Pong()))
@@ -447,7 +451,9 @@ class Connection(asyncio.Protocol):
 
     async def _deliver(self, consuming: Consuming, item: DeliveredBatch) -> None:
         await self._writable.wait()
-        deliver = pb.Deliver(consumer=consuming.handle, ranges=frames.flat(item.ranges), attempt=item.attempt)
+        deliver = pb.Deliver(
+            consumer=consuming.handle, ranges=frames.flat(item.ranges), attempt=item.attempt, seeks=item.seeks
+        )
         self.send(pb.Command(deliver=deliver), *item.batch.buffers)
         consuming.sent(item)
 

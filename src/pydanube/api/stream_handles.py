@@ -212,13 +212,13 @@ class Consuming:
 
     # --- what the peer says -------------------------------------------------------------------------
 
-    def ack(self, ranges: Ranges) -> None:
+    def ack(self, ranges: Ranges, seeks: int | None) -> None:
         if isinstance(self.subscription, Subscription):
-            self.subscription.ack_ranges(ranges)
+            self.subscription.ack_ranges(ranges, seeks)
 
-    def nack(self, ranges: Ranges, delay_seconds: float, reason: str) -> None:
+    def nack(self, ranges: Ranges, delay_seconds: float, reason: str, seeks: int | None) -> None:
         if isinstance(self.subscription, Subscription):
-            self.subscription.nack_ranges(ranges, delay_seconds, reason)
+            self.subscription.nack_ranges(ranges, delay_seconds, reason, seeks)
 
     # --- what it gets -------------------------------------------------------------------------------
 

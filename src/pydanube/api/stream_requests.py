@@ -376,8 +376,8 @@ class Requests:
         topic = await self._reliable(request.topic)
         subscription = topic.require(SubscriptionName(request.subscription))
         offset = await offset_of(topic, request.to)
-        subscription.seek(offset)
-        return {"offset_found": pb.OffsetFound(offset=offset)}
+        seeks = await subscription.move_to(offset)
+        return {"offset_found": pb.OffsetFound(offset=offset, seeks=seeks)}
 
     async def _get_lag(self, command: pb.Command) -> dict[str, Any]:
         topic = await self._reliable(command.get_lag.topic)

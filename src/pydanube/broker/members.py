@@ -136,6 +136,7 @@ class StoredSubscription(NamedTuple):
     consumers: list[Registration]
     cursor_revision: int = 0
     config: StoredConfig = StoredConfig()
+    seeks: int = 0
 
 
 async def read_subscriptions(metadata: MetadataStore, topic: TopicName) -> list[StoredSubscription]:
@@ -158,6 +159,7 @@ def subscriptions_in(listed: Iterable[Item], topic: TopicName) -> list[StoredSub
         _, name = parsed
         cursor = items.get(keys.cursor(topic, name))
         holes = items.get(keys.ack_holes(topic, name))
+        seeks = items.get(keys.seeks(topic, name))
         found.append(
             StoredSubscription(
                 name,
@@ -167,6 +169,7 @@ def subscriptions_in(listed: Iterable[Item], topic: TopicName) -> list[StoredSub
                 registrations.get(name, []),
                 cursor.revision if cursor else 0,
                 _config(items.get(keys.failure_policy(topic, name)), items.get(keys.dispatch_config(topic, name))),
+                int(seeks.value) if seeks else 0,
             )
         )
     return found

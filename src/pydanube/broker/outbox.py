@@ -31,6 +31,7 @@ class DeliveredBatch(NamedTuple):
     batch: Batch
     ranges: tuple[tuple[int, int], ...]
     attempt: int
+    seeks: int = 0  # how often the subscription was moved before
 
 
 Item = TypeVar("Item")

@@ -29,6 +29,7 @@ from pydanube.broker.outbox import (
 )
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.timer import Timer
+from pydanube.core import keys
 from pydanube.core.delivery import FailurePolicy, dead_letter_attributes
 from pydanube.core.events import (
     Acked,
@@ -71,10 +72,17 @@ from pydanube.core.policies import SubscriptionKind
 from pydanube.core.ranges import OffsetRange
 from pydanube.core.roster import DispatchLimits, Permits
 from pydanube.core.window import SavedPosition
-from pydanube.errors import ConsumerUnknown, DanubeError, NotServed, OffsetOutOfRange, SubscriptionBusy
+from pydanube.errors import (
+    AckOutdated,
+    ConsumerUnknown,
+    DanubeError,
+    NotServed,
+    OffsetOutOfRange,
+    SubscriptionBusy,
+)
 from pydanube.log.batch import Batch, Envelope
 from pydanube.log.wal import TopicLog
-from pydanube.ports import Clock
+from pydanube.ports import Clock, Put
 from pydanube.telemetry import SubscriptionMetrics
 
 log = logging.getLogger(__name__)
@@ -135,6 +143,7 @@ class Subscription:
         heartbeat: Heartbeat = POLLING,
         consumers: Iterable[Registration] = (),
         cursor_revision: int | None = None,
+        seeks: int = 0,
     ) -> None:
         self.name = name
         self.kind = kind
@@ -152,7 +161,8 @@ class Subscription:
         self._closed = False
         self._beat_at = 0.0
         self._read_error: DanubeError | None = None
-        self._seeks = 0
+        self.seeks = seeks  # how often it was moved, by all its owners
+        self._moving = asyncio.Lock()  # held while it is being moved
         self._frozen: DanubeError | None = None
         self._thawed = asyncio.Event()
         self._thawed.set()
@@ -341,29 +351,40 @@ class Subscription:
 
     # --- what clients and administrators say --------------------------------------------------------
 
-    def ack_ranges(self, ranges: Ranges) -> None:
+    def ack_ranges(self, ranges: Ranges, seeks: int | None = None) -> None:
         """Acknowledges what is committed, whether or not this owner has sent it; twice is as good as once.
 
-        Raises OffsetOutOfRange if some are not committed; the others count all the same.
+        Raises OffsetOutOfRange if some are not committed, and AckOutdated if some were delivered before a seek and not
+        since; the others count all the same. With `seeks`, the number that the deliveries had, all of them are judged.
         """
-        self._settle(Acked(ranges))
+        self._settle(Acked(ranges), seeks)
 
-    def nack_ranges(self, ranges: Ranges, delay_seconds: float = 0.0, reason: str = "") -> None:
-        """What is not in flight is delivered (again) anyhow. Raises OffsetOutOfRange as `ack_ranges` does."""
+    def nack_ranges(
+        self, ranges: Ranges, delay_seconds: float = 0.0, reason: str = "", seeks: int | None = None
+    ) -> None:
+        """What is not in flight is delivered (again) anyhow. Raises as `ack_ranges` does."""
         self.metrics.nacks.inc(sum(each.size for each in ranges))
-        self._settle(Nacked(ranges, delay_seconds, reason))
+        self._settle(Nacked(ranges, delay_seconds, reason), seeks)
 
-    def _settle(self, event: Acked | Nacked) -> None:
+    def _check_serving(self) -> None:
         if self._frozen is not None:
             raise self._frozen
         if not self._services.may_serve():  # what is acknowledged here may count nowhere
             raise NotServed(self._source.name, "this broker's lease was not renewed in time, so another may have it")
+
+    def _settle(self, event: Acked | Nacked, seeks: int | None) -> None:
+        self._check_serving()
+        if seeks is not None and seeks != self.seeks:
+            raise AckOutdated(self._source.name, self.name, event.ranges[0].first)
         head = self._source.log.head
         if self._machine.progress.head < head and any(end > self._machine.progress.head for _, end in event.ranges):
             self._step(Available(head))  # the notifier has not come round yet
         refused = self._step(event)
         if isinstance(refused, AckRefused):
-            raise OffsetOutOfRange(self._source.name, refused.ranges[0].first, self._source.first_offset, head)
+            offset = refused.ranges[0].first
+            if offset < head:
+                raise AckOutdated(self._source.name, self.name, offset)
+            raise OffsetOutOfRange(self._source.name, offset, self._source.first_offset, head)
 
     def ack(self, offset: int) -> None:
         self.ack_ranges((OffsetRange(offset, offset + 1),))
@@ -371,12 +392,28 @@ class Subscription:
     def nack(self, offset: int, delay_seconds: float = 0.0, reason: str = "") -> None:
         self.nack_ranges((OffsetRange(offset, offset + 1),), delay_seconds, reason)
 
+    async def move_to(self, offset: int) -> int:
+        """As `seek`, and stored when it returns: how often it was moved now. Raises what keeps it from being stored.
+
+        First its number is: consumers may hold acks of earlier deliveries, and bring them to whoever owns the topic
+        then. If only the number is stored, such acks are void and their messages come again; nothing else happens.
+        """
+        async with self._moving:
+            self._check_serving()
+            number = Put(keys.seeks(self._source.name, self.name), str(self.seeks + 1).encode())
+            await self._source.ownership.write([number])
+            self._check_serving()  # a move of the topic has perhaps stored the last cursor meanwhile
+            self.seek(offset)
+            moved = self.seeks
+            await self.save()
+            return moved
+
     def seek(self, offset: int) -> None:
         """Delivery goes on at `offset`, whatever was acknowledged.
 
         What was on its way to consumers is dropped; they never see it, so they get back the permits it took.
         """
-        self._seeks += 1
+        self.seeks += 1
         sends = [effect for effect, _ in self._work if isinstance(effect, Send)]
         self._work.clear()
         unsent = {each.consumer_id: each.outbox.clear() for each in self._consumers.values() if each.outbox is not None}
@@ -547,7 +584,7 @@ class Subscription:
             return
         unsent: Ranges = ()
         rows: list[tuple[int, Envelope]] = []
-        seeks = self._seeks
+        seeks = self.seeks
         for place, (first, end) in enumerate(send.ranges):
             if place % TURN_RANGES == TURN_RANGES - 1:
                 await asyncio.sleep(0)
@@ -557,7 +594,7 @@ class Subscription:
             if reached < end:  # what comes behind it waits, or it would come before it
                 unsent = (OffsetRange(reached, end), *send.ranges[place + 1 :])
                 break
-        if registration.outbox is not outbox or self._seeks != seeks:
+        if registration.outbox is not outbox or self.seeks != seeks:
             return  # it left while we read, or wants something else now
         if rows:
             outbox.put(Delivered(offset, message, send.attempt) for offset, message in rows)
@@ -585,7 +622,7 @@ class Subscription:
         size_bytes = rows = 0
         unsent: list[OffsetRange] = []
         found: list[tuple[Batch, list[tuple[int, int]]]] = []
-        seeks = self._seeks
+        seeks = self.seeks
         known: list[Batch] = []  # what was read last; ranges are often many in one batch
         last = max(each.end for each in send.ranges)
         for place, (first, end) in enumerate(send.ranges):
@@ -613,10 +650,10 @@ class Subscription:
                 break
         if registration.outbox is not outbox:
             return
-        if self._seeks != seeks:
+        if self.seeks != seeks:
             self._take_back(send)
             return
-        outbox.put(DeliveredBatch(batch, tuple(meant), send.attempt) for batch, meant in found)
+        outbox.put(DeliveredBatch(batch, tuple(meant), send.attempt, seeks) for batch, meant in found)
         self._count(send, rows, size_bytes)
         self._step(Shipped(send.consumer, size_bytes, tuple(unsent)))
         if unsent and size_bytes < size_max:

@@ -635,6 +635,7 @@ class Topic:
             heartbeat=config.heartbeat or self._defaults.heartbeat,
             consumers=stored.consumers,
             cursor_revision=stored.cursor_revision,
+            seeks=stored.seeks,
         )
         subscription.metrics.standing = subscription.standing
         self.subscriptions[stored.name] = subscription

@@ -254,12 +254,13 @@ class Message(MessageView):
 
     def ack(self) -> None:
         """It is done. Acks travel together; `Consumer.flush` waits for them."""
-        self._thread.soon(self._delivery.lane.ack, self.offset)
+        self._thread.soon(self._delivery.lane.ack, self.offset, self._delivery.seeks)
 
     def nack(self, delay: float | None = None, *, reason: str = "") -> None:
         """It failed: deliver it again after `delay` seconds, or as the subscription's failure policy says."""
         _check_nack(delay, reason)
-        self._thread.soon(self._delivery.lane.nack, ((self.offset, self.offset + 1),), delay, reason)
+        of = self._delivery
+        self._thread.soon(of.lane.nack, ((self.offset, self.offset + 1),), delay, reason, of.seeks)
 
 
 class MessageBatch(BatchView):
@@ -272,11 +273,11 @@ class MessageBatch(BatchView):
         self._thread = thread
 
     def ack(self) -> None:
-        self._thread.soon(self._delivery.lane.ack_ranges, self._delivery.ranges)
+        self._thread.soon(self._delivery.lane.ack_ranges, self._delivery.ranges, self._delivery.seeks)
 
     def nack(self, delay: float | None = None, *, reason: str = "") -> None:
         _check_nack(delay, reason)
-        self._thread.soon(self._delivery.lane.nack, self._delivery.ranges, delay, reason)
+        self._thread.soon(self._delivery.lane.nack, self._delivery.ranges, delay, reason, self._delivery.seeks)
 
 
 def _check_nack(delay: float | None, reason: str) -> None:

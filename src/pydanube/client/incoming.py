@@ -9,7 +9,8 @@ dropped, because the broker delivers it again. Acks are kept until the broker sa
 without an answer go out first on the next connection; and if their messages come again all the same, from a broker that
 knows nothing of their delivery, the application does not see them twice: it has said that they are done. What only has
 the same offsets is not held back: messages of a newer epoch than any that came before (the topic was made anew), those
-of a non-reliable topic, and what comes again because somebody has sought back.
+of a non-reliable topic, and what comes again because somebody has sought back. Every delivery says how often the
+subscription was moved before it, and every ack the same number: what was delivered before a seek, by whomever, is void.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pydanube.client.lane import Lane
 from pydanube.client.link import Link
 from pydanube.client.messages import Delivery, Place, place_of
 from pydanube.core.ranges import OffsetRange, OffsetRanges
-from pydanube.errors import DanubeError, ProtocolViolation
+from pydanube.errors import AckOutdated, DanubeError, ProtocolViolation
 from pydanube.log.batch import load
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -48,7 +49,7 @@ class _Verdict:
         self, ranges: Sequence[tuple[int, int]], seeks: int, *, is_ack: bool, delay_ms: int = 0, reason: str = ""
     ) -> None:
         self.ranges = ranges
-        self.seeks = seeks
+        self.seeks = seeks  # of the deliveries
         self.is_ack = is_ack
         self.delay_ms = delay_ms
         self.reason = reason
@@ -57,8 +58,8 @@ class _Verdict:
     def command(self, consumer: int) -> pb.Command:
         ranges = frames.flat(self.ranges)
         if self.is_ack:
-            return pb.Command(ack=pb.Ack(consumer=consumer, ranges=ranges))
-        nack = pb.Nack(consumer=consumer, ranges=ranges, delay_ms=self.delay_ms, reason=self.reason)
+            return pb.Command(ack=pb.Ack(consumer=consumer, ranges=ranges, seeks=self.seeks))
+        nack = pb.Nack(consumer=consumer, ranges=ranges, delay_ms=self.delay_ms, reason=self.reason, seeks=self.seeks)
         return pb.Command(nack=nack)
 
     def settle(self, error: DanubeError | None = None) -> None:
@@ -113,12 +114,15 @@ class ConsumerLane(Lane):
         self._settled = OffsetRanges()  # acknowledged, and perhaps nobody knows of it
         self._settled_epoch = 0  # their batches are not newer
         self._known_end = 0  # the broker knew everything below to be acknowledged
-        self._seeks = 0
+        self._seeks = 0  # how often the subscription was moved before the newest delivery
+        self._own_seeks = 0  # what was asked before one of them is of no interest
         self._is_scheduled = False
 
     # --- for the application ------------------------------------------------------------------------
 
-    def ack(self, offset: int) -> None:
+    def ack(self, offset: int, seeks: int) -> None:
+        if seeks != self._seeks:
+            return  # delivered before a seek: it comes again, or the subscription is beyond it
         if offset == self._ack_end:
             self._ack_end = offset + 1
         else:
@@ -127,12 +131,16 @@ class ConsumerLane(Lane):
         if not self._is_scheduled:
             self._schedule()
 
-    def ack_ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
+    def ack_ranges(self, ranges: Sequence[tuple[int, int]], seeks: int) -> None:
+        if seeks != self._seeks:
+            return
         for first, end in ranges:
             self._acks.add(first, end)
         self._schedule()
 
-    def nack(self, ranges: Sequence[tuple[int, int]], delay_seconds: float | None, reason: str) -> None:
+    def nack(self, ranges: Sequence[tuple[int, int]], delay_seconds: float | None, reason: str, seeks: int) -> None:
+        if seeks != self._seeks:
+            return
         if self.link is None and len(self._unsent) + len(self._nacks) >= UNSENT_MAX:
             return
         # 0 means "as the policy says", so at once is a millisecond.
@@ -182,12 +190,20 @@ class ConsumerLane(Lane):
         """Delivers from another place on; what was delivered before and not handed over is dropped."""
         link = self.link or await self._find()
         request = pb.Seek(topic=self.topic, subscription=self._settings.subscription, to=place_of(to))
-        frame = await link.request(pb.Command(seek=request), "offset_found", accept=lambda _: self._sought())
+        frame = await link.request(pb.Command(seek=request), "offset_found", accept=self._seek_answered)
         return frame.command.offset_found.offset
+
+    def _seek_answered(self, frame: frames.Frame) -> None:
+        found = frame.command.offset_found
+        if not found.HasField("seeks"):  # a broker that does not count them delivers nothing before it answers
+            self._sought()
+        elif found.seeks > self._seeks:
+            self._sought()
+            self._seeks = found.seeks
 
     def _sought(self) -> None:
         """Nothing of what was delivered before counts any more, and no ack of it may be sent again."""
-        self._seeks += 1
+        self._own_seeks += 1
         self._collect()
         self._forget_unsent()
         self._settled.clear()
@@ -230,13 +246,15 @@ class ConsumerLane(Lane):
         while self._unsent:
             verdict = self._unsent.popleft()
             self._unconfirmed[verdict] = None
-            link.ask(verdict.command(self.handle), partial(self._answered, self.generation, verdict))
+            answered = partial(self._answered, self.generation, self._own_seeks, verdict)
+            link.ask(verdict.command(self.handle), answered)
 
-    def _answered(self, generation: int, verdict: _Verdict, answer: frames.Frame | DanubeError) -> None:
+    def _answered(self, generation: int, own_seeks: int, verdict: _Verdict, answer: frames.Frame | DanubeError) -> None:
         if generation != self.generation:
             return  # of a handle that has ended: it is sent again
         del self._unconfirmed[verdict]
-        if not isinstance(answer, DanubeError) or verdict.seeks != self._seeks:
+        is_void = isinstance(answer, AckOutdated) or own_seeks != self._own_seeks
+        if not isinstance(answer, DanubeError) or is_void:
             verdict.settle()
         elif not answer.retryable:
             # Nobody may ever ask: the application goes on, so this is the only sign that something was not applied.
@@ -259,14 +277,17 @@ class ConsumerLane(Lane):
 
     # --- from the broker ----------------------------------------------------------------------------
 
-    def delivered(self, ranges: tuple[tuple[int, int], ...], attempt: int, body: memoryview) -> None:
+    def delivered(self, ranges: tuple[tuple[int, int], ...], attempt: int, seeks: int, body: memoryview) -> None:
         batch = load(body)
         header = batch.header
         if ranges[0][0] < header.base_offset or ranges[-1][1] > header.end_offset:
             raise ProtocolViolation(f"ranges {ranges} are not in the batch delivered with them")
         self._progressed()
+        if seeks != self._seeks:
+            self._sought()
+            self._seeks = seeks
         self._epoch = max(self._epoch, header.epoch)
-        delivery = Delivery(self, batch, ranges, attempt, len(body))
+        delivery = Delivery(self, batch, ranges, attempt, len(body), seeks)
         if self._settled:
             rest = self._without_settled(ranges, header.epoch)
             if not rest:
@@ -287,7 +308,7 @@ class ConsumerLane(Lane):
             rest += self._settled.gaps(first, end)
             for settled in self._settled.overlap(first, end):
                 self._settled.remove(*settled)
-                self.ack_ranges((settled,))
+                self.ack_ranges((settled,), self._seeks)
         return rest
 
     def leave(self, link: Link) -> None:

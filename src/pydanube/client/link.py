@@ -69,7 +69,7 @@ class Attached(Protocol):
 class Receiving(Attached, Protocol):
     """A consumer."""
 
-    def delivered(self, ranges: tuple[tuple[int, int], ...], attempt: int, body: memoryview) -> None: ...
+    def delivered(self, ranges: tuple[tuple[int, int], ...], attempt: int, seeks: int, body: memoryview) -> None: ...
 
 
 class Link(asyncio.Protocol):
@@ -243,7 +243,7 @@ class Link(asyncio.Protocol):
             deliver = command.deliver
             consumer = self.consumers.get(deliver.consumer)
             if consumer is not None:  # it may have been closed a moment ago
-                consumer.delivered(frames.ranges_of(deliver.ranges), deliver.attempt, frame.body)
+                consumer.delivered(frames.ranges_of(deliver.ranges), deliver.attempt, deliver.seeks, frame.body)
         elif not self.welcome.done():
             self._greeted(frame)
         elif kind == "error":

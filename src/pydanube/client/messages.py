@@ -67,12 +67,19 @@ class Delivery:
         "generation",
         "lane",
         "ranges",
+        "seeks",
         "size",
         "topic",
     )
 
     def __init__(
-        self, lane: ConsumerLane, batch: Batch, ranges: Sequence[tuple[int, int]], attempt: int, size: int
+        self,
+        lane: ConsumerLane,
+        batch: Batch,
+        ranges: Sequence[tuple[int, int]],
+        attempt: int,
+        size: int,
+        seeks: int = 0,
     ) -> None:
         self.lane = lane
         self.topic: str = lane.topic
@@ -81,6 +88,7 @@ class Delivery:
         self.ranges = ranges
         self.attempt = attempt
         self.size = size
+        self.seeks = seeks  # how often the subscription was moved before
         self.count = sum(end - first for first, end in ranges)
         self._rows: pa.RecordBatch | None = None
         self._columns: dict[str, list[Any]] = {}
@@ -180,7 +188,7 @@ class Message(MessageView):
 
         An ack that is lost with its connection is sent again on the next one; the message may have come again by then.
         """
-        self._delivery.lane.ack(self.offset)
+        self._delivery.lane.ack(self.offset, self._delivery.seeks)
 
     async def nack(self, delay: float | None = None, *, reason: str = "") -> None:
         """It failed: deliver it again after `delay` seconds, or as the subscription's failure policy says.
@@ -192,7 +200,7 @@ class Message(MessageView):
         ...     print(again.payload, again.attempt)
         b'3' 2
         """
-        self._delivery.lane.nack(((self.offset, self.offset + 1),), delay, reason)
+        self._delivery.lane.nack(((self.offset, self.offset + 1),), delay, reason, self._delivery.seeks)
 
 
 class BatchView:
@@ -240,11 +248,11 @@ class MessageBatch(BatchView):
 
     async def ack(self) -> None:
         """All of them are done."""
-        self._delivery.lane.ack_ranges(self._delivery.ranges)
+        self._delivery.lane.ack_ranges(self._delivery.ranges, self._delivery.seeks)
 
     async def nack(self, delay: float | None = None, *, reason: str = "") -> None:
         """All of them failed."""
-        self._delivery.lane.nack(self._delivery.ranges, delay, reason)
+        self._delivery.lane.nack(self._delivery.ranges, delay, reason, self._delivery.seeks)
 
 
 def offsets_from(first: int, count: int) -> pa.Array:

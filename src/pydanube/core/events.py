@@ -274,7 +274,7 @@ class JoinRefused:
 
 @dataclass(frozen=True, slots=True)
 class AckRefused:
-    """These are at or above the head: there is nothing there to be acknowledged or refused."""
+    """These are at or above the head, or a seek moved back over them and they were not sent since."""
 
     ranges: Ranges
 

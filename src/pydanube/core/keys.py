@@ -25,6 +25,7 @@
     /topics/<ns>/<topic>/subscriptions/<sub>                     {subscription_name, subscription_type, ...}
     /topics/<ns>/<topic>/subscriptions/<sub>/cursor              last acknowledged offset, -1 for none
     /topics/<ns>/<topic>/subscriptions/<sub>/ack_holes           bytes (core/window.py)
+    /topics/<ns>/<topic>/subscriptions/<sub>/seeks               how often it was moved by a seek; no key: never
     /topics/<ns>/<topic>/subscriptions/<sub>/failure_policy      (core/delivery.py)
     /topics/<ns>/<topic>/subscriptions/<sub>/dispatch_config     {max_unacked_messages, heartbeat}
     /topics/<ns>/<topic>/subscriptions/<sub>/consumers/<consumer> {consumer_name, key_filters}
@@ -279,6 +280,10 @@ def subscription_of_cursor(key: str) -> tuple[TopicName, SubscriptionName] | Non
 
 def ack_holes(name: TopicName, sub: SubscriptionName) -> Key:
     return Key(f"/topics{name}/subscriptions/{sub}/ack_holes")
+
+
+def seeks(name: TopicName, sub: SubscriptionName) -> Key:
+    return Key(f"/topics{name}/subscriptions/{sub}/seeks")
 
 
 def failure_policy(name: TopicName, sub: SubscriptionName) -> Key:

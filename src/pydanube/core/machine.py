@@ -90,6 +90,7 @@ class Machine(ABC):
         self.in_flight = InFlight()
         self.first_offset = 0
         self.timed_out = 0  # messages, in all
+        self._sought = False  # since this owner has it: what it has not handed out was delivered before, if ever
         self.pieces_max = PIECES_MAX
         self.touched_max = 0  # ranges, by the costliest step so far
         self._unfinished = False  # there is more to send, and somebody has room
@@ -193,6 +194,7 @@ class Machine(ABC):
                 for first, end in ranges:
                     self._dead_letter_failed(first, end)
             case Sought(offset):
+                self._sought = True
                 self._release(self.in_flight)
                 self.in_flight.clear()
                 self._forget_all()
@@ -222,14 +224,18 @@ class Machine(ABC):
                 self._failed(piece.first, piece.end, tries, event.delay_seconds)
 
     def _committed_part(self, ranges: Ranges) -> list[OffsetRange]:
-        """What of these is below the head and not settled for good, each offset once. The rest above is refused."""
+        """What of these is below the head and not settled for good, each offset once. The rest above is refused.
+
+        So is what a seek wants to be delivered again and was not yet: whoever acknowledges it has it from before.
+        """
+        known_end = self.progress.next_fresh if self._sought else self.progress.head
         committed: list[OffsetRange] = []
         refused: list[OffsetRange] = []
         in_order = all(before.end <= after.first for before, after in pairwise(ranges))
         for first, end in ranges if in_order else OffsetRanges(ranges):
-            if end > self.progress.head:
-                refused.append(OffsetRange(max(first, self.progress.head), end))
-            first, end = max(first, self.progress.next_unacked), min(end, self.progress.head)
+            if end > known_end:
+                refused.append(OffsetRange(max(first, known_end), end))
+            first, end = max(first, self.progress.next_unacked), min(end, known_end)
             if first < end:
                 committed.append(OffsetRange(first, end))
         self._refuse(refused)

@@ -44,6 +44,7 @@ CODES: Final[Mapping[type[DanubeError], pb.Code]] = {
     errors.SchemaMismatch: pb.SCHEMA_MISMATCH,
     errors.SubscriptionUnknown: pb.SUBSCRIPTION_UNKNOWN,
     errors.SubscriptionBusy: pb.SUBSCRIPTION_BUSY,
+    errors.AckOutdated: pb.ACK_OUTDATED,
     errors.ProducerExists: pb.PRODUCER_EXISTS,
     errors.LimitReached: pb.LIMIT_REACHED,
     errors.MessageTooLarge: pb.MESSAGE_TOO_LARGE,

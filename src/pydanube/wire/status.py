@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeAlias
 
 from pydanube.errors import (
+    AckOutdated,
     BrokerUnknown,
     DanubeError,
     DataDamaged,
@@ -98,6 +99,7 @@ STATUS: Final[Table] = {
     SchemaMismatch: Code.FAILED_PRECONDITION,
     SubscriptionUnknown: Code.NOT_FOUND,
     SubscriptionBusy: Code.PERMISSION_DENIED,
+    AckOutdated: Code.FAILED_PRECONDITION,
     ProducerExists: Code.PERMISSION_DENIED,
     LimitReached: Code.PERMISSION_DENIED,  # of subscriptions; see LIMITS for the others
     OffsetOutOfRange: Code.OUT_OF_RANGE,

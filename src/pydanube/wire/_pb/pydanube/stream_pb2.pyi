@@ -35,6 +35,7 @@ class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MESSAGE_TOO_LARGE: _ClassVar[Code]
     BROKER_UNKNOWN: _ClassVar[Code]
     MOVE_REFUSED: _ClassVar[Code]
+    ACK_OUTDATED: _ClassVar[Code]
     UNAVAILABLE: _ClassVar[Code]
     DISK_FULL: _ClassVar[Code]
     LOG_CLOSED: _ClassVar[Code]
@@ -103,6 +104,7 @@ LIMIT_REACHED: Code
 MESSAGE_TOO_LARGE: Code
 BROKER_UNKNOWN: Code
 MOVE_REFUSED: Code
+ACK_OUTDATED: Code
 UNAVAILABLE: Code
 DISK_FULL: Code
 LOG_CLOSED: Code
@@ -453,34 +455,40 @@ class Flow(_message.Message):
     def __init__(self, consumer: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Deliver(_message.Message):
-    __slots__ = ("consumer", "ranges", "attempt")
+    __slots__ = ("consumer", "ranges", "attempt", "seeks")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SEEKS_FIELD_NUMBER: _ClassVar[int]
     consumer: int
     ranges: _containers.RepeatedScalarFieldContainer[int]
     attempt: int
-    def __init__(self, consumer: _Optional[int] = ..., ranges: _Optional[_Iterable[int]] = ..., attempt: _Optional[int] = ...) -> None: ...
+    seeks: int
+    def __init__(self, consumer: _Optional[int] = ..., ranges: _Optional[_Iterable[int]] = ..., attempt: _Optional[int] = ..., seeks: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("consumer", "ranges")
+    __slots__ = ("consumer", "ranges", "seeks")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
+    SEEKS_FIELD_NUMBER: _ClassVar[int]
     consumer: int
     ranges: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, consumer: _Optional[int] = ..., ranges: _Optional[_Iterable[int]] = ...) -> None: ...
+    seeks: int
+    def __init__(self, consumer: _Optional[int] = ..., ranges: _Optional[_Iterable[int]] = ..., seeks: _Optional[int] = ...) -> None: ...
 
 class Nack(_message.Message):
-    __slots__ = ("consumer", "ranges", "delay_ms", "reason")
+    __slots__ = ("consumer", "ranges", "delay_ms", "reason", "seeks")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    SEEKS_FIELD_NUMBER: _ClassVar[int]
     consumer: int
     ranges: _containers.RepeatedScalarFieldContainer[int]
     delay_ms: int
     reason: str
-    def __init__(self, consumer: _Optional[int] = ..., ranges: _Optional[_Iterable[int]] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    seeks: int
+    def __init__(self, consumer: _Optional[int] = ..., ranges: _Optional[_Iterable[int]] = ..., delay_ms: _Optional[int] = ..., reason: _Optional[str] = ..., seeks: _Optional[int] = ...) -> None: ...
 
 class CloseConsumer(_message.Message):
     __slots__ = ("consumer",)
@@ -539,10 +547,12 @@ class FindOffset(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., at: _Optional[_Union[Place, _Mapping]] = ...) -> None: ...
 
 class OffsetFound(_message.Message):
-    __slots__ = ("offset",)
+    __slots__ = ("offset", "seeks")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SEEKS_FIELD_NUMBER: _ClassVar[int]
     offset: int
-    def __init__(self, offset: _Optional[int] = ...) -> None: ...
+    seeks: int
+    def __init__(self, offset: _Optional[int] = ..., seeks: _Optional[int] = ...) -> None: ...
 
 class CreateTopic(_message.Message):
     __slots__ = ("topic", "reliable", "partitions", "schema_subject")
