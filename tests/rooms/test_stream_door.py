@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from pydanube.api.stream import SWEEP_SECONDS, StreamDoor
+from pydanube.api.stream import SWEEP_SECONDS, TURN_SETTLED, StreamDoor
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import TopicPolicy
+from pydanube.core.ranges import work
 from pydanube.errors import DiskFull
 from pydanube.log.batch import HEADER_SIZE, Batch, Envelope, encode, messages, parse, rows_of
 from pydanube.wire import frames
@@ -270,6 +271,35 @@ async def test_acks_count_below_the_head_and_are_refused_from_there_on() -> None
     peer.say(flow=pb.Flow(consumer=subscribed.consumer, messages=10, bytes=64 * KIB))
     await settle()
     assert peer.offsets == [0, 1], "what was acknowledged below the head counts, also beside what was refused"
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+@simulated
+async def test_thousands_of_scattered_acks_in_one_go_are_applied_in_turns(leaves: bool) -> None:
+    door = await opened_door()
+    peer = await Peer.greeted(door)
+    opened = await peer.open_producer()
+    peer.produce(opened, 0, *(b"%d" % number for number in range(8_192)))
+    await settle()
+    subscribed = await peer.subscribe(messages=10_000)
+    await settle()
+    assert peer.offsets == list(range(8_192))
+    acks = [
+        pb.Ack(consumer=subscribed.consumer, ranges=[at for n in range(first, first + 2048, 2) for at in (n, n + 1)])
+        for first in range(0, 8_192, 2048)
+    ]
+    commands = [pb.Command(request_id=100 + number, ack=ack) for number, ack in enumerate(acks)]
+    topic = await find_topic(door.broker)
+    [subscription] = topic.subscriptions.values()
+    before = work.ranges
+    peer.write(b"".join(part for command in commands for part in frames.encode(command)))
+    if leaves:
+        peer.connection.connection_lost(None)
+    else:
+        assert work.ranges - before < 4 * TURN_SETTLED * 8, "one command in the first turn"
+        await settle()
+        assert [command.request_id for command in peer.heard("done")[-4:]] == [100, 101, 102, 103]
+    assert subscription.get_lag_info().lag_messages == 4_096, "each counts, also if the peer is gone by then"
 
 
 # --- limits of time -----------------------------------------------------------------------------------

@@ -14,10 +14,11 @@ not take what they asked for, or say nothing at all, are dropped.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
@@ -60,6 +61,7 @@ MIB: Final = 1024 * 1024
 PARSE_ON_LOOP_BYTES: Final = 64 * 1024
 WRITE_BUFFER_BYTES: Final = 1 * MIB
 CUT_BYTES: Final = 8 * 1024  # to cut a batch costs as much as to send so many bytes more
+TURN_SETTLED: Final = 1024  # ranges acknowledged or refused, before others have a turn
 SWEEP_SECONDS: Final = 2.0
 SHUTDOWN_SECONDS: Final = 2.0  # for a TLS peer's goodbye
 
@@ -133,6 +135,8 @@ class Connection(asyncio.Protocol):
         self.frame_size_max = frames.FRAME_SIZE_LIMIT  # that the peer takes
         self._door = door
         self._decoder = frames.FrameDecoder()
+        self._unhandled: deque[frames.Frame] = deque()
+        self._turn: asyncio.Handle | None = None  # when it is handled
         self._transport: asyncio.Transport
         self._greeted = False
         self._over = False
@@ -165,6 +169,12 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.connections.discard(self)
         self._over = True
+        if self._turn is not None:
+            self._turn.cancel()
+            for frame in self._unhandled:  # said while it was there, so these count
+                if frame.kind in ("ack", "nack"):
+                    self._settle(frame)
+            self._unhandled.clear()
         self._writable.set()
         for task in list(self._tasks):
             task.cancel()
@@ -185,21 +195,36 @@ class Connection(asyncio.Protocol):
         now = self.broker.clock.elapsed()
         self._heard_at = now
         had = self._decoder.buffered_bytes
+        with contextlib.suppress(ProtocolViolation):  # which is told when what came before it is handled
+            found = self._decoder.feed(data)
+            self._unhandled.extend(found)
+            had = 0 if found else had
+        if self._turn is None:
+            self._handle_some()
+        if had == 0:
+            self._frame_since = now
+
+    def _handle_some(self) -> None:
+        """Handles frames, in order. After many acks others have their turn first, and nothing is read meanwhile."""
+        self._turn = None
+        settled = 0
         try:
-            for frame in self._decoder.feed(data):
-                had = 0
+            while self._unhandled:
+                if settled >= TURN_SETTLED:
+                    self._turn = asyncio.get_running_loop().call_soon(self._handle_some)
+                    break
+                frame = self._unhandled.popleft()
+                if frame.kind in ("ack", "nack"):
+                    settled += (len(frame.command.ack.ranges) + len(frame.command.nack.ranges)) // 2
                 self._handle(frame)
-            if self._decoder.violation is not None:
+            if not self._unhandled and self._decoder.violation is not None:
                 raise self._decoder.violation
         except ProtocolViolation as violation:
             self.fail(violation)
-            return
         except Exception as error:
             log.exception("stream broken", extra={"peer": self.peer})
             self.fail(error)
-            return
-        if had == 0:
-            self._frame_since = now
+        self._throttle()
 
     def check_time(self, now: float) -> None:
         """Drops the peer if it broke a limit of time."""
@@ -270,7 +295,7 @@ class Connection(asyncio.Protocol):
         if self._over:
             return
         busy = self._unwritten_bytes > self.limits.unwritten_bytes or not self._writable.is_set()
-        busy = busy or len(self._tasks) - self._requests.pumps > self.limits.requests
+        busy = busy or len(self._tasks) - self._requests.pumps > self.limits.requests or self._turn is not None
         if busy == self._reading:
             self._reading = not busy
             self._transport.pause_reading() if busy else self._transport.resume_reading()
@@ -289,19 +314,8 @@ class Connection(asyncio.Protocol):
             flow = command.flow
             if consuming := self._requests.consumer(flow.consumer):
                 consuming.grant(flow.messages, flow.bytes)
-        elif kind == "ack":
-            ranges = frames.ranges_of(command.ack.ranges)
-            seeks = command.ack.seeks if command.ack.HasField("seeks") else None
-            self._settle(command.request_id, command.ack.consumer, lambda consuming: consuming.ack(ranges, seeks))
-        elif kind == "nack":
-            nack, refused = command.nack, frames.ranges_of(command.nack.ranges)
-            delay_seconds, reason = nack.delay_ms / 1000, nack.reason
-            delivered_at = nack.seeks if nack.HasField("seeks") else None
-            self._settle(
-                command.request_id,
-                nack.consumer,
-                lambda consuming: consuming.nack(refused, delay_seconds, reason, delivered_at),
-            )
+        elif kind in ("ack", "nack"):
+            self._settle(frame)
         elif kind == "ping":
             self.send(pb.Command(request_id=command.request_id, pong=pb.Pong()))
         elif kind == "pong":
@@ -312,13 +326,20 @@ class Connection(asyncio.Protocol):
         else:
             self._requests.take(kind, command)
 
-    def _settle(self, request_id: int, handle: int, how: Callable[[Consuming], None]) -> None:
+    def _settle(self, frame: frames.Frame) -> None:
         """An ack or nack. Without a request id nobody is told what became of it."""
+        request_id, ack, nack = frame.command.request_id, frame.command.ack, frame.command.nack
+        is_ack = frame.kind == "ack"
+        handle = ack.consumer if is_ack else nack.consumer
+        ranges = frames.ranges_of(ack.ranges if is_ack else nack.ranges)
         consuming = self._requests.consumer(handle)
         try:
             if consuming is None:
                 raise ConsumerUnknown(handle)
-            how(consuming)
+            if is_ack:
+                consuming.ack(ranges)
+            else:
+                consuming.nack(ranges, nack.delay_ms / 1000, nack.reason)
         except DanubeError as error:
             if request_id:
                 self.answer_error(request_id, error)
