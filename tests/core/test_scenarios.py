@@ -175,7 +175,7 @@ def text(effect: e.Effect) -> str:
         case e.JoinRefused(who, active):
             return f"refuse {name(who)}: {name(active)} is connected"
         case e.AckRefused(refused):
-            return f"never sent {shown(refused)}"
+            return f"not committed {shown(refused)}"
         case e.ReadKeys(part):
             return f"read keys {shown((part,))}"
         case e.WakeAt(time):

@@ -158,8 +158,12 @@ class Cursors:
     async def _save(self, due: Sequence[Positioned]) -> None:
         for start in range(0, len(due), PER_TRANSACTION):
             async with self._writing:
-                group = due[start : start + PER_TRANSACTION]
-                await self._save_together([(each, each.saved()) for each in group])
+                group = []
+                for each in due[start : start + PER_TRANSACTION]:
+                    group.append((each, each.saved()))
+                    if group[-1][1].holes:
+                        await asyncio.sleep(0)  # sixty of two thousand ranges each take a while
+                await self._save_together(group)
 
     async def _save_last(self, due: Sequence[Positioned]) -> None:
         async with self._writing:
@@ -215,8 +219,9 @@ class Cursors:
     ) -> None:
         """One transaction for all. If one topic was lost, or one cursor is not known, each is written on its own."""
         for each, position in positions:
-            if each.changes == position.changes:
-                self._dirty.pop(each, None)  # what changes from now on counts anew
+            self._dirty.pop(each, None)  # what changes from now on counts anew
+            if each.changes != position.changes:
+                self._dirty[each] = _Dirty(self._clock.elapsed(), position.changes)
         self.transactions += 1
         try:
             if len(positions) == 1:

@@ -95,8 +95,8 @@ class Progress:
             settled.remove(max(head, cursor + 1), OFFSET_END_MAX)  # nobody can have acknowledged what is not there yet
         return cls(cursor + 1, head=head or 0, settled=settled, missing=missing)
 
-    def saved(self, size_max_bytes: int = HOLES_SIZE_MAX_BYTES) -> SavedPosition:
-        return finished(self._saving(self.settled, size_max_bytes))
+    def saved(self, size_max_bytes: int | None = None) -> SavedPosition:
+        return finished(self._saving(self.settled, size_max_bytes or HOLES_SIZE_MAX_BYTES))
 
     def saving(self, size_max_bytes: int) -> Generator[None, None, SavedPosition]:
         """As `saved` now, with pauses in which everything may change."""
