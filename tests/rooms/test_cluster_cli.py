@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 
+from pydanube.broker import cursors
+from pydanube.broker.topic import Topic
 from pydanube.core import keys
-from pydanube.core.names import TopicName
+from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.ownership import Orphan
+from pydanube.core.policies import SubscriptionKind
+from pydanube.core.ranges import OffsetRange
+from pydanube.log.batch import Envelope
 from pydanube.ports import Put
 from tests.e2e.processes import danube_here
 from tests.rooms.clustered import OneMember, SmallQuorum, Town, clustered, reliable
@@ -91,6 +96,32 @@ async def test_topics_are_moved_and_described_from_the_command_line(town: Town) 
         ((TOPIC, "--to", "x"), "broker id"),
     ):
         assert sentence in await admin.refused("topics", "unload", *words)
+
+
+def test_a_move_says_which_acknowledged_messages_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursors, "HOLES_LAST_SIZE_MAX_BYTES", 20)
+
+    @clustered(2)
+    async def move(town: Town) -> None:
+        await town.create(TOPIC, on=1)
+        topic = town.node(1).broker.topics.get(TopicName(TOPIC))
+        assert isinstance(topic, Topic)
+        name = SubscriptionName("s")
+        await topic.subscribe(name, SubscriptionKind.SHARED, "c")
+        producer = await topic.add_producer("p")
+        for _ in range(40):
+            await topic.publish(producer, Envelope(b"x", 0, None, "p"))
+        topic.subscriptions[name].ack_ranges(tuple(OffsetRange(offset, offset + 1) for offset in range(1, 40, 2)))
+        admin = Admin(town, 2)
+        note = "subscription s: 13 acknowledged messages are too scattered to be saved and will be delivered again"
+        assert await admin("topics", "unload", TOPIC) == f"Topic Unloaded: true\n  {TOPIC}: {note}\n"
+        await town.settled(TOPIC, 2)
+        moved, *_ = await admin.json("topics", "moves", TOPIC)
+        assert moved["notes"] == [note]
+        done = await admin.json("topics", "unload", TOPIC, "--wait")
+        assert done["results"][0]["notes"] == [], "what was restored fits"
+
+    move()
 
 
 @clustered(2)

@@ -18,8 +18,9 @@ from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.names import NamespaceName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
+from pydanube.core.roster import DispatchLimits
 from pydanube.core.tiers import TierConfig
-from pydanube.errors import DanubeError
+from pydanube.errors import DanubeError, NotServed
 from pydanube.log.tier_verify import Progress
 from pydanube.ports import Disk, Put, Write, WriteResult
 from pydanube.testing.cluster import Cluster, Node
@@ -113,7 +114,9 @@ async def test_a_broker_whose_lease_is_over_delivers_nothing_until_it_has_one_ag
     for each in town.nodes:
         each.metadata.cut = True  # from everybody, so that nobody takes it over
     await town.until(lambda: not may_serve(node))
-    stream.ack(0, 1)
+    with pytest.raises(NotServed, match="lease"):
+        stream.ack(0)  # which may count nowhere
+    stream.subscription.change(limits=DispatchLimits(unacked_max=4))  # there is room
     await asyncio.sleep(10)
     assert stream.offsets == [0, 1]
     for each in town.nodes:
