@@ -152,6 +152,33 @@ async def test_a_directory_whose_name_could_not_be_synced_is_made_again_by_the_n
     assert await disk.list("") == []
 
 
+async def test_a_directory_that_can_neither_be_synced_nor_removed_is_synced_by_the_next_call(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await disk.make_directory("")
+
+    def fail(*call: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        patch.setattr(os, "rmdir", fail)
+        for path in ("a", "a", "a/b"):
+            with pytest.raises(DiskFailed):
+                await disk.make_directory(path)
+    real_fsync, synced = os.fsync, []
+
+    def fsync(fd: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        real_fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    await disk.make_directory("a/b")
+    assert synced == ["root", "a"]
+    await disk.make_directory("a/b")
+    assert synced == ["root", "a"]
+
+
 async def test_a_directory_that_another_process_makes_at_the_same_moment_is_no_error_and_is_synced(
     disk: FileDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -246,15 +246,25 @@ class Committer:
         """Many topics are open: makes the file for the commit journal now, so that no producer waits for it."""
         async with self._exclusive:
             if self._journal is None and not self._has_spare and self.stopped is None:
-                with contextlib.suppress(DiskFull):  # then the first group that needs it finds out
+                with contextlib.suppress(
+                    DiskFull, DiskFailed
+                ):  # nobody has it yet: the first who needs one tries again
                     await self._make_spare()
 
     async def prepare(self, of: Committed) -> None:
-        """The log is about to get its first batch: makes its segment. A failure is left for that batch to find."""
+        """The log is about to get its first batch: makes its segment. No room is left for that batch to find.
+
+        Must not be cancelled: see `roll`. A failure may leave a segment of which the log does not know, and another one
+        beside it would begin the same epoch: as everywhere else, that stops the log.
+        """
         async with self._exclusive:
             if of.active is None and not of.closed and self.stopped is None:
-                with contextlib.suppress(DiskFull, DiskFailed):
+                try:
                     of.adopt(await self._new_segment(of))
+                except DiskFull:
+                    pass
+                except DiskFailed as error:
+                    self._stop(error)
 
     async def roll(self, of: Committed) -> None:
         """The log goes on in a new segment, so that the one it has can be dropped. Without room it keeps that."""
@@ -906,7 +916,10 @@ async def make_ballast(disk: Disk, size_bytes: int) -> None:
         await disk.remove(BALLAST)
     except FileNotFoundError:
         pass
-    await disk.create(BALLAST)
+    try:
+        await disk.create(BALLAST)
+    except DiskFull:  # not even for a name
+        return
     for failure in await disk.write([Write(BALLAST, 0, [bytes(size_bytes)])], sync=True):
         if failure is not None:
             await disk.remove(BALLAST)

@@ -15,16 +15,18 @@ synced before anybody reads it: syncing the old file again would trust pages tha
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import pairwise
 from typing import Final
 
 from pydanube.core.sessions import Producer, Sessions
-from pydanube.errors import DiskFull, InvalidBatch, LogDamaged
+from pydanube.errors import DiskFailed, DiskFull, InvalidBatch, LogDamaged
 from pydanube.log.batch import SESSION_RECORD, topic_hash
-from pydanube.log.catalog import SegmentFile
+from pydanube.log.catalog import PositionIndex, SegmentFile
 from pydanube.log.journal import JournalEntry, decode_journal_header, read_journal
 from pydanube.log.layout import (
     BALLAST,
@@ -267,21 +269,40 @@ async def read_segment_header(disk: Disk, path: str) -> tuple[SegmentHeader, int
 async def write_segment(disk: Disk, directory: str, header: SegmentHeader, *content: bytes) -> SegmentFile:
     """Makes a new segment that survives from the moment its name appears.
 
-    Raises DiskFull only while nothing has been made; whatever fails behind the rename is DiskFailed.
+    Before the rename nothing mentions the file: one that cannot be written or synced is given up for another, once.
+    From the rename on nobody can say whether the name is there after a crash, so the caller must not go on in any
+    other segment. Raises DiskFull if nothing was made, else DiskFailed.
     """
     path = f"{directory}/{file_name(header.first_offset, header.segment_id)}"
     encoded = encode_segment_header(header)
     temporary = path + TEMPORARY_SUFFIX
-    await disk.create(temporary)
     try:
-        await write_and_sync(disk, temporary, 0, encoded, *content)
+        await _write_temporary(disk, temporary, encoded, *content)
+    except DiskFailed as failure:
+        log.error("segment not written, trying another file", extra={"path": temporary, "why": failure.why})
+        temporary = f"{path}.again{TEMPORARY_SUFFIX}"
+        await _write_temporary(disk, temporary, encoded, *content)
+    try:
         await disk.rename(temporary, path)
     except DiskFull:
         await disk.remove(temporary)
         raise
-    await disk.sync_directory(directory)
+    try:
+        await disk.sync_directory(directory)
+    except DiskFull as error:  # the caller would take it for: nothing was made
+        raise DiskFailed(directory, "sync", str(error)) from error
     start = len(encoded)
     return SegmentFile(path, header, start, start, header.first_offset, 0, start, start, start)
+
+
+async def _write_temporary(disk: Disk, path: str, *content: bytes) -> None:
+    await disk.create(path)
+    try:
+        await write_and_sync(disk, path, 0, *content)
+    except (DiskFull, DiskFailed):
+        with contextlib.suppress(DiskFailed):  # then the next recovery removes it
+            await disk.remove(path)
+        raise
 
 
 class _EpochRecovery:
@@ -377,20 +398,15 @@ class _EpochRecovery:
                         f"it and {after[previous].path} both follow {by_id[previous].path}",
                     )  # fmt: skip
                 after[previous] = segment
-        starts = sorted(
-            (segment for segment in segments if segment.header.previous_id not in by_id),
-            key=lambda segment: segment.first_offset,
-        )
         result = self._result
         kept = checkpoint.first_offset if checkpoint else 0
-        for start in starts:
+        starts = [segment for segment in segments if segment.header.previous_id not in by_id]
+        for start in await self._order_starts(starts, after, checkpoint):
             await self._bound_last()
-            ordered = [start]
-            while (following := after.get(ordered[-1].segment_id)) is not None:
-                bounded = ordered[-1]
+            ordered = _chain_of(start, after)
+            for bounded, following in pairwise(ordered):
                 bounded.end = bounded.synced = following.header.previous_end
                 bounded.end_offset = following.first_offset
-                ordered.append(following)
             if start.header.previous_id and start.first_offset != kept:
                 first = result.segments[-1].end_offset if result.segments else kept
                 result.damage.append(
@@ -398,6 +414,78 @@ class _EpochRecovery:
                 )
             result.segments += ordered
         result.first_offset = result.segments[0].first_offset if result.segments else kept
+
+    async def _order_starts(
+        self, starts: list[SegmentFile], after: Mapping[int, SegmentFile], checkpoint: Checkpoint | None
+    ) -> list[SegmentFile]:
+        """The segments whose predecessor is not here, in order of offsets. Their names are random and decide nothing.
+
+        An epoch begins once. A second segment without any predecessor is empty if a process could not sync its name
+        and went on in another: then it goes. If both hold something, nobody can say which is the log.
+        """
+        firsts = [start for start in starts if start.header.previous_id == 0]
+        if len(firsts) > 1:
+            kept = await self._sole_first(firsts, after, checkpoint)
+            starts = [start for start in starts if start in kept or start not in firsts]
+        by_offset: dict[int, list[SegmentFile]] = {}
+        for start in starts:
+            by_offset.setdefault(start.first_offset, []).append(start)
+        ordered: list[SegmentFile] = []
+        for _, same in sorted(by_offset.items()):
+            if len(same) > 1:
+                empty = [start for start in same if not await self._holds(start, after)]
+                holding = [start for start in same if start not in empty]
+                if len(holding) > 1:
+                    self._contradict(holding)
+                    holding = []
+                same = empty + holding  # an empty one stands before what begins at its offset
+            ordered += same
+        return ordered
+
+    async def _sole_first(
+        self, firsts: list[SegmentFile], after: Mapping[int, SegmentFile], checkpoint: Checkpoint | None
+    ) -> list[SegmentFile]:
+        """The one with which the epoch begins; none if that cannot be said."""
+        named = checkpoint.segment_id if checkpoint and checkpoint.finished else None
+        chosen = [first for first in firsts if named in [each.segment_id for each in _chain_of(first, after)]]
+        holding = chosen + [first for first in firsts if first not in chosen and await self._holds(first, after)]
+        # If none holds anything it does not matter which one stays.
+        staying = holding or [max(firsts, key=lambda first: first.header.created_us)]
+        for first in firsts:
+            if first not in staying:
+                log.warning("empty second start of an epoch removed", extra={"topic": self._topic, "path": first.path})
+                await self._disk.remove(first.path)
+        if len(staying) == 1:
+            return staying
+        if not chosen:
+            self._contradict(staying)
+        for first in staying:
+            if chosen and first not in chosen:  # how the epoch ended is known, and this has no part in it
+                last = await self._looked_through(_chain_of(first, after)[-1])
+                why = f"it and {chosen[0].path} both begin the epoch, which ends without it"
+                self._result.damage.append(Damage(first.path, 0, first.first_offset, last.end_offset, why))
+        return chosen
+
+    def _contradict(self, starts: Sequence[SegmentFile]) -> None:
+        """Two or more that hold something and cannot both be the log: none of them is read, and each is named."""
+        for start, other in zip(starts, [*starts[1:], starts[0]], strict=True):
+            why = f"it and {other.path} both begin here, and nobody can say which of them is the log"
+            self._result.damage.append(Damage(start.path, 0, start.first_offset, None, why))
+
+    async def _holds(self, start: SegmentFile, after: Mapping[int, SegmentFile]) -> bool:
+        """Whether anything was ever written to the segment, as far as one can see: also what is torn or damaged."""
+        if start.segment_id in after:
+            return True
+        seen = await self._looked_through(start)
+        return seen.end > seen.start or seen.damaged
+
+    async def _looked_through(self, segment: SegmentFile) -> SegmentFile:
+        """A copy of what is known of it, with its end; `damaged` also if only its last bytes are no group."""
+        seen = replace(segment, index=PositionIndex())
+        scan = _Scan(self._disk, seen, RecoveredEpoch(self._result.epoch, self._directory))
+        await scan.run()
+        seen.damaged |= bool(scan.rest)
+        return seen
 
     async def _bound_last(self) -> None:
         """The successor of the last segment so far is missing: only its groups say how far it goes."""
@@ -536,6 +624,14 @@ class _EpochRecovery:
             await self._disk.remove(f"{self._directory}/{CHECKPOINT}")
             await self._disk.remove(self._directory)
             await self._disk.sync_directory(topic_directory(self._topic))
+
+
+def _chain_of(start: SegmentFile, after: Mapping[int, SegmentFile]) -> list[SegmentFile]:
+    """The segment and those that follow it."""
+    chain = [start]
+    while (following := after.get(chain[-1].segment_id)) is not None:
+        chain.append(following)
+    return chain
 
 
 class _Scan:

@@ -21,9 +21,9 @@ import contextlib
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydanube.core.sessions import Sessions
 from pydanube.errors import (
@@ -377,6 +377,7 @@ class TopicLog:
         self._cache = wal._cache
         self.tail = wal._cache.new_tail()
         self._waiters: list[asyncio.Future[None]] = []
+        self._changing: set[asyncio.Task[None]] = set()  # segments that are being made for `prepare` or `roll`
         self._checkpointing = asyncio.Lock()  # held while wal.ckpt is read and replaced
 
     # --- appending ----------------------------------------------------------------------------------
@@ -431,8 +432,11 @@ class TopicLog:
                 return
 
     async def prepare(self) -> None:
-        """Makes the first segment now, so that whoever appends first does not wait for its directory."""
-        await self._committer.prepare(self)
+        """Makes the first segment now, so that whoever appends first does not wait for its directory.
+
+        Once begun it is finished, as `roll`.
+        """
+        await self._finish_in_any_case(self._committer.prepare(self))
 
     def reserve(self, end: int) -> None:
         """Offsets below `end` may be given out; batches beyond it wait."""
@@ -443,7 +447,8 @@ class TopicLog:
         """Called by the committer: the next group goes here."""
         self.active = segment
         self.segments.append(segment)
-        self._committer.size_bytes += segment.end
+        if self._wal._logs.get(self.topic) is self:  # else it was taken off with the others when the log was closed
+            self._committer.size_bytes += segment.end
 
     def committed(self, batches: Sequence[Batch], segment: SegmentFile) -> None:
         """Called by the committer: these are safe, so they may be seen."""
@@ -597,9 +602,15 @@ class TopicLog:
 
         Once begun it is finished, whoever gives up here: a segment that nobody knows of would bound the one before it.
         """
-        rolling = asyncio.ensure_future(self._committer.roll(self))
-        rolling.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.shield(rolling)
+        await self._finish_in_any_case(self._committer.roll(self))
+
+    async def _finish_in_any_case(self, change: Coroutine[Any, Any, None]) -> None:
+        """Also if the caller gives up. `close` waits for it."""
+        task = asyncio.create_task(change)
+        self._changing.add(task)
+        task.add_done_callback(self._changing.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(task)
 
     async def _move_first_offset(self, directory: str, first_offset: int) -> None:
         """Durably, before anything is removed: after a crash in between the rest is removed too."""
@@ -656,6 +667,8 @@ class TopicLog:
             await committer.next_group()
         committer.refuse_pending(self)
         try:
+            if self._changing:  # what it makes is this log's, and ends with it
+                await asyncio.wait(self._changing)
             if self.active is not None:
                 await committer.settle(self)
             async with self._checkpointing:  # also waits for a truncation that is under way

@@ -61,6 +61,7 @@ class FileDisk:
         self._descriptors = Descriptors(self._root, descriptors_max)
         self._locks: dict[str, int] = {}  # lock file -> descriptor that holds it
         self._making = threading.Lock()
+        self._unsynced: set[str] = set()  # directories that are there, and whose names could not be synced
         self._may_spot = descriptors_max > 0
         self._small_seconds = 1.0  # a small write with sync, on average; trust is earned
 
@@ -265,7 +266,7 @@ class FileDisk:
         # One at a time: nobody is told that a directory exists while another call has yet to sync its name.
         with self._making:
             missing = []
-            while not os.path.isdir(full):
+            while not os.path.isdir(full) or any(f"{full}/".startswith(f"{name}/") for name in self._unsynced):
                 missing.append(full)
                 full = os.path.dirname(full)
             for full in reversed(missing):
@@ -277,9 +278,12 @@ class FileDisk:
                 try:
                     _sync_directory(os.path.dirname(full))
                 except OSError as error:
-                    with suppress(OSError):
-                        os.rmdir(full)  # else the next call finds it there, and believes it synced
+                    try:
+                        os.rmdir(full)
+                    except OSError:
+                        self._unsynced.add(full)  # else the next call finds it there, and believes it synced
                     raise _failure(error, path, "sync") from error
+                self._unsynced.discard(full)
 
     def _rename(self, source: str, target: str) -> None:
         assert not os.path.isdir(self._full(source)), "only files are renamed"
