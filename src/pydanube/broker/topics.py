@@ -43,6 +43,7 @@ from pydanube.core.tiers import Retention
 from pydanube.errors import (
     Conflict,
     DanubeError,
+    DiskFull,
     InvalidName,
     NamespaceExists,
     NamespaceNotEmpty,
@@ -303,7 +304,10 @@ class Topics:
         name = topic.name
         async with self._lock(name):
             self._open.pop(name, None)
-            await topic.close("the topic is being deleted")
+            try:
+                await topic.close("the topic is being deleted")
+            except DiskFull as error:  # its log needs no ending, and deleting makes room
+                log.warning("log of a deleted topic left unfinished", extra={"topic": name, "why": str(error)})
             ownership = topic.ownership
             await ownership.reassert()  # a descriptor that was given up and comes late must not outlive its topic
             tombstone = Owner(

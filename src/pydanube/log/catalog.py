@@ -57,6 +57,7 @@ class SegmentFile:
     copied: int = 0
     filled: int = 0  # the file has bytes or zeros up to here
     damaged: bool = False
+    released: bool = False  # its log is closed or has dropped it: its file may be removed at any time
     index: PositionIndex = field(default_factory=PositionIndex)
 
     @property

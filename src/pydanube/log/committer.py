@@ -19,7 +19,7 @@ import contextlib
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -195,6 +195,7 @@ class Committer:
         self._journals_made = 0
         self._has_spare = False
         self._retiring: asyncio.Task[None] | None = None
+        self._emptied: _Journal | None = None  # the one that is being retired, until its segments are synced
         self._uncopied: dict[SegmentFile, list[Buffer]] = {}
         self._uncopied_bytes = 0
         self._copy_due = False
@@ -284,21 +285,36 @@ class Committer:
                 raise
 
     async def bring_home(self, directory: str) -> None:
-        """What only a journal and memory have of the segments in there is in their files. For opening it again.
+        """What only a journal and memory have of the segments in there is safe in their files. For opening it again.
 
-        Recovery does not ask a journal that is in use. Raises LogStopped, or DiskFull if there is no room.
+        Recovery does not ask a journal that is in use. Synced, too: whoever opens them may remove them, and then no
+        journal must wait for their sync any more. Raises LogStopped, or DiskFull if there is no room.
         """
 
-        def away() -> list[SegmentFile]:
-            return [segment for segment in self._uncopied if segment.path.startswith(f"{directory}/")]
+        def inside(segments: Iterable[SegmentFile]) -> list[SegmentFile]:
+            return [segment for segment in segments if segment.path.startswith(f"{directory}/")]
+
+        def unsynced() -> list[SegmentFile]:
+            journals = [journal for journal in (self._emptied, self._journal) if journal is not None]
+            vouched = inside(dict.fromkeys(segment for journal in journals for segment in journal.dirty))
+            return [segment for segment in vouched if segment.synced < segment.end]
 
         async with self._exclusive:
-            if away() and self.stopped is not None:
+            if self._retiring is not None and unsynced():
+                await self._retiring
+            if self.stopped is not None and (inside(self._uncopied) or unsynced()):
                 raise self.stopped
-            if away():
-                await self._copy()
-            for segment in away():
-                raise DiskFull(segment.path)
+            try:
+                if inside(self._uncopied):
+                    await self._copy()
+                for segment in inside(self._uncopied):
+                    raise DiskFull(segment.path)
+                if segments := unsynced():
+                    await self._sync_copies({segment: segment.end for segment in segments})
+            except DiskFailed as error:
+                self._stop(error)
+                assert self.stopped is not None
+                raise self.stopped from error
 
     async def settle(self, of: Committed) -> None:
         """Everything committed of this log is in its segment file and synced there. For closing it."""
@@ -657,7 +673,7 @@ class Committer:
         except (DiskFull, DiskFailed) as failure:
             log.error("journal sync failed", extra={"why": str(failure)})
             try:
-                await self._next_journal()
+                await self._next_journal(after_failure=True)
                 await self._write_record(entries)
             except (DiskFull, DiskFailed) as again:
                 raise DiskFailed(JOURNALS, "sync", str(again)) from again
@@ -685,8 +701,11 @@ class Committer:
         journal.end += length
         journal.next_number += 1
 
-    async def _next_journal(self) -> None:
-        """A fresh journal, zero-filled and synced; the one before is emptied in the background."""
+    async def _next_journal(self, *, after_failure: bool = False) -> None:
+        """A fresh journal, zero-filled and synced; the one before is emptied in the background.
+
+        After a failed sync of that one its file is not used again: no later sync of it can be believed.
+        """
         if self._retiring is not None:
             await self._retiring  # at most two exist
         old = self._journal
@@ -702,16 +721,25 @@ class Committer:
             old.end if old else 0,
             self._config.journal_bytes,
         )
-        if not self._has_spare:
-            await self._make_spare()
-        self._has_spare = False
-        await write_and_sync(self._disk, SPARE_JOURNAL, 0, encode_journal_header(header), END_OF_RECORDS)
+        try:
+            await self._begin_spare(header)
+        except DiskFailed as failure:  # nothing mentions it yet
+            if after_failure:
+                raise
+            log.error("journal not made, trying another file", extra={"why": failure.why})
+            await self._begin_spare(header)
         await self._disk.rename(SPARE_JOURNAL, path)
         await self._disk.sync_directory(JOURNALS)
         self._journals_made += 1
         self._journal = _Journal(path, header)
         if old is not None:
-            await self._start_retiring(old, keep=True)
+            await self._start_retiring(old, keep=not after_failure)
+
+    async def _begin_spare(self, header: JournalHeader) -> None:
+        if not self._has_spare:
+            await self._make_spare()
+        self._has_spare = False
+        await write_and_sync(self._disk, SPARE_JOURNAL, 0, encode_journal_header(header), END_OF_RECORDS)
 
     async def _make_spare(self) -> None:
         """A file of a journal's size whose every block is allocated, so that no record can find the disk full."""
@@ -735,12 +763,25 @@ class Committer:
         ends = {segment: segment.end for segment in self._uncopied}
         results = await self._disk.write(writes, sync=False)
         for (segment, end), result in zip(ends.items(), results, strict=True):
-            if isinstance(result, DiskFailed):
+            if isinstance(result, DiskFailed) and not await self._is_gone(segment):
                 raise result
-            if result is None:
+            if result is None or isinstance(result, DiskFailed):
                 self._forget_copies(segment, end)
             else:
                 await self._disk_is_full(result)  # they stay in memory and in the journal until there is room
+
+    async def _is_gone(self, segment: SegmentFile) -> bool:
+        """Whether its file was removed with its log, or by whoever opened that again; nobody misses its bytes.
+
+        Recovery sees it the same way: no other segment ever gets its id. The file of an open log is never gone but lost.
+        """
+        if not segment.released:
+            return False
+        try:
+            await self._disk.size(segment.path)
+        except FileNotFoundError:
+            return True
+        return False
 
     def _forget_copies(self, segment: SegmentFile, end: int) -> None:
         data = self._uncopied.pop(segment, None)
@@ -764,6 +805,7 @@ class Committer:
     async def _start_retiring(self, journal: _Journal, *, keep: bool) -> None:
         if self._retiring is not None:
             await self._retiring
+        self._emptied = journal
         self._retiring = asyncio.create_task(self._retire(journal, keep), name="retire journal")
 
     async def _retire(self, journal: _Journal, keep: bool) -> None:
@@ -775,12 +817,7 @@ class Committer:
         if any(segment.copied < end for segment, end in dirty.items()):
             return  # no room for the copies yet: the journal is still needed, and recovery will redo it
         try:
-            results = await self._disk.sync([segment.path for segment in dirty])
-            for (segment, end), failure in zip(dirty.items(), results, strict=True):
-                # One that was rolled meanwhile is synced already, and retention may even have removed it.
-                if failure is not None and segment.synced < end:
-                    raise failure
-                segment.synced = max(segment.synced, end)
+            await self._sync_copies(dirty)
             if keep:
                 # Its records carry an id that no later journal has, so they can never be taken for new ones.
                 await self._disk.rename(journal.path, SPARE_JOURNAL)
@@ -788,8 +825,18 @@ class Committer:
                 await self._disk.remove(journal.path)
             await self._disk.sync_directory(JOURNALS)
             self._has_spare |= keep
+            self._emptied = None
         except Exception as error:
             self._stop(error)
+
+    async def _sync_copies(self, ends: Mapping[SegmentFile, int]) -> None:
+        """Makes the files of these segments safe up to there. Raises DiskFailed."""
+        results = await self._disk.sync([segment.path for segment in ends])
+        for (segment, end), failure in zip(ends.items(), results, strict=True):
+            # One that was rolled meanwhile is synced already, and retention may even have removed it.
+            if failure is not None and segment.synced < end and not await self._is_gone(segment):
+                raise failure
+            segment.synced = max(segment.synced, end)
 
     # --- deciding -----------------------------------------------------------------------------------
 

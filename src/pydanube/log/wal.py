@@ -586,6 +586,7 @@ class TopicLog:
         for directory, segments in by_directory.items():
             await self._move_first_offset(directory, segments[-1].end_offset)
             del self.segments[: len(segments)]
+            _release(segments)
             self._uncount(segments)
             self._kept_from = segments[-1].end_offset
             for segment in segments:
@@ -647,6 +648,7 @@ class TopicLog:
                 return
             # First: also if the disk is full, nobody reads them here any more, until the next start.
             self.segments[:] = [segment for segment in self.segments if segment not in doomed]
+            _release(doomed)
             self._uncount(doomed)
             for directory in dict.fromkeys(segment.path.rpartition("/")[0] for segment in doomed):
                 inside = [segment for segment in doomed if segment.path.startswith(f"{directory}/")]
@@ -679,6 +681,7 @@ class TopicLog:
         except LogStopped:
             log.error("log left unfinished", extra={"topic": self.topic})  # the next start recovers it
         finally:
+            _release(self.segments)
             self._uncount(self.segments)
             self._wal._logs.pop(self.topic, None)
             for waiter in self._waiters:
@@ -702,6 +705,11 @@ class TopicLog:
 
     def _epoch_first_offset(self) -> int:
         return next(s.first_offset for s in self.segments if s.header.epoch == self.epoch)
+
+
+def _release(segments: Sequence[SegmentFile]) -> None:
+    for segment in segments:
+        segment.released = True
 
 
 __all__ = ["LogClosed", "Receipt", "TopicLog", "Wal", "WalConfig", "topics_on"]
