@@ -79,8 +79,9 @@ class Disk(Protocol):
         """Writes to existing files, then, if `sync`, syncs each file once. Writing past the end extends it.
 
         Returns one result per write, None for success. A failure of one file does not stop the others. After
-        DiskFull or DiskFailed it is unknown which of that write's bytes are there. A file that is not there
-        is DiskFailed here and in `sync`, so that it does not stop the others either.
+        DiskFull or DiskFailed it is unknown which of that write's bytes are there. A failed sync is told even if a
+        write to that file found no room: it may have lost what was written before. A file that is not there is
+        DiskFailed here and in `sync`, so that it does not stop the others either.
         """
         ...
 

@@ -103,6 +103,24 @@ async def test_a_failed_sync_fails_every_write_of_its_file_and_no_other(
     assert [isinstance(result, DiskFailed) for result in await disk.sync(["b", "a"])] == [False, True]
 
 
+@pytest.mark.parametrize("writes", [1, 2])
+async def test_a_failed_sync_is_told_also_if_the_write_found_no_room(
+    disk: FileDisk, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    await made(disk, "a")
+
+    def pwritev(fd: int, buffers: object, position: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fdatasync(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    results = await disk.write([Write("a", 0, [b"x"])] * writes, sync=True)
+    assert [isinstance(result, DiskFailed) for result in results] == [True] * writes
+
+
 async def test_short_writes_are_continued(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     await made(disk, "a")
     real = os.pwritev

@@ -703,6 +703,7 @@ async def test_closing_on_a_full_disk_lets_the_directory_go_and_loses_nothing() 
     wal = await machine.boot(group_bytes=4096, ballast_bytes=0)
     log = await wal.topic(TOPIC, epoch=1)
     stored = await filled_up(machine, log)
+    await settle()
     machine.hardware.capacity_bytes = machine.hardware.used_bytes
     with pytest.raises(DiskFull):
         await wal.close()

@@ -56,6 +56,8 @@ class SegmentFile:
     synced: int = 0
     copied: int = 0
     filled: int = 0  # the file has bytes or zeros up to here
+    zeroed: int = 0  # end of the zeros that were written ahead of groups
+    failed: bool = False  # a sync failed behind `end`: no later one can be believed, so nothing more is written
     damaged: bool = False
     released: bool = False  # its log is closed or has dropped it: its file may be removed at any time
     index: PositionIndex = field(default_factory=PositionIndex)

@@ -50,7 +50,7 @@ from pydanube.log.journal import (
 from pydanube.log.layout import BALLAST, JOURNALS, SPARE_JOURNAL, journal_path, write_and_sync
 from pydanube.log.recovery import write_segment
 from pydanube.log.segment import UNSYNCED, Group, SegmentHeader, encode_group
-from pydanube.ports import Buffer, Clock, Disk, Work, Write, WriteResult
+from pydanube.ports import Buffer, Clock, Disk, Work, Write
 from pydanube.telemetry import WalMetrics
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ SYNC_COST_BYTES: Final = 192 * 1024
 FILL_BYTES: Final = 512 * 1024
 FILL_BELOW_BYTES: Final = 64 * 1024
 _ZEROS: Final = bytes(FILL_BYTES)
+FILL_AFTER_SECONDS: Final = 0.01
 COPY_AFTER_SECONDS: Final = 0.1
 _ROOM_CHECK_SECONDS: Final = 0.25
 NEAR_PERCENT: Final = 80  # of the bound: beyond that, what is uploaded leaves the disk whatever local retention says
@@ -199,6 +200,9 @@ class Committer:
         self._uncopied: dict[SegmentFile, list[Buffer]] = {}
         self._uncopied_bytes = 0
         self._copy_due = False
+        self._unfilled: dict[Committed, None] = {}  # logs whose segment gets more zeros in the next pause
+        self._pausing: asyncio.Task[None] | None = None
+        self._filling: dict[SegmentFile, asyncio.Task[None]] = {}  # their logs wait meanwhile, the others do not
         self._napping: asyncio.Task[None] | None = None
         self._exclusive = asyncio.Lock()  # held while files are touched
         self._full_until = 0.0
@@ -367,7 +371,7 @@ class Committer:
             await self._wake.wait()
             self._wake.clear()
             try:
-                while self._ready and self.stopped is None:
+                while self._can_write() and self.stopped is None:
                     async with self._exclusive:
                         await self._commit_group()
                     self._decided.fire()
@@ -392,7 +396,7 @@ class Committer:
     # --- one group ----------------------------------------------------------------------------------
 
     async def _commit_group(self) -> None:
-        logs = list(self._ready)
+        logs = [each for each in self._ready if each.active not in self._filling]
         full = self._full
         if full is not None and not await self._room_again():
             for each in logs:
@@ -444,7 +448,9 @@ class Committer:
                 self._refuse_pending(each, error)
 
     def _why_to_roll(self, segment: SegmentFile, now_us: int) -> str | None:
-        """`size` or `time`; None: there is room, and it is young."""
+        """`size`, `time` or `failure`; None: there is room, and it is young."""
+        if segment.failed:
+            return "failure"
         if segment.end == segment.start:
             return None
         if segment.end >= self._config.segment_bytes:
@@ -576,35 +582,24 @@ class Committer:
     async def _write_direct(self, parts: Sequence[Forming], *, sync: bool) -> None:
         """Each part to its own file."""
         writes: list[Write] = []
-        owners: list[int | None] = []
-        for i, part in enumerate(parts):
+        for part in parts:
             segment, group = part.log.active, part.group
             assert segment is not None and group is not None
-            if segment in self._uncopied:
-                writes.append(Write(segment.path, segment.copied, self._uncopied[segment]))
-                owners.append(i)
-            writes.append(Write(segment.path, segment.end, group.buffers))
-            owners.append(i)
-            end = segment.end + group.length
-            if sync and group.length <= FILL_BELOW_BYTES and segment.filled < end < self._config.segment_bytes:
-                # A write of its own: if there is no room for zeros the group itself is still good.
-                writes.append(Write(segment.path, end, [_ZEROS]))
-                owners.append(None)
-                segment.filled = end + FILL_BYTES
-        failures: dict[int, WriteResult] = {}
-        for owner, result in zip(owners, await self._disk.write(writes, sync=sync), strict=True):
-            if owner is not None and result is not None:
-                failures[owner] = result
-        for i, part in enumerate(parts):
-            if i not in failures:
-                segment = part.log.active
-                assert segment is not None
+            # In one piece: if there is no room for what comes before it, the group must not be whole.
+            writes.append(Write(segment.path, segment.copied, [*self._uncopied.get(segment, ()), *group.buffers]))
+        results = await self._disk.write(writes, sync=sync)
+        for part, failure in zip(parts, results, strict=True):
+            if failure is None:
+                segment, group = part.log.active, part.group
+                assert segment is not None and group is not None
                 self._forget_copies(segment, segment.end)
                 self._decide(part, synced=sync)
-        for i, failure in failures.items():
+                if sync and group.length <= FILL_BELOW_BYTES:
+                    self._fill_ahead(part.log, segment)
+        for i, failure in enumerate(results):
             if isinstance(failure, DiskFull):
                 await self._no_room(parts[i], failure)
-        for i, failure in failures.items():
+        for i, failure in enumerate(results):
             if isinstance(failure, DiskFailed):
                 if not sync:
                     raise failure
@@ -642,9 +637,69 @@ class Committer:
         part.take_back()
         self._refuse(part, failure)
         await self._disk_is_full(failure)
-        if segment.copied == segment.end:
-            await self._disk.truncate(segment.path, segment.end)
-        segment.filled = segment.copied
+        await self._disk.truncate(segment.path, segment.copied)  # what is committed behind it, the journal has
+        segment.filled = segment.zeroed = segment.copied
+
+    def _fill_ahead(self, of: Committed, segment: SegmentFile) -> None:
+        """Has zeros written behind the segment's end: in the next pause if half are used, at once if there were none.
+
+        Only behind a group that was synced, and until they are written nothing of the log is formed. So syncs of the
+        file do not overlap, all that it holds is safe, and a failure costs nothing but its further use. Zeros are
+        never needed: they make the next syncs faster, and whoever published does not wait for them.
+        """
+        left = max(segment.zeroed, segment.start) - segment.end
+        if left < FILL_BYTES // 2 and segment.end + FILL_BYTES // 2 < self._config.segment_bytes:
+            self._unfilled[of] = None
+            if left < -FILL_BYTES // 8:
+                self._begin_fill(of)
+            elif self._pausing is None:
+                self._pausing = asyncio.create_task(self._fill_in_pause(), name="fill when idle")
+
+    async def _fill_in_pause(self) -> None:
+        await self._clock.sleep(FILL_AFTER_SECONDS)
+        async with self._exclusive:  # no group is on its way to where the zeros go
+            self._pausing = None
+            for each in list(self._unfilled):
+                if not each.pending:  # else its next group says so again
+                    self._begin_fill(each)
+            self._unfilled.clear()
+
+    def _begin_fill(self, of: Committed) -> None:
+        assert self._exclusive.locked()
+        self._unfilled.pop(of, None)
+        segment = of.active
+        if segment is not None and segment.synced == segment.end and segment not in self._filling and not of.closed:
+            self._filling[segment] = asyncio.create_task(self._fill(segment), name=f"fill {segment.path}")
+
+    async def _fill(self, segment: SegmentFile) -> None:
+        start = max(segment.filled, segment.end)
+        zeros = memoryview(_ZEROS)[: segment.end + FILL_BYTES - start]
+        try:
+            (result,) = await self._disk.write([Write(segment.path, start, [zeros])], sync=True)
+            if result is None:
+                segment.filled = segment.zeroed = start + len(zeros)
+            elif isinstance(result, DiskFull):
+                segment.zeroed = self._config.segment_bytes  # then it grows group by group
+                segment.filled = segment.end
+                await self._disk.truncate(segment.path, segment.end)
+            elif not segment.released:
+                log.error("sync failed", extra={"path": segment.path, "why": result.why})
+                segment.failed = True
+        except (OSError, DiskFull, DiskFailed) as error:  # nothing that is committed needs this
+            log.warning("zeros not cut off", extra={"path": segment.path, "why": str(error)})
+        finally:
+            del self._filling[segment]
+            self._wake.set()
+
+    def _can_write(self) -> bool:
+        return any(each.active not in self._filling for each in self._ready)
+
+    async def filled(self) -> None:
+        """Ends the filling of files with zeros; returns when none is being filled."""
+        if self._pausing is not None:
+            self._pausing.cancel()
+        if self._filling:
+            await asyncio.wait(self._filling.values())
 
     async def _write_journaled(self, parts: Sequence[Forming]) -> bool:
         """All parts as one record, if that is cheaper than a sync each. False if nothing was done."""
@@ -773,7 +828,7 @@ class Committer:
     async def _is_gone(self, segment: SegmentFile) -> bool:
         """Whether its file was removed with its log, or by whoever opened that again; nobody misses its bytes.
 
-        Recovery sees it the same way: no other segment ever gets its id. The file of an open log is never gone but lost.
+        Recovery sees it the same way: no other segment ever gets its id. The file of an open log is not gone but lost.
         """
         if not segment.released:
             return False

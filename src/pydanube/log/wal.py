@@ -275,6 +275,7 @@ class Wal:
             assert self._task is not None
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+            await self._committer.filled()
             await self._disk.unlock(LOCK)
         if failures:
             raise failures[0]

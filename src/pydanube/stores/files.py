@@ -172,7 +172,7 @@ class FileDisk:
             written = descriptors.wrote(descriptor)
             failure = _sync_data(descriptor, path)
             synced = 0 if failure else written
-            return result or failure
+            return failure or result  # whoever could free some space and go on must hear of lost bytes
         finally:
             descriptors.release(descriptor, synced=synced)
 
@@ -194,7 +194,7 @@ class FileDisk:
             failures = self._sync_each(used, sync)
         if any(failures.values()):
             for i, write in enumerate(writes):
-                results[i] = results[i] or failures.get(write.path)
+                results[i] = failures.get(write.path) or results[i]
         return results
 
     def _sync_each(self, used: dict[str, Descriptor], sync: bool) -> dict[str, DiskFailed | None]:

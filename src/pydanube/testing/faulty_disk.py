@@ -392,7 +392,10 @@ class ProcessDisk:
             raise
         if sync:
             failures = await self._sync_all([flight.path for flight in flights])
-            results = [result or failures[flight.path] for result, flight in zip(results, flights, strict=True)]
+            results = [
+                result if isinstance(result, DiskFailed) else failures[flight.path] or result
+                for result, flight in zip(results, flights, strict=True)
+            ]
         return results
 
     def _write_one(self, flight: _Flight) -> WriteResult:
