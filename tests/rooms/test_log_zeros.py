@@ -72,6 +72,18 @@ async def test_a_producer_that_never_pauses_gets_zeros_between_two_groups() -> N
 
 
 @simulated
+async def test_a_topic_that_writes_all_the_time_is_not_taken_for_one_that_pauses() -> None:
+    machine = Machine()
+    _, log = await started(machine)
+    for payload in BEYOND[:6]:
+        await fill(log, payload)
+        await machine.clock.sleep(0.0015)
+    assert zeros_written(machine) == []
+    await machine.clock.sleep(0.005)
+    assert len(zeros_written(machine)) == 1
+
+
+@simulated
 async def test_while_one_topic_gets_zeros_the_others_do_not_wait() -> None:
     machine = Machine()
     wal, log = await started(machine)

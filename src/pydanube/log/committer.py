@@ -61,7 +61,7 @@ SYNC_COST_BYTES: Final = 192 * 1024
 FILL_BYTES: Final = 512 * 1024
 FILL_BELOW_BYTES: Final = 64 * 1024
 _ZEROS: Final = bytes(FILL_BYTES)
-FILL_AFTER_SECONDS: Final = 0.01
+FILL_AFTER_SECONDS: Final = 0.002  # without a group: a pause
 COPY_AFTER_SECONDS: Final = 0.1
 _ROOM_CHECK_SECONDS: Final = 0.25
 NEAR_PERCENT: Final = 80  # of the bound: beyond that, what is uploaded leaves the disk whatever local retention says
@@ -200,7 +200,9 @@ class Committer:
         self._uncopied: dict[SegmentFile, list[Buffer]] = {}
         self._uncopied_bytes = 0
         self._copy_due = False
-        self._unfilled: dict[Committed, None] = {}  # logs whose segment gets more zeros in the next pause
+        self._unfilled: dict[
+            Committed, float
+        ] = {}  # logs that get more zeros in their next pause: when they last wrote
         self._pausing: asyncio.Task[None] | None = None
         self._filling: dict[SegmentFile, asyncio.Task[None]] = {}  # their logs wait meanwhile, the others do not
         self._napping: asyncio.Task[None] | None = None
@@ -649,20 +651,20 @@ class Committer:
         """
         left = max(segment.zeroed, segment.start) - segment.end
         if left < FILL_BYTES // 2 and segment.end + FILL_BYTES // 2 < self._config.segment_bytes:
-            self._unfilled[of] = None
+            self._unfilled[of] = self._clock.elapsed()
             if left < -FILL_BYTES // 8:
                 self._begin_fill(of)
             elif self._pausing is None:
                 self._pausing = asyncio.create_task(self._fill_in_pause(), name="fill when idle")
 
     async def _fill_in_pause(self) -> None:
-        await self._clock.sleep(FILL_AFTER_SECONDS)
-        async with self._exclusive:  # no group is on its way to where the zeros go
-            self._pausing = None
-            for each in list(self._unfilled):
-                if not each.pending:  # else its next group says so again
+        while self._unfilled:
+            await self._clock.sleep(FILL_AFTER_SECONDS)
+            async with self._exclusive:  # no group is on its way to where the zeros go
+                rested = self._clock.elapsed() - FILL_AFTER_SECONDS
+                for each in [each for each, since in self._unfilled.items() if since <= rested]:
                     self._begin_fill(each)
-            self._unfilled.clear()
+        self._pausing = None
 
     def _begin_fill(self, of: Committed) -> None:
         assert self._exclusive.locked()
