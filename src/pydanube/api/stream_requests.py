@@ -285,9 +285,14 @@ class Requests:
         if topic.delivery is not wanted:
             raise DeliveryMismatch(name, wanted.value, topic.delivery.value)
         producer_id = await topic.add_producer(request.producer_name, exclusive=request.exclusive)
+        registered = topic.producers.get(producer_id)
         session = 0
-        if isinstance(topic, Topic) and not request.without_session:
-            session = request.session or await topic.open_session(producer_id)
+        try:
+            if isinstance(topic, Topic) and not request.without_session:
+                session = request.session or await topic.open_session(producer_id)
+        except BaseException:  # also if the peer has left: it must not keep an exclusive place
+            topic.producers.remove(producer_id, registered)
+            raise
         handle = self._new_handle()
         self.producers[handle] = Producing(
             handle, topic, request.producer_name, producer_id, session, self._connection.answer_decided

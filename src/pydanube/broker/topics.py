@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol, TypeAlias
+from weakref import WeakValueDictionary
 
 from pydanube.broker.fanout import FanoutSubscription, FanoutTopic
 from pydanube.broker.leftovers import epochs_on, is_damaged, remove_files
@@ -128,7 +129,7 @@ class Topics:
         self._metadata = rooms.metadata
         self._opener = Opener(rooms)
         self._open: dict[TopicName, AnyTopic] = {}
-        self._opening: dict[TopicName, asyncio.Lock] = {}
+        self._opening: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()  # held or waited for
         self._closing: str = ""
         self._arrived = asyncio.Event()  # set, and replaced, whenever a topic was claimed and is open
         self._awaited: Counter[TopicName] = Counter()  # topics on their way, and how many requests wait for each
@@ -486,6 +487,7 @@ class Topics:
                             log.warning("reservation not shrunk", extra={"topic": topic.name, "why": str(error)})
 
     def _lock(self, name: TopicName) -> asyncio.Lock:
+        """Of whatever name somebody asks for; it is gone when nobody holds it or waits for it."""
         return self._opening.setdefault(name, asyncio.Lock())
 
     async def _load(self, name: TopicName) -> AnyTopic:

@@ -288,6 +288,8 @@ class Producer:
             except TimeoutError:
                 raise DeadlineExceeded(f"waiting for room to send to {self.topic}", seconds) from None
             finally:
+                if waiter.cancelled() and (arrival, waiter) in self._room:
+                    self._room.remove((arrival, waiter))  # else it stays until there is room, which may never be
                 # When he has taken room, or has given up, or was refused: the next one may be waiting for him alone.
                 self._loop.call_soon(self._released, 0)
 

@@ -92,15 +92,21 @@ class Signal:
     __slots__ = ("_waiters",)
 
     def __init__(self) -> None:
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: dict[asyncio.Future[None], None] = {}  # in the order in which they came
+
+    def __len__(self) -> int:
+        return len(self._waiters)
 
     async def wait(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
+        self._waiters[waiter] = None
+        try:
+            await waiter
+        finally:  # whoever gives up leaves nothing behind, also if it never fires
+            self._waiters.pop(waiter, None)
 
     def fire(self) -> None:
-        waiters, self._waiters = self._waiters, []
+        waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)

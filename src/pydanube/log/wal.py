@@ -42,7 +42,7 @@ from pydanube.errors import (
 from pydanube.log.batch import Batch, session_record, topic_hash
 from pydanube.log.cache import TailCache
 from pydanube.log.catalog import SegmentFile, segment_holding
-from pydanube.log.committer import Committer, Observe, Pending, Receipt, make_ballast
+from pydanube.log.committer import Committer, Observe, Pending, Receipt, Signal, make_ballast
 from pydanube.log.layout import (
     CHECKPOINT,
     DAMAGE_SUFFIX,
@@ -377,7 +377,7 @@ class TopicLog:
         self._committer = wal._committer
         self._cache = wal._cache
         self.tail = wal._cache.new_tail()
-        self._waiters: list[asyncio.Future[None]] = []
+        self._news = Signal()  # something was committed, or nothing will be
         self._changing: set[asyncio.Task[None]] = set()  # segments that are being made for `prepare` or `roll`
         self._checkpointing = asyncio.Lock()  # held while wal.ckpt is read and replaced
 
@@ -460,10 +460,7 @@ class TopicLog:
                 if header.max_publish_time > self.max_publish_time:
                     self.max_publish_time = header.max_publish_time
                 self._cache.add(self.tail, batch, segment)
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._news.fire()
 
     # --- reading ------------------------------------------------------------------------------------
 
@@ -525,9 +522,7 @@ class TopicLog:
     async def wait_beyond(self, offset: int) -> None:
         """Returns when something at or beyond `offset` is committed, or the log is closed."""
         while self.head <= offset and not self.closed:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
+            await self._news.wait()
 
     async def offset_at(self, time_us: int, first: int = 0) -> int:
         """The smallest offset from `first` on that was published at or after `time_us`; the head if there is none."""
@@ -685,9 +680,7 @@ class TopicLog:
             _release(self.segments)
             self._uncount(self.segments)
             self._wal._logs.pop(self.topic, None)
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            self._news.fire()
 
     async def _finish(self, active: SegmentFile) -> None:
         directory = self.directory

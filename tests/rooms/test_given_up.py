@@ -1,0 +1,121 @@
+"""Whoever gives up waiting leaves nothing behind: no future, no lock, no place that somebody else wants."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from pydanube.client.producer import Producer
+from pydanube.core.names import TopicName
+from pydanube.errors import DeadlineExceeded, TopicUnknown
+from pydanube.wire._pb.pydanube import stream_pb2 as pb
+from tests.rooms import brokers, logs
+from tests.rooms.brokers import ORDERS, Host, find_topic, one_topic, publish
+from tests.rooms.peers import Peer, door_of
+from tests.rooms.scripted import ScriptedBroker
+from tests.rooms.test_client_producer import scripted
+
+
+@logs.simulated
+async def test_readers_that_poll_an_idle_log_and_give_up_are_forgotten() -> None:
+    machine = logs.Machine()
+    wal = await machine.boot()
+    log = await wal.topic(logs.TOPIC, epoch=1)
+    for _ in range(100):
+        waiting = asyncio.create_task(log.wait_beyond(0))
+        await asyncio.sleep(0)
+        assert len(log._news) == 1
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert len(log._news) == 0
+    stayed = asyncio.create_task(log.wait_beyond(0))
+    await asyncio.sleep(0)
+    await logs.fill(log, "a")
+    await stayed
+    assert len(log._news) == 0
+
+
+@brokers.simulated
+async def test_polls_of_an_idle_topic_that_run_out_of_time_are_forgotten() -> None:
+    _, topic = await one_topic(Host())
+    for _ in range(100):
+        await topic.wait_beyond(topic.head, 0.5)
+    await brokers.settle()
+    assert len(topic.log._news) == 0
+    polling = asyncio.create_task(topic.wait_beyond(topic.head, 60))
+    await brokers.settle()
+    polling.cancel()
+    await asyncio.gather(polling, return_exceptions=True)
+    await brokers.settle()
+    assert len(topic.log._news) == 0
+
+
+@logs.simulated
+async def test_who_waits_for_a_group_and_gives_up_is_forgotten_also_if_none_is_ever_written() -> None:
+    machine = logs.Machine()
+    wal = await machine.boot()
+    for _ in range(100):
+        waiting = asyncio.create_task(wal.committer.next_group())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert len(wal.committer._decided) == 0
+
+
+@brokers.simulated
+async def test_names_that_somebody_asked_for_are_not_remembered() -> None:
+    broker, topic = await one_topic(Host())
+    for number in range(100):
+        with pytest.raises(TopicUnknown):
+            await broker.topics.require(TopicName(f"/default/unknown-{number}"))
+    gc.collect()
+    assert len(broker.topics._opening) == 0
+    asked = [asyncio.create_task(broker.topics.require(TopicName("/default/unknown"))) for _ in range(3)]
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(result) for result in results] == [TopicUnknown] * 3
+    assert await publish(topic, "a") == [0]
+
+
+@brokers.simulated
+async def test_a_producer_whose_peer_leaves_while_it_is_opened_keeps_no_exclusive_place() -> None:
+    host = Host()
+    broker = await host.boot()
+    door = door_of(host)
+    first, second = await Peer.greeted(door), await Peer.greeted(door)
+    await second.open_producer("somebody")
+    topic = await find_topic(broker)
+    lock = topic.log.between_groups()
+    await lock.acquire()  # so that the session is not stored yet
+    topic.producers._producers.clear()
+    first.say(
+        request_id=5, open_producer=pb.OpenProducer(topic=ORDERS, producer_name="a", reliable=True, exclusive=True)
+    )
+    await brokers.settle()
+    assert len(topic.producers) == 1
+    first.transport.abort()
+    await brokers.settle()
+    assert len(topic.producers) == 0
+    lock.release()
+    await brokers.settle()
+    assert await second.open_producer("b", exclusive=True)
+
+
+@scripted(buffer_bytes=100)
+async def test_who_waits_for_room_and_gives_up_is_forgotten_also_if_there_is_never_any(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    broker.hold()
+    producer.send_nowait(b"x" * 100)
+    for _ in range(5):
+        with pytest.raises(DeadlineExceeded):
+            await producer.send(b"y", timeout=0.01)
+    cancelled = [asyncio.ensure_future(producer.send(b"z")) for _ in range(5)]
+    await asyncio.sleep(0)
+    for each in cancelled:
+        each.cancel()
+    await asyncio.gather(*cancelled, return_exceptions=True)
+    assert len(producer._room) == 0
+    broker.release()
+    await producer.send(b"last")
