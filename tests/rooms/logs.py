@@ -106,7 +106,8 @@ class WatchedDisk:
     def release_syncs(self) -> None:
         held, self._held = self._held or [], None
         for waiter in held:
-            waiter.set_result(None)
+            if not waiter.done():  # else who waited has given up
+                waiter.set_result(None)
 
     @property
     def syncs_waiting(self) -> int:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Sequence
 
 import pytest
 
+from pydanube.broker.topic import Topic
 from pydanube.client.producer import Producer
 from pydanube.core.names import TopicName
+from pydanube.core.policies import Delivery
 from pydanube.errors import DeadlineExceeded, TopicUnknown
+from pydanube.ports import Compare, Delete, Put, Revision
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from tests.rooms import brokers, logs
 from tests.rooms.brokers import ORDERS, Host, find_topic, one_topic, publish
@@ -119,3 +123,51 @@ async def test_who_waits_for_room_and_gives_up_is_forgotten_also_if_there_is_nev
     assert len(producer._room) == 0
     broker.release()
     await producer.send(b"last")
+
+
+@brokers.simulated
+async def test_a_topic_whose_opening_was_given_up_at_any_moment_can_be_opened_by_the_next() -> None:
+    host = Host()
+    broker = await host.boot()
+    transact = host.metadata.transact
+
+    async def slow(compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Revision | None:
+        await asyncio.sleep(0.01)
+        revision = await transact(compares, operations)
+        await asyncio.sleep(0.01)
+        return revision
+
+    host.metadata.transact = slow  # type: ignore[method-assign]
+    for step in range(100):
+        name = TopicName(f"/default/t{step}")
+        creating = asyncio.create_task(broker.topics.create(name, delivery=Delivery.RELIABLE))
+        await asyncio.sleep(0.005 * step)
+        if creating.done():
+            assert step > 5
+            return
+        creating.cancel()
+        await asyncio.gather(creating, return_exceptions=True)
+        try:
+            topic = await broker.topics.require(name)
+        except TopicUnknown:
+            topic = await broker.topics.create(name, delivery=Delivery.RELIABLE)
+        assert isinstance(topic, Topic)
+        assert await publish(topic, "a") == [0]
+    raise AssertionError("it never ended")
+
+
+@logs.simulated
+async def test_a_log_whose_opening_was_given_up_can_be_opened_again() -> None:
+    machine = logs.Machine()
+    wal = await machine.boot()
+    for n in range(7):
+        await wal.topic(f"/default/t{n}", epoch=1)
+    machine.disk.hold_syncs("spare")  # the eighth makes the file for the journal
+    opening = asyncio.create_task(wal.topic(logs.TOPIC, epoch=1))
+    await logs.settle()
+    assert machine.disk.syncs_waiting == 1
+    opening.cancel()
+    await logs.settle()
+    machine.disk.release_syncs()
+    log = await wal.topic(logs.TOPIC, epoch=1)
+    await logs.fill(log, "a")

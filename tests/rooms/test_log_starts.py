@@ -16,7 +16,6 @@ from pydanube.log.layout import CHECKPOINT, Checkpoint, epoch_directory
 from pydanube.log.recovery import Tail, read_segment_header
 from pydanube.log.segment import encode_group, encode_segment_header, file_name
 from pydanube.log.wal import Wal, WalConfig
-from pydanube.stores import files
 from pydanube.stores.files import FileDisk
 from pydanube.stores.system import SystemClock, SystemWork
 from tests.rooms.logs import SMALL, TOPIC, Machine, batch, contents, fill, numbered, settle, simulated
@@ -365,24 +364,26 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(test())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE])
 def test_on_real_files_a_failed_sync_of_the_first_name_loses_no_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sync_directory = files._sync_directory
+    fsync, failed = os.fsync, []
 
-    def fail(full: str) -> None:
-        if full.endswith(epoch_directory(TOPIC, 1)):
-            raise OSError(code, os.strerror(code))
-        sync_directory(full)
+    def fail(fd: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if path.endswith(epoch_directory(TOPIC, 1)):
+            failed.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(fd)
 
     async def live() -> None:
         acknowledged = 0
         async with process(tmp_path) as wal:
             log = await wal.topic(TOPIC, epoch=1)
-            monkeypatch.setattr(files, "_sync_directory", fail)
+            monkeypatch.setattr(os, "fsync", fail)
             await log.prepare()
-            monkeypatch.setattr(files, "_sync_directory", sync_directory)
+            monkeypatch.setattr(os, "fsync", fsync)
+            assert len(failed) == 1
             for text in "abc":
                 try:
                     acknowledged = (await log.append(batch(text))).offset + 1

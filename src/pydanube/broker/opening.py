@@ -28,7 +28,7 @@ from pydanube.core.ownership import Start, next_reservation
 from pydanube.core.policies import Delivery, TopicPolicy, effective
 from pydanube.core.sessions import Sessions
 from pydanube.core.tiers import Retention, TierConfig
-from pydanube.errors import Conflict, DanubeError, InvalidObject, ObjectDamaged, TailUnproven, TopicUnknown, Unavailable
+from pydanube.errors import Conflict, InvalidObject, ObjectDamaged, TailUnproven, TopicUnknown, Unavailable
 from pydanube.log.cloud import CloudReader
 from pydanube.log.tier import TopicTier
 from pydanube.log.wal import HandedOver, TopicLog, Wal
@@ -140,7 +140,7 @@ class Opener:
             )
         try:
             await topic.open(below if is_stable else None)
-        except DanubeError:  # the next try opens everything anew
+        except BaseException:  # also if who asked has left: the next try opens everything anew
             await topic.close("it could not be opened", owned=False)
             raise
         self._unused.pop(name, None)
@@ -171,7 +171,7 @@ class Opener:
                 reserved = more, ownership.revision
                 self._prepare(topic_log)
             storage = await self._storage(name, ownership, seen.items if is_stable else None)
-        except DanubeError:
+        except BaseException:
             await topic_log.close()
             raise
         reservation = Reservation(ownership, topic_log, rooms.services.clock, *reserved)

@@ -230,10 +230,10 @@ class Wal:
             opened.sessions = handed_over.sessions
             opened.append_time = max(opened.append_time, handed_over.append_time)
         opened.sessions.adopts_unknown |= adopts_unknown
-        self._logs[topic] = opened
-        self._committer.size_bytes += opened.size_bytes
-        if len(self._logs) == MANY_TOPICS:
+        if len(self._logs) + 1 == MANY_TOPICS:
             await self._committer.expect_many()
+        self._logs[topic] = opened  # last: whoever gives up before has nothing to close
+        self._committer.size_bytes += opened.size_bytes
         return opened
 
     async def _sync_names(self, *directories: str) -> None:
