@@ -38,6 +38,7 @@ TEMPORARY_SUFFIX: Final = ".tmp"
 TORN_SUFFIX: Final = ".torn"
 DAMAGE_SUFFIX: Final = ".damage"
 QUARANTINE_SUFFIX: Final = ".quarantined"
+_PIECE_BYTES: Final = 1024 * 1024
 
 
 def topic_directory(topic: str) -> str:
@@ -62,6 +63,19 @@ async def replace_file(disk: Disk, path: str, data: Buffer) -> None:
     await write_and_sync(disk, temporary, 0, data)
     await disk.rename(temporary, path)
     await disk.sync_directory(path.rpartition("/")[0])
+
+
+async def copy_part(disk: Disk, source: str, position: int, end: int, target: str) -> None:
+    """Makes `target` hold what stands there in `source`, as `replace_file` does, without having it all in memory."""
+    temporary = target + TEMPORARY_SUFFIX
+    await disk.remove(temporary)
+    await disk.create(temporary)
+    copied = 0
+    while piece := await disk.read(source, position + copied, min(_PIECE_BYTES, end - position - copied)):
+        await write_and_sync(disk, temporary, copied, piece)
+        copied += len(piece)
+    await disk.rename(temporary, target)
+    await disk.sync_directory(target.rpartition("/")[0])
 
 
 async def write_and_sync(disk: Disk, path: str, position: int, *buffers: Buffer) -> None:

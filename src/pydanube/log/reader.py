@@ -15,7 +15,8 @@ from pydanube.errors import InvalidBatch, LogDamaged
 from pydanube.log.batch import HEADER_SIZE, Batch, decode, load, parse_header
 from pydanube.log.cache import Tail
 from pydanube.log.catalog import SegmentFile
-from pydanube.log.segment import GROUP_HEADER_SIZE, decode_group_header, find_group_header, pad
+from pydanube.log.searching import GroupSearch
+from pydanube.log.segment import GROUP_HEADER_SIZE, decode_group_header, pad
 from pydanube.ports import Disk
 
 _PIECE_BYTES_MIN: Final = 64 * 1024
@@ -92,10 +93,7 @@ class LogReader:
 
     async def _step_over(self, segment: SegmentFile, end: int, why: str) -> None:
         """Goes on with the next group that there is. Raises LogDamaged if our offset is not behind the damage."""
-        start = self._position + 1
-        rest = await self._log.disk.read(segment.path, start, max(0, end - start))
-        found = find_group_header(rest, 0, start, segment.segment_id)
-        behind = found[1] if found else None
+        behind = await GroupSearch(self._log.disk, segment.path, self._position + 1, end, segment.segment_id).next()
         lost_end = behind.first_offset if behind else segment.end_offset
         if behind is None or self.offset < lost_end:
             raise self._damage(segment, lost_end, why)

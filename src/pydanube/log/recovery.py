@@ -37,12 +37,14 @@ from pydanube.log.layout import (
     TEMPORARY_SUFFIX,
     TORN_SUFFIX,
     Checkpoint,
+    copy_part,
     epoch_directory,
     read_file,
     replace_file,
     topic_directory,
     write_and_sync,
 )
+from pydanube.log.searching import GroupSearch, content_end
 from pydanube.log.segment import (
     GROUP_HEADER_SIZE,
     SEGMENT_HEADER_SIZE,
@@ -57,7 +59,6 @@ from pydanube.log.segment import (
     encode_group,
     encode_segment_header,
     file_name,
-    find_group_header,
     segment_header_length,
 )
 from pydanube.ports import Clock, Disk, Work, Write
@@ -484,7 +485,7 @@ class _EpochRecovery:
         seen = replace(segment, index=PositionIndex())
         scan = _Scan(self._disk, seen, RecoveredEpoch(self._result.epoch, self._directory))
         await scan.run()
-        seen.damaged |= bool(scan.rest)
+        seen.damaged |= bool(scan.rest_length)
         return seen
 
     async def _bound_last(self) -> None:
@@ -534,10 +535,10 @@ class _EpochRecovery:
             await self._report_damage()
         if result.damage or self._damage_reported:
             result.sessions.loosen()
-        if scan.rest:
+        if scan.rest_length:
             kept_as = last.path + TORN_SUFFIX
-            await replace_file(self._disk, kept_as, scan.rest)
-            result.torn.append(Torn(last.path, last.end, len(scan.rest), kept_as))
+            await copy_part(self._disk, last.path, last.end, scan.rest_end, kept_as)
+            result.torn.append(Torn(last.path, last.end, scan.rest_length, kept_as))
             result.tail = Tail.TORN if result.tail is Tail.CLEAN else result.tail
         result.end_offset = last.end_offset
         if header.flags & UNSYNCED:
@@ -649,7 +650,11 @@ class _Scan:
         self.sessions_before: bytes | None = None
         self.append_time_before = 0
         self.max_publish_time_before = 0
-        self.rest = b""  # what stands behind the last group, without the zeros at its end
+        self.rest_end = 0  # of what stands behind the last group, without the zeros at its end
+
+    @property
+    def rest_length(self) -> int:
+        return self.rest_end - self._segment.end
 
     async def run(self) -> None:
         segment = self._segment
@@ -715,15 +720,13 @@ class _Scan:
         """Decides what the bad bytes at the segment's end are; the group to go on with if they are damage."""
         segment = self._segment
         position = segment.end
-        rest = await self._disk.read(segment.path, position, max(0, self._size - position))
         self._close_last()
         going_on: GroupHeader | None = None
-        place = 0
-        while (found := find_group_header(rest, place + 1, position + place + 1, segment.segment_id)) is not None:
-            place, group = found
+        search = GroupSearch(self._disk, segment.path, position + 1, self._size, segment.segment_id)
+        while (group := await search.next()) is not None:
             if group.number <= segment.next_number or group.first_offset < segment.end_offset:
                 continue
-            if not body_is_whole(group, rest[place + GROUP_HEADER_SIZE :][: group.length]):
+            if not await self._is_whole(group):
                 continue
             going_on = going_on or group
             if group.durable_before > position:
@@ -736,9 +739,8 @@ class _Scan:
                 segment.end = going_on.position
                 segment.end_offset = going_on.first_offset
                 segment.next_number = going_on.number
-                self._buffer = b""
                 return going_on
-        self.rest = rest.rstrip(b"\0")
+        self.rest_end = await content_end(self._disk, segment.path, position, self._size)
         return None
 
     def _close_last(self) -> None:

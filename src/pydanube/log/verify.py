@@ -17,12 +17,12 @@ from pydanube.log.catalog import SegmentFile
 from pydanube.log.layout import JOURNALS, LOCK, TORN_SUFFIX
 from pydanube.log.overlay import OverlayDisk
 from pydanube.log.recovery import Recovered, Tail, recover_topic, redo_journals
+from pydanube.log.searching import GroupSearch
 from pydanube.log.segment import (
     GROUP_HEADER_SIZE,
     batches_of,
     body_is_whole,
     decode_group_header,
-    find_group_header,
 )
 from pydanube.log.wal import check_format, topics_on
 from pydanube.ports import Clock, Disk, Work
@@ -202,12 +202,9 @@ class _Walker:
     async def _next_group(self, position: int) -> tuple[int, int, int] | None:
         """Position, first offset and number of the next group header behind `position`."""
         segment = self._segment
-        rest = await self._disk.read(segment.path, position + 1, segment.end - position - 1)
-        found = find_group_header(rest, 0, position + 1, segment.segment_id)
-        if found is None:
-            return None
-        place, group = found
-        return position + 1 + place, group.first_offset, group.number
+        search = GroupSearch(self._disk, segment.path, position + 1, segment.end, segment.segment_id)
+        group = await search.next()
+        return None if group is None else (group.position, group.first_offset, group.number)
 
     def _problem(self, position: int, what: str) -> None:
         self._report.problems.append(f"{self._segment.path} at position {position}: {what}")
