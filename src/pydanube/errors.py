@@ -29,6 +29,7 @@
     │   └── ClientClosed         the client, producer or consumer was closed before
     ├── Unavailable          time may help; the same call can be tried again (`retryable`)
     │   ├── DiskFull             no room; reads go on and publishes resume when there is room
+    │   │   └── ResourcesShort       the system gave no open file, or no memory: nothing was written
     │   ├── LogFull              the log is as large as it may be; publishes resume when something was uploaded
     │   ├── LogClosed            the topic's log is closed or closing here
     │   ├── LeaseLost            a lease ran out in the metadata store
@@ -41,6 +42,7 @@
     │   ├── ProducerUnknown      this broker does not know the producer; look up and create it again
     │   ├── ConsumerUnknown      this broker does not know the consumer; look up and subscribe again
     │   ├── RateLimited          faster than the policy allows
+    │   ├── TooManyConnections   the broker has as many as its limit of open files lets it have
     │   ├── DeadlineExceeded     a call did not end in the time it was given
     │   └── BufferFull           a producer holds as many unacknowledged bytes as it may
     └── DataDamaged          an operator must act
@@ -422,6 +424,24 @@ class DiskFull(Unavailable):
         return f"no room left on the disk of {self.path}: free some space, publishing then resumes by itself"
 
 
+class ResourcesShort(DiskFull):
+    """The system gave this process no descriptor or no memory for `path`; nothing of the request was kept.
+
+    Says nothing of the disk: what is open, and other files, can be used.
+    """
+
+    def __init__(self, path: str, why: str) -> None:
+        Unavailable.__init__(self, path, why)
+        self.path = path
+        self.why = why
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} could not be used: {self.why.lower()}; nothing was written, so try again. If it happens "
+            "often: the broker needs a higher limit of open files (ulimit -n), or more memory"
+        )
+
+
 class LogFull(Unavailable):
     """The segments of all topics of a broker have `size_bytes`; nothing of the request was kept.
 
@@ -558,6 +578,21 @@ class RateLimited(Unavailable):
 
     def __str__(self) -> str:
         return f"topic {self.topic} takes at most {self.per_second} messages per second: try again later"
+
+
+class TooManyConnections(Unavailable):
+    """A door of this broker takes at most `limit` connections, for the process may have `open_files` open files."""
+
+    def __init__(self, limit: int, open_files: int) -> None:
+        super().__init__(limit, open_files)
+        self.limit = limit
+        self.open_files = open_files
+
+    def __str__(self) -> str:
+        return (
+            f"this broker takes at most {self.limit} connections here, because its limit of open files is "
+            f"{self.open_files}: try again when others have left, or raise the limit (ulimit -n) and restart it"
+        )
 
 
 class DeadlineExceeded(Unavailable):

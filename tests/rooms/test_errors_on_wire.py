@@ -15,7 +15,9 @@ ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubc
 # What a client says about itself never travels, nor what a broker says of its object store or of a process of its own;
 # all else needs a code.
 LOCAL = {"ClientClosed", "DeadlineExceeded", "BufferFull", "StoreRefused", "ProcessEnded"}
-KINDS = [kind for kind in ALL if kind.__name__ not in LOCAL]
+# Nobody does anything else about these than about their family: the sentence is what matters.
+AS_FAMILY = {"ResourcesShort", "TooManyConnections"}
+KINDS = [kind for kind in ALL if kind.__name__ not in LOCAL | AS_FAMILY]
 
 VALUES = {
     "str": ("/default/ü", "", "x"),
@@ -53,6 +55,15 @@ def test_an_error_arrives_with_its_class_fields_and_sentence(kind: type[DanubeEr
         assert [type(value) for value in vars(arrived).values()] == [type(value) for value in vars(error).values()]
         assert str(arrived) == str(error) == message.sentence
         assert arrived.retryable == error.retryable == message.retryable
+
+
+@pytest.mark.parametrize(
+    "error", [errors.ResourcesShort("a/b.wal", "Too many open files"), errors.TooManyConnections(12, 256)]
+)
+def test_an_error_without_a_code_arrives_as_its_family_with_its_own_sentence(error: DanubeError) -> None:
+    assert type(error).__name__ in AS_FAMILY
+    arrived = from_wire(sent(error))
+    assert type(arrived) is errors.Unavailable and str(arrived) == str(error) and arrived.retryable
 
 
 def test_every_class_has_its_own_code_and_every_code_its_class() -> None:

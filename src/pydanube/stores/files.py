@@ -25,17 +25,23 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeAlias, TypeVar
 
-from pydanube.errors import DirectoryInUse, DiskFailed, DiskFull
+from pydanube.config import open_files
+from pydanube.errors import DirectoryInUse, DiskFailed, DiskFull, ResourcesShort
 from pydanube.ports import Buffer, Entry, Write, WriteResult
-from pydanube.stores.descriptors import FILE_MODE, Descriptor, Descriptors
+from pydanube.stores.descriptors import FILE_MODE, SHORT, Descriptor, Descriptors, sync_data
+from pydanube.stores.directories import Directories
 from pydanube.stores.paths import assert_inside
 from pydanube.stores.threads import Threads
 
 T = TypeVar("T")
 _Results: TypeAlias = list[WriteResult]  # inside FileDisk, `list` is the port's
+_Entries: TypeAlias = list[Entry]
 
 DIRECTORY_MODE = 0o750
 SYNCS_MAX = 8  # side by side; more gained nothing
+LATER_SYNCS_MAX = 4  # of files that were written before, for which nobody waits as for a commit
+# So that a commit finds a thread that is free, beside segments that are made and readers of old ones.
+THREADS_MAX = 16
 # A larger write makes the kernel look for larger pieces of free memory, which at times takes longer than the disk:
 # 8 MiB in one call took 2 ms or 20 ms, in calls of 1 MiB always 2 ms.
 WRITE_BYTES_MAX = 1024 * 1024
@@ -49,19 +55,27 @@ class FileDisk:
     """Files under `root`, which `make_directory("")` makes if it is missing.
 
     With `descriptors_max` 0 nothing stays open between calls: for directories in which other processes rename and
-    remove. There, only a write with `sync` is sure to hear of its failure.
+    remove. There, only a write with `sync` is sure to hear of its failure. Without it, the limit of open files decides.
 
     A cancelled call ends when its thread has ended with it, so no call overlaps the next call of its task.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, threads_max: int = 4, descriptors_max: int = 512) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], *, threads_max: int = THREADS_MAX, descriptors_max: int | None = None
+    ) -> None:
+        if descriptors_max is None:
+            descriptors_max = open_files.current().files
         self._root = os.path.abspath(root)
         self._threads = Threads("disk", threads_max)
         self._syncs = ThreadPoolExecutor(SYNCS_MAX, thread_name_prefix="disk-sync")
+        self._later_syncs = ThreadPoolExecutor(LATER_SYNCS_MAX, thread_name_prefix="disk-sync-later")
         self._descriptors = Descriptors(self._root, descriptors_max)
+        self._directories = Directories(self._descriptors.opening)
+        self._files_at_once = max(1, descriptors_max // 4)
         self._locks: dict[str, int] = {}  # lock file -> descriptor that holds it
         self._making = threading.Lock()
-        self._unsynced: set[str] = set()  # directories that are there, and whose names could not be synced
+        self._unsynced_names: set[str] = set()  # directories that were made and whose names are not synced yet
+        self._keeps_open = descriptors_max > 0
         self._may_spot = descriptors_max > 0
         self._small_seconds = 1.0  # a small write with sync, on average; trust is earned
 
@@ -69,7 +83,9 @@ class FileDisk:
         """Ends threads, descriptors and locks, as the end of the process would. Syncs nothing."""
         self._threads.close()
         self._syncs.shutdown()
+        self._later_syncs.shutdown()
         self._descriptors.close()
+        self._directories.close()
         for fd in self._locks.values():
             os.close(fd)
         self._locks.clear()
@@ -90,7 +106,7 @@ class FileDisk:
         return await self._threads.call(partial(self._sync, paths))
 
     async def sync_directory(self, path: str) -> None:
-        await self._call("sync", path, lambda path: _sync_directory(self._full(path)))
+        await self._call("sync", path, self._sync_directory)
 
     async def read(self, path: str, position: int, length: int) -> bytes:
         assert position >= 0 and length >= 0
@@ -106,7 +122,7 @@ class FileDisk:
     # --- names ---
 
     async def list(self, path: str) -> list[Entry]:
-        return await self._call("list", path, lambda path: _list_directory(self._full(path)))
+        return await self._call("list", path, self._list)
 
     async def make_directory(self, path: str) -> None:
         await self._call("make", path, self._make_directory)
@@ -161,7 +177,7 @@ class FileDisk:
         try:
             descriptor = descriptors.acquire(path)
         except OSError as error:
-            return _failure(error, path, "write")
+            return _not_opened(error, path, "write")
         result: WriteResult = None
         synced = 0
         try:
@@ -177,18 +193,29 @@ class FileDisk:
             descriptors.release(descriptor, synced=synced)
 
     def _write(self, writes: Sequence[Write], sync: bool) -> _Results:
+        results: _Results = []
+        for slice_ in _slices(writes, self._files_at_once):
+            self._make_room(len({write.path for write in slice_}))
+            results += self._write_slice(slice_, sync)
+        return results
+
+    def _write_slice(self, writes: Sequence[Write], sync: bool) -> _Results:
         descriptors = self._descriptors
         results: _Results = [None] * len(writes)
         used: dict[str, Descriptor] = {}
+        failed: dict[str, WriteResult] = {}
         try:
             for i, (path, position, buffers) in enumerate(writes):
+                if path in failed:
+                    results[i] = failed[path]  # nothing behind what is missing
+                    continue
                 try:
                     descriptor = used.get(path)
                     if descriptor is None:
                         descriptor = used[path] = descriptors.acquire(path)
                     _write_all(descriptor.fd, buffers, position)
                 except OSError as error:
-                    results[i] = _failure(error, path, "write")
+                    results[i] = failed[path] = _failure(error, path, "write")
         finally:
             # Also when a bug is on its way up: a descriptor that is never released is never closed.
             failures = self._sync_each(used, sync)
@@ -197,13 +224,21 @@ class FileDisk:
                 results[i] = failures.get(write.path) or results[i]
         return results
 
+    def _make_room(self, opening: int) -> None:
+        """Files that were written to and that nobody has synced are synced and closed, if too many are open."""
+        while oldest := self._descriptors.make_room(opening):
+            written = [descriptor.writes for descriptor in oldest]
+            failures = list(self._syncs.map(sync_data, oldest))
+            for descriptor, writes, failed in zip(oldest, written, failures, strict=True):
+                self._descriptors.release(descriptor, synced=0 if failed else writes)
+
     def _sync_each(self, used: dict[str, Descriptor], sync: bool) -> dict[str, DiskFailed | None]:
         """Ends the use of descriptors that were written to; first syncs each, if asked to."""
 
         written = {path: self._descriptors.wrote(descriptor) for path, descriptor in used.items()}
         failures: dict[str, DiskFailed | None] = {}
         if sync:
-            results = self._each(lambda path: _sync_data(used[path], path), used)
+            results = self._each(self._syncs, lambda path: _sync_data(used[path], path), used)
             failures = dict(zip(used, results, strict=True))
         for path, descriptor in used.items():
             self._descriptors.release(descriptor, synced=written[path] if sync and not failures[path] else 0)
@@ -214,20 +249,21 @@ class FileDisk:
             try:
                 descriptor = self._descriptors.acquire(path)
             except OSError as error:
-                return _failure(error, path, "sync")
+                return _not_opened(error, path, "sync")
             written = descriptor.writes
             failure = _sync_data(descriptor, path)
             self._descriptors.release(descriptor, synced=0 if failure else written)
             return failure
 
-        return list(self._each(one, paths))
+        return list(self._each(self._later_syncs, one, paths))
 
-    def _each(self, function: Callable[[str], T], paths: Collection[str]) -> Iterator[T]:
+    @staticmethod
+    def _each(threads: ThreadPoolExecutor, function: Callable[[str], T], paths: Collection[str]) -> Iterator[T]:
         """Calls `function` with every path. Several syncs at a time share one commit of the file system's own
         journal: eight files of 1 MiB took 32 ms one after the other and 6 ms side by side.
         """
         if len(paths) > 1:
-            return self._syncs.map(function, paths)
+            return threads.map(function, paths)
         return map(function, paths)
 
     @contextmanager
@@ -261,34 +297,78 @@ class FileDisk:
             self._descriptors.wrote(descriptor)
             os.ftruncate(descriptor.fd, length)
 
+    def _list(self, path: str) -> _Entries:
+        return self._descriptors.opening(lambda: _list_directory(self._full(path)))
+
+    def _sync_directory(self, path: str) -> None:
+        self._sync_names_in(self._full(path), path)
+
+    def _sync_names_in(self, full: str, path: str) -> None:
+        """`path` is for the error: what could not be opened is not broken."""
+        try:
+            fd = self._directories.open(full)
+        except OSError as error:
+            if error.errno not in SHORT:
+                raise
+            raise _not_opened(error, path, "sync") from error
+        self._directories.sync(full, fd)
+
     def _make_directory(self, path: str) -> None:
         full = self._full(path)
-        # One at a time: nobody is told that a directory exists while another call has yet to sync its name.
         with self._making:
-            missing = []
-            while not os.path.isdir(full) or any(f"{full}/".startswith(f"{name}/") for name in self._unsynced):
-                missing.append(full)
-                full = os.path.dirname(full)
-            for full in reversed(missing):
+            unsynced: list[str] = []  # innermost first: made here, or by a call beside this one
+            made: list[str] = []
+            place = full
+            while not os.path.isdir(place):
+                made.append(place)
+                place = os.path.dirname(place)
+            for each in reversed(made):
                 try:
-                    os.mkdir(full, DIRECTORY_MODE)
+                    os.mkdir(each, DIRECTORY_MODE)
                 except FileExistsError:
-                    if not os.path.isdir(full):  # else another process made it just now, and may not have synced it
+                    if not os.path.isdir(each):  # else another process made it just now, and may not have synced it
                         raise
-                try:
-                    _sync_directory(os.path.dirname(full))
-                except OSError as error:
-                    try:
-                        os.rmdir(full)
-                    except OSError:
-                        self._unsynced.add(full)  # else the next call finds it there, and believes it synced
+                self._unsynced_names.add(each)
+            if self._unsynced_names:
+                place = full
+                while len(place) >= len(self._root) or place in made:
+                    if place in self._unsynced_names:
+                        unsynced.append(place)
+                    place = os.path.dirname(place)
+        # Nobody is told that a directory exists before its name is synced, whoever made it.
+        for each in reversed(unsynced):
+            try:
+                self._sync_names_in(os.path.dirname(each), path)
+            except (OSError, DiskFull, DiskFailed) as error:
+                self._unmake(unsynced)
+                if isinstance(error, OSError):
                     raise _failure(error, path, "sync") from error
-                self._unsynced.discard(full)
+                raise
+            with self._making:
+                self._unsynced_names.discard(each)
+
+    def _unmake(self, directories: Sequence[str]) -> None:
+        """Else the next call finds a name that a failed sync may have lost, and a second sync says that all is well."""
+        with self._making:
+            for each in directories:
+                try:
+                    os.rmdir(each)
+                except OSError:
+                    continue  # somebody is in it, and syncs its name too
+                self._directories.forget(each)
+                self._unsynced_names.discard(each)
 
     def _rename(self, source: str, target: str) -> None:
         assert not os.path.isdir(self._full(source)), "only files are renamed"
+        if self._keeps_open:
+            self._expect_sync(target)
         os.replace(self._full(source), self._full(target))
         self._descriptors.move(source, target)
+
+    def _expect_sync(self, path: str) -> None:
+        """The name will be synced next, which must not fail for want of a descriptor."""
+        with suppress(FileNotFoundError):  # the rename says so itself
+            self._directories.expect(os.path.dirname(self._full(path)))
 
     def _rename_new(self, source: str, target: str) -> None:
         assert not os.path.isdir(self._full(source)), "only files are renamed"
@@ -303,6 +383,7 @@ class FileDisk:
                 os.unlink(self._full(path))
             except (IsADirectoryError, PermissionError):  # Linux says the one, POSIX the other
                 os.rmdir(self._full(path))
+                self._directories.forget(self._full(path))
         self._descriptors.drop(path)
 
     def _free_bytes(self, path: str) -> int:
@@ -310,7 +391,8 @@ class FileDisk:
         return found.f_bavail * found.f_frsize
 
     def _lock(self, path: str) -> None:
-        fd = os.open(self._full(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        full = self._full(path)
+        fd = self._descriptors.opening(lambda: os.open(full, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -366,15 +448,25 @@ def _piece(left: deque[memoryview]) -> list[memoryview]:
     return piece
 
 
+def _slices(writes: Sequence[Write], files_max: int) -> Iterator[Sequence[Write]]:
+    """Writes of at most so many files, in order. Those of one file that follow each other stay together."""
+    if len(writes) <= files_max:
+        yield writes
+        return
+    start = files = 0
+    for i, write in enumerate(writes):
+        if i > start and write.path == writes[i - 1].path:
+            continue
+        if files == files_max:
+            yield writes[start:i]
+            start, files = i, 0
+        files += 1
+    yield writes[start:]
+
+
 def _sync_data(descriptor: Descriptor, path: str) -> DiskFailed | None:
-    # One at a time: the kernel tells of a lost page once, and a second caller must not take its silence for success.
-    with descriptor.syncing:
-        if not descriptor.failed:
-            try:
-                os.fdatasync(descriptor.fd)
-            except OSError as error:
-                descriptor.failed = error.strerror or str(error)
-        return DiskFailed(path, "sync", descriptor.failed) if descriptor.failed else None
+    failed = sync_data(descriptor)
+    return DiskFailed(path, "sync", failed) if failed else None
 
 
 def _list_directory(full: str) -> list[Entry]:
@@ -388,18 +480,17 @@ def _list_directory(full: str) -> list[Entry]:
     return sorted(entries)
 
 
-def _sync_directory(full: str) -> None:
-    fd = os.open(full, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _not_opened(error: OSError, path: str, operation: str) -> DiskFull | DiskFailed:
+    """What kept `operation` from being begun; a sync that was not begun has lost nothing."""
+    return _failure(error, path, "open" if error.errno in SHORT else operation)
 
 
 def _failure(error: OSError, path: str, operation: str) -> DiskFull | DiskFailed:
     # A sync that finds no room has lost bytes that were accepted before: that is not "try again later".
     if error.errno in (errno.ENOSPC, errno.EDQUOT) and operation != "sync":
         return DiskFull(path)
+    if error.errno in SHORT and operation != "sync":
+        return ResourcesShort(path, error.strerror or str(error))
     return DiskFailed(path, operation, error.strerror or str(error))
 
 

@@ -5,8 +5,8 @@
 
 A code stands for one class; its number never changes and its hundred is its family. A broker may be newer than the
 client: of a code, or of fields, that the client does not know, it keeps the family and the sentence, so it still knows
-who must act. A class without a code travels as its nearest ancestor that has one. The sentence and every field that is
-text are cut to 1 KiB each.
+who must act. A class without a code travels as its nearest ancestor that has one and says the same of itself, or as its
+family with the sentence. The sentence and every field that is text are cut to 1 KiB each.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def to_wire(error: BaseException, *, producer: int = 0, consumer: int = 0) -> pb
     if not isinstance(error, DanubeError):
         sentence = f"the broker failed ({type(error).__name__}); its log says where"
         return pb.Error(code=pb.INTERNAL, sentence=sentence, producer=producer, consumer=consumer)
-    kind = next(base for base in type(error).__mro__ if base in CODES)
+    kind = next(base for base in type(error).__mro__ if base in CODES and _speaks_for(base, type(error)))
     message = pb.Error(
         code=CODES[kind],
         retryable=error.retryable,
@@ -108,6 +108,11 @@ def to_wire(error: BaseException, *, producer: int = 0, consumer: int = 0) -> pb
     for name in FIELDS[kind]:
         message.fields[name].CopyFrom(_value(getattr(error, name, None)))
     return message
+
+
+def _speaks_for(kind: type[DanubeError], error: type[DanubeError]) -> bool:
+    """Whether the other side makes the right sentence of the fields of `kind`; a family has none, and is told it."""
+    return not FIELDS[kind] or kind.__str__ is error.__str__
 
 
 def from_wire(message: pb.Error) -> DanubeError:
