@@ -1,12 +1,17 @@
 """The one task that writes: all topics' pending batches, one group at a time, acknowledged when they are on disk.
 
     submit ─► log.pending ─► form ─► write + sync ─► decide ─► receipts, head, cache, readers
-                              ▲        │ no room: undo, DiskFull
-                              └────────┘ sync failed: once more into a new file; again: stopped
+                       ▲      ▲        │ no room: undo, DiskFull
+                       │      └────────┘ sync failed: once more into a new file; again: stopped
+                       └─ making a segment: the log waits its turn, the others do not
 
 *Form* and *decide* never wait, so whoever looks between two awaits sees a log that is consistent. A group is formed
 only when the one before is decided: tentative offsets and sessions never outlive one group, and a batch that was
 queued behind a refused one meets the rolled-back state.
+
+A log without a segment, or with one that is full or old, leaves the line while its next one is made, beside the groups
+of the others and beside a few of its kind. Nothing of it is formed meanwhile, so the snapshot in the new segment's
+header, and where it begins, are still true when the log adopts it.
 
 Small groups of many topics go to the commit journal: one write and one sync for all. Their bytes stay in memory
 until they are also written to the segments (`copied`), and in the journal until those are synced (`synced`).
@@ -16,10 +21,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -33,6 +39,7 @@ from pydanube.errors import (
     LogStopped,
     NotServed,
     Refused,
+    ResourcesShort,
     SessionUnknown,
 )
 from pydanube.log.batch import Batch, stamp
@@ -48,7 +55,7 @@ from pydanube.log.journal import (
     entry_size,
 )
 from pydanube.log.layout import BALLAST, JOURNALS, SPARE_JOURNAL, journal_path, write_and_sync
-from pydanube.log.recovery import write_segment
+from pydanube.log.recovery import place_segment
 from pydanube.log.segment import UNSYNCED, Group, SegmentHeader, encode_group
 from pydanube.ports import Buffer, Clock, Disk, Work, Write
 from pydanube.telemetry import WalMetrics
@@ -63,7 +70,16 @@ FILL_BELOW_BYTES: Final = 64 * 1024
 _ZEROS: Final = bytes(FILL_BYTES)
 FILL_AFTER_SECONDS: Final = 0.002  # without a group: a pause
 COPY_AFTER_SECONDS: Final = 0.1
+COPY_FILES: Final = 64  # written to between two groups
+# Segments at once, of busy topics that have filled theirs, and of all others: more would only keep each other, and the
+# commits, from the disk.
+MAKING_MAX: Final = 8
+# Topics that were opened together do not all roll together: each does so a little earlier than it must.
+ROLL_EARLY: Final = 0.2
 _ROOM_CHECK_SECONDS: Final = 0.25
+_SHORT_SECONDS: Final = 0.1
+_SHORT_SECONDS_MAX: Final = 30.0
+_SHORT_LINE_SECONDS: Final = 10.0
 NEAR_PERCENT: Final = 80  # of the bound: beyond that, what is uploaded leaves the disk whatever local retention says
 
 
@@ -196,6 +212,11 @@ class Committer:
         self.metrics = WalMetrics()  # those of whoever opens the log
         self._ready: dict[Committed, None] = {}  # logs with pending batches, in order of arrival
         self._waiting: dict[Committed, None] = {}  # logs whose next batch waits for a larger reservation
+        self._making: dict[Committed, asyncio.Task[Exception | None]] = {}  # logs whose segment is being made
+        self._makers = asyncio.Semaphore(MAKING_MAX)
+        self._makers_for_busy = asyncio.Semaphore(MAKING_MAX)  # who writes much does not stand behind many who do not
+        self._sparing: asyncio.Task[None] | None = None
+        self._said_short = -_SHORT_LINE_SECONDS
         self._wake = asyncio.Event()
         self._decided = Signal()
         self._journal: _Journal | None = None
@@ -244,8 +265,9 @@ class Committer:
             return done
         to.pending.append(Pending(batch, done, tell))
         self.pending_bytes += batch.header.size_bytes
-        self._ready[to] = None
-        self._wake.set()
+        if to not in self._making:
+            self._ready[to] = None
+            self._wake.set()
         return done
 
     def nudge(self, to: Committed) -> None:
@@ -257,44 +279,39 @@ class Committer:
 
     async def expect_many(self) -> None:
         """Many topics are open: makes the file for the commit journal now, so that no producer waits for it."""
-        async with self._exclusive:
-            if self._journal is None and not self._has_spare and self.stopped is None:
-                with contextlib.suppress(
-                    DiskFull, DiskFailed
-                ):  # nobody has it yet: the first who needs one tries again
-                    await self._make_spare()
+        if self._journal is None and not self._has_spare and self._sparing is None and self.stopped is None:
+            self._sparing = asyncio.create_task(self._spare_beside(), name="make spare journal")
+        if self._sparing is not None:
+            await asyncio.shield(self._sparing)
 
     async def prepare(self, of: Committed) -> None:
-        """The log is about to get its first batch: makes its segment. No room is left for that batch to find.
-
-        Must not be cancelled: see `roll`. A failure may leave a segment of which the log does not know, and another one
-        beside it would begin the same epoch: as everywhere else, that stops the log.
-        """
+        """The log is about to get its first batch: makes its segment. No room for it is left for that batch to find."""
         async with self._exclusive:
-            if of.active is None and not of.closed and self.stopped is None:
-                try:
-                    of.adopt(await self._new_segment(of))
-                except DiskFull:
-                    pass
-                except DiskFailed as error:
-                    self._stop(error)
+            making = self._making.get(of)
+            if making is None and of.active is None and not of.closed and self.stopped is None:
+                making = self._begin_segment(of, None)
+        if making is not None:
+            await asyncio.shield(making)
 
     async def roll(self, of: Committed) -> None:
         """The log goes on in a new segment, so that the one it has can be dropped. Without room it keeps that."""
-        async with self._exclusive:
-            active = of.active
-            if of.closed or self.stopped is not None or (active is not None and active.end == active.start):
+        while True:
+            async with self._exclusive:
+                active = of.active
+                if of.closed or self.stopped is not None or (active is not None and active.end == active.start):
+                    return
+                begun = self._making.get(of)
+                making = begun or self._begin_segment(of, "room")
+            failure = await asyncio.shield(making)
+            if begun is None:
+                if failure is not None and not isinstance(failure, DiskFull):
+                    raise failure
                 return
-            try:
-                if active is not None:
-                    await self._sync_segment(of, active)
-                of.adopt(await self._new_segment(of))
-                self.metrics.rotations["room"] += 1
-            except DiskFull as error:
-                await self._disk_is_full(error)
-            except DiskFailed as error:
-                self._stop(error)
-                raise
+
+    async def made(self, of: Committed) -> None:
+        """Returns when no segment of this log is being made."""
+        while (making := self._making.get(of)) is not None:
+            await asyncio.shield(making)
 
     async def bring_home(self, directory: str) -> None:
         """What only a journal and memory have of the segments in there is safe in their files. For opening it again.
@@ -330,6 +347,7 @@ class Committer:
 
     async def settle(self, of: Committed) -> None:
         """Everything committed of this log is in its segment file and synced there. For closing it."""
+        assert of not in self._making
         async with self._exclusive:
             if self.stopped is not None:
                 raise self.stopped
@@ -341,10 +359,9 @@ class Committer:
                     self._stop(error)
                     raise
 
-    @property
-    def ready(self) -> Mapping[Committed, None]:
-        """Logs that have batches which only wait for their turn."""
-        return self._ready
+    def awaits_turn(self, of: Committed) -> bool:
+        """Whether its batches wait for nothing but their turn, or a segment that is being made."""
+        return of in self._ready or of in self._making
 
     async def next_group(self) -> None:
         """Returns after the group that is being written, or the next one, is decided."""
@@ -384,9 +401,10 @@ class Committer:
                         await self._commit_group()
                     self._decided.fire()
                 if self._copy_due and self.stopped is None:
-                    self._copy_due = False
                     async with self._exclusive:
-                        await self._copy()
+                        self._copy_due = await self._copy(COPY_FILES)
+                    if self._copy_due:  # the rest behind the groups that wait by now
+                        self._wake.set()
                 elif self._uncopied and self._napping is None:
                     self._napping = asyncio.create_task(self._nap(), name="copy when idle")
             except Exception as error:
@@ -413,8 +431,8 @@ class Committer:
         if self.size_bytes >= self._bytes_max:
             self._refuse_all(logs)
             return
-        await self._prepare_segments(logs)
-        parts = self._form(logs)
+        self._begin_segments(logs)
+        parts = self._form([each for each in logs if each in self._ready])
         if not parts:
             return
         self.groups += 1
@@ -437,34 +455,67 @@ class Committer:
         # Soon: whoever waits for a receipt was called before, and is not kept waiting for our numbers.
         asyncio.get_running_loop().call_soon(self._observe, batches, size, self._clock.elapsed() - began)
 
-    async def _prepare_segments(self, logs: Sequence[Committed]) -> None:
-        """Every log with something to write has a segment with room. One that cannot get one is refused."""
+    def _begin_segments(self, logs: Sequence[Committed]) -> None:
+        """Logs with something to write and no segment with room for it leave the line until they have one."""
         now = self._clock.time_us()
         for each in logs:
             active = each.active
-            why = self._why_to_roll(active, now) if active is not None else None
-            if active is not None and why is None:
-                continue
-            try:
-                if active is not None:
-                    await self._sync_segment(each, active)
-                each.adopt(await self._new_segment(each))
-                if why is not None:
-                    self.metrics.rotations[why] += 1
-            except DiskFull as error:
-                await self._disk_is_full(error)
-                self._refuse_pending(each, error)
+            why = self._why_to_roll(each, active, now) if active is not None else None
+            if active is None or why is not None:
+                self._begin_segment(each, why)
 
-    def _why_to_roll(self, segment: SegmentFile, now_us: int) -> str | None:
-        """`size`, `time` or `failure`; None: there is room, and it is young."""
-        if segment.failed:
-            return "failure"
+    def _begin_segment(self, of: Committed, why: str | None) -> asyncio.Task[Exception | None]:
+        """Only between two groups: what the new segment's header says of the log must hold until it is adopted."""
+        assert self._exclusive.locked() and of not in self._making
+        self._ready.pop(of, None)
+        self._waiting.pop(of, None)
+        making = asyncio.create_task(self._make_segment(of, why), name=f"make segment of {of.topic}")
+        self._making[of] = making
+        return making
+
+    async def _make_segment(self, of: Committed, why: str | None) -> Exception | None:
+        """Ends the log's segment and makes the next, beside the groups of other logs. Returns what went wrong.
+
+        Nobody cancels it: between the rename and the adoption nothing may be given up. What goes wrong is this log's
+        alone if nothing was made; else it is the disk's, and all stop.
+        """
+        failure: Exception | None = None
+        try:
+            async with self._makers_for_busy if why == "size" else self._makers:
+                if self.stopped is None:
+                    if of.active is not None:
+                        await self._sync_segment(of, of.active)
+                    of.adopt(await self._new_segment(of))
+                    if why is not None:
+                        self.metrics.rotations[why] += 1
+        except DiskFull as error:
+            failure = error
+            if why != "room":  # else it goes on in the one it has
+                self._refuse_pending(of, error)
+        except Exception as error:
+            failure = error
+            self._stop(error)
+        del self._making[of]
+        if of.pending:
+            self._ready[of] = None
+        self._wake.set()
+        self._decided.fire()
+        if isinstance(failure, DiskFull):
+            try:
+                await self._disk_is_full(failure)
+            except DiskFailed as error:
+                self._stop(error)
+        return failure
+
+    def _why_to_roll(self, of: Committed, segment: SegmentFile, now_us: int) -> str | None:
+        """`size` or `time`; None: there is room, and it is young."""
         if segment.end == segment.start:
             return None
         if segment.end >= self._config.segment_bytes:
             return "size"
         age_us = now_us - segment.header.created_us
-        return "time" if age_us >= self._config.segment_seconds * 1_000_000 else None
+        early = ROLL_EARLY * (of.topic_hash % 1024) / 1024
+        return "time" if age_us >= self._config.segment_seconds * (1 - early) * 1_000_000 else None
 
     async def _new_segment(self, of: Committed) -> SegmentFile:
         previous = of.active
@@ -483,7 +534,28 @@ class Committer:
             flags=UNSYNCED if of.durability == "os" else 0,
             snapshot=of.sessions.to_bytes(),
         )
-        return await write_segment(self._disk, of.directory, header)
+        segment = await place_segment(self._disk, of.directory, header)
+        await self._sync_name(of.directory)
+        return segment
+
+    async def _sync_name(self, directory: str) -> None:
+        """Behind a rename, which cannot be taken back: whatever fails here is DiskFailed."""
+        try:
+            await self._patiently(lambda: self._disk.sync_directory(directory))
+        except DiskFull as error:
+            raise DiskFailed(directory, "sync", str(error)) from error
+
+    async def _patiently(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Calls again, for a while, if the system has no descriptor: where giving up would stop the log."""
+        since = self._clock.elapsed()
+        while True:
+            try:
+                return await call()
+            except ResourcesShort as error:
+                self._say_short(error)
+                if self._clock.elapsed() - since >= _SHORT_SECONDS_MAX:
+                    raise
+                await self._clock.sleep(_SHORT_SECONDS)
 
     def _form(self, prepared: Sequence[Committed]) -> list[Forming]:
         """Takes batches from the logs that have a segment, in turn, up to the group's size; numbers and stamps them."""
@@ -493,7 +565,7 @@ class Committer:
         parts: list[Forming] = []
         for each in prepared:
             if each not in self._ready:
-                continue  # refused since
+                continue  # refused since, or waits for its segment
             if room <= 0:
                 break
             del self._ready[each]
@@ -626,17 +698,20 @@ class Committer:
                 raise failure
             tentative = {producer_id: part.log.sessions.get(producer_id) for producer_id in part.undo}
             part.take_back()  # the new file's snapshot must not know what is not stored
-            part.log.adopt(await self._new_segment(part.log))
+            await self._patiently(lambda: self._go_on_in_another(part.log))
             for producer_id, producer in tentative.items():
                 part.log.sessions.put(producer_id, producer)
             fresh = part.log.active
             group = self._encode(part, fresh)
             assert fresh is not None
-            await write_and_sync(self._disk, fresh.path, fresh.end, *group.buffers)
+            await self._patiently(lambda: write_and_sync(self._disk, fresh.path, fresh.end, *group.buffers))
         except (DiskFull, DiskFailed) as again:
             # Whether the group will be there after a restart is unknown, so it cannot be refused: stop.
             raise DiskFailed(segment.path, "sync", str(again)) from again
         self._decide(part, synced=True)
+
+    async def _go_on_in_another(self, of: Committed) -> None:
+        of.adopt(await self._new_segment(of))
 
     async def _no_room(self, part: Forming, failure: DiskFull) -> None:
         """Part of the group stands behind the segment's end; it is no group and the next one overwrites it."""
@@ -645,74 +720,17 @@ class Committer:
         part.take_back()
         self._refuse(part, failure)
         await self._disk_is_full(failure)
-        await self._disk.truncate(segment.path, segment.copied)  # what is committed behind it, the journal has
-        segment.filled = segment.zeroed = segment.copied
-
-    def _fill_ahead(self, of: Committed, segment: SegmentFile) -> None:
-        """Has zeros written behind the segment's end: in the next pause if half are used, at once if there were none.
-
-        Only behind a group that was synced, and until they are written nothing of the log is formed. So syncs of the
-        file do not overlap, all that it holds is safe, and a failure costs nothing but its further use. Zeros are
-        never needed: they make the next syncs faster, and whoever published does not wait for them.
-        """
-        left = max(segment.zeroed, segment.start) - segment.end
-        if left < FILL_BYTES // 2 and segment.end + FILL_BYTES // 2 < self._config.segment_bytes:
-            self._unfilled[of] = self._clock.elapsed()
-            if left < -FILL_BYTES // 8:
-                self._begin_fill(of)
-            elif self._pausing is None:
-                self._pausing = asyncio.create_task(self._fill_in_pause(), name="fill when idle")
-
-    async def _fill_in_pause(self) -> None:
-        while self._unfilled:
-            await self._clock.sleep(FILL_AFTER_SECONDS)
-            async with self._exclusive:  # no group is on its way to where the zeros go
-                rested = self._clock.elapsed() - FILL_AFTER_SECONDS
-                for each in [each for each, since in self._unfilled.items() if since <= rested]:
-                    self._begin_fill(each)
-        self._pausing = None
-
-    def _begin_fill(self, of: Committed) -> None:
-        assert self._exclusive.locked()
-        self._unfilled.pop(of, None)
-        segment = of.active
-        if segment is not None and segment.synced == segment.end and segment not in self._filling and not of.closed:
-            self._filling[segment] = asyncio.create_task(self._fill(segment), name=f"fill {segment.path}")
-
-    async def _fill(self, segment: SegmentFile) -> None:
-        start = max(segment.filled, segment.end)
-        zeros = memoryview(_ZEROS)[: segment.end + FILL_BYTES - start]
-        try:
-            (result,) = await self._disk.write([Write(segment.path, start, [zeros])], sync=True)
-            if result is None:
-                segment.filled = segment.zeroed = start + len(zeros)
-            elif isinstance(result, DiskFull):
-                segment.zeroed = self._config.segment_bytes  # then it grows group by group
-                segment.filled = segment.end
+        if segment.copied == segment.end:
+            with contextlib.suppress(ResourcesShort):  # what stands there is overwritten all the same
                 await self._disk.truncate(segment.path, segment.end)
-            elif not segment.released:
-                log.error("sync failed", extra={"path": segment.path, "why": result.why})
-                segment.failed = True
-        except (OSError, DiskFull, DiskFailed) as error:  # nothing that is committed needs this
-            log.warning("zeros not cut off", extra={"path": segment.path, "why": str(error)})
-        finally:
-            del self._filling[segment]
-            self._wake.set()
-
-    def _can_write(self) -> bool:
-        return any(each.active not in self._filling for each in self._ready)
-
-    async def filled(self) -> None:
-        """Ends the filling of files with zeros; returns when none is being filled."""
-        if self._pausing is not None:
-            self._pausing.cancel()
-        if self._filling:
-            await asyncio.wait(self._filling.values())
+        segment.filled = segment.copied
 
     async def _write_journaled(self, parts: Sequence[Forming]) -> bool:
         """All parts as one record, if that is cheaper than a sync each. False if nothing was done."""
         if len(parts) == 1:
             return False  # one sync either way
+        if self._journal is None and self._sparing is not None:
+            return False  # it is made for those who come later; nobody waits for it now
         entries = []
         total = RECORD_HEADER_SIZE + len(END_OF_RECORDS)
         for part in parts:
@@ -733,11 +751,17 @@ class Committer:
             return True
         try:
             await self._write_record(entries)
+        except ResourcesShort as error:  # nothing was written that the next record does not overwrite
+            for part in parts:
+                part.take_back()
+                self._refuse(part, error)
+            await self._disk_is_full(error)
+            return True
         except (DiskFull, DiskFailed) as failure:
             log.error("journal sync failed", extra={"why": str(failure)})
             try:
-                await self._next_journal(after_failure=True)
-                await self._write_record(entries)
+                await self._patiently(self._next_journal)
+                await self._patiently(lambda: self._write_record(entries))
             except (DiskFull, DiskFailed) as again:
                 raise DiskFailed(JOURNALS, "sync", str(again)) from again
         journal = self._journal
@@ -784,15 +808,14 @@ class Committer:
             old.end if old else 0,
             self._config.journal_bytes,
         )
-        try:
-            await self._begin_spare(header)
-        except DiskFailed as failure:  # nothing mentions it yet
-            if after_failure:
-                raise
-            log.error("journal not made, trying another file", extra={"why": failure.why})
-            await self._begin_spare(header)
+        if self._sparing is not None:
+            await self._sparing
+        if not self._has_spare:
+            await self._make_spare()
+        self._has_spare = False
+        await write_and_sync(self._disk, SPARE_JOURNAL, 0, encode_journal_header(header), END_OF_RECORDS)
         await self._disk.rename(SPARE_JOURNAL, path)
-        await self._disk.sync_directory(JOURNALS)
+        await self._sync_name(JOURNALS)
         self._journals_made += 1
         self._journal = _Journal(path, header)
         if old is not None:
@@ -803,6 +826,17 @@ class Committer:
             await self._make_spare()
         self._has_spare = False
         await write_and_sync(self._disk, SPARE_JOURNAL, 0, encode_journal_header(header), END_OF_RECORDS)
+
+    async def _spare_beside(self) -> None:
+        """Makes it beside the groups; if there is no room, the first group that needs it finds out."""
+        try:
+            await self._make_spare()
+        except DiskFull as error:
+            await self._disk_is_full(error)
+        except Exception as error:
+            self._stop(error)
+        finally:
+            self._sparing = None
 
     async def _make_spare(self) -> None:
         """A file of a journal's size whose every block is allocated, so that no record can find the disk full."""
@@ -818,12 +852,16 @@ class Committer:
 
     # --- copying and emptying journals ---------------------------------------------------------------
 
-    async def _copy(self) -> None:
-        """Writes journaled groups to their segments, unsynced: from now on they can be read there."""
+    async def _copy(self, files_max: int | None = None) -> bool:
+        """Writes journaled groups to their segments, unsynced: from now on they can be read there.
+
+        At most to so many files; true if others are left, and the disk took what it was given.
+        """
         if not self._uncopied:
-            return
-        writes = [Write(segment.path, segment.copied, data) for segment, data in self._uncopied.items()]
-        ends = {segment: segment.end for segment in self._uncopied}
+            return False
+        chosen = dict(itertools.islice(self._uncopied.items(), files_max))
+        writes = [Write(segment.path, segment.copied, data) for segment, data in chosen.items()]
+        ends = {segment: segment.end for segment in chosen}
         results = await self._disk.write(writes, sync=False)
         for (segment, end), result in zip(ends.items(), results, strict=True):
             if isinstance(result, DiskFailed) and not await self._is_gone(segment):
@@ -832,6 +870,7 @@ class Committer:
                 self._forget_copies(segment, end)
             else:
                 await self._disk_is_full(result)  # they stay in memory and in the journal until there is room
+        return bool(self._uncopied) and not any(results)
 
     async def _is_gone(self, segment: SegmentFile) -> bool:
         """Whether its file was removed with its log, or by whoever opened that again; nobody misses its bytes.
@@ -888,7 +927,8 @@ class Committer:
                 await self._disk.remove(journal.path)
             await self._disk.sync_directory(JOURNALS)
             self._has_spare |= keep
-            self._emptied = None
+        except ResourcesShort as error:
+            self._say_short(error)  # the journal stays, or its name does: a restart redoes it, which changes nothing
         except Exception as error:
             self._stop(error)
 
@@ -956,7 +996,7 @@ class Committer:
             self.stopped = LogStopped(str(error) or repr(error))
             log.critical("log stopped", extra={"why": str(error)}, exc_info=not isinstance(error, DanubeError))
             self.when_stopped(self.stopped)
-        for each in [*self._ready, *self._waiting]:
+        for each in [*self._ready, *self._waiting, *self._making]:
             self._refuse_pending(each, self.stopped)
         self._wake.set()
         self._decided.fire()
@@ -991,7 +1031,15 @@ class Committer:
         """How much should be freed now, so that the bound is not met; negative if nothing must."""
         return self.size_bytes - self._bytes_max * NEAR_PERCENT // 100
 
+    def _say_short(self, error: ResourcesShort) -> None:
+        if self._clock.elapsed() - self._said_short >= _SHORT_LINE_SECONDS:
+            self._said_short = self._clock.elapsed()
+            log.error("resources short", extra={"path": error.path, "why": error.why})
+
     async def _disk_is_full(self, error: DiskFull) -> None:
+        if isinstance(error, ResourcesShort):
+            self._say_short(error)  # the disk has room, and other files may well be open
+            return
         if self._full is None:
             log.error("disk full", extra={"path": error.path})
             self._full = error

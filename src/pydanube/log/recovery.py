@@ -268,12 +268,14 @@ async def read_segment_header(disk: Disk, path: str) -> tuple[SegmentHeader, int
 
 
 async def write_segment(disk: Disk, directory: str, header: SegmentHeader, *content: bytes) -> SegmentFile:
-    """Makes a new segment that survives from the moment its name appears.
+    """Makes a new segment that survives from the moment its name appears."""
+    segment = await place_segment(disk, directory, header, *content)
+    await disk.sync_directory(directory)
+    return segment
 
-    Before the rename nothing mentions the file: one that cannot be written or synced is given up for another, once.
-    From the rename on nobody can say whether the name is there after a crash, so the caller must not go on in any
-    other segment. Raises DiskFull if nothing was made, else DiskFailed.
-    """
+
+async def place_segment(disk: Disk, directory: str, header: SegmentHeader, *content: bytes) -> SegmentFile:
+    """A new segment under its name, which the caller syncs. If it raises DiskFull, there is none."""
     path = f"{directory}/{file_name(header.first_offset, header.segment_id)}"
     encoded = encode_segment_header(header)
     temporary = path + TEMPORARY_SUFFIX
@@ -288,10 +290,6 @@ async def write_segment(disk: Disk, directory: str, header: SegmentHeader, *cont
     except DiskFull:
         await disk.remove(temporary)
         raise
-    try:
-        await disk.sync_directory(directory)
-    except DiskFull as error:  # the caller would take it for: nothing was made
-        raise DiskFailed(directory, "sync", str(error)) from error
     start = len(encoded)
     return SegmentFile(path, header, start, start, header.first_offset, 0, start, start, start)
 

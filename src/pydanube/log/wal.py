@@ -661,12 +661,11 @@ class TopicLog:
             return
         self.closed = True
         committer = self._committer
-        while self.pending and committer.stopped is None and self in committer.ready:
+        while self.pending and committer.stopped is None and committer.awaits_turn(self):
             await committer.next_group()
         committer.refuse_pending(self)
         try:
-            if self._changing:  # what it makes is this log's, and ends with it
-                await asyncio.wait(self._changing)
+            await committer.made(self)  # a segment that appeared behind the end would be taken for lost
             if self.active is not None:
                 await committer.settle(self)
             async with self._checkpointing:  # also waits for a truncation that is under way
