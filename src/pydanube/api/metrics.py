@@ -16,6 +16,8 @@ from typing import Final, NamedTuple
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from pydanube.config import open_files
+from pydanube.errors import TooManyConnections
 from pydanube.telemetry import Histogram, Snapshot, Telemetry
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,7 @@ log = logging.getLogger(__name__)
 REQUEST_SIZE_MAX_BYTES: Final = 16 * 1024
 REQUEST_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 60.0
+REFUSED_SECONDS: Final = 0.5  # for one too many to say what it wants, so that it hears why not
 LOOK_SECONDS: Final = 0.1
 STARTING: Final = "the broker is starting"
 REASONS: Final = {
@@ -55,6 +58,8 @@ class MetricsDoor:
         self._server: asyncio.Server | None = None
         self._watching: asyncio.Task[None] | None = None
         self._printing = asyncio.Lock()  # scrapes take turns
+        self._open_files = open_files.current()
+        self._connections = 0
 
     async def open(self, address: str) -> None:
         """Raises OSError."""
@@ -74,11 +79,17 @@ class MetricsDoor:
             await asyncio.gather(self._watching, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
+        too_many = self._connections > self._open_files.http
         try:
-            async with asyncio.timeout(REQUEST_SECONDS):
+            async with asyncio.timeout(REQUEST_SECONDS if not too_many else REFUSED_SECONDS):
                 method, path = _request_line(await reader.readuntil(b"\r\n\r\n"))
             async with asyncio.timeout(ANSWER_SECONDS):
-                answer = await self._answer(method, path)
+                if too_many:
+                    sentence = str(TooManyConnections(self._open_files.http, self._open_files.limit))
+                    answer = Answer.saying(503, sentence)
+                else:
+                    answer = await self._answer(method, path)
                 writer.write(_head(answer))
                 for piece in answer.body if method != "HEAD" else ():
                     writer.write(piece)
@@ -88,6 +99,7 @@ class MetricsDoor:
         except Exception as error:
             log.error("scrape failed", exc_info=error)
         finally:
+            self._connections -= 1
             writer.close()
 
     async def _answer(self, method: str, path: str) -> Answer:

@@ -26,7 +26,7 @@ from pydanube.api.memory import give_back_large_blocks, keep_collections_short
 from pydanube.api.metrics import MetricsDoor
 from pydanube.api.server import Doors, open_metrics
 from pydanube.broker.service import Broker
-from pydanube.config import Config
+from pydanube.config import Config, open_files
 from pydanube.errors import ConfigError, DirectoryInUse
 from pydanube.telemetry import Telemetry
 
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 EXIT_INTERRUPTED: Final = 130
 # One wish to stop may come twice at once: to the process group, and passed on by a parent (make, timeout).
 REPEAT_SECONDS: Final = 0.3
+OPEN_FILES_FEW: Final = 4096  # below, connections and topics cost more than they must
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -98,6 +99,7 @@ def check_ports(config: Config) -> None:
 
 
 async def _serve(config: Config, announce: Callable[[Listening], None], stopping: asyncio.Event) -> None:
+    _take_open_files()
     give_back_large_blocks()
     telemetry = Telemetry()
     metrics = MetricsDoor(telemetry)
@@ -108,6 +110,16 @@ async def _serve(config: Config, announce: Callable[[Listening], None], stopping
             await _serve_on(broker, metrics, announce, stopping)
     finally:
         await metrics.close()
+
+
+def _take_open_files() -> None:
+    """As many as the system allows; says so if that is few."""
+    share = open_files.raise_limit()
+    if share.limit < OPEN_FILES_FEW:
+        log.warning(
+            "few open files",
+            extra={"limit": share.limit, "native": share.native, "grpc": share.grpc, "advice": "raise ulimit -n"},
+        )
 
 
 async def _serve_on(

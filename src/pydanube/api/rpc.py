@@ -30,6 +30,7 @@ from pydanube.telemetry import RpcMetrics, Telemetry
 from pydanube.wire.status import STATUS, Code, Status, Table, cut, status
 
 if TYPE_CHECKING:
+    from pydanube.api.connections import Admission
     from pydanube.api.forward import Forward, Forwarder, ForwardStream
 
 log = logging.getLogger(__name__)
@@ -55,8 +56,9 @@ def handler_of(
     tables: Mapping[str, Table] = {},
     size_max_bytes: Mapping[str, int] = {},
     forwarder: Forwarder | None = None,
+    admission: Admission | None = None,
 ) -> grpc.GenericRpcHandler:
-    """`tables` and `size_max_bytes` are by method, for those that differ."""
+    """`tables` and `size_max_bytes` are by method, for those that differ. `admission`: of the server it is for."""
     methods = {}
     for method in service.methods:
         name = f"{service.name}/{method.name}"
@@ -65,11 +67,17 @@ def handler_of(
         call = getattr(servant, method.name, None)
         if call is not None and method.server_streaming:
             elsewhere = forwarder.stream(method) if forwarder is not None else None
-            make, behaviour = grpc.unary_stream_rpc_method_handler, _stream(name, call, metrics, codes, elsewhere)
+            make, behaviour = (
+                grpc.unary_stream_rpc_method_handler,
+                _stream(name, call, metrics, codes, elsewhere, admission),
+            )
         else:
             call = call or _missing(method, servant)
             forward = forwarder.unary(method) if forwarder is not None else None
-            make, behaviour = grpc.unary_unary_rpc_method_handler, _unary(name, call, metrics, codes, forward)
+            make, behaviour = (
+                grpc.unary_unary_rpc_method_handler,
+                _unary(name, call, metrics, codes, forward, admission),
+            )
         methods[method.name] = make(
             behaviour,
             request_deserializer=_reader(method, size_max_bytes.get(method.name)),
@@ -82,12 +90,19 @@ def handler_of(
 
 
 def _unary(
-    name: str, call: Callable[..., Awaitable[Message]], metrics: RpcMetrics, table: Table, forward: Forward | None
+    name: str,
+    call: Callable[..., Awaitable[Message]],
+    metrics: RpcMetrics,
+    table: Table,
+    forward: Forward | None,
+    admission: Admission | None,
 ) -> Behaviour:
     wants_context = len(inspect.signature(call).parameters) == 2
 
     async def answer(request: Any, context: Any) -> Message:
         try:
+            if admission is not None:
+                admission.check(context.peer())
             if type(request) is Refusal:
                 raise request
             response = await forward(request, context) if forward is not None else None
@@ -102,9 +117,18 @@ def _unary(
     return answer
 
 
-def _stream(name: str, call: Behaviour, metrics: RpcMetrics, table: Table, forward: ForwardStream | None) -> Behaviour:
+def _stream(
+    name: str,
+    call: Behaviour,
+    metrics: RpcMetrics,
+    table: Table,
+    forward: ForwardStream | None,
+    admission: Admission | None,
+) -> Behaviour:
     async def answer(request: Any, context: Any) -> None:
         try:
+            if admission is not None:
+                admission.check(context.peer())
             if type(request) is Refusal:
                 raise request
             if forward is None or not await forward(request, context):

@@ -24,6 +24,7 @@ import grpc
 from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
 
 from pydanube.api import grpc_admin, grpc_cluster, grpc_data, grpc_ours, grpc_storage
+from pydanube.api.connections import Admission
 from pydanube.api.forward import Forwarder
 from pydanube.api.metrics import STARTING, MetricsDoor
 from pydanube.api.peers import Peers, PeerService
@@ -32,7 +33,7 @@ from pydanube.api.stream import StreamDoor
 from pydanube.api.tls import server_context
 from pydanube.broker.service import Broker
 from pydanube.cluster.cluster import Cluster
-from pydanube.config import reachable
+from pydanube.config import open_files, reachable
 from pydanube.core.lifecycle import Mode, serve_until
 from pydanube.errors import ConfigError
 from pydanube.telemetry import ClusterNow
@@ -68,8 +69,11 @@ class Doors:
 
     def __init__(self, broker: Broker, metrics: MetricsDoor | None = None) -> None:
         self._broker = broker
-        self._client = grpc.aio.server(options=OPTIONS)
-        self._admin = grpc.aio.server(options=OPTIONS)
+        share = open_files.current()
+        self._clients = Admission(share.grpc, share.limit)
+        self._admins = Admission(share.admin, share.limit)
+        self._client = grpc.aio.server(options=(*OPTIONS, self._clients.option))
+        self._admin = grpc.aio.server(options=(*OPTIONS, self._admins.option))
         self._metrics = metrics or MetricsDoor(broker.telemetry)
         self._stream = StreamDoor(broker)
         self._peers = Peers(broker)
@@ -123,6 +127,9 @@ class Doors:
         self._metrics.not_ready = self._not_ready
         self.admin_addr = _listen("--admin-addr", self._admin, addresses.admin_addr)
         self.client_addr = _listen("--broker-addr", self._client, addresses.client_addr)
+        self._admins.port, self._clients.port = (
+            int(address.rpartition(":")[2]) for address in (self.admin_addr, self.client_addr)
+        )
         self.stream_addr = await self._listen_stream("--stream-addr", addresses.stream_addr)
         self._tell()
         await self._admin.start()
@@ -156,6 +163,7 @@ class Doors:
             grpc_data.ProducerService(broker),
             telemetry,
             tables={"SendMessage": SEND},
+            admission=self._clients,
             size_max_bytes={"SendMessage": grpc_data.MESSAGE_SIZE_MAX_BYTES},
         )
         consumers = handler_of(
@@ -163,15 +171,18 @@ class Doors:
             grpc_data.ConsumerService(broker),
             telemetry,
             tables={"ReceiveMessages": RECEIVE},
+            admission=self._clients,
         )
         schemas = handler_of(registry, grpc_data.SchemaRegistry(), telemetry)
         self._client.add_generic_rpc_handlers(
             (
                 producers,
                 consumers,
-                handler_of(api["Discovery"], grpc_data.Discovery(broker), telemetry),
-                handler_of(api["HealthCheck"], grpc_data.HealthCheck(broker), telemetry),
-                handler_of(api["StorageService"], grpc_storage.StorageService(broker), telemetry),
+                handler_of(api["Discovery"], grpc_data.Discovery(broker), telemetry, admission=self._clients),
+                handler_of(api["HealthCheck"], grpc_data.HealthCheck(broker), telemetry, admission=self._clients),
+                handler_of(
+                    api["StorageService"], grpc_storage.StorageService(broker), telemetry, admission=self._clients
+                ),
                 schemas,
             )
         )
@@ -187,7 +198,7 @@ class Doors:
             _services(peers_pb2.DESCRIPTOR)["Peers"]: PeerService(broker),
         }
         handlers = [
-            handler_of(service, servant, telemetry, table=ADMIN, forwarder=forwarder)
+            handler_of(service, servant, telemetry, table=ADMIN, forwarder=forwarder, admission=self._admins)
             for service, servant in servants.items()
         ]
         self._admin.add_generic_rpc_handlers((*handlers, schemas))

@@ -32,6 +32,7 @@ from pydanube.broker.outbox import DeliveredBatch
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
+from pydanube.config import open_files
 from pydanube.config.stream import StreamLimits
 from pydanube.core.roster import Permits
 from pydanube.errors import (
@@ -44,6 +45,7 @@ from pydanube.errors import (
     ProducerUnknown,
     ProtocolViolation,
     SubscriptionBusy,
+    TooManyConnections,
 )
 from pydanube.log.batch import Batch, cut, messages, parse
 from pydanube.ports import Buffer
@@ -81,6 +83,7 @@ class StreamDoor:
     def __init__(self, broker: Broker, limits: StreamLimits | None = None) -> None:
         self.broker = broker
         self.limits = limits or broker.config.stream.limits
+        self.open_files = open_files.current()
         self.connections: set[Connection] = set()
         self.closing = False
         self._server: asyncio.Server | None = None
@@ -163,6 +166,8 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         elif len(self._door.connections) >= self.limits.connections:
             self.fail(LimitReached("connections", self.limits.connections))
+        elif len(self._door.connections) >= self._door.open_files.native:
+            self.fail(TooManyConnections(self._door.open_files.native, self._door.open_files.limit))
         else:
             self._door.connections.add(self)
 

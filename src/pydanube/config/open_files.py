@@ -1,7 +1,7 @@
 """Open files: how many this process may have, and who in it may have how many.
 
     limit │ rest              │ files of the log │ native │ gRPC  │ admin │ HTTP │
-          │ an eighth, 64 and │ a fourth         │ of what is left: a half, a    │
+          │ an eighth, 80 and │ a fourth         │ of what is left: a half, a    │
           │ more              │                  │ third, a ninth, the rest      │
 
 A socket is an open file too, so without bounds a flood of connections takes away what the log needs to open a segment.
@@ -16,7 +16,7 @@ import contextlib
 import resource
 from typing import Final, NamedTuple
 
-REST_MIN: Final = 64
+REST_MIN: Final = 80
 FILES_MIN, FILES_MAX = 16, 16_384
 # A limit "without limit" is not taken by its word: some programs close every number up to it when they start others.
 LIMIT_MAX: Final = 1 << 20

@@ -55,6 +55,8 @@ class Database:
         try:
             # Exclusive before the first access: no second process, and no shared-memory file beside ours.
             self._sql.execute("PRAGMA locking_mode = EXCLUSIVE")
+            # What a savepoint may have to take back is kept in memory: a file that cannot be opened would end it all.
+            self._sql.execute("PRAGMA temp_store = MEMORY")
             self._check_format()
             self._sql.execute("PRAGMA journal_mode = WAL")
             self._sql.execute("PRAGMA synchronous = FULL")

@@ -11,6 +11,7 @@ from typing import Final
 
 import uvicorn
 
+from pydanube.config import open_files
 from pydanube.web.app import WebSettings, web_admin
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ async def serving(
                 log_level="warning",
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=CONNECTIONS_MAX,
+                limit_concurrency=min(CONNECTIONS_MAX, open_files.current().http + 1),  # it counts the one that asks
                 timeout_graceful_shutdown=CLOSE_SECONDS,
             )
             server = _Server(config)
