@@ -117,6 +117,10 @@ soak: setup-test ## The same for MINUTES (60), with random faults from SEED
 bench-log: setup ## Measure the log beside the raw disk, in one table
 	@$(PYTHON_IN_VENV) bench/log.py
 
+.PHONY: bench-cold
+bench-cold: setup ## Measure what a busy topic notices of 300 topics that get their first message
+	@$(PYTHON_IN_VENV) bench/cold_topics.py
+
 .PHONY: bench-lag
 bench-lag: setup ## Measure delivery by notification and by heartbeat, and idle subscriptions
 	@$(PYTHON_IN_VENV) bench/lag.py

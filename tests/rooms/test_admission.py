@@ -66,7 +66,7 @@ def test_a_look_is_not_repeated_at_once() -> None:
     assert town.call(admission, 1) and not town.call(admission, 2)
     looks = town.looks
     for _ in range(100):
-        with pytest.raises(TooManyConnections, match="at most 1 connections here.*open files is 256.*ulimit"):
+        with pytest.raises(TooManyConnections, match=r"at most 1 connections here.*open files is 256.*ulimit"):
             admission.check("ipv4:10.0.0.1:3")
     assert town.looks <= looks + 1
 

@@ -100,7 +100,9 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "storage.local_retention.size_mb": Meaning("Of each topic: what is uploaded and beyond this size leaves the disk."),
     "storage.local_retention.check_interval_minutes": Meaning("How often both kinds of retention are looked at."),
     "storage.wal.rotation.max_bytes": Meaning("A segment file is closed at this size."),
-    "storage.wal.rotation.max_hours": Meaning("Or at this age."),
+    "storage.wal.rotation.max_hours": Meaning(
+        "Or at this age; each topic up to a fifth earlier, so that they do not all do it at once."
+    ),
     "storage.wal.max_mb": Meaning(
         "Of all topics' segments: publishes are refused until something was uploaded. 0: the disk is the bound."
     ),
