@@ -298,9 +298,12 @@ async def test_journals_are_emptied_into_the_segments_and_used_again() -> None:
     machine = Machine()
     wal = await machine.boot(journal_bytes=8192, copy_bytes=4096)
     logs = await topics(wal, 4)
+    for log in logs:
+        await log.prepare()
     for n in range(20):
         await append_together(logs, f"{n}")
         assert len(machine.files("journal/")) <= 3
+        await settle()
     assert wal.committer.journaled_groups == 20
     await wal.close()
     assert machine.files("journal/") == []

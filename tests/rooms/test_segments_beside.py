@@ -146,6 +146,31 @@ async def test_the_file_of_the_commit_journal_is_made_beside_the_commits() -> No
 
 
 @simulated
+async def test_nobody_waits_while_the_journal_before_is_emptied() -> None:
+    machine = Machine()
+    wal = await machine.boot(journal_bytes=8192)
+    logs = await cold_topics(wal, 6)
+    await asyncio.gather(*(log.prepare() for log in logs))
+    expected = []
+    machine.disk.hold_syncs(".wal")  # of the files that the first journal vouches for
+    for number in range(12):
+        futures = [log.submit(batch(f"{number}".ljust(200, "x"), topic=log.topic)) for log in logs[:2]]
+        await settle()
+        if not all(future.done() for future in futures):
+            break
+        expected.append(f"{number}".ljust(200, "x"))
+    retiring = wal.committer._retiring
+    assert retiring is not None and not retiring.done(), "a journal was full, and its files cannot be synced"
+    machine.disk.release_syncs()
+    machine.disk.hold_syncs("cold5")
+    await asyncio.gather(*futures)
+    assert len(expected) > 3
+    machine.disk.release_syncs()
+    for log in logs[:2]:
+        assert list((await contents(log)).values())[: len(expected)] == expected
+
+
+@simulated
 async def test_topics_that_were_opened_together_roll_at_different_times() -> None:
     machine = Machine()
     wal = await machine.boot(segment_seconds=1000.0)

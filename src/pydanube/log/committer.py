@@ -740,8 +740,11 @@ class Committer:
             total += group.length + entry_size(segment.path)
         if (len(parts) - 1) * SYNC_COST_BYTES <= total or total + JOURNAL_HEADER_SIZE > self._config.journal_bytes:
             return False
+        is_full = self._journal is not None and self._journal.end + total > self._config.journal_bytes
+        if is_full and self._retiring is not None and not self._retiring.done():
+            return False  # the one before waits for the syncs of all its files; these few do not wait for that
         try:
-            if self._journal is None or self._journal.end + total > self._config.journal_bytes:
+            if self._journal is None or is_full:
                 await self._next_journal()
         except DiskFull as error:
             for part in parts:
