@@ -474,6 +474,20 @@ async def test_a_connection_beyond_the_limit_is_told_so_and_closed() -> None:
 
 
 @simulated
+async def test_a_connection_beyond_what_the_limit_of_open_files_leaves_is_told_to_come_again() -> None:
+    door = await opened_door()
+    door.open_files = door.open_files._replace(limit=256, native=2)
+    other, second = await bystander(door), await Peer.greeted(door)
+    third = Peer(door)
+    assert third.error.code == pb.UNAVAILABLE and third.error.retryable and third.is_closed
+    assert "at most 2 connections here, because its limit of open files is 256" in third.error.sentence
+    assert await notices_nothing(other)
+    second.transport.abort()
+    await settle()
+    await Peer.greeted(door)
+
+
+@simulated
 async def test_a_peer_opens_as_many_producers_and_consumers_as_it_may() -> None:
     door = await opened_door(handles=2)
     peer = await Peer.greeted(door)
