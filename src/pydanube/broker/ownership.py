@@ -322,6 +322,13 @@ class Reservation:
 
     `need` is called with every publish and never waits; the log holds back what lies beyond until the store has
     confirmed more. A store that does not answer is asked again: publishes wait, nothing is lost.
+
+        extend: lock ─► store the larger end ─► confirmed ─► the log may give out more ─► unlock
+        rest:   lock ─► the log gives out nothing beyond its head ─► group in flight decided ─► store the head ─► unlock
+
+    Invariant, at every await: the log's reserved end is not above `confirmed_end`, nor is that above what the store has
+    (or the log's head is its reserved end, and it gives out nothing). So the log's end grows after the store's and
+    shrinks before it, and from the first of the two to the second nobody else changes either: `_storing` is held.
     """
 
     def __init__(
@@ -335,8 +342,10 @@ class Reservation:
         self._extending: asyncio.Task[None] | None = None
         self._needed_end = 0
         self._since = (clock.elapsed(), topic_log.head)
+        # The store has at least this, whatever becomes of writes that were not answered.
+        self.confirmed_end = reserved_end or 0
         # What an earlier epoch had reserved is still in the store and still holds, but our log begins at its head.
-        topic_log.reserve(max(reserved_end or 0, topic_log.head))
+        self._allow(max(self.confirmed_end, topic_log.head))
 
     def need(self, rows: int) -> None:
         """So many more offsets are about to be asked for."""
@@ -348,34 +357,42 @@ class Reservation:
 
     async def _extend(self) -> None:
         try:
-            while (end := self._wanted()) is not None:
+            while True:
                 try:
-                    await self._store(end)
+                    async with self._storing:
+                        end = self._wanted()
+                        if end is None:
+                            return
+                        await self._store(end)
+                        self._allow(end)
                 except OwnershipLost:
-                    return  # whoever owns the topic now closes it here
+                    return  # `Ownership` has told whoever closes the topic here
                 except Unavailable as error:
                     log.warning("reservation delayed", extra={"topic": self._ownership.topic, "why": str(error)})
                     await self._clock.sleep(RETRY_SECONDS)
-                    continue
-                self._log.reserve(end)
         finally:
             self._extending = None
 
+    def _allow(self, end: int) -> None:
+        assert end <= max(self.confirmed_end, self._log.head), "offsets beyond what the store has confirmed"
+        self._log.reserve(end)
+
     async def _store(self, end: int) -> None:
         """Replaces the stored value, and no other than the one we know: a write of ours whose answer was lost may come
-        late, and must not put an older end behind a newer one.
+        late, and must not put an older end behind a newer one. Only with `_storing`.
         """
         key = keys.reserve(self._ownership.topic)
-        async with self._storing:
-            while True:
-                if self._revision is None:
-                    item = await self._ownership.get(key)
-                    self._revision = item.revision if item else 0
-                revision, self._revision = self._revision, None
-                put = Put(key, reserve_to_bytes(end))
-                self._revision = await self._ownership.write_if([Compare(key, revision)], [put])
-                if self._revision is not None:
-                    return
+        self.confirmed_end = min(self.confirmed_end, end)  # it may be done and not answered
+        while True:
+            if self._revision is None:
+                item = await self._ownership.get(key)
+                self._revision = item.revision if item else 0
+            revision, self._revision = self._revision, None
+            put = Put(key, reserve_to_bytes(end))
+            self._revision = await self._ownership.write_if([Compare(key, revision)], [put])
+            if self._revision is not None:
+                self.confirmed_end = end
+                return
 
     def _wanted(self) -> int | None:
         at, head = self._since
@@ -385,6 +402,15 @@ class Reservation:
         self._needed_end = max(self._needed_end, self._log.head)
         return next_reservation(self._log.head, self._log.reserved_end or 0, self._needed_end, rate)
 
+    @property
+    def has_doubt(self) -> bool:
+        """Whether the store has, or may have, more than the log has given out."""
+        return self.confirmed_end > self._log.head or self._revision is None
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._extending is not None or bool(self._log.pending)
+
     async def stop(self) -> None:
         """No more is reserved."""
         if self._extending is not None:
@@ -392,20 +418,27 @@ class Reservation:
             await asyncio.gather(self._extending, return_exceptions=True)
 
     async def rest(self) -> None:
-        """The topic is idle: the reservation ends at the head. Whoever publishes meanwhile waits a moment."""
-        await self.stop()
-        try:
-            self._log.reserve(self._log.head)  # from now on nothing is given out beyond it
-            await self._log.settled()  # but a group that was formed before may still become the head
-            self._log.reserve(self._log.head)
-            await self._store(self._log.head)
-        finally:
-            if self._log.pending:
-                self.need(0)
+        """The topic is idle: the reservation ends at the head. Whoever publishes meanwhile waits a moment; if somebody
+        waits already, it is not idle.
+        """
+        if self._is_wanted:
+            return
+        async with self._storing:
+            if self._is_wanted:
+                return
+            try:
+                self._allow(self._log.head)  # from now on nothing is given out beyond it
+                await self._log.settled()  # but a group that was formed before may still become the head
+                self._allow(self._log.head)
+                await self._store(self._log.head)
+            finally:
+                if self._log.pending:
+                    self.need(0)
 
     async def shrink(self) -> None:
         """The topic's log is closed: the reservation ends at the head, so nothing is left in doubt."""
         await self.stop()
-        if (self._log.reserved_end or 0) > self._log.head:
-            self._log.reserve(self._log.head)
-            await self._store(self._log.head)
+        async with self._storing:
+            if self.has_doubt:
+                self._allow(self._log.head)
+                await self._store(self._log.head)

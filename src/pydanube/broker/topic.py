@@ -206,7 +206,14 @@ class Topic:
     @property
     def has_doubt(self) -> bool:
         """Whether a crash now would leave offsets of which nobody else can tell what they hold."""
-        return (self.log.reserved_end or 0) > self.log.head
+        return self._reservation.has_doubt
+
+    @property
+    def confirmed_end(self) -> int:
+        """The store's reservation ends here or beyond, whatever was not answered: every offset that is given out lies
+        below it. For whoever checks that.
+        """
+        return self._reservation.confirmed_end
 
     async def rest(self) -> None:
         """Nothing was published for a while: if everything is in the object store, nothing stays reserved."""
