@@ -1,4 +1,4 @@
-"""What the log may give out beside what the store has confirmed: an idle topic's reservation shrinks, a publish extends it.
+"""What the log may give out, and what the store has confirmed: idle topics give offsets back, publishes ask for more.
 
 Whatever the order: every offset that is acknowledged lies below the stored end in that moment, so that the next owner,
 who begins at the stored end, gives it to nobody else.

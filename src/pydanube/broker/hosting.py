@@ -172,6 +172,9 @@ class Hosting:
             return marker.to == self._broker_id and not marker.error
         return self.cluster.host_of(topic) == self._broker_id and topic not in self._topics.unopened
 
+    def is_assigned_here(self, topic: TopicName) -> bool:
+        return self.cluster.host_of(topic) == self._broker_id
+
     async def hosted(self, topic: TopicName, timeout_seconds: float) -> BrokerId:
         return await self.cluster.requests.hosted(topic, timeout_seconds=timeout_seconds)
 

@@ -13,6 +13,7 @@ import json
 import logging
 from base64 import b64decode
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from pydanube.broker.fanout import FanoutTopic
@@ -24,7 +25,7 @@ from pydanube.broker.tiering import Carried, Tiering
 from pydanube.broker.topic import Defaults, Storage, Topic
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.ownership import Start, next_reservation
+from pydanube.core.ownership import Owner, Start, next_reservation
 from pydanube.core.policies import Delivery, TopicPolicy, effective
 from pydanube.core.sessions import Sessions
 from pydanube.core.tiers import Retention, TierConfig
@@ -67,6 +68,14 @@ class Rooms(NamedTuple):
     cloud: Cloud | None = None
 
 
+class Take(Enum):
+    """Whose topic a claim may take."""
+
+    OWN = "own"  # what the store says is this broker's, and nothing else
+    NOBODYS = "nobody's"  # what was let go, or never had an owner
+    ANYBODYS = "anybody's"  # also what another broker owns: it was declared dead, or there is none
+
+
 class Member(Protocol):
     """This broker as a part of its cluster, as far as a claim is concerned."""
 
@@ -99,11 +108,12 @@ class Opener:
         owner_revision: int | None = None,
         marker_revision: int | None = None,
         *,
-        from_anybody: bool = True,
+        session: int | None = None,
+        take: Take = Take.ANYBODYS,
         is_awaited: Callable[[], bool] = lambda: False,
     ) -> AnyTopic:
-        """Claims the topic and opens it. Raises Conflict if owner or marker is not what it was, or if somebody owns the
-        topic and it is not to be taken `from_anybody`; TopicUnknown.
+        """Claims the topic and opens it. Raises Conflict if owner or marker is not what it was, if the topic is not
+        one to `take`, or if this broker's `session` is another by the time of the claim; TopicUnknown.
         """
         # At once: clients wait for a topic that moves, and each of these is a way to a majority and back.
         try:
@@ -121,8 +131,7 @@ class Opener:
             raise TopicUnknown(name)
         policy = effective(json.loads(own.value) if own else None, json.loads(shared.value) if shared else None)
         schema_subject = json.loads(subject.value) if subject else None
-        is_nobodys = seen.owner is None or seen.owner.released or seen.owner.deleted
-        if (owner_revision is not None and seen.revision != owner_revision) or not (is_nobodys or from_anybody):
+        if (owner_revision is not None and seen.revision != owner_revision) or not self._may_take(seen.owner, take):
             raise Conflict(keys.owner(name))
         # The marker said before this was read that nobody owns the topic, and only an owner changes it; if one came or
         # comes before us, our claim is refused, for the marker is gone. So it need not be read again afterwards. Of a
@@ -131,16 +140,24 @@ class Opener:
         await self.remove_older(name, seen, seen.epoch - 1)
         topic: AnyTopic
         if Delivery(json.loads(kind.value)) is Delivery.NON_RELIABLE:
-            ownership = await self._claim(name, seen, 0, member, marker_revision)
+            ownership = await self._claim(name, seen, 0, member, session, marker_revision)
             services, telemetry = self._rooms.services, self._rooms.telemetry
             topic = FanoutTopic(name, ownership, self._metadata, services, telemetry, policy, schema_subject)
         else:
             topic = await self._reliable(
-                name, seen, member, marker_revision, policy, schema_subject, is_stable=is_stable, is_awaited=is_awaited
+                name,
+                seen,
+                member,
+                session,
+                marker_revision,
+                policy,
+                schema_subject,
+                is_stable=is_stable,
+                is_awaited=is_awaited,
             )
         try:
             await topic.open(below if is_stable else None)
-        except BaseException:  # also if who asked has left: the next try opens everything anew
+        except Exception:  # the next try opens everything anew
             await topic.close("it could not be opened", owned=False)
             raise
         self._unused.pop(name, None)
@@ -151,6 +168,7 @@ class Opener:
         name: TopicName,
         seen: Claimable,
         member: Member | None,
+        session: int | None,
         marker_revision: int | None,
         policy: TopicPolicy,
         schema_subject: str | None,
@@ -166,12 +184,12 @@ class Opener:
                 unproven_from = None
             head, reserved = topic_log.head, (seen.reserved_end, seen.reserve_revision)
             more = next_reservation(head, seen.reserved_end or 0, head + 1, 0.0) if is_awaited() else None
-            ownership = await self._claim(name, seen, head, member, marker_revision, unproven_from, more)
+            ownership = await self._claim(name, seen, head, member, session, marker_revision, unproven_from, more)
             if more is not None:  # somebody is about to publish
                 reserved = more, ownership.revision
                 self._prepare(topic_log)
             storage = await self._storage(name, ownership, seen.items if is_stable else None)
-        except BaseException:
+        except Exception:
             await topic_log.close()
             raise
         reservation = Reservation(ownership, topic_log, rooms.services.clock, *reserved)
@@ -253,14 +271,18 @@ class Opener:
         seen: Claimable,
         start: int,
         member: Member | None,
+        expected_session: int | None,
         marker_revision: int | None,
         unproven_from: int | None = None,
         reserve_end: int | None = None,
     ) -> Ownership:
+        # The registration that is compared is the one of the session that is written, and of no other.
         compares = [] if member is None else [member.registered]
+        session = self._rooms.session if member is None else member.session
+        if expected_session is not None and session != expected_session:
+            raise Conflict(keys.registration(self._rooms.broker_id))
         if marker_revision is not None:
             compares.append(Compare(keys.unassigned(name), marker_revision))
-        session = self._rooms.session if member is None else member.session
         self._unused.setdefault(name, set()).add((seen.epoch, session))
         return await Ownership.claim(
             self._metadata,
@@ -273,6 +295,12 @@ class Opener:
             unproven_from=unproven_from,
             reserve_end=reserve_end,
         )
+
+    def _may_take(self, owner: Owner | None, take: Take) -> bool:
+        is_nobodys = owner is None or owner.released or owner.deleted
+        if take is Take.OWN:
+            return owner is not None and not is_nobodys and owner.broker_id == self._rooms.broker_id
+        return is_nobodys or take is Take.ANYBODYS
 
     def _settled(self, name: TopicName, seen: Claimable) -> Claimable:
         """If this process owns the topic by a claim that came to nothing, it has given out nothing: it begins where

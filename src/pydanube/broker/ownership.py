@@ -1,14 +1,15 @@
 """One topic's claim in the metadata store, and every write that rests on it.
 
 `Ownership.write` is the only way anything about an owned topic is written: it compares the owner key, so a broker
-that lost the topic changes nothing and learns it (`OwnershipLost`).
+that lost the topic changes nothing and learns it (`OwnershipLost`). Whoever is refused first, `when_lost` is called: a
+topic that another broker has is closed here, also if nobody awaits what was refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from pydanube.core import keys
@@ -150,6 +151,7 @@ class Ownership:
         "since_offset",
         "start",
         "topic",
+        "when_lost",
     )
 
     def __init__(self, metadata: MetadataStore, topic: TopicName, owner: Owner, revision: int) -> None:
@@ -163,6 +165,7 @@ class Ownership:
         self.created = owner.created
         self.since, self.since_offset = owner.since, owner.since_offset
         self.revision = revision
+        self.when_lost: Callable[[], None] = lambda: None  # never waits; may be called more than once
 
     @classmethod
     async def claim(
@@ -284,7 +287,7 @@ class Ownership:
             return True
         if await self._was_released():
             return False
-        raise OwnershipLost(self.topic)
+        raise self._lost()
 
     async def _transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> int | None:
         """If the topic is ours and `compares` hold. The revision may be that of a `reassert` whose answer was lost."""
@@ -304,7 +307,7 @@ class Ownership:
     async def write(self, operations: Sequence[Put | Delete]) -> None:
         """All of them, or none and OwnershipLost."""
         if await self._transact([], operations) is None:
-            raise OwnershipLost(self.topic)
+            raise self._lost()
 
     async def write_if(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> int | None:
         """All of them if `compares` hold too; the revision, or None. OwnershipLost if the topic is not ours."""
@@ -315,6 +318,15 @@ class Ownership:
 
     async def get(self, key: str) -> Item | None:
         return await self._metadata.get(key)
+
+    async def is_ours(self) -> bool:
+        """What the owner key says now."""
+        item = await self._metadata.get(keys.owner(self.topic))
+        return item is not None and item.value == self._value
+
+    def _lost(self) -> OwnershipLost:
+        self.when_lost()
+        return OwnershipLost(self.topic)
 
 
 class Reservation:
@@ -407,7 +419,6 @@ class Reservation:
         """Whether the store has, or may have, more than the log has given out."""
         return self.confirmed_end > self._log.head or self._revision is None
 
-    @property
     def _is_wanted(self) -> bool:
         return self._extending is not None or bool(self._log.pending)
 
@@ -421,10 +432,10 @@ class Reservation:
         """The topic is idle: the reservation ends at the head. Whoever publishes meanwhile waits a moment; if somebody
         waits already, it is not idle.
         """
-        if self._is_wanted:
+        if self._is_wanted():
             return
         async with self._storing:
-            if self._is_wanted:
+            if self._is_wanted():
                 return
             try:
                 self._allow(self._log.head)  # from now on nothing is given out beyond it

@@ -196,12 +196,17 @@ class Broker:
         self._spawn(self.cursors.run(), "cursors")
         self._spawn(self.topics.reap(), "reap")
         self._spawn(self.topics.rest(), "rest")
+        self._spawn(self.topics.sweep(), "sweep")
         if self.cloud is not None:
             self._spawn(self.cloud.tiering.run(), "tiering")
         if config.mode == "cluster":
             await self._join(metadata)
         await self.topics.bootstrap_namespaces(config.broker.bootstrap_namespaces, config.policies)
-        await self.topics.load_all(None if self.cluster is None else await self.cluster.own_topics())
+        if self.cluster is None:
+            await self.topics.load_all()
+        else:
+            session = self.cluster.session  # before the list: what is listed for another is not claimed
+            await self.topics.load_all(await self.cluster.own_topics(), session)
         if self.cluster is not None and self.cloud is not None:
             rescuer = Rescuer(
                 self.broker_id,

@@ -28,7 +28,7 @@ from pydanube.broker.members import (
     remove_below,
 )
 from pydanube.broker.moving import LastSnapshots, Phases, release_fanout, seal
-from pydanube.broker.opening import AnyTopic, Member, Opener, Rooms
+from pydanube.broker.opening import AnyTopic, Member, Opener, Rooms, Take
 from pydanube.broker.ownership import look
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
@@ -53,6 +53,7 @@ from pydanube.errors import (
     Refused,
     TopicExists,
     TopicUnknown,
+    Unavailable,
 )
 from pydanube.log.batch import Envelope
 from pydanube.log.layout import epoch_directory, topic_directory
@@ -69,6 +70,7 @@ PARTITIONS_MAX: Final = 10_000
 HOSTED_SECONDS: Final = 5.0  # how long whoever makes a topic waits until a broker has it
 REAP_SECONDS: Final = 300.0
 REST_SECONDS: Final = 10.0
+SWEEP_SECONDS: Final = 3.0  # how often to look for topics that are open here and another broker's
 ARRIVAL_SECONDS: Final = 2.0  # how long a request waits for a topic that is on its way here
 ARRIVAL_LOOK_SECONDS: Final = 0.05
 
@@ -89,6 +91,10 @@ class Elsewhere(Member, Protocol):
 
     def expects(self, topic: TopicName) -> bool:
         """Whether the topic, which is not open here, is on its way to this broker."""
+        ...
+
+    def is_assigned_here(self, topic: TopicName) -> bool:
+        """Whether the topic is this broker's, as far as this broker has heard."""
         ...
 
     async def hosted(self, topic: TopicName, timeout_seconds: float) -> BrokerId:
@@ -132,6 +138,9 @@ class Topics:
         self._opening: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()  # held or waited for
         self._closing: str = ""
         self._arrived = asyncio.Event()  # set, and replaced, whenever a topic was claimed and is open
+        self._losses = 0  # how often everything was lost: what was begun before counts for nothing
+        self._doubting: dict[AnyTopic, asyncio.Task[None]] = {}  # open, and perhaps another broker's
+        self._doubted: dict[AnyTopic, None] = {}  # of them, those of which the store did not say whose they are
         self._awaited: Counter[TopicName] = Counter()  # topics on their way, and how many requests wait for each
         self.elsewhere: Elsewhere | None = None  # set once, before anything is opened
         self.remote: Remote | None = None  # set once, when there is a way to other brokers
@@ -340,13 +349,20 @@ class Topics:
     def _session(self) -> int:
         return self._rooms.session if self.elsewhere is None else self.elsewhere.session
 
-    async def load_all(self, names: Sequence[TopicName] | None = None) -> None:
-        """Opens these, or everything that exists. One that cannot be opened is reported and the others are served."""
+    async def load_all(self, names: Sequence[TopicName] | None = None, session: int | None = None) -> None:
+        """Opens these, or everything that exists. One that cannot be opened is reported and the others are served.
+
+        In a cluster these are what was this broker's in its `session`: the rest of them is not claimed once it was
+        declared dead, and what somebody else has by now never is.
+        """
         if names is None:
             names = await self.names()
-        results = await gather_bounded([lambda name=name: self._load(name) for name in names])
+        results = await gather_bounded([lambda name=name: self._load(name, session) for name in names])
         for name, result in zip(names, results, strict=True):
-            if isinstance(result, DanubeError):
+            if isinstance(result, Conflict) and self.elsewhere is not None:
+                # It is another broker's; or if it is ours, it is claimed again like any other that we do not serve.
+                log.warning("topic not claimed", extra={"topic": name, "why": str(result)})
+            elif isinstance(result, DanubeError):
                 self.unopened[name] = str(result)
                 log.error("topic not opened", extra={"topic": name, "why": str(result)})
             elif isinstance(result, BaseException):
@@ -359,6 +375,8 @@ class Topics:
         for result in await gather_bounded([lambda topic=topic: topic.close(why) for topic in topics]):
             if isinstance(result, BaseException):
                 log.error("topic not closed", extra={"why": str(result)})
+        if self._doubting:
+            await asyncio.gather(*self._doubting.values(), return_exceptions=True)
         await self._snapshots.finish()
 
     async def claim(
@@ -372,22 +390,55 @@ class Topics:
         """Opens a topic that the cluster gave to this broker. Raises Conflict if owner or marker is not what it was, or
         if somebody owns the topic and it is not to be taken `from_anybody`.
         """
+        session = self._session
         async with self._lock(name):
             if name in self._open:
                 raise Conflict(keys.owner(name))
-            if self._closing:
-                raise NotServed(name, self._closing)
-            self._open[name] = await self._opener.open(
+            await self._claim(
                 name,
-                self.elsewhere,
                 owner_revision,
                 marker_revision,
-                from_anybody=from_anybody,
-                is_awaited=lambda: name in self._awaited,
+                session=session,
+                take=Take.ANYBODYS if from_anybody else Take.NOBODYS,
             )
-            self.unopened.pop(name, None)
             self._arrived.set()
             self._arrived = asyncio.Event()
+
+    async def _claim(
+        self,
+        name: TopicName,
+        owner_revision: int | None = None,
+        marker_revision: int | None = None,
+        *,
+        session: int | None,
+        take: Take,
+    ) -> AnyTopic:
+        """Claims and opens; with the topic's lock. What ends behind `lose_all` is closed again: others have it."""
+        self._check_not_closing(name)
+        losses = self._losses
+        topic = await self._opener.open(
+            name,
+            self.elsewhere,
+            owner_revision,
+            marker_revision,
+            session=session,
+            take=take,
+            is_awaited=lambda: name in self._awaited,
+        )
+        if self._closing:
+            await topic.close(self._closing)
+            self._check_not_closing(name)
+        if losses != self._losses or (session is not None and session != self._session):
+            await topic.close("this broker was declared lost while it claimed the topic", owned=False)
+            raise Conflict(keys.registration(self._rooms.broker_id))
+        self._open[name] = topic
+        self.unopened.pop(name, None)
+        topic.ownership.when_lost = lambda: self._doubt(topic)
+        return topic
+
+    def _check_not_closing(self, name: TopicName) -> None:
+        if self._closing:
+            raise NotServed(name, self._closing)
 
     async def let_go(self, name: TopicName, marker: bytes, moved_to: str, phases: Phases | None = None) -> Phases:
         """Moves a topic away: sealed, released, closed, its files removed. Raises MoveFailed if it stays.
@@ -451,12 +502,62 @@ class Topics:
 
     async def lose_all(self, why: str) -> None:
         """Others have, or will have, our topics: closes them and writes nothing. Their files stay."""
+        self._losses += 1  # a claim that is under way closes what it opens
+        self.unopened.clear()
         topics = list(self._open.values())
         self._open.clear()
         closing = [lambda topic=topic: topic.close(why, owned=False) for topic in topics]
         for result in await gather_bounded(closing):
             if isinstance(result, BaseException):
                 log.error("topic not closed", extra={"why": str(result)})
+
+    async def sweep(self) -> None:
+        """Closes topics that are open here and that the store gives to another broker, until cancelled.
+
+        The first write that is refused finds such a topic at once; this finds those about which nothing is written.
+        """
+        clock = self._rooms.services.clock
+        before: set[TopicName] = set()
+        while True:
+            await clock.sleep(SWEEP_SECONDS)
+            doubted, self._doubted = self._doubted, {}
+            # Twice in a row: of a topic that was just claimed, the assignment may not have been heard of yet.
+            strange = {name for name in self._open if not self._is_assigned_here(name)}
+            for topic in [*doubted, *(self._open[name] for name in strange & before)]:
+                self._doubt(topic)
+            before = strange
+
+    def _is_assigned_here(self, name: TopicName) -> bool:
+        return self.elsewhere is None or self.elsewhere.is_assigned_here(name)
+
+    def _doubt(self, topic: AnyTopic) -> None:
+        """The topic may be another broker's: looks, and closes it here if it is. Never waits.
+
+        Whoever learned it may be one of the topic's own tasks, or hold its lock: so a task of its own does it.
+        """
+        if self._open.get(topic.name) is topic and topic not in self._doubting:
+            task = asyncio.create_task(self._close_if_lost(topic), name=f"is {topic.name} ours")
+            self._doubting[topic] = task
+            task.add_done_callback(lambda _: self._doubting.pop(topic, None))
+
+    async def _close_if_lost(self, topic: AnyTopic) -> None:
+        """The owner key decides. If it cannot be read now, the next sweep looks again."""
+        name = topic.name
+        async with self._lock(name):  # a move that is under way, say, ends first
+            try:
+                if self._open.get(name) is not topic or await topic.ownership.is_ours():
+                    return
+            except Unavailable:
+                self._doubted[topic] = None
+                return
+            if self._open.get(name) is not topic:
+                return
+            del self._open[name]
+            log.warning("topic closed: another broker has it", extra={"topic": name, "epoch": topic.ownership.epoch})
+            try:
+                await topic.close("another broker has it; look it up again", owned=False)
+            except DanubeError as error:
+                log.error("topic not closed", extra={"topic": name, "why": str(error)})
 
     async def reap(self) -> None:
         """Forgets registrations of consumers that are gone, every few minutes, until cancelled."""
@@ -490,15 +591,13 @@ class Topics:
         """Of whatever name somebody asks for; it is gone when nobody holds it or waits for it."""
         return self._opening.setdefault(name, asyncio.Lock())
 
-    async def _load(self, name: TopicName) -> AnyTopic:
+    async def _load(self, name: TopicName, session: int | None = None) -> AnyTopic:
         async with self._lock(name):
             topic = self._open.get(name)
             if topic is None:
-                if self._closing:
-                    raise NotServed(name, self._closing)
-                topic = await self._opener.open(name, self.elsewhere)
-                self._open[name] = topic
-                self.unopened.pop(name, None)
+                # Alone, everything is ours. In a cluster, what another broker has is given by its leader or not at all.
+                take = Take.ANYBODYS if self.elsewhere is None else Take.OWN
+                topic = await self._claim(name, session=session, take=take)
             return topic
 
     async def _remove_objects(self, name: TopicName, epoch: int) -> None:
