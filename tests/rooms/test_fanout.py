@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from typing import Any
 
 import pytest
 
-from pydanube.broker.fanout import IDLE_CHECK_SECONDS, IDLE_SECONDS, QUEUE_MAX
+from pydanube.broker.fanout import IDLE_CHECK_SECONDS, IDLE_SECONDS, QUEUE_MAX, FanoutTopic
+from pydanube.broker.members import CONSUMER_SILENT_SECONDS
 from pydanube.broker.subscription import ATTACH_SECONDS
+from pydanube.broker.topics import REAP_SECONDS
+from pydanube.core import keys
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.policies import TopicPolicy
-from pydanube.errors import LimitReached, NotServed, SubscriptionBusy, SubscriptionUnknown
+from pydanube.errors import LimitReached, NotServed, SubscriptionBusy, SubscriptionUnknown, Unreachable
+from pydanube.testing.cluster import Cluster
 from tests.rooms.brokers import (
     ORDERS,
     SUB,
     Host,
     consume,
     make_fanout,
+    make_topic,
     message,
     publish,
     settle,
@@ -200,3 +207,88 @@ async def test_streams_end_with_a_reason_when_the_broker_stops() -> None:
     assert stream.over and isinstance(stream.outbox.ended, NotServed)
     with pytest.raises(NotServed):
         await publish(topic, "a")
+
+
+# --- as reliable topics do --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [make_fanout, make_topic])
+@simulated
+async def test_consumers_that_are_gone_for_good_are_forgotten_and_those_who_stay_are_not(make: Any) -> None:
+    host = Host()
+    topic = await make(await host.boot())
+    stays = await consume(topic, consumer="stays")
+    for number in range(120):
+        (await consume(topic, consumer=f"guest {number}")).leave()
+    away = await consume(topic, consumer="away")
+    away.leave()
+    await asyncio.sleep(CONSUMER_SILENT_SECONDS - 60)
+    away = await away.come_back()  # once an hour is enough
+    away.leave()
+    await asyncio.sleep(3 * REAP_SECONDS)
+    registered = await host.metadata.list(keys.below_subscription(ORDERS, SUB))
+    names = sorted(json.loads(each.value)["consumer_name"] for each in registered if keys.consumer_of(each.key))
+    assert names == sorted(each.name for each in topic.require(SUB).consumers) == ["away", "stays"]
+    await publish(topic, "a")
+    await settle()
+    assert stays.texts == ["a"]
+
+
+@pytest.mark.parametrize("make", [make_fanout, make_topic])
+@simulated
+async def test_a_consumer_whose_stream_comes_back_while_it_is_being_forgotten_stays_registered(make: Any) -> None:
+    host = Host()
+    topic = await make(await host.boot())
+    await consume(topic, consumer="stays")
+    away = await consume(topic, consumer="away")
+    away.leave()
+    await asyncio.sleep(CONSUMER_SILENT_SECONDS - 10)
+    transact = host.metadata.transact
+
+    async def slow(compares: Any, operations: Any) -> Any:
+        revision = await transact(compares, operations)
+        host.metadata.transact = transact  # type: ignore[method-assign]
+        await away.come_back()
+        return revision
+
+    host.metadata.transact = slow  # type: ignore[method-assign]
+    await asyncio.sleep(2 * REAP_SECONDS)
+    assert topic.require(SUB).is_connected(away.consumer)
+    assert await host.metadata.value(keys.consumer(ORDERS, SUB, away.consumer)) is not None
+
+
+@pytest.mark.parametrize("make", [make_fanout, make_topic])
+@simulated
+async def test_a_consumer_that_could_not_be_registered_has_not_joined(make: Any) -> None:
+    host = Host()
+    topic = await make(await host.boot())
+    await consume(topic)
+    host.metadata.away = True
+    with pytest.raises(Unreachable):
+        await topic.subscribe(SUB, Kind.SHARED, "late")
+    assert [each.name for each in topic.require(SUB).consumers] == ["consumer"]
+
+
+@simulated
+async def test_a_broker_whose_lease_is_over_takes_no_messages_for_a_non_reliable_topic_either() -> None:
+    town = await Cluster().start(2)
+    name = await town.create("/default/orders", on=1, reliable=False)
+    node = town.node(1)
+    topic, broker = node.topic(name), node.broker
+    assert isinstance(topic, FanoutTopic) and broker is not None and broker.cluster is not None
+    producer = await node.call(topic.add_producer("producer"))
+    stream = await consume(topic)
+    assert await node.call(topic.publish(producer, message("a"))) == 0
+    node.metadata.cut = True
+    await town.until(lambda: not broker.cluster.may_serve())  # type: ignore[union-attr]
+    with pytest.raises(NotServed) as refused:
+        await node.call(topic.publish(producer, message("b")))
+    assert refused.value.retryable
+    with pytest.raises(NotServed):
+        topic.publish_batch([message("b")])
+    with pytest.raises(NotServed):
+        await node.call(topic.add_producer("another"))
+    with pytest.raises(NotServed):
+        await node.call(topic.subscribe(SUB, Kind.SHARED, "another"))
+    await settle()
+    assert stream.texts == ["a"]

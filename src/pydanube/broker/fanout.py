@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from pydanube.broker.members import (
+    LEASE_OVER,
     Producers,
     StoredSubscription,
     consumer_put,
+    forget_silent,
     remove_below,
     subscription_put,
     subscriptions_in,
@@ -66,6 +68,8 @@ class FanoutSubscription:
         self._topic = topic
         self._services = services
         self._consumers = {each.consumer_id: each for each in consumers}
+        for each in consumers:
+            each.silent_since = self.idle_since
         self._turn = 0
         self._ring = Ring()
 
@@ -149,6 +153,12 @@ class FanoutSubscription:
     def nack(self, offset: int, delay_seconds: float = 0.0, reason: str = "") -> None:
         """At most once: nothing is sent again."""
 
+    def forget(self, consumer: ConsumerId) -> None:
+        """Its registration goes."""
+        registration = self._consumers.pop(consumer, None)
+        if registration is not None:
+            self._disconnect(registration, None)
+
     def end(self, error: DanubeError) -> None:
         for each in self._consumers.values():
             self._disconnect(each, error)
@@ -174,6 +184,7 @@ class FanoutSubscription:
         registration.outbox.end(error)
         registration.outbox = None
         registration.attached = False
+        registration.silent_since = self._services.clock.elapsed()
         self._ring.remove(registration.consumer_id)
         self.metrics.consumers.set(self.connected)
         self.idle_since = self._services.clock.elapsed()
@@ -263,6 +274,8 @@ class FanoutTopic:
     def _check_open(self) -> None:
         if self._closing is not None:
             raise self._closing
+        if not self._services.may_serve():
+            raise NotServed(self.name, LEASE_OVER)
 
     # --- subscriptions ------------------------------------------------------------------------------
 
@@ -288,11 +301,22 @@ class FanoutTopic:
                 self._check_consumer_limits(subscription)
             subscription.join(consumer, key_filters)
             if not known:
-                await self.ownership.write([consumer_put(self.name, name, identity, consumer, key_filters)])
+                try:
+                    await self.ownership.write([consumer_put(self.name, name, identity, consumer, key_filters)])
+                except BaseException:
+                    subscription.forget(identity)
+                    raise
+            self._check_open()
             return identity
+
+    async def reap(self, now: float) -> None:
+        """Forgets consumers that have not been heard of for so long that they will not come back under their old id."""
+        async with self._changing:
+            await forget_silent(self.name, self.ownership, self.subscriptions, now)
 
     async def unsubscribe(self, name: SubscriptionName) -> None:
         async with self._changing:
+            self._check_open()
             subscription = self.require(name)
             holder = next((each.name for each in subscription.consumers if each.connected), None)
             if holder is not None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from pydanube.broker.outbox import Registration
 from pydanube.broker.ownership import Ownership
@@ -27,11 +27,35 @@ from pydanube.ports import Clock, Delete, Item, MetadataStore, Put
 PRODUCER_SILENT_SECONDS: Final = 30.0  # clients poll every 5 s; one that does not is gone
 CONSUMER_SILENT_SECONDS: Final = 3600.0
 OPERATIONS_MAX: Final = 100  # per transaction; the store allows 128
+LEASE_OVER: Final = "this broker's lease was not renewed in time, so another may have it"
 
 
 def is_silent(registration: Registration, now: float) -> bool:
     """Whether a consumer is gone for good. Clients come back with their old id after a restart, so this is long."""
     return not registration.connected and now - registration.silent_since > CONSUMER_SILENT_SECONDS
+
+
+class Subscribed(Protocol):
+    """A subscription of either kind of topic, as far as its consumers are registered."""
+
+    @property
+    def consumers(self) -> list[Registration]: ...
+    def forget(self, consumer: ConsumerId) -> None: ...
+
+
+async def forget_silent(
+    topic: TopicName, ownership: Ownership, subscriptions: Mapping[SubscriptionName, Subscribed], now: float
+) -> None:
+    """Forgets consumers that have not been heard of for so long that they will not come back under their old id."""
+    for name, subscription in list(subscriptions.items()):
+        silent = [each for each in subscription.consumers if is_silent(each, now)][:OPERATIONS_MAX]
+        if silent:
+            await ownership.write([Delete(keys.consumer(topic, name, each.consumer_id)) for each in silent])
+            for each in silent:
+                if is_silent(each, now):
+                    subscription.forget(each.consumer_id)
+                else:  # its stream came back meanwhile
+                    await ownership.write([consumer_put(topic, name, each.consumer_id, each.name, each.key_filters)])
 
 
 @dataclass(slots=True)

@@ -4,11 +4,11 @@
        ▲              │                   │        │    └─► upload the rest ─┘         │
        └── undone ◄───┴───────────────────┴────────┴───────────┘ (cursors: best effort) └─► files removed
 
-Until the seal any failure, or a phase that takes too long, undoes everything: the topic serves on as if nothing had
-been. The seal is one transaction that compares the owner key, so it happens or it does not; an answer that was lost is
-looked up. After it the topic is not ours, whatever else fails. The publish pause is the time from freeze to the next
-owner's claim; the long upload lies before it. Whoever is refused meanwhile is told where the topic will be, and waits
-there.
+Until the seal any failure (also a defect in this program) or a phase that takes too long undoes everything: the topic
+serves on as if nothing had been. The seal is one transaction that compares the owner key, so it happens or it does not;
+an answer that was lost is looked up. After it the topic is not ours, whatever else fails. The publish pause is the time
+from freeze to the next owner's claim; the long upload lies before it. Whoever is refused meanwhile is told where the
+topic will be, and waits there.
 """
 
 from __future__ import annotations
@@ -74,13 +74,15 @@ class Phases:
 
 
 async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases, moved_to: str = "") -> None:
-    """Takes a topic from serving to released. Raises MoveFailed, and then it serves on, or OwnershipLost.
+    """Takes a topic from serving to released. Raises MoveFailed, and then it serves on, or OwnershipLost: it is another
+    broker's, or nobody can say that it is not, and it must be closed.
 
     Whoever is refused from the freeze on is sent to `moved_to`, to wait there until the topic is open.
     """
     assert topic.storage is not None, "what is not in the object store cannot be handed over"
     tiering = topic.storage.tiering
     carried: Carried | None = None
+    is_certain = True  # that no seal of ours was stored
     try:
         phases.enter("upload")
         await _within(clock, UPLOAD_SECONDS, "uploading", upload_ahead(tiering, topic.name))
@@ -100,17 +102,24 @@ async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases,
                 await asyncio.gather(rest, return_exceptions=True)
             carried = await tiering.remove(topic.name)  # nothing is forgotten or merged behind the seal
             phases.enter("seal")
+            is_certain = False
             await _seal(topic, clock, marker, last)
     except OwnershipLost:
         raise
-    except DanubeError as error:
-        log.error("topic not sealed", extra={"topic": topic.name, "phase": phases.name, "why": str(error)})
-        topic.thaw()
-        if carried is not None:
-            tiering.add(carried)
+    except Exception as error:
+        # Any error: a topic that stayed frozen would refuse everybody until this process ends.
+        trace = None if isinstance(error, DanubeError) else error
+        why = str(error) or repr(error)
+        log.error("topic not sealed", extra={"topic": topic.name, "phase": phases.name, "why": why}, exc_info=trace)
+        if not (is_certain or isinstance(error, DanubeError)):
+            await _make_certain(topic, clock)
+        if not topic.is_closed:  # else this broker was declared lost meanwhile
+            topic.thaw()
+            if carried is not None:
+                tiering.add(carried)
         if (back := tiering.get(topic.name)) is not None:
             back.blocked_until = 0.0
-        raise MoveFailed(topic.name, f"{phases.name}: {error}") from error
+        raise MoveFailed(topic.name, f"{phases.name}: {why}") from error
     phases.enter("close")
 
 
@@ -262,6 +271,15 @@ async def _still_ours(topic: Topic | FanoutTopic) -> bool:
         return False
 
 
+async def _make_certain(topic: Topic | FanoutTopic, clock: Clock) -> None:
+    """Returns if the topic is ours and no seal of ours can be stored any more; raises OwnershipLost otherwise."""
+    until = clock.elapsed() + SEAL_SECONDS
+    while not await _still_ours(topic):
+        if clock.elapsed() > until:
+            raise OwnershipLost(topic.name)
+        await clock.sleep(RETRY_SECONDS)
+
+
 async def release_fanout(topic: FanoutTopic, clock: Clock, marker: bytes | None) -> None:
     """A non-reliable topic has nothing to hand over but its name."""
     sealed = Seal(
@@ -271,7 +289,13 @@ async def release_fanout(topic: FanoutTopic, clock: Clock, marker: bytes | None)
         timestamp=clock.time_us() // 1000,
         epoch=topic.ownership.epoch,
     )
-    await _release(topic, clock, sealed, marker)
+    try:
+        await _release(topic, clock, sealed, marker)
+    except DanubeError:
+        raise
+    except Exception as error:
+        await _make_certain(topic, clock)
+        raise MoveFailed(topic.name, f"seal: {str(error) or repr(error)}") from error
 
 
 async def _within(clock: Clock, seconds: float, what: str, doing: Awaitable[T]) -> T:

@@ -19,11 +19,12 @@ from pydanube.broker.cursors import in_turns
 from pydanube.broker.gather import Gatherer
 from pydanube.broker.leftovers import is_uncovered
 from pydanube.broker.members import (
+    LEASE_OVER,
     Producers,
     StoredConfig,
     StoredSubscription,
     consumer_put,
-    is_silent,
+    forget_silent,
     read_config,
     read_subscriptions,
     remove_below,
@@ -146,6 +147,7 @@ class Topic:
         self._cloud_ends: set[int] = set()  # where those stand who read history; only counted
         self._changing = asyncio.Lock()  # subscriptions are made and removed one at a time
         self._closing: NotServed | None = None
+        self.is_closed = False  # for good; or closing
 
     async def open(self, known: Sequence[Item] | None = None) -> None:
         """Subscriptions and their cursors as they are stored. `known`: everything below the topic, read before."""
@@ -159,6 +161,7 @@ class Topic:
         Not `owned`: it was sealed, or somebody else has it. Then nothing is written to the metadata store.
         """
         self._closing = NotServed(self.name, why, moved_to)
+        self.is_closed = True
         async with self._changing:  # one that is being made is finished, and closed with the others
             for subscription in self.subscriptions.values():
                 await subscription.close(self._closing, save=owned)
@@ -194,7 +197,9 @@ class Topic:
             subscription.freeze(self._closing)
 
     def thaw(self) -> None:
-        """Undoes `freeze`."""
+        """Undoes `freeze`. Nothing, if it was closed meanwhile."""
+        if self.is_closed:
+            return
         self._closing = None
         for subscription in self.subscriptions.values():
             subscription.thaw()
@@ -380,7 +385,7 @@ class Topic:
         if self._closing is not None:
             raise self._closing
         if not self._services.may_serve():
-            raise NotServed(self.name, "this broker's lease was not renewed in time, so another may have it")
+            raise NotServed(self.name, LEASE_OVER)
 
     # --- reading ------------------------------------------------------------------------------------
 
@@ -583,12 +588,8 @@ class Topic:
 
     async def reap(self, now: float) -> None:
         """Forgets consumers that have not been heard of for so long that they will not come back under their old id."""
-        for name, subscription in list(self.subscriptions.items()):
-            silent = [each.consumer_id for each in subscription.consumers if is_silent(each, now)]
-            if silent:
-                await self.ownership.write([Delete(keys.consumer(self.name, name, each)) for each in silent[:100]])
-                for each in silent[:100]:
-                    subscription.forget(each)
+        async with self._changing:
+            await forget_silent(self.name, self.ownership, self.subscriptions, now)
 
     def require(self, name: SubscriptionName) -> Subscription:
         subscription = self.subscriptions.get(name)

@@ -50,6 +50,7 @@ from pydanube.errors import (
     NamespaceNotEmpty,
     NamespaceUnknown,
     NotServed,
+    OwnershipLost,
     Refused,
     TopicExists,
     TopicUnknown,
@@ -453,12 +454,7 @@ class Topics:
                 raise NotServed(name, "it is not open here")
             self.leaving.add(name)
             try:
-                if isinstance(topic, FanoutTopic):
-                    phases.enter("seal")
-                    await release_fanout(topic, clock, marker)
-                    phases.enter("close")
-                else:
-                    await seal(topic, clock, marker, phases, moved_to)
+                await self._seal(topic, marker, moved_to, phases)
                 self._open.pop(name, None)
                 try:
                     await topic.close("it moved to another broker", moved_to=moved_to, owned=False)
@@ -474,6 +470,22 @@ class Topics:
         milliseconds = {phase: round(ms, 1) for phase, ms in phases.milliseconds.items()}
         log.info("topic let go", extra={"topic": name, "pause_ms": round(phases.pause_ms, 1), "phases": milliseconds})
         return phases
+
+    async def _seal(self, topic: AnyTopic, marker: bytes, moved_to: str, phases: Phases) -> None:
+        """Raises MoveFailed, and the topic serves on; or OwnershipLost, and it is closed."""
+        clock = self._rooms.services.clock
+        try:
+            if isinstance(topic, FanoutTopic):
+                phases.enter("seal")
+                await release_fanout(topic, clock, marker)
+                phases.enter("close")
+            else:
+                await seal(topic, clock, marker, phases, moved_to)
+        except OwnershipLost:
+            # If it is nobody's, or ours all the same, it is claimed again like any topic that nobody serves.
+            self._open.pop(topic.name, None)
+            await self._close_lost(topic)
+            raise
 
     async def lost_log(self, name: TopicName) -> TopicLog | ClosedLog:
         """What this disk has of a topic, whether it is open here or not. Raises LogClosed while it is being closed."""
@@ -553,11 +565,14 @@ class Topics:
             if self._open.get(name) is not topic:
                 return
             del self._open[name]
-            log.warning("topic closed: another broker has it", extra={"topic": name, "epoch": topic.ownership.epoch})
-            try:
-                await topic.close("another broker has it; look it up again", owned=False)
-            except DanubeError as error:
-                log.error("topic not closed", extra={"topic": name, "why": str(error)})
+            await self._close_lost(topic)
+
+    async def _close_lost(self, topic: AnyTopic) -> None:
+        log.warning("topic closed: another broker has it", extra={"topic": topic.name, "epoch": topic.ownership.epoch})
+        try:
+            await topic.close("another broker has it; look it up again", owned=False)
+        except DanubeError as error:
+            log.error("topic not closed", extra={"topic": topic.name, "why": str(error)})
 
     async def reap(self) -> None:
         """Forgets registrations of consumers that are gone, every few minutes, until cancelled."""
@@ -565,11 +580,10 @@ class Topics:
         while True:
             await clock.sleep(REAP_SECONDS)
             for topic in list(self._open.values()):
-                if isinstance(topic, Topic):
-                    try:
-                        await topic.reap(clock.elapsed())
-                    except DanubeError as error:
-                        log.warning("consumers not reaped", extra={"topic": topic.name, "why": str(error)})
+                try:
+                    await topic.reap(clock.elapsed())
+                except DanubeError as error:
+                    log.warning("consumers not reaped", extra={"topic": topic.name, "why": str(error)})
 
     async def rest(self) -> None:
         """Topics where nothing happens give their reservation back, so that a crash leaves nothing in doubt."""

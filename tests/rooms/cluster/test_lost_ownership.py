@@ -1,4 +1,4 @@
-"""Topics that another broker took: whoever learns it closes them here, claims nothing back, and acknowledges nothing more.
+"""Topics that another broker took: who learns it closes them here, claims nothing back, acknowledges nothing more.
 
 Whole brokers in one process, on a virtual clock.
 """
@@ -16,11 +16,14 @@ import pytest
 from pydanube.broker import topics as topics_module
 from pydanube.broker.fanout import FanoutTopic
 from pydanube.broker.opening import AnyTopic
+from pydanube.broker.ownership import Ownership
+from pydanube.broker.tiering import Tiering
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import Delivery
 from pydanube.core.policies import SubscriptionKind as Kind
+from pydanube.core.sessions import Sessions
 from pydanube.core.tiers import TierConfig
 from pydanube.errors import Conflict, DanubeError, NotServed, OwnershipLost, Unreachable
 from pydanube.log.tier import TopicTier
@@ -84,7 +87,7 @@ async def test_a_broker_that_is_declared_dead_while_it_starts_takes_nothing_from
     await asyncio.sleep(0)
     node.metadata._dice, node.metadata.delay_max_seconds = Same(), 0.4
     mine = await _claims_of(town, node.known_id, names)
-    while mine == await _claims_of(town, node.known_id, names):
+    while mine == await _claims_of(town, node.known_id, names):  # noqa: ASYNC110  # brokers tell nobody
         await asyncio.sleep(0.01)  # until the first of them are claimed again, and the others are still to be
     node.pause()
     await town.until(lambda: all(town.host(name) is not None for name in names), seconds=4 * TTL)
@@ -375,3 +378,92 @@ async def test_a_rest_beside_a_seal_writes_nothing_behind_it(undone: bool) -> No
     item = await town.metadata.get(keys.reserve(topic))
     assert item is not None and json.loads(item.value)["end"] > 3
     assert open_at(town, topic) == [1 if undone else 2]
+
+
+# --- a move that meets an error of another kind --------------------------------------------------------------------
+
+
+def _break(town: Cluster, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program has a defect there."""
+
+    async def defect(*arguments: Any, **named: Any) -> None:
+        raise RuntimeError("nobody thought of that")
+
+    def defect_at_once(*arguments: Any, **named: Any) -> None:
+        raise RuntimeError("nobody thought of that")
+
+    if where == "upload":
+        monkeypatch.setattr(TopicTier, "upload", defect)
+    elif where == "quiet":
+        monkeypatch.setattr(Topic, "quiet", defect)
+    elif where == "rest":
+        monkeypatch.setattr(Tiering, "upload_rest", defect)
+    elif where == "seal":
+        monkeypatch.setattr(Ownership, "release", defect)
+    elif where == "behind the seal":
+        release = Ownership.release
+
+        async def sealed(self: Any, *arguments: Any) -> None:
+            await release(self, *arguments)
+            raise RuntimeError("nobody thought of that")
+
+        monkeypatch.setattr(Ownership, "release", sealed)
+    else:
+        monkeypatch.setattr(Sessions, "newest", defect_at_once)
+
+
+@pytest.mark.parametrize("reliable", [True, False])
+@pytest.mark.parametrize("where", ["upload", "quiet", "rest", "sessions", "seal", "behind the seal"])
+@simulated
+async def test_a_move_that_meets_a_defect_ends_with_a_topic_that_serves(
+    where: str, reliable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    town = await Cluster(tier=SELDOM).start(2)
+    topic = await town.create("/default/orders", on=1, reliable=reliable)
+    old = town.node(1).topic(topic)
+    assert old is not None
+    for _ in range(3):
+        await publish(town.node(1), old, "x" * 60_000)
+    _break(town, where, monkeypatch)
+    if where == "seal" or (reliable and where != "behind the seal"):
+        with pytest.raises(DanubeError, match="nobody thought of that"):
+            await town.unload(topic, to=2)
+    else:
+        await town.unload(topic, to=2)
+    monkeypatch.undo()
+    await town.until(lambda: town.host(topic) is not None)
+    host = town.host(topic)
+    assert host is not None
+    found = host.topic(topic)
+    assert found is not None
+    assert await publish(host, found, "b") == (3 if reliable else 0)
+    await town.unload(topic, to=2 if host is town.node(1) else 1)
+    await town.until(lambda: town.host(topic) not in (None, host))
+    now = town.host(topic)
+    assert now is not None
+    found = now.topic(topic)
+    assert found is not None and await publish(now, found, "c") == (4 if reliable else 0)
+
+
+@simulated
+async def test_a_move_that_fails_after_everything_was_lost_does_not_bring_the_topic_back_to_life() -> None:
+    town = await Cluster(tier=SELDOM).start(2)
+    topic = await town.create("/default/orders", on=1)
+    node, old = town.node(1), await town.served(topic)
+    await publish(node, old, "a")
+    broker = node.broker
+    assert broker is not None and broker.cloud is not None
+    transact = node.metadata.transact
+
+    async def unanswered(compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Revision | None:
+        if any(each.key == keys.seal(topic) for each in operations):
+            await broker.topics.lose_all("it was declared dead")
+            raise Conflict(keys.seal(topic))
+        return await transact(compares, operations)
+
+    node.metadata.transact = unanswered  # type: ignore[method-assign]
+    with pytest.raises(DanubeError):
+        await node.call(broker.topics.let_go(topic, b"null", ""))
+    assert broker.topics.loaded == [] and broker.cloud.tiering.get(topic) is None
+    with pytest.raises(NotServed):
+        await publish(node, old, "b")
