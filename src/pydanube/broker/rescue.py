@@ -9,16 +9,22 @@
 
 Nobody but the owner writes what a topic's history is. Both sides may die between any two steps: the orphan stays until
 the one transaction that replaces it, and doing a step again makes another object that nobody describes.
+
+An orphan may be as large as a disk: it is brought and adopted object by object, and no more than one is in memory. Each
+is adopted in transactions of its own, which leave a smaller orphan, and the topic's uploads go on in between.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+from pydanube.broker.members import gather_bounded
 from pydanube.broker.tiering import Carried
 from pydanube.broker.topic import Topic
 from pydanube.broker.topics import Topics
@@ -40,7 +46,9 @@ from pydanube.ports import Clock, Compare, Delete, Item, MetadataStore, ObjectSt
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0
-OBJECT_BYTES: Final = 32 * MIB
+OBJECT_BYTES: Final = 16 * MIB
+AT_ONCE: Final = 4  # topics whose orphans are adopted side by side, and lost epochs that are brought
+LARGE_BYTES: Final = 4 * MIB  # objects that are adopted one at a time: in memory they are several times as large
 READ_BYTES: Final = 4 * MIB
 READ_BETWEEN_GROUPS: Final = 1000  # offsets, while nobody's messages are committed
 RUNS_MAX: Final = 30  # adopted in one transaction: an object and a void each
@@ -68,14 +76,45 @@ class Rescuer:
         self._attempts = 0
         self._said: dict[str, str] = {}
         self._brought: set[tuple[TopicName, int]] = set()  # lost epochs on this disk that the store has, too
+        self._adopted: dict[tuple[TopicName, int], tuple[Brought, int]] = {}  # how many objects of an orphan are done
+        self._waiting: set[tuple[TopicName, int]] = set()  # orphans with sessions, that wait for newer ones
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._one_large = asyncio.Semaphore(1)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        while True:
-            await self._clock.sleep(LOOK_SECONDS)
-            for topic in self._topics.loaded:
-                if isinstance(topic, Topic) and topic.orphans:
-                    await self._try(topic.name, self._adopt_all(topic))
-            await self._try("disk", self._bring_all())
+        """Looks every few seconds until cancelled. What takes long keeps nobody else waiting."""
+        try:
+            while True:
+                await self._clock.sleep(LOOK_SECONDS)
+                for topic in self._topics.loaded:
+                    if isinstance(topic, Topic) and topic.orphans:
+                        self._start(topic.name, self._adopt_in_turn(topic))
+                self._start("disk", self._bring_all())
+        finally:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            if tasks:  # gathering none asks for a loop, and a simulated process that was killed has none left
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, what: str, step: Coroutine[Any, Any, None]) -> None:
+        if what in self._tasks:
+            step.close()
+            return
+        task = asyncio.create_task(self._try(what, step), name=f"rescue {what}")
+        self._tasks[what] = task
+        task.add_done_callback(lambda ended: self._ended(what, ended))
+
+    def _ended(self, what: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(what, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A bug that one topic brings out. The others are rescued, and this one is tried again.
+            log.error("rescue failed", extra={"what": what}, exc_info=error)
+
+    async def _adopt_in_turn(self, topic: Topic) -> None:
+        async with self._at_once:
+            await self._adopt_all(topic)
 
     async def _try(self, what: str, step: Awaitable[None]) -> None:
         try:
@@ -93,12 +132,20 @@ class Rescuer:
     async def _bring_all(self) -> None:
         items = await self._metadata.list(keys.RESCUES)
         asked = {place: item for item in items if (place := keys.rescue_of(item.key)) is not None}
+        wanted: list[tuple[tuple[TopicName, int], Item]] = []
         for place, item in asked.items():
             brought = Brought.from_bytes(item.value)
             if brought is not None and brought.broker == self._broker_id:
                 self._brought.add(place)
             elif wanted_of(item.value) == self._broker_id:
-                await self._try(f"{place[0]}, epoch {place[1]}", self._answer(*place, item))
+                wanted.append((place, item))
+
+        async def answer(place: tuple[TopicName, int], item: Item) -> None:
+            await self._try(f"{place[0]}, epoch {place[1]}", self._answer(*place, item))
+
+        for result in await gather_bounded([partial(answer, *each) for each in wanted], AT_ONCE):
+            if isinstance(result, BaseException):
+                raise result
         for place in sorted(self._brought - asked.keys()):
             await self._try(f"{place[0]}, epoch {place[1]}", self._forget(*place))
 
@@ -148,7 +195,8 @@ class Rescuer:
                 found += sum(batch.header.rows for batch in batches)
                 self._attempts += 1
                 name = rescue_name(orphan.start, orphan.epoch, self._work.random_u64())
-                await self._store.put(topic_prefix(topic) + name, [encode_raw(batches).data], create=True)
+                encoded = await self._work.run(partial(encode_raw, batches))
+                await self._store.put(topic_prefix(topic) + name, [encoded.data], create=True)
                 names.append(name)
         brought = Brought(broker=self._broker_id, objects=tuple(names), end=offset, damaged=tuple(damaged))
         put = Put(wanted.key, brought.to_bytes())
@@ -201,54 +249,91 @@ class Rescuer:
                 await self._metadata.transact([Compare(key, 0)], [Put(key, wanted_to_bytes(orphan.broker_id))])
             brought = Brought.from_bytes(item.value) if item else None
             if brought is not None and brought.broker == orphan.broker_id:
-                async with carried.working:
-                    if orphan in topic.orphans:  # an operator may have given it up meanwhile
-                        await self._adopt(topic, carried, orphan, brought, is_newest=is_newest)
-            is_newest = is_newest and orphan not in topic.orphans
+                await self._adopt(topic, carried, orphan, brought, is_newest=is_newest)
+            is_newest = is_newest and not any(each.epoch == orphan.epoch for each in topic.orphans)
 
     async def _adopt(
         self, topic: Topic, carried: Carried, orphan: Orphan, brought: Brought, *, is_newest: bool
     ) -> None:
-        tier = carried.tier
-        batches: list[Batch] = []
+        """Object by object, as they were brought: in order. A part of it that is not to be adopted yet is left."""
+        place = (topic.name, orphan.epoch)
+        if place in self._waiting and not is_newest:
+            return  # nothing has changed, and to look may be long
+        self._waiting.discard(place)
+        known, begin = self._adopted.get(place, (brought, 0))
+        resent = Resent(topic, carried.tier, orphan)
+        for number in range(begin if known == brought else 0, max(1, len(brought.objects))):
+            is_last = number + 1 >= len(brought.objects)
+            reading = self._object(topic, carried.tier, brought.objects[number : number + 1])
+            async with reading as batches, carried.working:  # which others have between two objects
+                left = _left_of(topic, carried, orphan)
+                if left is None:  # given up by an operator, or the topic is leaving
+                    self._adopted.pop(place, None)
+                    return
+                inside = _inside(batches, left.start, left.end)
+                if not is_newest and any(batch.header.producer_id for batch in inside):
+                    self._waiting.add(place)  # until it is known what of it the newer ones have
+                    return
+                if inside or is_last:
+                    await self._adopt_part(topic, carried.tier, left, brought, inside, resent, is_last=is_last)
+            self._adopted[place] = (brought, number + 1)
+        del self._adopted[place]
         for name in brought.objects:
-            batches += read_raw(await self._store.get(tier.key(name)))
-        batches = [each for each in batches if each.header.topic_hash == topic.log.topic_hash]
-        batches = _inside(batches, orphan.start, orphan.end)
-        if not is_newest and any(batch.header.producer_id for batch in batches):
-            return  # until it is known what of it the newer ones have
-        later, read_to = await later_batches(topic, tier, orphan)
-        while topic.log.head - read_to > READ_BETWEEN_GROUPS:
-            head = topic.log.head
-            later += await _read_numbered(topic, read_to)
-            read_to = head
+            await self._store.delete(carried.tier.key(name))
+        log.info("lost epoch is back", extra={"topic": topic.name, "epoch": orphan.epoch, "end": brought.end})
+
+    @contextlib.asynccontextmanager
+    async def _object(self, topic: Topic, tier: TopicTier, names: Sequence[str]) -> AsyncIterator[list[Batch]]:
+        """What one of the brought objects holds of the topic; nothing, if none was brought."""
+        async with contextlib.AsyncExitStack() as held:
+            batches: list[Batch] = []
+            for key in map(tier.key, names):
+                if (await self._store.head(key)).size_bytes > LARGE_BYTES:
+                    await held.enter_async_context(self._one_large)
+                batches += await self._work.run(partial(read_raw, await self._store.get(key)))
+            yield [each for each in batches if each.header.topic_hash == topic.log.topic_hash]
+
+    async def _adopt_part(
+        self,
+        topic: Topic,
+        tier: TopicTier,
+        orphan: Orphan,
+        brought: Brought,
+        batches: Sequence[Batch],
+        resent: Resent,
+        *,
+        is_last: bool,
+    ) -> None:
+        """What of these batches was not sent again becomes objects. The orphan ends behind them, or is gone."""
+        await resent.look()
         async with topic.log.between_groups():
             # From here on nobody takes a resend of what is kept for new, and nobody did before. A receipt that is given
             # for it now holds: the orphan stands, and what was brought is in the store, until it is adopted.
-            later += await _read_numbered(topic, read_to)
-            resent = first_resent(later)
-            kept = [batch for batch in batches if not was_resent(_numbered(batch), resent)]
+            await resent.look_behind()
+            kept = [batch for batch in batches if not was_resent(_numbered(batch), resent.first)]
             for batch in kept:
                 recall(topic.log.sessions, batch)
-        dropped = len(batches) - len(kept)
         places = runs([_numbered(batch) for batch in kept])
         done = orphan.start
-        for at in range(0, max(1, len(places)), RUNS_MAX):
+        for at in range(0, max(is_last, len(places)), RUNS_MAX):
             chunk = places[at : at + RUNS_MAX]
-            is_last = at + RUNS_MAX >= len(places)
-            end = orphan.end if is_last else kept[chunk[-1][1] - 1].header.end_offset
+            is_end = is_last and at + RUNS_MAX >= len(places)
+            end = orphan.end if is_end else kept[chunk[-1][1] - 1].header.end_offset
             await tier.make_sure()
             stored = [await self._store_run(topic, tier, kept[first:last]) for first, last in chunk]
             sessions = tier.sessions_with(kept[chunk[0][0] : chunk[-1][1]] if chunk else ())
             part = OffsetRange(done, end)
-            await self._describe(topic, tier, orphan, part, stored, sessions, brought, is_last=is_last)
+            await self._describe(topic, tier, orphan, part, stored, sessions, brought, is_last=is_end)
             done = end
-        for name in brought.objects:
-            await self._store.delete(tier.key(name))
         messages = sum(batch.header.rows for batch in kept)
         log.info(
             "lost messages are back",
-            extra={"topic": topic.name, "epoch": orphan.epoch, "messages": messages, "batches_resent": dropped},
+            extra={
+                "topic": topic.name,
+                "epoch": orphan.epoch,
+                "messages": messages,
+                "batches_resent": len(batches) - len(kept),
+            },
         )
 
     async def _store_run(self, topic: Topic, tier: TopicTier, batches: Sequence[Batch]) -> Descriptor:
@@ -318,33 +403,76 @@ class Rescuer:
         )
 
 
-async def later_batches(topic: Topic, tier: TopicTier, orphan: Orphan) -> tuple[list[Numbered], int]:
-    """Every batch of a producer session that was accepted after the orphan's epoch, and up to where that was looked."""
+class Resent:
+    """What epochs after the orphan's accepted of every producer session: only where that began, however long it is."""
+
+    def __init__(self, topic: Topic, tier: TopicTier, orphan: Orphan) -> None:
+        self.first: dict[tuple[int, int], int] = {}  # session -> the lowest sequence
+        self._topic = topic
+        self._tier = tier
+        self._orphan = orphan
+        self._read_to = orphan.end
+
+    async def look(self) -> None:
+        """Up to nearly the head. What was looked at before is not looked at again."""
+        found, self._read_to = await later_batches(self._topic, self._tier, self._orphan, self._read_to)
+        _merge(self.first, found)
+        while self._topic.log.head - self._read_to > READ_BETWEEN_GROUPS:
+            await self.look_behind()
+
+    async def look_behind(self) -> None:
+        """What the log has behind that, up to the head."""
+        head = self._topic.log.head
+        _merge(self.first, await _read_numbered(self._topic, self._read_to))
+        self._read_to = max(head, self._read_to)
+
+
+def _left_of(topic: Topic, carried: Carried, orphan: Orphan) -> Orphan | None:
+    """What is still to be adopted of it; None if the topic is not carried any more."""
+    if topic.storage is None or topic.storage.tiering.get(topic.name) is not carried:
+        return None
+    return next((each for each in topic.orphans if each.epoch == orphan.epoch), None)
+
+
+async def later_batches(
+    topic: Topic, tier: TopicTier, orphan: Orphan, first: int
+) -> tuple[dict[tuple[int, int], int], int]:
+    """(producer, session) to the lowest sequence that was accepted after the orphan's epoch, of what lies at `first` or
+    behind, in objects and in the log; and up to where that was looked.
+    """
     assert topic.storage is not None
-    found: list[Numbered] = []
-    offset = orphan.end
+    found: dict[tuple[int, int], int] = {}
+    offset = first
     for described in (await tier.know_all())[:]:
-        if described.end > orphan.end:
-            for each in await topic.storage.reader.stored_batches(tier, described):
-                if each.epoch > orphan.epoch and each.producer_id:
-                    found.append(
-                        Numbered(
-                            each.base_offset,
-                            each.end_offset,
-                            each.producer_id,
-                            each.session,
-                            each.first_sequence,
-                            each.epoch,
-                        )
-                    )
+        if described.end > first:
+            stored = await topic.storage.reader.stored_batches(tier, described)
+            numbered = (
+                Numbered(
+                    each.base_offset,
+                    each.end_offset,
+                    each.producer_id,
+                    each.session,
+                    each.first_sequence,
+                    each.epoch,
+                )
+                for each in stored
+                if each.epoch > orphan.epoch
+            )
+            _merge(found, first_resent(numbered))
             offset = max(offset, described.end)
     head = topic.log.head
-    return found + await _read_numbered(topic, offset), max(offset, head)
+    _merge(found, await _read_numbered(topic, offset))
+    return found, max(offset, head)
 
 
-async def _read_numbered(topic: Topic, offset: int) -> list[Numbered]:
-    """What the log has of producer sessions from `offset` on."""
-    found: list[Numbered] = []
+def _merge(into: dict[tuple[int, int], int], found: Mapping[tuple[int, int], int]) -> None:
+    for session, sequence in found.items():
+        into[session] = min(into.get(session, sequence), sequence)
+
+
+async def _read_numbered(topic: Topic, offset: int) -> dict[tuple[int, int], int]:
+    """What the log has of producer sessions from `offset` on, as `later_batches`."""
+    found: dict[tuple[int, int], int] = {}
     head = topic.log.head
     while offset < head:
         try:
@@ -354,7 +482,7 @@ async def _read_numbered(topic: Topic, offset: int) -> list[Numbered]:
             continue
         if not batches:
             break
-        found += [_numbered(batch) for batch in batches if batch.header.producer_id]
+        _merge(found, first_resent(_numbered(batch) for batch in batches))
         offset = batches[-1].header.end_offset
     return found
 

@@ -535,7 +535,7 @@ class Topics:
             doubted, self._doubted = self._doubted, {}
             # Twice in a row: of a topic that was just claimed, the assignment may not have been heard of yet.
             strange = {name for name in self._open if not self._is_assigned_here(name)}
-            for topic in [*doubted, *(self._open[name] for name in strange & before)]:
+            for topic in [*doubted, *(self._open[name] for name in sorted(strange & before))]:
                 self._doubt(topic)
             before = strange
 
