@@ -1,4 +1,4 @@
-"""Carries the topics of this broker to the cloud tier: one look a second, a few topics at a time, each by one task.
+"""Carries the topics of this broker to the cloud tier: one look a second, a task per topic, a few steps at a time.
 
     due: something waits and is 30 s old, or as much as an object waits
          └─► upload … ─► merge … ─► manifest …                  (log/tier.py, log/tier_tidy.py)
@@ -6,6 +6,11 @@
 
 An idle topic costs one comparison a second. A store that is away stops nobody else: publishes go on into the log, the
 topic is tried again with growing pauses, a metric and one log line say so, and catching up needs nobody.
+
+Every step (an object, a merge, ...) takes its turn: two at a time, first come, first served, so that a topic with much
+to upload does not keep the others waiting. One that takes longer than 30 s is slow: it goes on beside the two, and so
+do its topic's next steps, until one is quick again. At most four do; if there are more, the step is given up, and made
+again when there is a place among the four. So steps that hang, however many, leave the others their turns.
 """
 
 from __future__ import annotations
@@ -14,11 +19,11 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Final
 
 from pydanube.core.tiers import Descriptor, Retention, SteadyTime, TierConfig
-from pydanube.errors import DanubeError, LogClosed, LogStopped, ObjectDamaged, OwnershipLost
+from pydanube.errors import DanubeError, DeadlineExceeded, LogClosed, LogStopped, ObjectDamaged, OwnershipLost
 from pydanube.log.tier import Last, TopicTier
 from pydanube.log.tier_tidy import Tidy
 from pydanube.log.wal import TopicLog
@@ -28,7 +33,9 @@ from pydanube.telemetry import CloudMetrics
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
-AT_ONCE: Final = 2  # topics that are carried side by side
+AT_ONCE: Final = 2  # steps of different topics, side by side
+SLOW_AT_ONCE: Final = 4  # beside them, of topics that are slow: each may have an object in memory
+SLOW_SECONDS: Final = 30.0
 PAUSE_SECONDS_MIN: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 30.0
 
@@ -55,6 +62,7 @@ class Carried:
         self.failing_since = 0.0
         self.retained_at = 0.0
         self.swept_at = 0.0
+        self.is_slow = False  # its last step took long
         self.working = asyncio.Lock()  # one task at a time per topic
 
     @property
@@ -84,6 +92,18 @@ class Carried:
         return size
 
 
+class _Turn:
+    """A step that is being made."""
+
+    __slots__ = ("carried", "lane", "limit", "since")
+
+    def __init__(self, carried: Carried, lane: asyncio.Semaphore, limit: asyncio.Timeout, since: float) -> None:
+        self.carried = carried
+        self.lane = lane
+        self.limit = limit
+        self.since = since
+
+
 class Tiering:
     """`excess_bytes`: how much of the log should leave the disk before its time, because there is too much of it.
 
@@ -106,8 +126,10 @@ class Tiering:
         self._aim = aim
         self._hurried = 0  # topics that are leaving
         self._topics: dict[str, Carried] = {}
-        self._at_once = asyncio.Semaphore(AT_ONCE)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._quick = asyncio.Semaphore(AT_ONCE)
+        self._slow = asyncio.Semaphore(SLOW_AT_ONCE)
+        self._turns: dict[_Turn, None] = {}  # the oldest first
+        self._tasks: dict[asyncio.Task[None], str] = {}  # and its topic
         self._time = SteadyTime(clock.time_us(), clock.elapsed())
         metrics.waiting = self.standing
         self._seen: dict[str, tuple[int, int]] = {}  # topic -> head and descriptors when nothing was due
@@ -157,7 +179,7 @@ class Tiering:
         self._seen.pop(topic, None)
         if carried is None:
             return None
-        for task in [task for task in self._tasks if task.get_name() == _task_name(topic)]:
+        for task in [task for task, name in self._tasks.items() if name == topic]:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         return carried
@@ -201,8 +223,10 @@ class Tiering:
                 await self._clock.sleep(LOOK_SECONDS)
                 now = self._clock.elapsed()
                 now_us = self._time.at(self._clock.time_us(), now)
-                for carried in list(self._topics.values()):
-                    if self._is_due(carried, now):
+                await self._let_others_by(now)
+                carrying = set(self._tasks.values())
+                for topic, carried in list(self._topics.items()):
+                    if topic not in carrying and self._is_due(carried, now):
                         self._start(carried, now_us)
                 self._aim(self._rate_needed())
         finally:
@@ -257,11 +281,11 @@ class Tiering:
 
     def _start(self, carried: Carried, now_us: int) -> None:
         task = asyncio.create_task(self._carry(carried, now_us), name=_task_name(carried.tier.topic))
-        self._tasks.add(task)
+        self._tasks[task] = carried.tier.topic
         task.add_done_callback(lambda ended: self._ended(carried, ended))
 
     def _ended(self, carried: Carried, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             # A bug. The others are carried on, and this one is not tried every second.
             log.error("carrying failed", extra={"topic": carried.tier.topic}, exc_info=error)
@@ -270,8 +294,7 @@ class Tiering:
     async def _carry(self, carried: Carried, now_us: int) -> None:
         topic = carried.tier.topic
         try:
-            async with carried.working, self._at_once:
-                await self._steps(carried, now_us)
+            await self._steps(carried, now_us)
         except (OwnershipLost, LogClosed, LogStopped):
             return  # whoever closes the topic knows why
         except DanubeError as error:
@@ -292,29 +315,75 @@ class Tiering:
         carried.pause_seconds = min(carried.pause_seconds * 2, PAUSE_SECONDS_MAX)
         self._metrics.upload_errors.inc()
 
+    @contextlib.asynccontextmanager
+    async def _turn(self, carried: Carried) -> AsyncIterator[None]:
+        """One step of the topic: waits until it is its turn and nobody else works on the topic.
+
+        In this order: who waits for its turn keeps nobody from the topic, a move least of all. Raises DeadlineExceeded
+        if the step is given up.
+        """
+        lane = self._slow if carried.is_slow else self._quick
+        await lane.acquire()
+        turn = _Turn(carried, lane, asyncio.timeout(None), self._clock.elapsed())
+        try:
+            async with turn.limit:
+                self._turns[turn] = None
+                async with carried.working:
+                    yield
+            carried.is_slow = self._clock.elapsed() - turn.since >= SLOW_SECONDS
+        except TimeoutError:
+            if not turn.limit.expired():
+                raise
+            raise DeadlineExceeded("a step of uploading", SLOW_SECONDS) from None
+        finally:
+            self._turns.pop(turn, None)
+            turn.lane.release()
+
+    async def _let_others_by(self, now: float) -> None:
+        """Steps that take long make place for others."""
+        for turn in [each for each in self._turns if each.lane is self._quick and now - each.since >= SLOW_SECONDS]:
+            turn.carried.is_slow = True
+            if self._slow.locked():
+                turn.limit.reschedule(asyncio.get_running_loop().time())
+            else:
+                await self._slow.acquire()  # does not wait: there is a place
+                turn.lane = self._slow
+                self._quick.release()
+
     async def _steps(self, carried: Carried, now_us: int) -> None:
         tier, tidy = carried.tier, carried.tidy
         now = self._clock.elapsed()
         if self._upload_is_due(carried, now):
-            await self.upload_all(carried, only_whole=not self._is_old(carried, now))
+            await self.upload_all(carried, only_whole=not self._is_old(carried, now), in_turn=True)
             await self._merge_all(carried)
-            while await tidy.move_to_manifest():
-                pass
-        await self._free_excess(carried)
-        if self._retain_is_due(carried, now):
-            carried.retained_at = now
-            await self._retain(carried, now_us)
-            await tidy.free(carried.log, now_us)
-        await tier.publish_snapshot()
-        if self._sweep_is_due(carried, now):
-            carried.swept_at = now
-            await tidy.sweep()
+            while not self._is_leaving(carried):
+                async with self._turn(carried):
+                    if not await tidy.move_to_manifest():
+                        break
+        if self._is_leaving(carried):
+            return
+        async with self._turn(carried):
+            await self._free_excess(carried)
+            if self._retain_is_due(carried, now):
+                carried.retained_at = now
+                await self._retain(carried, now_us)
+                await tidy.free(carried.log, now_us)
+            await tier.publish_snapshot()
+            if self._sweep_is_due(carried, now):
+                carried.swept_at = now
+                await tidy.sweep()
+
+    @staticmethod
+    def _is_leaving(carried: Carried) -> bool:
+        """What begins now would only make the pause of a move longer."""
+        return carried.blocked_until == math.inf
 
     async def _merge_all(self, carried: Carried) -> None:
-        while True:
+        while not self._is_leaving(carried):
             try:
-                if await carried.tidy.merge() is None:
-                    return
+                async with self._turn(carried):
+                    if await carried.tidy.merge() is None:
+                        return
                 self._metrics.merges.inc()
             except ObjectDamaged as error:  # the others are merged without it
                 self._metrics.errors.inc()
@@ -339,10 +408,11 @@ class Tiering:
             now_us = self._time.at(self._clock.time_us(), self._clock.elapsed())
             await carried.tidy.free(carried.log, now_us, excess_bytes)
 
-    async def upload_all(self, carried: Carried, *, only_whole: bool = False) -> int:
+    async def upload_all(self, carried: Carried, *, only_whole: bool = False, in_turn: bool = False) -> int:
         """Uploads what waits now; what comes meanwhile has its own interval. How many objects it made.
 
-        With `only_whole`, what is less than an object is left, too: it would only have to be merged later.
+        With `only_whole`, what is less than an object is left, too: it would only have to be merged later. `in_turn`:
+        every object when it is its turn; otherwise the caller has the topic to himself and waits for nobody.
         """
         tier, topic_log = carried.tier, carried.log
         began, head = self._clock.elapsed(), topic_log.head
@@ -350,13 +420,16 @@ class Tiering:
         while (waiting := tier.waiting(topic_log)) is not None and waiting[0] < head:
             if only_whole and count and carried.log_bytes(waiting[0]) < self._config.object_bytes:
                 break
-            started = self._clock.elapsed()
-            described = await tier.upload(topic_log, urgent=self._hurried > 0 or self._excess_bytes() > 0)
-            if described is None:
-                break
-            count += 1
-            self._count(described, started)
-            await self._free_excess(carried)  # publishes may wait for it
+            async with self._turn(carried) if in_turn else contextlib.nullcontext():
+                if in_turn and self._is_leaving(carried):
+                    break
+                started = self._clock.elapsed()
+                described = await tier.upload(topic_log, urgent=self._hurried > 0 or self._excess_bytes() > 0)
+                if described is None:
+                    break
+                count += 1
+                self._count(described, started)
+                await self._free_excess(carried)  # publishes may wait for it
         carried.pending_since = began if tier.waiting(topic_log) is not None else None
         return count
 
