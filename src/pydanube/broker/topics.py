@@ -569,6 +569,7 @@ class Topics:
 
     async def _close_lost(self, topic: AnyTopic) -> None:
         log.warning("topic closed: another broker has it", extra={"topic": topic.name, "epoch": topic.ownership.epoch})
+        self._rooms.telemetry.members.unassigned.inc()
         try:
             await topic.close("another broker has it; look it up again", owned=False)
         except DanubeError as error:

@@ -12,7 +12,9 @@ How it is wired, in this order:
 
     cluster = Cluster(identity, host, store=..., clock=..., work=...)
     await cluster.register()               raises NodeIdInUse for a copy of a living broker's directory
-    for topic in await cluster.own_topics(): ...          claim them: compare `cluster.registered` too
+    session = cluster.session
+    for topic in await cluster.own_topics(): ...          claim those whose owner key names this broker, and only while
+                                           `cluster.session` is that one: compare `cluster.registered` too
     cluster.start()                        from here on `host` is called
     (open the doors)
     ...
