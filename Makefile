@@ -15,6 +15,7 @@ SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 COUNT ?= 10000
 ROUNDS ?= 20
 MINUTES ?= 60
+TOPICS ?= 1000
 
 .PHONY: help
 help: ## Show this list
@@ -150,6 +151,10 @@ bench-tier: setup-test ## Measure uploads and reading history, on a real S3-comp
 .PHONY: bench-move
 bench-move: setup-test ## Measure moves and a crash of a real cluster under load
 	@$(PYTHON_IN_VENV) bench/move.py
+
+.PHONY: bench-takeover
+bench-takeover: setup ## Measure a crash, a stop and new topics of a broker with 1,000 topics (TOPICS=3000)
+	@$(PYTHON_IN_VENV) bench/takeover.py --topics $(TOPICS)
 
 .PHONY: bench-cursors
 bench-cursors: setup ## Measure what 5,000 subscriptions that acknowledge cost the metadata store
