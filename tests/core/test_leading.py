@@ -17,7 +17,7 @@ from pydanube.core.leading import (
     World,
 )
 from pydanube.core.lifecycle import BrokerState, Drain, Lost, Mode
-from pydanube.core.load import LoadReport, TopicLoad
+from pydanube.core.load import LoadReport, Tally, TopicLoad, measure
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.placement import Marker, Move, Rules
 
@@ -148,6 +148,95 @@ def test_a_target_has_its_three_seconds_only_once_the_topic_is_free() -> None:
         assert step(leader, now, world(markers={T: moving})) == []
     assert step(leader, 101.0, world(markers={T: moving.as_ready()})) == []
     assert step(leader, 104.0, world(markers={T: moving.as_ready()})) == [Direct(T, C)]
+
+
+def told(to: BrokerId, *names: str) -> dict[TopicName, Marker]:
+    return {TopicName(f"/default/{name}"): Marker(reason="broker_lost", from_broker=A, to=to) for name in names}
+
+
+def test_a_target_that_claims_one_topic_after_the_other_keeps_those_that_wait_however_long_it_takes() -> None:
+    """It has a topic every two seconds; the last of ten waits for twenty, and none is given to anybody else."""
+    leader = leading()
+    waiting = told(B, *(f"t{number}" for number in range(10)))
+    lost = {A: (Lost(session=10), 1)}
+    claimed: dict[TopicName, int] = {}
+    for number in range(200):
+        if number and number % 20 == 0:
+            claimed[sorted(waiting)[0]] = number
+            del waiting[sorted(waiting)[0]]
+        seen = world([B, C], saw=[B, C], lost=lost, markers=waiting, assigned={B: claimed})
+        assert step(leader, number / 10, seen) == []
+
+
+def test_a_target_that_claims_nothing_more_for_three_seconds_is_replaced_for_all_that_wait() -> None:
+    leader = leading()
+    waiting = told(B, "t0", "t1", "t2")
+    lost = {A: (Lost(session=10), 1)}
+    first = world([B, C], saw=[B, C], lost=lost, markers=waiting)
+    assert step(leader, 0.0, first) == []
+    waiting = told(B, "t1", "t2")
+    then = world([B, C], saw=[B, C], lost=lost, markers=waiting, assigned={B: {TopicName("/default/t0"): 7}})
+    assert step(leader, 2.0, then) == []
+    assert leader.due == 5.0
+    assert step(leader, 4.9, then) == []
+    assert step(leader, 5.0, then) == [Direct(topic, C) for topic in waiting]
+
+
+def test_a_topic_that_its_target_cannot_open_does_not_wait_for_ever_because_new_ones_keep_coming() -> None:
+    """One other waited when it was asked for: only one of the claims since then has given it its time anew."""
+    leader = leading()
+    stuck = TopicName("/default/stuck")
+    claimed: dict[TopicName, int] = {}
+    for number in range(31):
+        new = TopicName(f"/default/new{number}")
+        markers = {stuck: Marker(to=B), new: Marker(to=B)}
+        decisions = step(leader, number / 10, world(markers=markers, assigned={B: dict(claimed)}))
+        assert decisions == [], number
+        claimed[new] = number
+    [direct] = step(leader, 3.1, world(markers={stuck: Marker(to=B)}, assigned={B: claimed}))
+    assert isinstance(direct, Direct) and direct.topic == stuck and direct.to != B
+
+
+def test_a_topic_that_somebody_else_took_is_no_claim_of_the_target() -> None:
+    """Deleted, or claimed by another: that says nothing about the one that was asked."""
+    leader = leading()
+    assert step(leader, 0.0, world(markers=told(B, "t0", "t1"))) == []
+    elsewhere = {C: {TopicName("/default/t0"): 7}}
+    assert step(leader, 2.0, world(markers=told(B, "t1"), assigned=elsewhere)) == []
+    [direct] = step(leader, 3.0, world(markers=told(B, "t1"), assigned=elsewhere))
+    assert direct == Direct(TopicName("/default/t1"), A) or direct == Direct(TopicName("/default/t1"), C)
+
+
+def test_a_broker_with_very_many_topics_loses_them_in_pieces() -> None:
+    """So that the first are claimed while the others are still being written down."""
+    topics = [TopicName(f"/default/t{number:03}") for number in range(450)]
+    lost, assigned = {C: (Lost(session=30), 9)}, dict.fromkeys(topics, 8)
+    pieces = []
+    while assigned:
+        [abandon] = step(leading(), 0.0, world([A, B], lost=lost, assigned={C: dict(assigned)}))
+        assert isinstance(abandon, Abandon)
+        pieces.append(len(abandon.topics))
+        for topic in abandon.topics:
+            del assigned[topic]
+    assert pieces == [200, 200, 50]
+
+
+def test_what_was_counted_already_is_not_counted_anew_and_decides_the_same() -> None:
+    reports = {
+        A: LoadReport(broker_id=A, timestamp=2, cpu=20.0, topics=[TopicLoad(topic_name=T, byte_rate=4e6)]),
+        B: LoadReport(broker_id=B, timestamp=1, cpu=30.0, topics=[TopicLoad(topic_name=U, consumer_count=9)]),
+    }
+    tally = Tally()
+    assigned = {A: {T: 1}, B: {U: 2, V: 3}}
+    for broker, report in reports.items():
+        tally.report(broker, report)
+    for broker, topics in assigned.items():
+        for topic in topics:
+            tally.assign(broker, topic)
+    markers = {U: Marker(reason="unload", from_broker=B, to=A), TopicName("/default/new"): Marker(to=C)}
+    seen = world(assigned=assigned, reports=reports, markers=markers)
+    counted = seen._replace(counted=tally.figures, known=tally.known)
+    assert counted.measured() == seen.measured() == measure(seen.topics_of([A, B, C]), reports)
 
 
 def test_when_nobody_claims_everybody_is_asked_again_and_given_longer_each_round() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pydanube.config import BrokerConfig, Config, Flags, LinesConfig, load
+from pydanube.config import BrokerConfig, ClusterConfig, Config, Flags, LinesConfig, load
 from pydanube.config.keys import ALIASES, REPLACED, SETTINGS
 from pydanube.core.lag import Heartbeat
 from pydanube.core.policies import UNLIMITED, TopicPolicy
@@ -356,3 +356,12 @@ def test_log_lines_are_set_by_the_file_and_flags_win(file: Path) -> None:
     assert loaded(file, text).lines == LinesConfig(level="warning", format="json")
     assert loaded(file, text, log_level="debug").lines == LinesConfig(level="debug", format="json")
     assert "one of debug, info, warning, error" in str(refusal(file, "log: {level: loud}"))
+
+
+def test_a_stop_has_more_time_for_more_topics_unless_somebody_has_set_it(file: Path) -> None:
+    assert [ClusterConfig().shutdown_seconds_for(topics) for topics in (0, 600, 3000)] == [30.0, 30.0, 150.0]
+    file.write_text("broker: {shutdown_seconds: 12}\n")
+    chosen = load(Flags(config_file=file, mode="standalone")).cluster
+    assert [chosen.shutdown_seconds_for(topics) for topics in (0, 3000)] == [12.0, 12.0]
+    by_flag = load(Flags(shutdown_timeout=0.0, mode="standalone")).cluster
+    assert by_flag.shutdown_seconds_for(3000) == 0.0

@@ -30,6 +30,7 @@ from pydanube.broker.topic import Defaults
 from pydanube.broker.topics import Topics
 from pydanube.cluster.cluster import Cluster
 from pydanube.cluster.membership import Identity
+from pydanube.cluster.observed import ObservedStore
 from pydanube.config import Config, reachable
 from pydanube.core.names import BrokerId, TopicName, parse_broker_id
 from pydanube.errors import DanubeError
@@ -75,6 +76,7 @@ class Broker:
         self._close_stores = close_stores
         self._home = home  # what tells this data directory from a copy of it elsewhere
         self._tasks: list[asyncio.Task[None]] = []
+        self._not_handed_over: int | None = None  # how many topics; None: not tried yet
         self.broker_url = config.broker.broker_url or f"http://{config.broker.client_addr}"
         self.connect_url = config.broker.connect_url or self.broker_url
         self.stream_url = f"{config.stream.scheme}://{reachable(config.broker.stream_addr, self.broker_url)}"
@@ -169,7 +171,7 @@ class Broker:
         )
         self.broker_id = await self._node_id()
         self.telemetry.broker = str(self.broker_id)
-        metadata = await open_metadata()
+        metadata = ObservedStore(await open_metadata())
         objects = await open_objects(metadata)
         timer = Timer(self.clock)
         self.cursors = Cursors(metadata, self.clock, self.telemetry.moves.acks_cut)
@@ -237,7 +239,7 @@ class Broker:
             if self.cluster is not None and isinstance(error, Exception):
                 self.cluster.fail(error)
 
-    async def _join(self, metadata: MetadataStore) -> None:
+    async def _join(self, metadata: ObservedStore) -> None:
         """Registers in the cluster. From here on topics are claimed only as a member."""
         config, addresses = self.config.cluster, self.config.broker
         hosting = Hosting(self.topics, self.clock, self.telemetry, self.broker_id)
@@ -261,6 +263,7 @@ class Broker:
             join=config.join,
             metrics=self.telemetry.members,
         )
+        metadata.notice = self.cluster.view.notice
         self.hosting = hosting
         self.topics.elsewhere = hosting
         self.wal.answer_only_while(self._may_serve)
@@ -297,15 +300,24 @@ class Broker:
         await self.wal.close()
         if self._close_stores is not None:
             await self._close_stores()
-        log.info("broker stopped", extra={"broker_id": self.broker_id})
+        if self._not_handed_over:
+            log.error(
+                "broker stopped, and topics were not handed over: others take them when its lease has run out",
+                extra={"broker_id": self.broker_id, "topics": self._not_handed_over},
+            )
+        else:
+            log.info("broker stopped", extra={"broker_id": self.broker_id})
 
     async def hand_over(self) -> None:
-        """Seals every topic that can be, in the time there is, so that others continue without a gap."""
-        if self.hosting is not None and self.cluster is not None:
+        """Seals every topic that can be, in the time there is, so that others continue without a gap. Once: what could
+        not be sealed then stays as it is.
+        """
+        if self.hosting is not None and self.cluster is not None and self._not_handed_over is None:
             await self.cluster.retire()  # nobody gives us topics any more
-            left = await self.hosting.seal_all(self.config.cluster.shutdown_seconds)
+            seconds = self.config.cluster.shutdown_seconds_for(len(self.topics.loaded))
+            self._not_handed_over = left = await self.hosting.seal_all(seconds)
             if left:
-                log.warning("topics not handed over", extra={"topics": left})
+                log.error("topics not handed over", extra={"topics": left, "seconds": seconds})
 
     async def _abandon(self) -> None:
         """The start failed half-way: what is open is closed, quietly."""

@@ -240,7 +240,7 @@ class Topics:
         if self.elsewhere is None:
             return await self._load(name)
         if await self.elsewhere.hosted(name, HOSTED_SECONDS) == self._rooms.broker_id:
-            topic = self._open.get(name)
+            topic = self._open.get(name) or await self._arrival(name)  # claimed, and perhaps just being opened
             if topic is not None:
                 return topic
         raise NotServed(name, *self.elsewhere.where(name))

@@ -159,7 +159,7 @@ def broker(
         typer.Option(
             metavar="SECONDS",
             help="How long SIGTERM may take to hand topics over.",
-            show_default="30",
+            show_default="30, or 0.05 per topic",
             rich_help_panel=CLUSTER,
         ),
     ] = None,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -33,6 +33,7 @@ RETRY_SECONDS: Final = 0.2
 RETRY_SECONDS_MAX: Final = 5.0
 UNSERVED_SECONDS: Final = 5.0
 CLAIMS_MAX: Final = 32  # at once
+LOOK_SECONDS: Final = 0.02  # between two looks at the markers: while topics come in, one changes every few milliseconds
 
 
 class Duties:
@@ -47,12 +48,17 @@ class Duties:
         self._running: dict[TopicName, asyncio.Task[None]] = {}
         self._failures: dict[TopicName, tuple[int, float]] = {}  # how many, and when to try again
         self._missing: dict[TopicName, float] = {}  # assigned and not served, since when
+        self._missed_at = 0.0  # when that was looked at
         self._room = asyncio.Semaphore(CLAIMS_MAX)
 
     async def run(self) -> NoReturn:
+        looked_at = -LOOK_SECONDS
         try:
             while True:
-                version = self._view.version
+                wait = looked_at + LOOK_SECONDS - self._clock.elapsed()
+                if self._running and wait > 0:
+                    await self._clock.sleep(wait)
+                version, looked_at = self._view.version, self._clock.elapsed()
                 if self._membership.may_serve() and not self._membership.is_retired:
                     self._look()
                 await self._view.changed(version, self._patience())
@@ -65,27 +71,31 @@ class Duties:
 
     def _look(self) -> None:
         me, now = self._membership.broker, self._clock.elapsed()
+        served = self._host.owned_topics()
         for topic in [t for t in self._failures if t not in self._view.markers and t not in self._missing]:
             del self._failures[topic]
         for topic, seen in self._view.markers.items():
             marker = seen.value
-            if self._is_busy(topic, now):
+            if marker.to is None or self._is_busy(topic, now):
                 continue
             if marker.is_free and marker.to == me:
-                self._begin(topic, self._claim)
-            elif marker.is_move and marker.from_broker == me and marker.to is not None:
+                if topic not in served:  # otherwise it was claimed, and the watch has not told yet
+                    self._begin(topic, self._claim)
+            elif marker.is_move and marker.from_broker == me:
                 self._begin(topic, self._let_go)
 
-        for topic in self._unserved(now):
-            if not self._is_busy(topic, now):
-                self._begin(topic, self._claim_again)
+        if now - self._missed_at >= IDLE_SECONDS:
+            self._missed_at = now
+            for topic in self._unserved(now, served):
+                if not self._is_busy(topic, now):
+                    self._begin(topic, self._claim_again)
 
     def _is_busy(self, topic: TopicName, now: float) -> bool:
         return topic in self._running or now < self._failures.get(topic, (0, now))[1]
 
-    def _unserved(self, now: float) -> list[TopicName]:
-        """Topics that have been assigned to this broker for a while and that it does not serve."""
-        me, served = self._membership.broker, self._host.owned_topics()
+    def _unserved(self, now: float, served: Collection[TopicName]) -> list[TopicName]:
+        """Of all its topics, those that have been assigned to this broker for a while and that it does not serve."""
+        me = self._membership.broker
         lost = self._view.lost.get(me)
         missing = {
             topic
@@ -132,7 +142,8 @@ class Duties:
             try:
                 await self._host.claim(Offer(topic, seen.value, seen.revision))
             except Conflict:
-                await self._view.refresh()  # perhaps it was behind
+                # Perhaps it was behind; or the registration is not what it was, which `Membership` finds out by itself.
+                await self._view.look_again([keys.unassigned(topic)])
                 raise
             except TopicUnknown:
                 marker = keys.unassigned(topic)
@@ -144,7 +155,7 @@ class Duties:
             item = await self._store.get(keys.owner(topic))
             owner = _read(item.value) if item else None
             if item is None or owner is None or owner.released or owner.broker_id != self._membership.broker:
-                await self._view.refresh()
+                await self._view.look_again([keys.assignment(self._membership.broker, topic), keys.unassigned(topic)])
                 return
             log.info("topic is ours and not open", extra={"topic": topic})
             await self._host.claim(Offer(topic, Marker(), owner_revision=item.revision))
@@ -155,7 +166,7 @@ class Duties:
         item = await self._store.get(keys.unassigned(topic))
         marker = Marker.from_bytes(item.value) if item else None
         if marker is None or not marker.is_move or marker.from_broker != self._membership.broker:
-            await self._view.refresh()  # the view was behind
+            await self._view.look_again([keys.unassigned(topic)])  # the view was behind
             return
         try:
             if topic not in self._host.owned_topics():

@@ -31,6 +31,8 @@ BATCH: Final = 50  # topics in one transaction: two operations each, and the sto
 HISTORY_MAX: Final = 1_000
 RETRY_SECONDS: Final = 0.5
 REFUSED_SECONDS: Final = 0.02
+STEP_SECONDS: Final = 0.02  # between two steps while topics have no owner: then the view changes every few milliseconds
+STEP_SHARE: Final = 0.2  # of the time, at most, however many topics there are to look at
 
 
 class LoadManager:
@@ -69,13 +71,19 @@ class LoadManager:
         leading = Leading(self._strategy, self._rules, self._ttl_seconds)
         fresh = False
         refused = 0
+        stepped_at, spent = -STEP_SECONDS, 0.0
         while self._leadership.leads:
             try:
                 if not fresh:
                     await self._view.refresh()
                     fresh = True
+                wait = stepped_at + max(STEP_SECONDS, spent / STEP_SHARE) - self._clock.elapsed()
+                if self._view.markers and wait > 0:
+                    await self._clock.sleep(wait)
                 version, now = self._view.version, self._clock.elapsed()
                 decisions = leading.step(now, self._clock.time_us() // 1000, self._view.world())
+                stepped_at = self._clock.elapsed()
+                spent = stepped_at - now
                 all_written = await self._carry_out(decisions)
                 self._metrics.cycle.add(self._clock.elapsed() - now)
                 if not all_written:
@@ -110,9 +118,7 @@ class LoadManager:
                     written &= await self._remove(topic)
                 case FinishDrain(broker, reason):
                     written &= await self._finish_drain(broker, reason)
-        for batch in batches(directs, BATCH):
-            written &= await self._direct(batch)
-        return written
+        return all([written, *await asyncio.gather(*map(self._direct, batches(directs, BATCH)))])
 
     async def _write(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> bool:
         return await self._view.transact([self._leadership.guard, *compares], operations) is not None
@@ -130,20 +136,18 @@ class LoadManager:
         return True
 
     async def _abandon(self, broker: BrokerId, topics: Sequence[TopicName]) -> bool:
-        written = True
-        for batch in batches(topics, BATCH):
-            compares: list[Compare] = []
-            operations: list[Put | Delete] = []
-            waits = await asyncio.gather(*map(self._waits, batch))
-            for topic, wait in zip(batch, waits, strict=True):
-                marker = Marker(
-                    reason=BROKER_LOST, from_broker=broker, wait=wait, timestamp=self._clock.time_us() // 1000
-                )
-                assignment = keys.assignment(broker, topic)
-                compares.append(self._view.compare(assignment))
-                operations += [Put(keys.unassigned(topic), marker.to_bytes()), Delete(assignment)]
-            written &= await self._write(compares, operations)
-        return written
+        return all(await asyncio.gather(*(self._abandon_some(broker, batch) for batch in batches(topics, BATCH))))
+
+    async def _abandon_some(self, broker: BrokerId, topics: Sequence[TopicName]) -> bool:
+        compares: list[Compare] = []
+        operations: list[Put | Delete] = []
+        waits = await asyncio.gather(*map(self._waits, topics))
+        for topic, wait in zip(topics, waits, strict=True):
+            marker = Marker(reason=BROKER_LOST, from_broker=broker, wait=wait, timestamp=self._clock.time_us() // 1000)
+            assignment = keys.assignment(broker, topic)
+            compares.append(self._view.compare(assignment))
+            operations += [Put(keys.unassigned(topic), marker.to_bytes()), Delete(assignment)]
+        return await self._write(compares, operations)
 
     async def _waits(self, topic: TopicName) -> bool:
         item = await self._store.get(keys.on_crash(topic))

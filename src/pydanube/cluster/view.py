@@ -20,7 +20,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from pydanube.core import keys
 from pydanube.core.leading import World
 from pydanube.core.lifecycle import BrokerState, Lost, Registration
-from pydanube.core.load import LoadReport
+from pydanube.core.load import LoadReport, Tally
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.placement import Marker, Move
 from pydanube.errors import Unavailable
@@ -72,6 +72,7 @@ class View:
         self.reports: dict[BrokerId, LoadReport] = {}
         self.history: dict[str, Move] = {}
         self.leader: Seen[BrokerId] | None = None
+        self._tally = Tally()
         self._revisions: dict[str, Revision] = {}
         self._lives: dict[BrokerId, _Life] = {}
         self._listed = False
@@ -91,6 +92,8 @@ class View:
             markers={topic: seen.value for topic, seen in self.markers.items()},
             reports=self.reports,
             history=list(self.history.values()),
+            counted=self._tally.figures,
+            known=self._tally.known,
         )
 
     def active(self) -> list[BrokerId]:
@@ -142,17 +145,21 @@ class View:
     # --- writing ------------------------------------------------------------------------------------
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Revision | None:
-        """As the store's; what it changed is seen at once. After a refusal the copy is made anew."""
+        """As the store's; what it changed is seen at once. After a refusal what was compared is read again."""
         revision = await self._store.transact(compares, operations)
         if revision is None:
-            await self.refresh()
+            await self.look_again([compare.key for compare in compares if compare.key.startswith(keys.CLUSTER)])
             return None
+        self.notice(operations, revision)
+        return revision
+
+    def notice(self, operations: Sequence[Put | Delete], revision: Revision) -> None:
+        """This process has written that: what concerns the cluster is seen before the watch tells of it."""
         self._apply(
             Event(operation.key, operation.value if isinstance(operation, Put) else None, revision)
             for operation in operations
             if operation.key.startswith(keys.CLUSTER)
         )
-        return revision
 
     # --- keeping it fresh ---------------------------------------------------------------------------
 
@@ -178,6 +185,19 @@ class View:
         assert after is not None, "nothing was compared"
         self._replace(await self._store.list(keys.CLUSTER), after)
         return after
+
+    async def look_again(self, doubtful: Sequence[str]) -> None:
+        """Reads a few keys that may be others than they seem: much less than to make the whole copy anew."""
+        base = await self._store.transact([], [])
+        assert base is not None, "nothing was compared"
+        items = await asyncio.gather(*map(self._store.get, doubtful))
+        found = [Event(*item) for item in items if item is not None]
+        gone = [
+            Event(key, None, base + 1)
+            for key, item in zip(doubtful, items, strict=True)
+            if item is None and self._revisions.get(key, base + 1) <= base
+        ]
+        self._apply([*gone, *found])
 
     async def _follow(self, after: Revision) -> None:
         try:
@@ -231,6 +251,7 @@ class View:
         elif (broker := keys.broker_of_load(key)) is not None:
             report = self._read(event, LoadReport.from_bytes(value) if value else None)
             _put(self.reports, broker, report.value if report else None)
+            self._tally.report(broker, self.reports.get(broker))
         elif keys.time_of_rebalancing(key) is not None:
             move = self._read(event, Move.from_bytes(value) if value else None)
             _put(self.history, key, move.value if move else None)
@@ -249,7 +270,9 @@ class View:
         if revision is not None:
             self.assigned.setdefault(broker, {})[topic] = revision
             self.hosts[topic] = broker
+            self._tally.assign(broker, topic)
             return
+        self._tally.unassign(broker, topic)
         self.assigned.get(broker, {}).pop(topic, None)
         if self.hosts.get(topic) == broker:
             del self.hosts[topic]

@@ -118,6 +118,11 @@ class ClusterConfig:
     etcd: tuple[str, ...] = ()
     ttl_seconds: float = TTL_SECONDS
     shutdown_seconds: float = 30.0  # for sealing topics at the end
+    shutdown_topic_seconds: float = 0.05  # but at least so long for each of them; 0 if somebody chose the time
+
+    def shutdown_seconds_for(self, topics: int) -> float:
+        """How long a stop may take to hand so many topics over."""
+        return max(self.shutdown_seconds, self.shutdown_topic_seconds * topics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,13 +354,14 @@ def _cluster(flags: Flags, values: Values) -> ClusterConfig:
     if flags.etcd is not None:
         etcd = tuple(node.strip() for node in flags.etcd.split(",") if node.strip())
     defaults = ClusterConfig()
+    shutdown = _seconds("--shutdown-timeout", flags.shutdown_timeout, 0.0, values, "broker.shutdown_seconds")
     return ClusterConfig(
         cluster_name=values.take("cluster_name", defaults.cluster_name),
         etcd=tuple(keys.address("--etcd", node.partition("://")[2] or node) for node in etcd),
         ttl_seconds=_seconds("--registration-ttl", flags.registration_ttl, 1.0, values, "meta_store.ttl_seconds")
         or defaults.ttl_seconds,
-        shutdown_seconds=_seconds("--shutdown-timeout", flags.shutdown_timeout, 0.0, values, "broker.shutdown_seconds")
-        or defaults.shutdown_seconds,
+        shutdown_seconds=defaults.shutdown_seconds if shutdown is None else shutdown,
+        shutdown_topic_seconds=defaults.shutdown_topic_seconds if shutdown is None else 0.0,
         raft_addr=_listen("--raft-addr", flags.raft_addr, "raft", 7650, values),
         seed_nodes=tuple(keys.address(key, node.partition("://")[2] or node) for node in nodes),
         join=flags.join,

@@ -34,7 +34,11 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "broker.advertised_listeners.connect_url": Meaning(
         "The proxy in front of this broker, if there is one.", "--connect-url"
     ),
-    "broker.shutdown_seconds": Meaning("How long a stop may take to hand topics over.", "--shutdown-timeout"),
+    "broker.shutdown_seconds": Meaning(
+        "How long a stop may take to hand topics over. If it is not given: 30, or 0.05 for each topic if that is more. "
+        "Whoever stops the process must wait longer.",
+        "--shutdown-timeout",
+    ),
     # general
     "cluster_name": Meaning("Part of the store's identity. The same on every broker of a cluster."),
     "bootstrap_namespaces": Meaning("Namespaces that are made at the start."),
@@ -161,7 +165,6 @@ def default(config: Config, key: str) -> object | None:
     tier, storage = config.storage.tier, config.storage
     return {
         "broker.host": config.broker.client_addr.rpartition(":")[0],
-        "broker.shutdown_seconds": config.cluster.shutdown_seconds,
         "cluster_name": config.cluster.cluster_name,
         "bootstrap_namespaces": [str(each) for each in config.broker.bootstrap_namespaces],
         "auto_create_topics": config.broker.auto_create_topics,

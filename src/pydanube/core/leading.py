@@ -16,17 +16,19 @@ be written any more is decided anew.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
 from pydanube.core.lifecycle import DRAIN_COMPLETE, BrokerState, Drain, Lost, Mode
-from pydanube.core.load import LoadReport, measure, rank
+from pydanube.core.load import Figures, LoadReport, TopicLoad, loads_of_topics, measure, rank
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.placement import DRAIN, REBALANCE, Marker, Move, Proposal, Rules, choose, propose, too_soon
 
-CLAIM_SECONDS: Final = 3.0  # a target that has not claimed by then is replaced
+CLAIM_SECONDS: Final = 3.0  # a target that has claimed nothing for so long is replaced
 CLAIM_SECONDS_MAX: Final = 48.0  # when nobody claims: longer than it takes to list what no event told
+ABANDON_MAX: Final = 200  # topics of one broker in one step, so that the first are claimed while others are written
 FAILED_SECONDS: Final = 10.0  # a failed move stays visible to whoever asked for it
 RETRY_SECONDS: Final = 30.0  # a drain tries a topic again whose move failed
 
@@ -42,6 +44,10 @@ class World(NamedTuple):
     markers: Mapping[TopicName, Marker]
     reports: Mapping[BrokerId, LoadReport]
     history: Sequence[Move]
+    # What follows from `assigned` and `reports`, where somebody keeps it up to date: to count anew is a look at every
+    # topic of the cluster.
+    counted: Mapping[BrokerId, Figures] | None = None
+    known: Mapping[TopicName, TopicLoad] | None = None
 
     def active(self) -> list[BrokerId]:
         """Brokers that may be given topics."""
@@ -54,6 +60,25 @@ class World(NamedTuple):
             if marker.to in found and not marker.error:
                 found[marker.to].add(topic)
         return found
+
+    def measured(self) -> dict[BrokerId, Figures]:
+        """The figures of the active brokers, with what they have been told to serve."""
+        active = self.active()
+        counted, known = self.counted, self.known
+        if counted is None or known is None:
+            counted = measure({broker: self.assigned.get(broker, ()) for broker in active}, self.reports)
+            known = loads_of_topics(self.reports.values())
+        found = {broker: counted.get(broker, Figures()) for broker in active}
+        told: dict[BrokerId, int] = dict.fromkeys(active, 0)
+        for topic, marker in self.markers.items():
+            broker = marker.to
+            if broker is None or marker.error or broker not in found or topic in self.assigned.get(broker, ()):
+                continue
+            if (load := known.get(topic)) is None:
+                told[broker] += 1
+            else:
+                found[broker] = found[broker].plus(load)
+        return {broker: figures._replace(topics=figures.topics + told[broker]) for broker, figures in found.items()}
 
 
 # --- decisions ------------------------------------------------------------------------------------------
@@ -102,7 +127,7 @@ class _Scale:
 
     def __init__(self, strategy: str, world: World) -> None:
         self._strategy = strategy
-        self._measured = measure(world.topics_of(world.active()), world.reports)
+        self._measured = world.measured()
         self.loads = rank(strategy, self._measured)
 
     def choose(self, marker: Marker, turn: int, avoid: Collection[BrokerId] = ()) -> BrokerId | None:
@@ -116,10 +141,17 @@ class _Scale:
 
 @dataclass(slots=True)
 class _Asked:
-    """A target was asked to claim a topic."""
+    """A target was asked to claim a topic.
+
+    A busy target claims its topics one after the other, so the topic's time begins anew whenever the target has claimed
+    another one. But only `ahead` times, as many as were waiting there when it was asked: a topic that it cannot open
+    does not wait for ever because new ones keep coming.
+    """
 
     to: BrokerId
     since: float
+    ahead: int = 0
+    claims: int = 0  # that the target had made by `since`
     avoid: set[BrokerId] = field(default_factory=set)
     rounds: int = 0  # how often everybody was asked in vain
 
@@ -137,6 +169,7 @@ class Leading:
         self._ttl_seconds = ttl_seconds
         self._missing: dict[BrokerId, float] = {}
         self._asked: dict[TopicName, _Asked] = {}
+        self._claims: Counter[BrokerId] = Counter()  # of topics that this leader asked them to claim
         self._failed: dict[TopicName, float] = {}
         self._retry: dict[TopicName, float] = {}
         self._checked: float | None = None
@@ -182,7 +215,13 @@ class Leading:
 
     def _markers(self, now: float, world: World, scale: _Scale) -> Iterator[Decision]:
         for gone in [topic for topic in self._asked if topic not in world.markers]:
-            del self._asked[gone]
+            broker = self._asked.pop(gone).to
+            self._claims[broker] += gone in world.assigned.get(broker, ())
+        waiting = Counter(
+            marker.to
+            for marker in world.markers.values()
+            if marker.to is not None and marker.is_free and not marker.wait
+        )
         for gone in [topic for topic in self._failed if topic not in world.markers]:
             del self._failed[gone]
         for topic, marker in sorted(world.markers.items()):
@@ -195,13 +234,21 @@ class Leading:
                     self._again(since + FAILED_SECONDS)
                 continue
             self._failed.pop(topic, None)
-            target = self._target(now, topic, marker, world, scale)
+            target = self._target(now, topic, marker, world, scale, waiting)
             if target is not None and target != marker.to:
                 scale.put_on(target)
                 yield Direct(topic, target)
 
-    def _target(self, now: float, topic: TopicName, marker: Marker, world: World, scale: _Scale) -> BrokerId | None:
-        """Who is to have it: whoever was told so already, as long as that works."""
+    def _target(
+        self,
+        now: float,
+        topic: TopicName,
+        marker: Marker,
+        world: World,
+        scale: _Scale,
+        waiting: Mapping[BrokerId, int],
+    ) -> BrokerId | None:
+        """Who is to have it: whoever was told so already, as long as that works. `waiting`: what each is to claim."""
         told = marker.to
         if marker.wait:
             return marker.from_broker if marker.from_broker in world.alive else None
@@ -210,9 +257,15 @@ class Leading:
         if not marker.is_free:
             self._asked.pop(topic, None)
             return told
-        asked = self._asked.setdefault(topic, _Asked(told, now))
-        if asked.to != told:
-            asked.to, asked.since = told, now
+        asked = self._asked.get(topic)
+        if asked is None:
+            asked = self._asked[topic] = _Asked(told, now, waiting[told] - 1, self._claims[told])
+        elif asked.to != told:
+            asked.to, asked.since, asked.ahead, asked.claims = told, now, waiting[told] - 1, self._claims[told]
+        elif asked.claims != (claims := self._claims[told]):
+            if asked.ahead > 0:
+                asked.since = now
+            asked.ahead, asked.claims = asked.ahead - (claims - asked.claims), claims
         if now < asked.until:
             self._again(asked.until)
             return told
@@ -288,9 +341,10 @@ def start_of(move: Move, now_ms: int) -> Start:
 def _abandoned(world: World) -> Iterator[Abandon]:
     """Topics that a dead session had: assigned before it was declared dead, and every claim needs a living one."""
     for broker, (_, revision) in sorted(world.lost.items()):
-        topics = tuple(topic for topic, at in sorted(world.assigned.get(broker, {}).items()) if at < revision)
-        if topics:
-            yield Abandon(broker, topics)
+        assigned = world.assigned.get(broker)
+        if assigned and min(assigned.values()) < revision:
+            topics = sorted(topic for topic, at in assigned.items() if at < revision)
+            yield Abandon(broker, tuple(topics[:ABANDON_MAX]))
 
 
 def _draining(world: World) -> list[tuple[BrokerId, BrokerState]]:

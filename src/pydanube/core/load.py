@@ -159,7 +159,14 @@ def measure(
     topics_of: Mapping[BrokerId, Collection[TopicName]], reports: Mapping[BrokerId, LoadReport]
 ) -> dict[BrokerId, Figures]:
     """The figures of every broker in `topics_of`."""
-    known = loads_of_topics(reports.values())
+    return _measure(topics_of, reports, loads_of_topics(reports.values()))
+
+
+def _measure(
+    topics_of: Mapping[BrokerId, Collection[TopicName]],
+    reports: Mapping[BrokerId, LoadReport],
+    known: Mapping[TopicName, TopicLoad],
+) -> dict[BrokerId, Figures]:
     measured = {}
     for broker, topics in topics_of.items():
         report = reports.get(broker)
@@ -170,6 +177,62 @@ def measure(
             figures = figures.plus(known.get(topic))
         measured[broker] = figures
     return measured
+
+
+class Tally:
+    """The figures of every broker, kept up to date topic by topic. The same as `measure` of all of them.
+
+    A report changes what is known of many topics: then everything is counted anew, when somebody asks.
+    """
+
+    def __init__(self) -> None:
+        self._assigned: dict[BrokerId, dict[TopicName, None]] = {}
+        self._reports: dict[BrokerId, LoadReport] = {}
+        self._known: dict[TopicName, TopicLoad] | None = {}
+        self._figures: dict[BrokerId, Figures] = {}
+
+    @property
+    def known(self) -> Mapping[TopicName, TopicLoad]:
+        """The newest word on each topic."""
+        if self._known is None:
+            self._known = loads_of_topics(self._reports.values())
+        return self._known
+
+    @property
+    def figures(self) -> Mapping[BrokerId, Figures]:
+        """Of those that have topics or have reported."""
+        if not self._figures:
+            brokers = self._assigned.keys() | self._reports.keys()
+            topics_of = {broker: self._assigned.get(broker, {}) for broker in sorted(brokers)}
+            self._figures = _measure(topics_of, self._reports, self.known)
+        return self._figures
+
+    def assign(self, broker: BrokerId, topic: TopicName) -> None:
+        topics = self._assigned.setdefault(broker, {})
+        if topic not in topics:
+            topics[topic] = None
+            self._count(broker, topic, 1)
+
+    def unassign(self, broker: BrokerId, topic: TopicName) -> None:
+        topics = self._assigned.get(broker, {})
+        if topic in topics:
+            del topics[topic]
+            self._count(broker, topic, -1)
+            if not topics:
+                del self._assigned[broker]
+
+    def report(self, broker: BrokerId, report: LoadReport | None) -> None:
+        """None: it is gone."""
+        if report is not None:
+            self._reports[broker] = report
+        else:
+            self._reports.pop(broker, None)
+        self._known = None
+        self._figures = {}
+
+    def _count(self, broker: BrokerId, topic: TopicName, sign: int) -> None:
+        if self._figures:
+            self._figures[broker] = self._figures.get(broker, Figures()).plus(self.known.get(topic), sign)
 
 
 # --- one number -----------------------------------------------------------------------------------------

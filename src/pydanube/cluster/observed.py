@@ -1,0 +1,43 @@
+"""The metadata store as a broker's topics use it: what they write below `/cluster/` is in its own view at once.
+
+A claim deletes the topic's marker, a seal puts one. A view that learns of it only by the watch would have the topic
+claimed a second time meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from pydanube.ports import Compare, Delete, Event, Item, LeaseId, MetadataStore, Put, Revision
+
+
+class ObservedStore:
+    """A MetadataStore over another one. `notice` is called with every change that was made, if its answer came."""
+
+    def __init__(self, under: MetadataStore) -> None:
+        self._under = under
+        self.notice: Callable[[Sequence[Put | Delete], Revision], None] = lambda operations, revision: None
+
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Revision | None:
+        revision = await self._under.transact(compares, operations)
+        if revision is not None and operations:
+            self.notice(operations, revision)
+        return revision
+
+    async def get(self, key: str) -> Item | None:
+        return await self._under.get(key)
+
+    async def list(self, prefix: str) -> list[Item]:
+        return await self._under.list(prefix)
+
+    def watch(self, prefix: str, after: Revision) -> AsyncIterator[Sequence[Event]]:
+        return self._under.watch(prefix, after)
+
+    async def grant(self, ttl_seconds: float) -> LeaseId:
+        return await self._under.grant(ttl_seconds)
+
+    async def renew(self, lease: LeaseId) -> None:
+        await self._under.renew(lease)
+
+    async def revoke(self, lease: LeaseId) -> None:
+        await self._under.revoke(lease)
