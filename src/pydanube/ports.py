@@ -241,6 +241,14 @@ class Event:
     revision: Revision
 
 
+class Usage(NamedTuple):
+    """How far a metadata store is filled, and its revision at that moment. 0: not known, or without a bound."""
+
+    revision: Revision
+    size_bytes: int = 0
+    quota_bytes: int = 0
+
+
 class MetadataStore(Protocol):
     """Small values by key, in one order of revisions for the whole store.
 
@@ -272,6 +280,15 @@ class MetadataStore(Protocol):
         A fast path, not a promise: it may end (raise Unreachable) at any time; then the caller lists again.
         """
         ...
+
+    async def compact(self, revision: Revision) -> None:
+        """Gives up what was before this revision: the store need not keep it for watches that begin earlier.
+
+        What is stored now stays. To ask for what was given up already is no error.
+        """
+        ...
+
+    async def usage(self) -> Usage: ...
 
     async def grant(self, ttl_seconds: float) -> LeaseId:
         """A new lease. Keys put under it vanish, as one change, when it runs out or is revoked."""

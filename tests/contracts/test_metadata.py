@@ -422,3 +422,30 @@ async def test_revision_then_list_then_watch_misses_nothing(metadata: MetadataSt
     watch = metadata.watch("/", revision)
     after = await put(metadata, "/b", b"")
     assert await take(watch, 2) == [Event("/a", b"new", between), Event("/b", b"", after)]
+
+
+# --- space --------------------------------------------------------------------------------------------
+
+
+async def test_compacting_changes_nothing_that_is_stored_and_watches_of_later_changes_go_on(
+    metadata: MetadataStore,
+) -> None:
+    first = await put(metadata, "/a", b"1")
+    second = await put(metadata, "/a", b"2")
+    kept = await put(metadata, "/b", b"3")
+    for revision in (second, first, second):
+        await metadata.compact(revision)
+    assert await metadata.list("/") == [Item("/a", b"2", second), Item("/b", b"3", kept)]
+    assert await take(metadata.watch("/", second), 1) == [Event("/b", b"3", kept)]
+    later = await put(metadata, "/a", b"4")
+    assert await take(metadata.watch("/", kept), 1) == [Event("/a", b"4", later)]
+    assert await metadata.transact([Compare("/a", later)], [Delete("/a")]) is not None
+
+
+async def test_usage_tells_the_revision_and_how_large_the_store_is_if_there_is_a_bound(
+    metadata: MetadataStore,
+) -> None:
+    revision = await put(metadata, "/a")
+    usage = await metadata.usage()
+    assert usage.revision >= revision
+    assert usage.quota_bytes == 0 or 0 < usage.size_bytes < usage.quota_bytes

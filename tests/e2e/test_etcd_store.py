@@ -7,17 +7,24 @@ import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from pydanube.cluster import upkeep
+from pydanube.cluster.leadership import Leadership
 from pydanube.cluster.lease import Lease
-from pydanube.core.names import BrokerId
+from pydanube.cluster.view import View
+from pydanube.core import keys
+from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import ConfigError, LeaseLost, MessageTooLarge, Unreachable
 from pydanube.ports import Compare, Delete, Event, Item, Put, Revision
 from pydanube.stores.etcd import EtcdMetadataStore, Tls
 from pydanube.stores.etcd.endpoint import LEASE_TIME_TO_LIVE
 from pydanube.stores.etcd.store import REQUEST_BYTES_MAX
 from pydanube.stores.system import SystemClock
+from pydanube.telemetry import ClusterMetrics
 from pydanube.wire._pb.pydanube import etcd_pb2 as pb
 from tests.e2e.etcd import EtcdServer, certificates, clear, compact, etcd_in, with_calls
 from tests.support import run
@@ -74,6 +81,107 @@ def test_a_watch_of_compacted_history_ends_and_stays_ended(etcd_server: EtcdServ
         assert list(event) == [Event("/a", b"2", last)]
 
     on(etcd_server, story)
+
+
+def test_what_the_store_compacts_is_gone_and_to_do_it_again_is_no_error(etcd_server: EtcdServer) -> None:
+    async def story(store: EtcdMetadataStore) -> None:
+        first = await put(store, "/a", b"1")
+        last = await put(store, "/a", b"2")
+        for revision in (last, last, first):
+            await store.compact(revision)
+        with pytest.raises(Unreachable, match="no longer kept"):
+            await anext(store.watch("/", first - 1))
+        assert await store.list("/") == [Item("/a", b"2", last)]
+        usage = await store.usage()
+        assert usage.revision >= last and usage.size_bytes > 0
+
+    on(etcd_server, story)
+
+
+def test_a_view_behind_a_compaction_lists_again(etcd_server: EtcdServer) -> None:
+    """Its watch was cancelled with its stream, and the place where it would go on is not kept any more."""
+
+    async def story(store: EtcdMetadataStore) -> None:
+        view = View(store, SystemClock(), ttl_seconds=30.0, relist_seconds=3600.0)
+        after = await view.refresh()
+        watch = store.watch(keys.CLUSTER, after)
+        last = after
+        for number in range(20):
+            last = await put(store, keys.unassigned(TopicName(f"/default/t{number % 4}")), b"null")
+        await store.compact(last)
+        with pytest.raises(Unreachable, match="no longer kept"):
+            await anext(watch)
+        with pytest.raises(Unreachable, match="no longer kept"):
+            await view._follow(after)
+        real, begun = view._follow, []
+
+        async def follow(since: Revision) -> None:
+            begun.append(since)
+            await real(after if len(begun) == 1 else since)  # first from where nothing is kept
+
+        view._follow = follow  # type: ignore[method-assign]
+        running = asyncio.create_task(view.run())
+        try:
+            await until(lambda: len(begun) > 1)
+            await put(store, keys.unassigned(TopicName("/default/new")), b"null")
+            await until(lambda: len(view.markers) == 5)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    on(etcd_server, story)
+
+
+def test_the_leader_keeps_an_etcd_that_compacts_nothing_by_itself_from_growing(
+    etcd_server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(upkeep, "KEEP_SECONDS", 0.5)
+
+    async def story(store: EtcdMetadataStore) -> None:
+        leading = cast(Leadership, SimpleNamespace(leads=True))
+        metrics = ClusterMetrics()
+        first = await put(store, "/a")
+        running = asyncio.create_task(upkeep.Upkeep(store, SystemClock(), leading, metrics, compacts=True).run())
+        try:
+            async with asyncio.timeout(30):
+                while True:
+                    await put(store, "/a", b"x" * 1000)
+                    try:
+                        await anext(store.watch("/a", first))
+                    except Unreachable as error:
+                        assert "no longer kept" in str(error)
+                        break
+            assert 0 < metrics.metadata_size_bytes < metrics.metadata_quota_bytes
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    on(etcd_server, story)
+
+
+def test_the_quota_of_an_etcd_is_known(tmp_path: Path) -> None:
+    async def story(store: EtcdMetadataStore) -> None:
+        usage = await store.usage()
+        assert (usage.quota_bytes, 0 < usage.size_bytes < usage.quota_bytes) == (64 * 1024**2, True)
+
+    with etcd_in(tmp_path, ["--quota-backend-bytes", str(64 * 1024**2)]) as server:
+        on(server, story)
+
+
+def test_a_quota_that_nobody_tells_is_etcds_default(tmp_path: Path) -> None:
+    """Its metrics are behind TLS, too."""
+
+    async def story(store: EtcdMetadataStore) -> None:
+        assert (await store.usage()).quota_bytes == 2 * 1024**3
+
+    of_server, of_client = certificates(tmp_path)
+    flags = [
+        *("--cert-file", str(of_server.cert), "--key-file", str(of_server.key)),
+        *("--trusted-ca-file", str(of_server.ca), "--client-cert-auth"),
+    ]
+    with etcd_in(tmp_path, flags, of_client) as server:
+        on(server, story, tls=of_client)
 
 
 def test_a_wait_for_changes_that_was_cancelled_loses_none(etcd_server: EtcdServer) -> None:

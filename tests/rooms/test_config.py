@@ -365,3 +365,23 @@ def test_a_stop_has_more_time_for_more_topics_unless_somebody_has_set_it(file: P
     assert [chosen.shutdown_seconds_for(topics) for topics in (0, 3000)] == [12.0, 12.0]
     by_flag = load(Flags(shutdown_timeout=0.0, mode="standalone")).cluster
     assert by_flag.shutdown_seconds_for(3000) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("", "auto"), ("auto", "auto"), ("off", "off"), ("'off'", "off"), ("false", "off")]
+)
+def test_who_compacts_the_metadata_store_may_be_said(file: Path, written: str, meant: str) -> None:
+    """YAML reads off as false."""
+    file.write_text(f"meta_store: {{compaction: {written}}}\n" if written else "")
+    assert load(Flags(config_file=file, mode="standalone")).cluster.compaction == meant
+
+
+def test_other_words_for_who_compacts_the_metadata_store_are_refused(file: Path) -> None:
+    for wrong in ("on", "true", "periodic", "5"):
+        with pytest.raises(ConfigError, match=r"meta_store.compaction.*one of auto, off"):
+            load(Flags(config_file=config_in(file, wrong), mode="standalone"))
+
+
+def config_in(file: Path, compaction: str) -> Path:
+    file.write_text(f"meta_store: {{compaction: {compaction}}}\n")
+    return file

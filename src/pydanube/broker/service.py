@@ -261,6 +261,7 @@ class Broker:
             config=self.config.load_manager,
             ttl_seconds=config.ttl_seconds,
             join=config.join,
+            compacts=config.compaction == "auto",
             metrics=self.telemetry.members,
         )
         metadata.notice = self.cluster.view.notice

@@ -15,6 +15,7 @@ from pydanube.cluster.load_manager import LoadManager
 from pydanube.cluster.membership import Identity, Membership
 from pydanube.cluster.reports import Reports
 from pydanube.cluster.requests import Requests
+from pydanube.cluster.upkeep import Upkeep
 from pydanube.cluster.view import RELIST_SECONDS, View
 from pydanube.config import LoadManagerConfig
 from pydanube.core.lifecycle import TTL_SECONDS, BrokerState, Entry, Mode, Registration
@@ -43,6 +44,7 @@ class Cluster:
         relist_seconds: float = RELIST_SECONDS,
         join: bool = False,
         healthy: Callable[[], bool] = lambda: True,
+        compacts: bool = True,
         metrics: ClusterMetrics | None = None,
     ) -> None:
         metrics = metrics or ClusterMetrics()
@@ -78,6 +80,7 @@ class Cluster:
         self._reports = Reports(
             clock, self.view, self.membership, host.load_report, float(config.load_report_interval_seconds)
         )
+        self._upkeep = Upkeep(store, clock, self.leadership, metrics, compacts=compacts)
         self._moves_max = config.max_moves_per_hour
         self._tasks: list[asyncio.Task[Any]] = []
         self._background: set[asyncio.Task[Any]] = set()
@@ -104,6 +107,7 @@ class Cluster:
         self._spawn(self._load_manager.run(), "load manager")
         self._spawn(self._duties.run(), "duties")
         self._spawn(self._reports.run(), "load reports")
+        self._spawn(self._upkeep.run(), "upkeep of the metadata store")
 
     async def retire(self) -> None:
         """Call it before topics are sealed for good: from here on nobody gives this broker any, nor moves any away."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from pydanube.ports import Compare, Delete, Event, Item, LeaseId, MetadataStore, Put, Revision
+from pydanube.ports import Compare, Delete, Event, Item, LeaseId, MetadataStore, Put, Revision, Usage
 
 
 class ObservedStore:
@@ -32,6 +32,12 @@ class ObservedStore:
 
     def watch(self, prefix: str, after: Revision) -> AsyncIterator[Sequence[Event]]:
         return self._under.watch(prefix, after)
+
+    async def compact(self, revision: Revision) -> None:
+        await self._under.compact(revision)
+
+    async def usage(self) -> Usage:
+        return await self._under.usage()
 
     async def grant(self, ttl_seconds: float) -> LeaseId:
         return await self._under.grant(ttl_seconds)

@@ -116,6 +116,7 @@ class ClusterConfig:
     seed_nodes: tuple[str, ...] = ()
     join: bool = False
     etcd: tuple[str, ...] = ()
+    compaction: str = "auto"  # or "off": whether the leader has etcd forget its history
     ttl_seconds: float = TTL_SECONDS
     shutdown_seconds: float = 30.0  # for sealing topics at the end
     shutdown_topic_seconds: float = 0.05  # but at least so long for each of them; 0 if somebody chose the time
@@ -357,6 +358,7 @@ def _cluster(flags: Flags, values: Values) -> ClusterConfig:
     shutdown = _seconds("--shutdown-timeout", flags.shutdown_timeout, 0.0, values, "broker.shutdown_seconds")
     return ClusterConfig(
         cluster_name=values.take("cluster_name", defaults.cluster_name),
+        compaction=values.take("meta_store.compaction", defaults.compaction),
         etcd=tuple(keys.address("--etcd", node.partition("://")[2] or node) for node in etcd),
         ttl_seconds=_seconds("--registration-ttl", flags.registration_ttl, 1.0, values, "meta_store.ttl_seconds")
         or defaults.ttl_seconds,

@@ -87,6 +87,13 @@ def one_of(*words: str) -> Check:
     return check
 
 
+def auto_or_off(key: str, value: object) -> str:
+    """YAML reads `off` as false."""
+    if value is False:
+        return "off"
+    return str(one_of("auto", "off")(key, value))
+
+
 def texts(key: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ConfigError(key, value, "a list of texts")
@@ -165,6 +172,7 @@ SETTINGS: Final[Mapping[str, Check]] = {
     "meta_store.seed_nodes": texts,
     "meta_store.etcd": texts,
     "meta_store.ttl_seconds": POSITIVE,
+    "meta_store.compaction": auto_or_off,
     "broker.shutdown_seconds": POSITIVE,
     "bootstrap_namespaces": namespaces,
     "auto_create_topics": switch,

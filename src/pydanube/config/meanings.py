@@ -58,6 +58,10 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "meta_store.ttl_seconds": Meaning(
         "A broker that is silent for so long loses its topics. The same on every broker.", "--registration-ttl"
     ),
+    "meta_store.compaction": Meaning(
+        "`auto`: every 5 minutes the leader has etcd forget how keys were more than 5 minutes ago. `off` where others "
+        "use the same etcd: then somebody else must do it, or it is full one day. See [metadata](metadata.md)."
+    ),
     # who gets a topic
     "load_manager.assignment_strategy": Meaning(
         "How brokers are compared: by number of topics (`fair`), by load (`balanced`), or by the resource that is "
@@ -174,6 +178,7 @@ def default(config: Config, key: str) -> object | None:
         "log.format": config.lines.format,
         "web.listen": config.web_addr or "off",
         "meta_store.ttl_seconds": config.cluster.ttl_seconds,
+        "meta_store.compaction": config.cluster.compaction,
         "storage.mode": "local",
         "storage.local_wal_root": str(config.data_dir),
         "storage.durable.anonymous": False,

@@ -26,7 +26,7 @@ from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple, TypeVar, cast
 
 from pydanube.errors import LeaseLost, Unreachable
-from pydanube.ports import Clock, Compare, Delete, Event, Item, LeaseId, Put, Revision
+from pydanube.ports import Clock, Compare, Delete, Event, Item, LeaseId, Put, Revision, Usage
 from pydanube.stores.history import Change, History
 from pydanube.stores.sqlite_file import Call, Database
 
@@ -87,6 +87,14 @@ class SqliteMetadataStore:
 
     def watch(self, prefix: str, after: Revision) -> AsyncIterator[Sequence[Event]]:
         return _Watch(self, prefix, after)
+
+    async def compact(self, revision: Revision) -> None:
+        """Nothing to do: the file has no history, and memory only the last changes."""
+        self._check_open()
+
+    async def usage(self) -> Usage:
+        """The file grows with what is stored, and has no bound but the disk."""
+        return Usage(await self._call(lambda database: database.revision))
 
     async def grant(self, ttl_seconds: float) -> LeaseId:
         assert ttl_seconds > 0

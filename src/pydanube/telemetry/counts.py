@@ -175,6 +175,8 @@ class ClusterMetrics:
     rebalances: Counter[str] = field(default_factory=Counter)  # moves that it began, by reason: automatic, manual
     rebalance_failures: Count = field(default_factory=Count)  # such moves of its own topics that failed
     cycle: Histogram = field(default_factory=lambda: Histogram(CYCLE_BOUNDS_SECONDS))  # a leader's rounds, in seconds
+    metadata_size_bytes: int = 0  # of the metadata store; 0: not known
+    metadata_quota_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)

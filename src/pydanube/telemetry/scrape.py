@@ -255,6 +255,7 @@ class MovesNow(NamedTuple):
     rebalances: dict[str, int]
     rebalance_failures: int
     cycle: Buckets
+    metadata: tuple[int, int]  # bytes that the metadata store has, and may have
 
     @classmethod
     def of(cls, moves: MoveMetrics, members: ClusterMetrics) -> MovesNow:
@@ -268,6 +269,7 @@ class MovesNow(NamedTuple):
             dict(members.rebalances),
             members.rebalance_failures.value,
             members.cycle.copy(),
+            (members.metadata_size_bytes, members.metadata_quota_bytes),
         )
 
 
@@ -488,6 +490,11 @@ class Snapshot(NamedTuple):
         yield _gauge("danube_broker_lease_ttl_seconds", text, (), [((), now.lease_ttl_seconds)])
         text = "0 while this broker is fenced: its lease was not renewed in time, and it serves nothing"
         yield _gauge("danube_broker_may_serve", text, (), [((), float(now.may_serve))])
+        size_bytes, quota_bytes = moves.metadata
+        text = "Size of the metadata store's database, of the member that this broker asks; 0: not known"
+        yield _gauge("danube_metadata_size_bytes", text, (), [((), float(size_bytes))])
+        text = "Size at which the metadata store takes no change any more; 0: not known, or none"
+        yield _gauge("danube_metadata_quota_bytes", text, (), [((), float(quota_bytes))])
         text = "Topics that no broker has, as this one sees it"
         yield _gauge("danube_cluster_topics_unassigned", text, (), [((), now.unassigned)])
         yield _gauge("danube_topic_moves_in_progress", "Topics that are leaving this broker", (), [((), now.moving)])

@@ -23,7 +23,7 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 from pydanube.errors import LeaseLost, Unreachable
-from pydanube.ports import Clock, Compare, Delete, Event, Item, LeaseId, MetadataStore, Put, Revision
+from pydanube.ports import Clock, Compare, Delete, Event, Item, LeaseId, MetadataStore, Put, Revision, Usage
 
 T = TypeVar("T")
 
@@ -80,6 +80,12 @@ class FaultyMetadata:
 
     async def revoke(self, lease: LeaseId) -> None:
         await self._call(lambda: self._under.revoke(lease), changes=True)
+
+    async def compact(self, revision: Revision) -> None:
+        await self._call(lambda: self._under.compact(revision))
+
+    async def usage(self) -> Usage:
+        return await self._call(self._under.usage)
 
     def watch(self, prefix: str, after: Revision) -> AsyncIterator[Sequence[Event]]:
         return _Watching(self, prefix, after)

@@ -112,6 +112,11 @@ class Calls:
         """For errors."""
         return "etcd at " + ", ".join(endpoint.address for endpoint in self._endpoints)
 
+    @property
+    def current(self) -> str:
+        """The address of the member that is asked first."""
+        return self._endpoints[self._current].address
+
     def use(self, endpoints: Sequence[str]) -> list[Endpoint]:
         """Asks these members from now on, the first of them first. Returns those that are to be closed.
 

@@ -19,10 +19,11 @@ from typing import Final, TypeAlias
 import grpc
 
 from pydanube.errors import LeaseLost, MessageTooLarge, Unreachable
-from pydanube.ports import Compare, Delete, Event, Item, LeaseId, Put, Revision
+from pydanube.ports import Compare, Delete, Event, Item, LeaseId, Put, Revision, Usage
 from pydanube.stores.etcd import endpoint as etcd
 from pydanube.stores.etcd.calls import ATTEMPT_SECONDS, CONFIRM, TIMEOUT_SECONDS, Calls, Refusal
 from pydanube.stores.etcd.endpoint import CallFailed, Closed, Stream, Tls
+from pydanube.stores.etcd.quota import QUOTA_BYTES, quota_in_metrics
 from pydanube.stores.etcd.renewals import Renewals
 from pydanube.wire._pb.pydanube import etcd_pb2 as pb
 
@@ -177,6 +178,27 @@ class EtcdMetadataStore:
     def _event(self, event: pb.Event) -> Event:
         deleted = event.type == pb.Event.DELETE
         return Event(self._text(event.kv.key), None if deleted else event.kv.value, event.kv.mod_revision)
+
+    # --- space ---
+
+    async def compact(self, revision: Revision) -> None:
+        """etcd reuses the space for new changes; to give it back to the disk is `etcdctl defrag`."""
+        try:
+            await self._calls.repeatable(etcd.COMPACT, pb.CompactionRequest(revision=revision))
+        except Refusal as refusal:
+            if refusal.code is not grpc.StatusCode.OUT_OF_RANGE:  # somebody was there before us
+                raise _unreachable(refusal) from None
+
+    async def usage(self) -> Usage:
+        """Of the member that is asked first: the others have the same changes, in files of about the same size."""
+        try:
+            said = await self._calls.repeatable(etcd.STATUS, pb.StatusRequest())
+        except Refusal as refusal:
+            raise _unreachable(refusal) from None
+        quota_bytes = said.db_size_quota
+        if not quota_bytes and self._calls.credentials is None:
+            quota_bytes = await quota_in_metrics(self._calls.current)
+        return Usage(said.header.revision, said.db_size, quota_bytes or QUOTA_BYTES)
 
     # --- leases ---
 

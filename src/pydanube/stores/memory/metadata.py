@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from pydanube.errors import LeaseLost, Unreachable
-from pydanube.ports import Clock, Compare, Delete, Event, Item, LeaseId, Put, Revision
+from pydanube.ports import Clock, Compare, Delete, Event, Item, LeaseId, Put, Revision, Usage
 
 COMPARES_MAX = 128
 OPERATIONS_MAX = 128
@@ -75,6 +75,13 @@ class MemoryMetadataStore:
 
     def watch(self, prefix: str, after: Revision) -> AsyncIterator[Sequence[Event]]:
         return _Watch(self, prefix, after)
+
+    async def compact(self, revision: Revision) -> None:
+        while self._history and self._revision - len(self._history) + 1 < min(revision, self._revision):
+            self._history.popleft()
+
+    async def usage(self) -> Usage:
+        return Usage(self._revision)
 
     async def grant(self, ttl_seconds: float) -> LeaseId:
         assert ttl_seconds > 0
