@@ -40,6 +40,8 @@ def test_every_inverse_undoes_its_builder(
     assert keys.broker_of_registration(keys.registration(broker)) == broker
     assert keys.broker_of_state(keys.broker_state(broker)) == broker
     assert keys.broker_of_load(keys.load(broker)) == broker
+    assert keys.broker_of_quiet_load(keys.quiet_load(broker)) == broker
+    assert keys.broker_of_load(keys.quiet_load(broker)) is None is keys.broker_of_quiet_load(keys.load(broker))
     assert keys.broker_of_lost(keys.lost(broker)) == broker
     assert keys.time_of_rebalancing(keys.rebalancing(start)) == start
     assert keys.assignment_of(keys.assignment(broker, topic)) == (broker, topic)

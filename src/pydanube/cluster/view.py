@@ -72,6 +72,8 @@ class View:
         self.reports: dict[BrokerId, LoadReport] = {}
         self.history: dict[str, Move] = {}
         self.leader: Seen[BrokerId] | None = None
+        self._spoken: dict[BrokerId, LoadReport] = {}  # as it was written, without topics that are as they were
+        self._quiet: dict[BrokerId, LoadReport] = {}
         self._tally = Tally()
         self._revisions: dict[str, Revision] = {}
         self._lives: dict[BrokerId, _Life] = {}
@@ -250,8 +252,12 @@ class View:
             _put(self.lost, broker, self._read(event, Lost.from_bytes(value) if value else None))
         elif (broker := keys.broker_of_load(key)) is not None:
             report = self._read(event, LoadReport.from_bytes(value) if value else None)
-            _put(self.reports, broker, report.value if report else None)
-            self._tally.report(broker, self.reports.get(broker))
+            _put(self._spoken, broker, report.value if report else None)
+            self._report(broker)
+        elif (broker := keys.broker_of_quiet_load(key)) is not None:
+            report = self._read(event, LoadReport.from_bytes(value) if value else None)
+            _put(self._quiet, broker, report.value if report else None)
+            self._report(broker)
         elif keys.time_of_rebalancing(key) is not None:
             move = self._read(event, Move.from_bytes(value) if value else None)
             _put(self.history, key, move.value if move else None)
@@ -278,6 +284,11 @@ class View:
             del self.hosts[topic]
         if not self.assigned.get(broker, True):
             del self.assigned[broker]
+
+    def _report(self, broker: BrokerId) -> None:
+        spoken = self._spoken.get(broker)
+        _put(self.reports, broker, spoken.with_quiet(self._quiet.get(broker)) if spoken is not None else None)
+        self._tally.report(broker, self.reports.get(broker))
 
     def _track(self, broker: BrokerId) -> None:
         now = self._clock.elapsed()

@@ -11,7 +11,8 @@
     /cluster/lost/<broker>                                       {session} that the leader declared dead
     /cluster/rescues/<ns>/<topic>/<epoch, 20 digits>              {wanted}: bring this lost epoch, broker; then
                                                                  {broker, objects, end, damaged}: brought
-    /cluster/load/<broker>                                       load report
+    /cluster/load/<broker>                                       load report, leased
+    /cluster/load/<broker>/quiet                                 of its topics that are as they were, leased
     /cluster/rebalancing_history/<timestamp>                     one move
 
     /namespaces/<ns>/policy                                      the seven limits
@@ -162,6 +163,15 @@ def load(broker: BrokerId) -> Key:
 
 def broker_of_load(key: str) -> BrokerId | None:
     return _broker(_tail(key, LOADS, 1))
+
+
+def quiet_load(broker: BrokerId) -> Key:
+    return Key(f"{LOADS}{broker}/quiet")
+
+
+def broker_of_quiet_load(key: str) -> BrokerId | None:
+    tail = _tail(key, LOADS, 2)
+    return _broker(tail[:1]) if tail and tail[1] == "quiet" else None
 
 
 def rebalancing(timestamp_ms: int) -> Key:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Self
 
 from pydanube.core.names import BrokerId, TopicName
@@ -24,6 +24,8 @@ from pydanube.errors import InvalidName
 BACKLOG_UNIT: Final = 10_000
 BUSY: Final = 0.7  # beyond this part of the cluster's largest figure, a figure is what the broker lacks most
 TOPICS_REPORTED_MAX: Final = 1_000  # some 250 bytes each; a value in the store has 1.5 MiB
+QUIET_BYTES_MAX: Final = 1024 * 1024  # some 5,000 topics
+QUIET_SECONDS: Final = 300.0  # until topics that became quiet are written as such
 
 STRATEGIES: Final = ("fair", "balanced", "weighted_load")
 
@@ -67,22 +69,35 @@ class LoadReport:
     network: float | None = None
     topics: Sequence[TopicLoad] = ()
 
-    def to_bytes(self) -> bytes:
-        """As the reference writes it, with at most the busiest thousand topics."""
+    def to_bytes(self, quiet: Sequence[TopicLoad] = (), *, topics_max: int = TOPICS_REPORTED_MAX) -> bytes:
+        """As the reference writes it, with at most the busiest thousand topics. The `quiet` ones are only counted."""
         used = {"CPU": self.cpu, "Memory": self.memory, "DiskIO": self.disk, "NetworkIO": self.network}
-        busiest = sorted(self.topics, key=lambda topic: (-topic.byte_rate, topic.topic_name))[:TOPICS_REPORTED_MAX]
+        busiest = sorted(self.topics, key=lambda topic: (-topic.byte_rate, topic.topic_name))[:topics_max]
         return json.dumps(
             {
                 "broker_id": self.broker_id,
                 "timestamp": self.timestamp,
                 "resources_usage": [{"resource": k, "usage": v} for k, v in used.items() if v is not None],
                 "topics": [{**fields_of(topic), "byte_rate_mbps": topic.byte_rate_mbps} for topic in busiest],
-                "topics_len": len(self.topics),
+                "topics_len": len(self.topics) + len(quiet),
                 "total_throughput_mbps": sum(topic.byte_rate_mbps for topic in self.topics),
                 "total_message_rate": sum(topic.message_rate for topic in self.topics),
-                "total_lag_messages": sum(topic.backlog_messages for topic in self.topics),
+                "total_lag_messages": sum(topic.backlog_messages for topic in (*self.topics, *quiet)),
             }
         ).encode()
+
+    def with_quiet(self, quiet: Self | None) -> Self:
+        """The whole report of a broker that wrote `quiet` before, and since then only topics that were not so."""
+        if quiet is None:
+            return self
+        told = {topic.topic_name for topic in self.topics}
+        passed = max(0.0, (self.timestamp - quiet.timestamp) / 1000)
+        unchanged = [
+            replace(topic, age_seconds=topic.age_seconds + passed)
+            for topic in quiet.topics
+            if topic.topic_name not in told
+        ]
+        return replace(self, topics=(*self.topics, *unchanged))
 
     @classmethod
     def from_bytes(cls, value: bytes) -> Self | None:
@@ -114,6 +129,64 @@ def _topic(stored: Mapping[str, Any]) -> TopicLoad:
         backlog_messages=int(stored.get("backlog_messages", 0)),
         age_seconds=float(stored.get("age_seconds", 0)),
     )
+
+
+# --- what is written of it -------------------------------------------------------------------------------
+
+
+class Written(NamedTuple):
+    """`quiet` is None if what was written last is still right."""
+
+    report: bytes
+    quiet: bytes | None
+
+
+class Reporting:
+    """What a broker writes of its load each time: a thousand topics are 200 KB, and in most of them nothing happens.
+
+    Topics that are as they were stand in a value of their own. It is written anew when one of them has left the broker,
+    and every few minutes if more have become quiet. The report has all others. Together they are always the whole.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, ...]] = {}  # the figures of the last report
+        self._quiet: dict[str, tuple[int, ...]] = {}  # those that were written as quiet
+        self._quiet_at: float | None = None
+
+    def step(self, now: float, report: LoadReport) -> Written:
+        """`now` never goes back. Who cannot write what is returned begins anew, with another `Reporting`."""
+        figures = {topic.topic_name: _still(topic) for topic in report.topics}
+        idle = [
+            topic
+            for topic in report.topics
+            if topic.message_rate == topic.byte_rate == 0 and self._last.get(topic.topic_name) == _still(topic)
+        ]
+        self._last = figures
+        quiet = [topic for topic in idle if self._quiet.get(topic.topic_name) == figures[topic.topic_name]]
+        is_wrong = any(name not in figures for name in self._quiet)
+        may_write = self._quiet_at is None or now - self._quiet_at >= QUIET_SECONDS
+        written: bytes | None = None
+        if is_wrong or (may_write and len(quiet) < len(idle)):
+            quiet = idle
+            self._quiet = {topic.topic_name: figures[topic.topic_name] for topic in idle}
+            self._quiet_at = now
+            written = _bounded(replace(report, topics=idle))
+        told = {topic.topic_name for topic in quiet}
+        others = replace(report, topics=[topic for topic in report.topics if topic.topic_name not in told])
+        return Written(others.to_bytes(quiet), written)
+
+
+def _bounded(report: LoadReport) -> bytes:
+    """With as many topics as fit: names may be long."""
+    topics_max = len(report.topics)
+    while len(written := report.to_bytes(topics_max=topics_max)) > QUIET_BYTES_MAX:
+        topics_max //= 2
+    return written
+
+
+def _still(topic: TopicLoad) -> tuple[int, ...]:
+    """What is the same as long as nothing happens."""
+    return topic.producer_count, topic.consumer_count, topic.subscription_count, topic.backlog_messages
 
 
 # --- one broker's figures -------------------------------------------------------------------------------

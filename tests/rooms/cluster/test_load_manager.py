@@ -553,6 +553,43 @@ async def test_load_reports_are_written_every_interval_and_go_with_their_broker(
     assert await town.store.get(keys.load(BrokerId(1))) is None
 
 
+@simulated
+async def test_topics_in_which_nothing_happens_are_reported_once_and_known_to_a_broker_that_comes_later() -> None:
+    town, a, *_ = await three()
+    await town.create_on(a, *(f"/default/t{number}" for number in range(50)))
+    await asyncio.sleep(70.0)
+    first = await town.store.get(keys.quiet_load(BrokerId(1)))
+    assert first is not None and len(json.loads(first.value)["topics"]) == 50
+    await asyncio.sleep(600.0)
+    assert await town.store.get(keys.quiet_load(BrokerId(1))) == first, "it was not written again"
+    item = await town.store.get(keys.load(BrokerId(1)))
+    assert item is not None and (json.loads(item.value)["topics"], len(item.value) < 300) == ([], True)
+    [late] = await town.boot(4)
+    await asyncio.sleep(1.0)
+    assert len(late.cluster.view.reports[BrokerId(1)].topics) == 50
+    a.kill()
+    await asyncio.sleep(TTL + 1.0)
+    assert await town.store.list(keys.load(BrokerId(1))) == [], "it goes with its broker, too"
+
+
+@simulated
+async def test_a_broker_that_lost_its_lease_reports_everything_anew() -> None:
+    """It was alone and cut off: nobody declared it dead, it keeps its topics, and its reports went with the lease."""
+    town = Town()
+    [a] = await town.boot(1)
+    await town.create_on(a, *(f"/default/t{number}" for number in range(5)))
+    await asyncio.sleep(70.0)
+    lease = a.cluster.membership.lease.id
+    a.store.cut = True
+    await asyncio.sleep(2 * TTL)
+    a.store.cut = False
+    await asyncio.sleep(70.0)
+    assert a.cluster.membership.lease.id != lease and len(a.owned) == 5
+    stored = await town.store.get(keys.quiet_load(BrokerId(1)))
+    assert stored is not None and len(json.loads(stored.value)["topics"]) == 5
+    assert sorted(topic.topic_name for topic in a.cluster.view.reports[BrokerId(1)].topics) == sorted(a.owned)
+
+
 # --- lost events ----------------------------------------------------------------------------------------------
 
 
