@@ -221,6 +221,25 @@ def test_a_broker_with_very_many_topics_loses_them_in_pieces() -> None:
     assert pieces == [200, 200, 50]
 
 
+class Unlooked(dict[TopicName, int]):
+    """Topics that may be asked for one by one, and not gone through."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("somebody looks at all topics")
+
+    items = keys = values = __iter__  # type: ignore[assignment]
+
+
+def test_a_step_looks_at_topics_without_owner_and_not_at_all_the_others() -> None:
+    many = {broker: Unlooked({TopicName(f"/default/b{broker}t{n}"): n for n in range(100)}) for broker in (A, B)}
+    tally = Tally()
+    for broker in (A, B):
+        for number in range(100):
+            tally.assign(broker, TopicName(f"/default/b{broker}t{number}"))
+    seen = world(assigned=many, markers={T: Marker()})._replace(counted=tally.figures, known=tally.known)
+    assert step(leading(), 0.0, seen) == [Direct(T, C)]
+
+
 def test_what_was_counted_already_is_not_counted_anew_and_decides_the_same() -> None:
     reports = {
         A: LoadReport(broker_id=A, timestamp=2, cpu=20.0, topics=[TopicLoad(topic_name=T, byte_rate=4e6)]),

@@ -33,6 +33,7 @@ RETRY_SECONDS: Final = 0.5
 REFUSED_SECONDS: Final = 0.02
 STEP_SECONDS: Final = 0.02  # between two steps while topics have no owner: then the view changes every few milliseconds
 STEP_SHARE: Final = 0.2  # of the time, at most, however many topics there are to look at
+STEP_SECONDS_MAX: Final = 0.25  # but no longer: on a busy machine a step takes longer than its work
 
 
 class LoadManager:
@@ -77,7 +78,8 @@ class LoadManager:
                 if not fresh:
                     await self._view.refresh()
                     fresh = True
-                wait = stepped_at + max(STEP_SECONDS, spent / STEP_SHARE) - self._clock.elapsed()
+                pause = min(max(STEP_SECONDS, spent / STEP_SHARE), STEP_SECONDS_MAX)
+                wait = stepped_at + pause - self._clock.elapsed()
                 if self._view.markers and wait > 0:
                     await self._clock.sleep(wait)
                 version, now = self._view.version, self._clock.elapsed()
