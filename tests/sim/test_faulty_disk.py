@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
+from typing import Any
 
 import pytest
 
-from pydanube.errors import DirectoryInUse, DiskFailed, DiskFull
-from pydanube.ports import Write
-from pydanube.testing.faulty_disk import SECTOR_BYTES, Faults, FaultyDisk, ProcessDisk
+from pydanube.errors import DanubeError, DirectoryInUse, DiskFailed, DiskFull
+from pydanube.ports import Entry, Write
+from pydanube.testing.faulty_disk import MEETS, SECTOR_BYTES, Aim, Faults, FaultyDisk, ProcessDisk, Told
 from pydanube.testing.loop import run
 
 OLD, NEW = b"o" * SECTOR_BYTES, b"n" * SECTOR_BYTES
@@ -401,3 +402,186 @@ def test_the_same_seed_breaks_the_same_things() -> None:
             await put(process, name, OLD, NEW, OLD, sync=name == "b")
 
     assert after(scenario, seeds=20) == after(scenario, seeds=20)
+
+
+# --- aimed faults ---
+
+_CALLS: dict[str, Callable[[ProcessDisk], Awaitable[Any]]] = {
+    "create": lambda process: process.create("new"),
+    "write": lambda process: process.write([Write("a", 0, [NEW])], sync=False),
+    "sync": lambda process: process.sync(["a"]),
+    "truncate": lambda process: process.truncate("a", 1),
+    "read": lambda process: process.read("a", 0, 10),
+    "size": lambda process: process.size("a"),
+    "sync_directory": lambda process: process.sync_directory(""),
+    "make_directory": lambda process: process.make_directory("d"),
+    "list": lambda process: process.list(""),
+    "rename": lambda process: process.rename("a", "b"),
+    "remove": lambda process: process.remove("a"),
+    "free_bytes": lambda process: process.free_bytes(),
+}
+
+
+async def outcome_of(call: Awaitable[Any]) -> Any:
+    """The error that it was told of, or None: raised, or in the list of results."""
+    try:
+        result = await call
+    except DanubeError as error:
+        return error
+    return result[0] if isinstance(result, list) and result and not isinstance(result[0], Entry) else None
+
+
+@pytest.mark.parametrize(("operation", "what"), [(operation, what) for operation in MEETS for what in MEETS[operation]])
+def test_every_call_can_be_hit_by_all_that_it_may_meet_and_only_the_one_that_is_aimed_at(
+    operation: str, what: str
+) -> None:
+    async def main() -> None:
+        disk = FaultyDisk(Random(1))
+        process = disk.process()
+        await put(process, "a", OLD)
+        await process.sync_directory("")
+        disk.aims.append(Aim(operation, 1, what, seconds=50.0))
+        call = asyncio.create_task(outcome_of(_CALLS[operation](process)))
+        _, pending = await asyncio.wait([call], timeout=10)
+        assert not disk.aims and disk.counts["aimed faults"] == 1
+        if what in ("hang", "kill", "power", "delay"):
+            assert pending
+            assert process.dead == (what in ("kill", "power"))
+            if what == "delay":
+                assert await call is None
+            return
+        error = await call
+        wants = DiskFull if what == "ENOSPC" and operation != "sync" else DanubeError
+        assert isinstance(error, wants)
+        assert [told.why for told in process.told] == [what]
+        if what != "lost":
+            assert disk.paths() == ["a"]
+        # The next one is met by nothing.
+        if what == "EMFILE":
+            assert await outcome_of(_CALLS[operation](process)) is None
+
+    run(main(), 1)
+
+
+@pytest.mark.parametrize("operation", ["create", "rename", "remove"])
+def test_of_a_change_whose_answer_is_lost_the_effect_is_there(operation: str) -> None:
+    async def main() -> list[str]:
+        disk = FaultyDisk(Random(1))
+        process = disk.process()
+        await put(process, "a", OLD)
+        disk.aims.append(Aim(operation, 1, "lost"))
+        with pytest.raises(DiskFailed):
+            await _CALLS[operation](process)
+        return disk.paths()
+
+    assert run(main(), 1) == {"create": ["a", "new"], "rename": ["b"], "remove": []}[operation]
+
+
+def test_the_nth_call_on_a_path_is_hit_and_no_other() -> None:
+    async def main() -> None:
+        disk = FaultyDisk(Random(1))
+        process = disk.process()
+        aim = Aim("create", 2, "ENOSPC", where=".wal")
+        disk.aims.append(aim)
+        for name in ("x", "1.wal", "y"):
+            await process.create(name)
+        with pytest.raises(DiskFull):
+            await process.create("2.wal")
+        await process.create("3.wal")
+        assert aim.hit == "2.wal" and disk.paths() == ["1.wal", "3.wal", "x", "y"]
+
+    run(main(), 1)
+
+
+def test_a_directory_whose_name_could_not_be_synced_is_not_there() -> None:
+    async def main() -> None:
+        disk = FaultyDisk(Random(1))
+        process = disk.process()
+        disk.aims.append(Aim("make_directory", 1, "EIO"))
+        with pytest.raises(DiskFailed):
+            await process.make_directory("d/e")
+        assert await process.list("") == []
+        await process.make_directory("d/e")
+        disk.crash()
+        assert [entry.name for entry in await disk.process().list("")] == ["d"]
+
+    run(main(), 1)
+
+
+# --- kinds of disks ---
+
+
+def test_files_with_unsynced_writes_keep_their_descriptors_and_there_are_only_so_many() -> None:
+    async def main() -> None:
+        disk = FaultyDisk(Random(1), faults=Faults(latency_seconds_max=0.0))
+        process = disk.process()
+        for name in "abc":
+            await process.create(name)
+        disk.faults.open_files_max = 2
+        writes = [Write(name, 0, [OLD]) for name in "abc"]
+        first, second, third = await process.write(writes, sync=False)
+        assert first is None and second is None and third is not None
+        assert process.told == [Told("write", "c", "EMFILE")] and disk.content("c") == b""
+        assert await outcome_of(process.sync_directory("")) is not None
+        assert await process.read("a", 0, 5) == OLD[:5]
+        assert await process.sync(["a"]) == [None]
+        assert process.open_files == 1
+        assert await process.write(writes[2:], sync=True) == [None]
+        await process.remove("b")
+        assert process.open_files == 0
+
+    run(main(), 1)
+
+
+def test_holes_take_no_room_on_a_sparse_disk() -> None:
+    async def main() -> None:
+        disk = FaultyDisk(Random(1), capacity_bytes=2 * SECTOR_BYTES, sparse=True)
+        process = disk.process()
+        await process.create("a")
+        assert await process.write([Write("a", 100 * SECTOR_BYTES, [OLD[:SECTOR_BYTES]])], sync=False) == [None]
+        assert (disk.used_bytes, disk.free_bytes) == (SECTOR_BYTES, SECTOR_BYTES)
+        [full] = await process.write([Write("a", 0, [bytes(2 * SECTOR_BYTES)])], sync=False)
+        assert isinstance(full, DiskFull)
+        await process.truncate("a", 0)
+        assert disk.free_bytes == 2 * SECTOR_BYTES
+
+    run(main(), 1)
+
+
+def test_overwriting_finds_no_room_where_a_file_system_copies_on_write() -> None:
+    async def main(copies: bool) -> list[object]:
+        disk = FaultyDisk(Random(1))
+        process = disk.process()
+        await put(process, "a", OLD)
+        disk.faults.overwrites_need_room = copies
+        disk.capacity_bytes = disk.used_bytes + 10
+        return list(await process.write([Write("a", 0, [NEW])], sync=True))
+
+    assert run(main(False), 1) == [None]
+    [full] = run(main(True), 1)
+    assert isinstance(full, DiskFull)
+
+
+def test_names_find_no_room_on_a_full_disk_if_names_need_any() -> None:
+    async def main() -> None:
+        disk = FaultyDisk(Random(1), capacity_bytes=0, faults=Faults(latency_seconds_max=0.0, names_need_room=True))
+        process = disk.process()
+        for call in (process.create("a"), process.make_directory("d")):
+            with pytest.raises(DiskFull):
+                await call
+        assert disk.paths() == [] and await process.list("") == []
+
+    run(main(), 1)
+
+
+def test_one_file_may_be_slow_while_others_are_quick() -> None:
+    async def main() -> None:
+        disk = FaultyDisk(Random(1), faults=Faults(latency_seconds_max=0.0, slow="slow", slow_seconds_max=100.0))
+        process = disk.process()
+        loop = asyncio.get_running_loop()
+        await process.create("quick")
+        assert loop.time() == 0
+        await process.create("slow")
+        assert loop.time() > 1
+
+    run(main(), 1)

@@ -19,6 +19,16 @@ dead: a call that was going on, or comes later, never returns and changes nothin
     write, sync delays  as long as `delay_seconds_max`
     no room             DiskFull with any prefix of the write in place, until there is room again
     bit flips           `flip`, on demand, in what is durable
+    slow file           calls on paths that contain `slow` take up to `slow_seconds_max` longer; others are quick
+    open files          above `open_files_max`, whoever needs one more descriptor is told EMFILE; a file with unsynced
+                        writes keeps its own, as in stores/descriptors.py
+
+A rate meets a call site in proportion to how often it is called, so those that matter once in a life are met next to
+never. Therefore one call may also be aimed at: `Aim("rename", 3, "lost")` makes the third rename, and tells its caller
+that it failed. Whatever the program calls, every such call can be hit by everything that `MEETS` names for it.
+
+Disks differ: files may be `sparse` (holes take no room), overwriting may need room (`overwrites_need_room`, as in
+file systems that copy on write), and so may names (`names_need_room`).
 
 Everything is drawn from the generator given, so the same seed on the same loop breaks the same things.
 """
@@ -29,18 +39,66 @@ import asyncio
 import errno
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from pydanube.errors import DirectoryInUse, DiskFailed, DiskFull
 from pydanube.ports import Entry, Write, WriteResult
+from pydanube.stores import files
 from pydanube.stores.paths import assert_inside, parent
+
+T = TypeVar("T")
 
 SECTOR_BYTES: Final = 512
 # What an unbounded disk says it has left.
 FREE_BYTES_UNBOUNDED: Final = 1 << 40
+
+ERRORS: Final = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EMFILE": errno.EMFILE, "lost": errno.EIO}
+_ENDS: Final = ("delay", "hang", "kill", "power")
+# What an aimed call may meet. `lost`: it is done, and its caller is told EIO. Names are removed, renamed and measured
+# without a descriptor.
+MEETS: Final[Mapping[str, tuple[str, ...]]] = {
+    "create": ("EIO", "ENOSPC", "EMFILE", "lost", *_ENDS),
+    "write": ("EIO", "ENOSPC", "EMFILE", "lost", *_ENDS),
+    "sync": ("EIO", "ENOSPC", "EMFILE", "lost", *_ENDS),
+    "truncate": ("EIO", "EMFILE", "lost", *_ENDS),
+    "read": ("EIO", "EMFILE", *_ENDS),
+    "size": ("EIO", "EMFILE", *_ENDS),
+    "sync_directory": ("EIO", "EMFILE", "lost", *_ENDS),
+    "make_directory": ("EIO", "ENOSPC", "EMFILE", "lost", *_ENDS),
+    "list": ("EIO", "EMFILE", *_ENDS),
+    "rename": ("EIO", "ENOSPC", "lost", *_ENDS),
+    "remove": ("EIO", "lost", *_ENDS),
+    "free_bytes": ("EIO", *_ENDS),
+}
+
+
+@dataclass(slots=True)
+class Aim:
+    """The `number`-th call of `operation`, from 1, on a path that contains `where`: there, `what` happens, once."""
+
+    operation: str
+    number: int
+    what: str
+    where: str = ""
+    seconds: float = 1.0  # of a delay
+    early: bool = True  # a kill or a power cut comes before the call's effect, or behind it
+    hit: str | None = None  # the path, once it has happened
+
+    def __post_init__(self) -> None:
+        assert self.what in MEETS[self.operation], f"{self.operation} never meets {self.what}"
+        assert self.number > 0
+
+
+class Told(NamedTuple):
+    """A process was told that a call failed. `again`: because an earlier one of the same file had."""
+
+    operation: str
+    path: str
+    why: str  # of ERRORS
+    again: bool = False
 
 
 @dataclass(slots=True)
@@ -59,6 +117,13 @@ class Faults:
     latency_seconds_max: float = 0.0002
     # Of the power cuts: sectors that were never written show bytes that used to stand elsewhere.
     stale_sectors: float = 0.1
+    # Paths that contain this are slow ("": none is).
+    slow: str = ""
+    slow_seconds_max: float = 0.05
+    # Descriptors of one process; None: as many as it likes.
+    open_files_max: int | None = None
+    overwrites_need_room: bool = False
+    names_need_room: bool = False
 
 
 class _Change(NamedTuple):
@@ -76,6 +141,7 @@ class _File:
     durable: bytearray = field(default_factory=bytearray)
     unsynced: list[_Change] = field(default_factory=list)
     dropped: list[_Change] = field(default_factory=list)  # by a failed sync: in content, never to be durable
+    blocks: set[int] = field(default_factory=set)  # that take room, on a sparse disk
 
 
 # A directory's names. None is a directory.
@@ -113,11 +179,24 @@ class _Flight:
 class FaultyDisk:
     """The hardware. See the module's text. `counts` says how often each fault happened."""
 
-    def __init__(self, dice: Random, *, capacity_bytes: int | None = None, faults: Faults | None = None) -> None:
+    def __init__(
+        self,
+        dice: Random,
+        *,
+        capacity_bytes: int | None = None,
+        faults: Faults | None = None,
+        sparse: bool = False,
+    ) -> None:
         self.dice = dice
         self.capacity_bytes = capacity_bytes
         self.faults = faults if faults is not None else Faults(latency_seconds_max=0.0)
+        self.sparse = sparse
         self.counts: Counter[str] = Counter()
+        self.aims: list[Aim] = []  # still to be met
+        # What an aimed kill or power cut does; whoever runs processes ends the process too.
+        self.strike: Callable[[ProcessDisk, bool], None] = lambda process, power: (
+            self.crash() if power else self.kill(process)
+        )
         self._current: dict[str, _Names] = {"": {}}
         self._durable: dict[str, _Names] = {"": {}}
         self._name_changes: list[_NameChange] = []
@@ -160,6 +239,8 @@ class FaultyDisk:
                 file.unsynced.clear()
             if file.content != file.durable:
                 file.content[:] = file.durable
+            if self.sparse:
+                file.blocks = {block for block in file.blocks if block * SECTOR_BYTES < len(file.content)}
             file.dropped.clear()
 
     def flip(self, path: str, position: int, bit: int = 0) -> None:
@@ -193,6 +274,8 @@ class FaultyDisk:
 
     @property
     def used_bytes(self) -> int:
+        if self.sparse:
+            return sum(len(file.blocks) for file in self._files()) * SECTOR_BYTES
         return sum(len(file.content) for file in self._files())
 
     @property
@@ -207,26 +290,49 @@ class FaultyDisk:
             return DiskFailed(path, "write", os.strerror(errno.ENOENT))
         failure: WriteResult = None
         content = file.content
-        growth = position + len(data) - len(content)
-        if data and growth > 0 and self.capacity_bytes is not None and growth > self.free_bytes:
-            self.counts["no room"] += 1
-            failure = DiskFull(path)
-            room = max(0, self.free_bytes + len(content) - position)
-            data = data[: self.dice.randint(0, min(room, len(data)))]
+        if data and self.capacity_bytes is not None:
+            room = self._room(file, position, len(data))
+            if room < len(data):
+                self.counts["no room"] += 1
+                failure = DiskFull(path)
+                data = data[: self.dice.randint(0, room)]
         if not data:
             return failure
         end = position + len(data)
         if end > len(content):
             content.extend(bytes(end - len(content)))  # zeros, also between the old end and `position`
         content[position:end] = data
+        if self.sparse:
+            file.blocks.update(range(position // SECTOR_BYTES, (end - 1) // SECTOR_BYTES + 1))
         self._number += 1
         file.unsynced.append(_Change(self._number, position, data, len(content)))
         return failure
+
+    def _room(self, file: _File, position: int, length: int) -> int:
+        """How many of so many bytes at this position find room."""
+        free = max(0, self.free_bytes)
+        room = length
+        if self.sparse:
+            left = free // SECTOR_BYTES
+            for block in range(position // SECTOR_BYTES, (position + length - 1) // SECTOR_BYTES + 1):
+                if block not in file.blocks:
+                    left -= 1
+                    if left < 0:
+                        room = max(0, block * SECTOR_BYTES - position)
+                        break
+        elif position + length - len(file.content) > free:
+            room = max(0, free + len(file.content) - position)
+        if self.faults.overwrites_need_room and room > free:
+            self.counts["no room to overwrite"] += 1
+            room = free
+        return room
 
     def _truncate(self, file: _File, length: int) -> None:
         content = file.content
         content.extend(bytes(max(0, length - len(content))))
         del content[length:]
+        if self.sparse:
+            file.blocks = {block for block in file.blocks if block * SECTOR_BYTES < length}
         self._number += 1
         file.unsynced.append(_Change(self._number, length, None, length))
 
@@ -347,26 +453,37 @@ class FaultyDisk:
 
 
 class ProcessDisk:
-    """One process's access to a FaultyDisk: the Disk port."""
+    """One process's access to a FaultyDisk: the Disk port. `told` are the failures that it was told of."""
 
     def __init__(self, disk: FaultyDisk, pid: int) -> None:
         self.pid = pid
         self.dead = False
+        self.told: list[Told] = []
         self._disk = disk
         self._draw = disk.dice.random
         self._failed: set[_File] = set()  # files whose syncs fail from now on, in this process
+        self._unsynced: dict[_File, None] = {}  # files that keep a descriptor: written, and not synced since
+
+    @property
+    def open_files(self) -> int:
+        """Descriptors that it cannot do without."""
+        return len(self._unsynced)
 
     # --- bytes ---
 
     async def create(self, path: str) -> None:
         assert assert_inside(path), "the root is a directory"
-        await self._pause()
-        disk = self._disk
-        names = disk._directory(parent(path))
-        if _last(path) in names:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        disk._number += 1
-        disk._change_name(_NameChange(disk._number, parent(path), _last(path), _File()))
+
+        def create() -> None:
+            disk = self._disk
+            names = disk._directory(parent(path))
+            if _last(path) in names:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            self._need_room_for_a_name("create", path)
+            disk._number += 1
+            disk._change_name(_NameChange(disk._number, parent(path), _last(path), _File()))
+
+        await self._do("create", path, create, opens=True)
 
     async def write(self, writes: Sequence[Write], *, sync: bool) -> list[WriteResult]:
         await self._live()
@@ -377,12 +494,16 @@ class ProcessDisk:
         ]
         disk._flights += flights
         results: list[WriteResult] = []
+        aims = [self._aimed("write", flight.path) for flight in flights] if disk.aims else [None] * len(flights)
         try:
-            for number, flight in enumerate(flights):
-                if number == 0 or self._draw() < 0.3:
-                    await self._pause(delays=True)
+            for number, (flight, aim) in enumerate(zip(flights, aims, strict=True)):
+                if number == 0 or aim is not None or self._draw() < 0.3:
+                    await self._pause(flight.path, aim, delays=True)
+                if aim is not None and aim.what in ("kill", "power"):
+                    disk.strike(self, aim.what == "power")  # in the middle of it
+                    await self._live()
                 disk._flights.remove(flight)
-                results.append(self._write_one(flight))
+                results.append(self._write_one(flight, aim))
         except asyncio.CancelledError:
             # A real write goes on in its thread whatever became of the task that waited for it.
             for flight in flights[len(results) :]:
@@ -398,14 +519,23 @@ class ProcessDisk:
             ]
         return results
 
-    def _write_one(self, flight: _Flight) -> WriteResult:
-        disk = self._disk
-        if disk.faults.write_fails and self._draw() < disk.faults.write_fails:
+    def _write_one(self, flight: _Flight, aim: Aim | None) -> WriteResult:
+        disk, path = self._disk, flight.path
+        file = disk._current.get(parent(path), {}).get(_last(path))
+        if (aim is not None and aim.what == "EMFILE") or self._lacks_descriptor(file):
+            return self._tell("write", path, "EMFILE")
+        if file is not None:
+            self._unsynced[file] = None
+        why = aim.what if aim is not None and aim.what in ERRORS else None
+        if why is None and disk.faults.write_fails and self._draw() < disk.faults.write_fails:
             disk.counts["failed writes"] += 1
-            kept = disk.dice.randint(0, len(flight.data))
-            disk._write(flight.path, flight.position, flight.data[:kept])
-            return DiskFailed(flight.path, "write", os.strerror(errno.EIO))
-        return disk._write(flight.path, flight.position, flight.data)
+            why = "EIO"
+        if why is None:
+            return self._note("write", path, disk._write(path, flight.position, flight.data))
+        kept = len(flight.data) if why == "lost" else disk.dice.randint(0, len(flight.data))
+        if why == "ENOSPC":
+            kept = min(kept, max(0, len(flight.data) - 1))
+        return disk._write(path, flight.position, flight.data[:kept]) or self._tell("write", path, why)
 
     async def sync(self, paths: Sequence[str]) -> list[WriteResult]:
         failures = await self._sync_all([assert_inside(path) for path in paths])
@@ -423,92 +553,134 @@ class ProcessDisk:
         disk, faults = self._disk, self._disk.faults
         until = disk._number
         file = disk._current.get(parent(path), {}).get(_last(path))
-        await self._pause(delays=True)
+        aim = self._aimed("sync", path) if disk.aims else None
+        await self._pause(path, aim, delays=True)
+        await self._strike(aim, early=True)
         if file is None:
-            return DiskFailed(path, "sync", os.strerror(errno.ENOENT))
+            return self._tell("sync", path, "ENOENT")
         if file in self._failed:
-            return DiskFailed(path, "sync", os.strerror(errno.EIO))
-        if faults.sync_fails and self._draw() < faults.sync_fails:
+            return self._tell("sync", path, "EIO", again=True)
+        if (aim is not None and aim.what == "EMFILE") or self._lacks_descriptor(file):
+            return self._tell("sync", path, "EMFILE")
+        why = aim.what if aim is not None and aim.what in ERRORS else None
+        if why is None and faults.sync_fails and self._draw() < faults.sync_fails:
+            why = "EIO"
+        if why is not None:
             disk.counts["failed syncs"] += 1
-            disk._fail_sync(file, until)
+            if why == "lost":
+                disk._sync(file, until)
+            else:
+                disk._fail_sync(file, until)
             if self._draw() < faults.sync_failure_stays:
                 self._failed.add(file)
-            return DiskFailed(path, "sync", os.strerror(errno.EIO))
+            return self._tell("sync", path, why)
         disk._sync(file, until)
+        if not file.unsynced:
+            self._unsynced.pop(file, None)
+        await self._strike(aim, early=False)
         return None
 
     async def sync_directory(self, path: str) -> None:
         assert_inside(path)
         disk = self._disk
         until = disk._number
-        await self._pause(delays=True)
-        disk._directory(path)
-        if disk.faults.directory_sync_fails and self._draw() < disk.faults.directory_sync_fails:
-            disk.counts["failed syncs of a directory"] += 1
-            raise DiskFailed(path, "sync", os.strerror(errno.EIO))
-        disk._sync_directory(path, until)
+
+        def sync() -> None:
+            disk._directory(path)
+            if disk.faults.directory_sync_fails and self._draw() < disk.faults.directory_sync_fails:
+                disk.counts["failed syncs of a directory"] += 1
+                raise self._tell("sync", path, "EIO")
+            disk._sync_directory(path, until)
+
+        await self._do("sync_directory", path, sync, opens=True, delays=True)
 
     async def read(self, path: str, position: int, length: int) -> bytes:
         assert position >= 0 and length >= 0
-        await self._pause()
-        file = self._disk._find(path)
-        if self._disk.faults.read_fails and self._draw() < self._disk.faults.read_fails:
-            self._disk.counts["failed reads"] += 1
-            raise DiskFailed(path, "read", os.strerror(errno.EIO))
-        return bytes(memoryview(file.content)[position : position + length])
+
+        def read() -> bytes:
+            file = self._disk._find(path)
+            if self._disk.faults.read_fails and self._draw() < self._disk.faults.read_fails:
+                self._disk.counts["failed reads"] += 1
+                raise self._tell("read", path, "EIO")
+            return bytes(memoryview(file.content)[position : position + length])
+
+        return await self._do("read", path, read, opens=True)
 
     async def size(self, path: str) -> int:
-        await self._pause()
-        return len(self._disk._find(path).content)
+        return await self._do("size", path, lambda: len(self._disk._find(path).content), opens=True)
 
     async def truncate(self, path: str, length: int) -> None:
         assert length >= 0
-        await self._pause()
-        file = self._disk._find(path)
-        if length - len(file.content) > self._disk.free_bytes:
-            self._disk.counts["no room"] += 1
-            raise DiskFull(path)
-        self._disk._truncate(file, length)
+
+        def truncate() -> None:
+            disk = self._disk
+            file = disk._find(path)
+            if not disk.sparse and length - len(file.content) > disk.free_bytes:
+                disk.counts["no room"] += 1
+                raise self._tell("truncate", path, "ENOSPC")
+            self._unsynced[file] = None
+            disk._truncate(file, length)
+
+        await self._do("truncate", path, truncate, opens=True)
 
     # --- names ---
 
     async def list(self, path: str) -> list[Entry]:
         assert_inside(path)
-        await self._pause()
-        if self._disk._current.get(parent(path), {}).get(_last(path)) is not None:
-            raise DiskFailed(path, "list", "it is a file")
-        return [
-            Entry(name, file is None, 0 if file is None else len(file.content))
-            for name, file in sorted(self._disk._current.get(path, {}).items())
-        ]
+
+        def entries() -> list[Entry]:
+            if self._disk._current.get(parent(path), {}).get(_last(path)) is not None:
+                raise DiskFailed(path, "list", "it is a file")
+            return [
+                Entry(name, file is None, 0 if file is None else len(file.content))
+                for name, file in sorted(self._disk._current.get(path, {}).items())
+            ]
+
+        return await self._do("list", path, entries, opens=True)
 
     async def make_directory(self, path: str) -> None:
         disk = self._disk
         parts = assert_inside(path).split("/") if path else []
         ancestors = ["/".join(parts[: i + 1]) for i in range(len(parts))]
-        await self._pause()
+        aim = self._aimed("make_directory", path) if disk.aims else None
+        await self._pause(path, aim)
+        await self._strike(aim, early=True)
         for ancestor in ancestors:
             if disk._current.get(parent(ancestor), {}).get(_last(ancestor)) is not None:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), ancestor)
-        for ancestor in ancestors:
+        missing = [ancestor for ancestor in ancestors if ancestor not in disk._current]
+        if missing:
+            self._need_room_for_a_name("make", path)
+        if missing and aim is not None and aim.what == "ENOSPC":
+            raise self._tell("make", path, "ENOSPC")
+        for ancestor in missing:
             if ancestor in disk._current:
-                continue
+                continue  # another call made it meanwhile
             disk._number += 1
             disk._change_name(_NameChange(disk._number, parent(ancestor), _last(ancestor)))
             until = disk._number
-            await self._pause()
+            await self._pause(path)
+            if (aim is not None and aim.what in ("EIO", "EMFILE")) or self._lacks_descriptor(None):
+                # The sync of the name fails; the directory goes again, else the next call would believe it synced.
+                disk._number += 1
+                disk._change_name(_NameChange(disk._number, parent(ancestor), _last(ancestor), gone=True))
+                raise self._tell("make", path, aim.what if aim is not None else "EMFILE")
             disk._sync_directory(parent(ancestor), until)
+        await self._strike(aim, early=False)
+        if missing and aim is not None and aim.what == "lost":
+            raise self._tell("make", path, "lost")
 
     async def rename_new(self, source: str, target: str) -> None:
-        await self._pause()
-        self._disk._find(source)
-        if _last(assert_inside(target)) in self._disk._directory(parent(target)):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
-        self._rename(source, target)
+        def rename() -> None:
+            self._disk._find(source)
+            if _last(assert_inside(target)) in self._disk._directory(parent(target)):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+            self._rename(source, target)
+
+        await self._do("rename", target, rename)
 
     async def rename(self, source: str, target: str) -> None:
-        await self._pause()
-        self._rename(source, target)
+        await self._do("rename", target, lambda: self._rename(source, target))
 
     def _rename(self, source: str, target: str) -> None:
         disk = self._disk
@@ -527,48 +699,118 @@ class ProcessDisk:
             gone = _NameChange(disk._number, parent(source), _last(source), gone=True, needs=change)
             disk._change_name(gone)
         if replaced is not None:
+            self._unsynced.pop(replaced, None)
             disk._bury(replaced)
 
     async def remove(self, path: str) -> None:
         assert assert_inside(path), "the root stays"
-        await self._pause()
-        disk = self._disk
-        names = disk._current.get(parent(path), {})
-        if _last(path) not in names:
-            return
-        if disk._current.get(path):
-            raise DiskFailed(path, "remove", os.strerror(errno.ENOTEMPTY))
-        file = names[_last(path)]
-        if file is not None:
-            disk._bury(file)
-        disk._number += 1
-        disk._change_name(_NameChange(disk._number, parent(path), _last(path), gone=True))
+
+        def remove() -> None:
+            disk = self._disk
+            names = disk._current.get(parent(path), {})
+            if _last(path) not in names:
+                return
+            if disk._current.get(path):
+                raise DiskFailed(path, "remove", os.strerror(errno.ENOTEMPTY))
+            file = names[_last(path)]
+            if file is not None:
+                self._unsynced.pop(file, None)
+                disk._bury(file)
+            disk._number += 1
+            disk._change_name(_NameChange(disk._number, parent(path), _last(path), gone=True))
+
+        await self._do("remove", path, remove)
 
     async def free_bytes(self) -> int:
-        await self._pause()
-        return self._disk.free_bytes
+        return await self._do("free_bytes", "", lambda: self._disk.free_bytes)
 
     # --- locks ---
 
     async def lock(self, path: str) -> None:
         assert_inside(path)
-        await self._pause()
+        await self._pause(path)
         holder = self._disk._locks.get(path)
         if holder is not None:
             raise DirectoryInUse(path, holder.pid)
         self._disk._locks[path] = self
         if _last(path) not in self._disk._directory(parent(path)):
-            await self.create(path)
+            disk = self._disk
+            disk._number += 1
+            disk._change_name(_NameChange(disk._number, parent(path), _last(path), _File()))
 
     async def unlock(self, path: str) -> None:
-        await self._pause()
+        await self._pause(path)
         assert self._disk._locks.get(path) is self, "only the holder unlocks"
         del self._disk._locks[path]
 
-    # --- helpers ---
+    # --- faults ---
 
-    async def _pause(self, *, delays: bool = False) -> None:
-        """What the call takes. The dead wait for ever."""
+    async def _do(
+        self, operation: str, path: str, effect: Callable[[], T], *, opens: bool = False, delays: bool = False
+    ) -> T:
+        """One call that is done at one moment, and what it meets. It `opens` a file or directory for that."""
+        aim = self._aimed(operation, path) if self._disk.aims else None
+        await self._pause(path, aim, delays=delays)
+        if aim is None:
+            if opens and self._disk.faults.open_files_max is not None:
+                self._need_descriptor(operation, path)
+            return effect()
+        await self._strike(aim, early=True)
+        if aim.what in ERRORS and aim.what != "lost":
+            raise self._tell(operation, path, aim.what)
+        result = effect()
+        await self._strike(aim, early=False)
+        if aim.what == "lost":
+            raise self._tell(operation, path, "lost")
+        return result
+
+    def _aimed(self, operation: str, path: str) -> Aim | None:
+        """The aim that this call meets, if any."""
+        for aim in self._disk.aims:
+            if aim.operation == operation and aim.where in path:
+                aim.number -= 1
+                if aim.number == 0:
+                    self._disk.aims.remove(aim)
+                    aim.hit = path
+                    self._disk.counts["aimed faults"] += 1
+                    return aim
+        return None
+
+    async def _strike(self, aim: Aim | None, *, early: bool) -> None:
+        if aim is not None and aim.what in ("kill", "power") and aim.early == early:
+            self._disk.strike(self, aim.what == "power")
+            await self._live()
+
+    def _tell(self, operation: str, path: str, why: str, *, again: bool = False) -> DiskFull | DiskFailed:
+        """The error that FileDisk makes of it."""
+        self.told.append(Told(operation, path, why, again))
+        if why == "EMFILE":
+            self._disk.counts["no descriptor"] += 1
+        number = ERRORS.get(why, errno.ENOENT)
+        name = "sync" if operation == "sync_directory" else operation
+        return files._failure(OSError(number, os.strerror(number)), path, name)
+
+    def _note(self, operation: str, path: str, result: WriteResult) -> WriteResult:
+        if result is not None:
+            self.told.append(Told(operation, path, "ENOSPC" if isinstance(result, DiskFull) else "ENOENT"))
+        return result
+
+    def _lacks_descriptor(self, file: _File | None) -> bool:
+        limit = self._disk.faults.open_files_max
+        return limit is not None and file not in self._unsynced and len(self._unsynced) >= limit
+
+    def _need_descriptor(self, operation: str, path: str) -> None:
+        file = self._disk._current.get(parent(path), {}).get(_last(path))
+        if self._lacks_descriptor(file):
+            raise self._tell(operation, path, "EMFILE")
+
+    def _need_room_for_a_name(self, operation: str, path: str) -> None:
+        if self._disk.faults.names_need_room and self._disk.free_bytes <= 0:
+            self._disk.counts["no room for a name"] += 1
+            raise self._tell(operation, path, "ENOSPC")
+
+    async def _pause(self, path: str, aim: Aim | None = None, *, delays: bool = False) -> None:
+        """What the call takes. The dead wait for ever, and so does who hangs."""
         if self.dead:
             await self._live()
         faults = self._disk.faults
@@ -576,13 +818,23 @@ class ProcessDisk:
         if delays and faults.delays and self._draw() < faults.delays:
             self._disk.counts["delays"] += 1
             seconds = self._draw() * faults.delay_seconds_max
+        if faults.slow and faults.slow in path:
+            seconds += self._draw() * faults.slow_seconds_max
+        if aim is not None and aim.what == "delay":
+            seconds += aim.seconds
         await asyncio.sleep(seconds)
+        if aim is not None and aim.what == "hang":
+            await _for_ever()
         if self.dead:
             await self._live()
 
     async def _live(self) -> None:
         while self.dead:
-            await asyncio.get_running_loop().create_future()
+            await _for_ever()
+
+
+def _for_ever() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
 
 
 def _last(path: str) -> str:
