@@ -459,15 +459,16 @@ class ProcessDisk:
         self.pid = pid
         self.dead = False
         self.told: list[Told] = []
+        self.hangs = False  # a call that will never answer
         self._disk = disk
         self._draw = disk.dice.random
         self._failed: set[_File] = set()  # files whose syncs fail from now on, in this process
         self._unsynced: dict[_File, None] = {}  # files that keep a descriptor: written, and not synced since
 
     @property
-    def open_files(self) -> int:
-        """Descriptors that it cannot do without."""
-        return len(self._unsynced)
+    def open_files(self) -> list[str]:
+        """Paths of the files that keep their descriptor: written, and not synced since."""
+        return [path for path in self._disk.paths() if self._disk._find(path) in self._unsynced]
 
     # --- bytes ---
 
@@ -824,6 +825,7 @@ class ProcessDisk:
             seconds += aim.seconds
         await asyncio.sleep(seconds)
         if aim is not None and aim.what == "hang":
+            self.hangs = True
             await _for_ever()
         if self.dead:
             await self._live()

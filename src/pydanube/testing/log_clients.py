@@ -9,10 +9,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from pydanube.errors import DanubeError, DiskFull, LogClosed, LogStopped, ProducerFenced, Refused
+from pydanube.core.sessions import RECENT_MAX
+from pydanube.errors import (
+    DanubeError,
+    DiskFull,
+    LogClosed,
+    LogFull,
+    LogStopped,
+    NotServed,
+    ProducerFenced,
+    Refused,
+)
 from pydanube.log.committer import Receipt
 from pydanube.log.wal import TopicLog
 from pydanube.testing.log_model import Broken, Sent, TopicModel
@@ -22,6 +34,10 @@ if TYPE_CHECKING:
     from pydanube.testing.log_history import Boot, History
 
 IN_FLIGHT_MAX: Final = 8
+# Nothing was stored, and nothing will be: there is no room.
+NO_ROOM: Final = (DiskFull, LogFull)
+# Later it may be another answer.
+LATER: Final = (*NO_ROOM, NotServed)
 
 
 class IdempotentProducer:
@@ -35,10 +51,14 @@ class IdempotentProducer:
         self._session: int | None = None
         self._next_sequence = 0
         self._unacked: dict[int, Sent] = {}  # by number, in order
+        # The newest of the session, acknowledged or not: whoever lost the answers sends them all again.
+        self._recent: deque[Sent] = deque(maxlen=RECENT_MAX)
+        self._unknown: set[int] = set()  # perhaps stored, by an owner that was not allowed to say so
         # Batch, answer, and whether nothing was before it: then there is no excuse for refusing it.
         self._in_flight: deque[tuple[Sent, asyncio.Future[Receipt], bool]] = deque()
-        self._limit = dice.randint(1, IN_FLIGHT_MAX)
-        self._left = dice.choice((5, 20, 60))
+        self._limit = dice.choice((IN_FLIGHT_MAX, dice.randint(1, IN_FLIGHT_MAX)))
+        self._left = 3 if history.crowded else dice.choice((5, 20, 60))
+        self._twice = dice.choice((0.05, 0.05, 0.4))  # of the batches: somebody on the way sends it twice
 
     async def run(self) -> None:
         history = self._history
@@ -61,12 +81,13 @@ class IdempotentProducer:
                 # What was acknowledged may be gone, so the old session may have a hole.
                 self._session = None
                 self._unacked.clear()
+                self._recent.clear()
 
     async def _work(self, boot: Boot, log: TopicLog) -> None:
         dice = self._dice
         if self._session is None or (dice.random() < 0.05 and not self._history.quiet):
             await self._open(boot, log)
-        self._send_again(boot, log)
+        self._send_again(boot, log, answers_lost=dice.random() < 0.3)
         while self._in_flight or self._left > 0:
             if not self._history.quiet:
                 while self._left > 0 and len(self._unacked) < self._limit and dice.random() < 0.8:
@@ -81,7 +102,9 @@ class IdempotentProducer:
             sent, answer, first = self._in_flight.popleft()
             try:
                 self._acknowledged(sent, await boot.process.wait(answer))
-            except DiskFull:
+            except LATER as error:
+                if isinstance(error, NotServed):
+                    self._unknown.add(sent.number)
                 await self._settle(boot)
                 await asyncio.sleep(dice.random() * 0.2)
                 self._send_again(boot, log)
@@ -100,9 +123,10 @@ class IdempotentProducer:
         old, old_sequence = self._session, self._next_sequence
         self._session = None  # from here on the old one may be fenced, whatever the answer
         self._unacked.clear()
+        self._recent.clear()
         try:
             self._session = await boot.process.call(log.open_session(self._producer_id))
-        except DiskFull:
+        except LATER:
             await asyncio.sleep(self._dice.random() * 0.2)
             raise LogClosed(log.topic) from None  # try again from the start
         self._next_sequence = 0
@@ -116,8 +140,8 @@ class IdempotentProducer:
         sent = self._model.make(self._dice, number, self._producer_id, session, sequence)
         self._model.forbidden.add(number)
         try:
-            await boot.process.wait(_submit(boot, log, sent))
-        except (ProducerFenced, DiskFull):
+            await boot.process.wait(_submit(self._history, self._model, boot, log, sent))
+        except (ProducerFenced, *LATER):
             return
         raise Broken(f"{self._model._name(number)} was accepted in a session that was replaced")
 
@@ -129,17 +153,18 @@ class IdempotentProducer:
         self._next_sequence += sent.rows
         self._left -= 1
         self._unacked[sent.number] = sent
+        self._recent.append(sent)
         self._send(boot, log, sent)
-        if self._dice.random() < 0.05:  # somebody on the way sends it twice
+        if self._dice.random() < self._twice:
             self._send(boot, log, sent)
 
-    def _send_again(self, boot: Boot, log: TopicLog) -> None:
-        for sent in self._unacked.values():
+    def _send_again(self, boot: Boot, log: TopicLog, *, answers_lost: bool = False) -> None:
+        for sent in list(self._recent if answers_lost else self._unacked.values()):
             self._send(boot, log, sent)
 
     def _send(self, boot: Boot, log: TopicLog, sent: Sent) -> None:
-        first = not self._in_flight and next(iter(self._unacked)) == sent.number
-        answer = _submit(boot, log, sent)
+        first = not self._in_flight and next(iter(self._unacked), None) == sent.number
+        answer = _submit(self._history, self._model, boot, log, sent, told=self._dice.random() < 0.3)
         self._in_flight.append((sent, answer, first))
 
     async def _settle(self, boot: Boot) -> None:
@@ -148,7 +173,13 @@ class IdempotentProducer:
             sent, answer, _ = self._in_flight.popleft()
             try:
                 receipt = await boot.process.wait(answer)
-            except (DiskFull, Refused):
+            except LATER as error:
+                if isinstance(error, NotServed):
+                    self._unknown.add(sent.number)
+                continue
+            except Refused:
+                if sent.number not in self._unacked:
+                    raise Broken(f"{self._model._name(sent.number)} is acknowledged and refused") from None
                 continue
             self._acknowledged(sent, receipt)
 
@@ -156,7 +187,7 @@ class IdempotentProducer:
         self._model.receipt(sent, receipt.offset, receipt.epoch)
         if self._unacked.pop(sent.number, None) is not None:
             self._history.outcome.counts["acknowledged"] += 1
-        if any(number < sent.number for number in self._unacked):
+        if any(number < sent.number and number not in self._unknown for number in self._unacked):
             raise Broken(f"{self._model._name(sent.number)} is acknowledged over a hole")
         self._history.say(f"ack {self._model.topic} {sent.number} at {receipt.offset}")
 
@@ -177,11 +208,10 @@ class PlainProducer:
             log = boot.logs[self._model.topic]
             try:
                 if dice.random() < 0.5:
-                    sent = self._make()
-                    self._acknowledged(sent, await boot.process.call(log.append(sent.batch)))
+                    await self._append(boot, log)
                 else:
                     await self._burst(boot, log)
-            except (DiskFull, LogClosed, ProcessDied):
+            except (*LATER, LogClosed, ProcessDied):
                 await asyncio.sleep(dice.random() * 0.01)
             except LogStopped:
                 history.stopped(boot)
@@ -190,12 +220,23 @@ class PlainProducer:
             if dice.random() < 0.3:
                 await asyncio.sleep(dice.random() * history.pace_seconds)
 
+    async def _append(self, boot: Boot, log: TopicLog) -> None:
+        sent = self._make()
+        try:
+            receipt = await boot.process.call(log.append(sent.batch))
+        except (*NO_ROOM, LogClosed):
+            self._model.forbidden.add(sent.number)  # it was said not to be stored, and never will be
+            raise
+        self._model.receipt(sent, receipt.offset, receipt.epoch)
+        self._acknowledged(sent, receipt)
+
     async def _burst(self, boot: Boot, log: TopicLog) -> None:
         dice = self._dice
         answers = []
         for _ in range(dice.randint(1, 6)):
             sent = self._make()
-            answers.append((sent, _submit(boot, log, sent)))
+            told = dice.random() < 0.3
+            answers.append((sent, _submit(self._history, self._model, boot, log, sent, told=told)))
         failure: DanubeError | None = None
         for sent, answer in answers:
             if dice.random() < 0.03:
@@ -203,7 +244,10 @@ class PlainProducer:
                 continue
             try:
                 self._acknowledged(sent, await boot.process.wait(answer))
-            except (DiskFull, LogClosed, LogStopped) as error:
+            except (*NO_ROOM, LogClosed) as error:
+                self._model.forbidden.add(sent.number)
+                failure = error
+            except (NotServed, LogStopped) as error:
                 failure = error
         if failure is not None:
             raise failure
@@ -218,13 +262,33 @@ class PlainProducer:
         self._history.say(f"ack {self._model.topic} {sent.number} at {receipt.offset}")
 
 
-def _submit(boot: Boot, log: TopicLog, sent: Sent) -> asyncio.Future[Receipt]:
-    answer = boot.process.run(log.submit, sent.batch)
-    answer.add_done_callback(_look_at)
+def _submit(
+    history: History, model: TopicModel, boot: Boot, log: TopicLog, sent: Sent, *, told: bool = False
+) -> asyncio.Future[Receipt]:
+    """Sends it. The receipt counts from the moment it is given, also if whoever sent it does not look any more."""
+    answer: asyncio.Future[Receipt] | None = None
+
+    def tell() -> None:
+        history.outcome.counts["receipts told"] += 1
+        if answer is None or not answer.done():
+            history.fail(f"Broken: {model._name(sent.number)} was told to be stored before there was a receipt")
+
+    submit: Callable[..., asyncio.Future[Receipt]] = log.submit
+    answer = boot.process.run(submit, sent.batch, tell if told else None)
+    answer.add_done_callback(partial(_answered, history, model, log, sent))
     return answer
 
 
-def _look_at(answer: asyncio.Future[Receipt]) -> None:
-    """A client that has gone over to another boot does not wait for the answers of the old one."""
-    if not answer.cancelled():
-        answer.exception()
+def _answered(history: History, model: TopicModel, log: TopicLog, sent: Sent, answer: asyncio.Future[Receipt]) -> None:
+    if answer.cancelled() or answer.exception() is not None:
+        return
+    receipt = answer.result()
+    try:
+        if receipt.offset + sent.rows > log.head:
+            raise Broken(
+                f"{model._name(sent.number)} is acknowledged at offset {receipt.offset}, "
+                f"and {model.topic} is committed up to {log.head}"
+            )
+        model.receipt(sent, receipt.offset, receipt.epoch)
+    except Broken as broken:
+        history.fail(broken)

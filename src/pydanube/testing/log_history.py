@@ -11,6 +11,11 @@ Producers are clients in other processes. They survive, remember what was not ac
 unchanged and in order. Everything that happens is drawn from the seed and goes into `digest`, so two runs of one
 seed can be compared.
 
+What is wrong with the disk differs. In some histories calls fail at random; in others the disk is well but for one or
+two calls that were chosen (`Aim`), or has too few descriptors, or one file is slow. Limits are small
+(`log_pressure.py`), what happens beside the producers is in `log_troubles.py`, and checks that need no crash are in
+`log_checks.py`.
+
 A share of the histories flips bits in what is durable. Then nothing has to be there any more, but what is read must
 be right, and what is missing must have been named.
 """
@@ -31,8 +36,8 @@ from pydanube.errors import (
     DataDamaged,
     DiskFailed,
     DiskFull,
-    LogClosed,
     LogDamaged,
+    LogStopped,
     OffsetOutOfRange,
     OffsetTaken,
     TailUnproven,
@@ -41,17 +46,26 @@ from pydanube.log import committer
 from pydanube.log.batch import Batch, topic_hash
 from pydanube.log.layout import LOCK
 from pydanube.log.verify import verify
-from pydanube.log.wal import TopicLog, Wal, WalConfig
+from pydanube.log.wal import ClosedLog, TopicLog, Wal
 from pydanube.ports import Disk
+from pydanube.testing.coverage import counting
 from pydanube.testing.faulty_disk import Faults, FaultyDisk, ProcessDisk
+from pydanube.testing.log_checks import check_ended, stop_is_justified
 from pydanube.testing.log_clients import IdempotentProducer, PlainProducer
 from pydanube.testing.log_model import Audit, Broken, TopicModel
+from pydanube.testing.log_pressure import Pressure, draw_aim, limits_met
+from pydanube.testing.log_troubles import Troubles
 from pydanube.testing.loop import Deadlock, Livelock, Process, ProcessDied, SimClock, SimLoop, SimWork
 
 # How long the last producers may take on a disk that is well again.
 DRAIN_SECONDS_MAX: Final = 60.0
-STEPS_MAX: Final = 400_000
+STEPS_MAX: Final = 600_000
 FLIP_SHARE: Final = 0.1
+CROWDED_SHARE: Final = 0.02  # histories with dozens of topics
+# Whoever does not answer for so long is killed by its supervisor.
+HANG_SECONDS: Final = 30.0
+# The public operations of the log: see coverage.py.
+OPERATIONS: Final = (Wal, TopicLog, ClosedLog)
 
 
 @dataclass(slots=True)
@@ -64,6 +78,7 @@ class Outcome:
     acknowledged: int = 0
     checked: int = 0
     counts: Counter[str] = field(default_factory=Counter)
+    met: Counter[str] = field(default_factory=Counter)  # operations of the log, and how often they were called
     events: list[str] = field(default_factory=list)
 
 
@@ -76,7 +91,7 @@ def run_history(seed: int, *, wrap_disk: Callable[[Disk], Disk] | None = None, k
     )
     history = History(dice, outcome, wrap_disk, keep_events)
     try:
-        with small_constants():
+        with history.pressure.applied(), counting(outcome.met, *OPERATIONS):
             loop.run_until_complete(history.live())
         for problem in loop.problems:
             error = problem.get("exception")
@@ -133,6 +148,8 @@ class Boot:
     wal: Wal | None = None
     logs: dict[str, TopicLog] = field(default_factory=dict)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    told: str = ""  # why the log has stopped
+    opening: asyncio.Task[TopicLog] | None = None  # a topic, beside the others
 
 
 class History:
@@ -157,28 +174,31 @@ class History:
         self._numbers = 0
         self._epoch = 0
         self._boots = 0
-        self._disk = FaultyDisk(Random(dice.randrange(2**62)), faults=Faults(delays=0.01, delay_seconds_max=0.02))
+        self._newest: Boot | None = None
+        self.leased = True  # else nobody may be told that something is stored
+        # What is wrong with the disk: calls fail at random, or those that are aimed at, or descriptors are few.
+        self._trouble = dice.choice(("rates", "rates", "rates", "aims", "aims", "aims", "aims", "descriptors"))
+        self.disk = FaultyDisk(
+            Random(dice.randrange(2**62)),
+            faults=Faults(delays=0.01, delay_seconds_max=0.02),
+            sparse=dice.random() < 0.25,
+        )
+        self.disk.strike = self._struck
         self._work = SimWork(Random(dice.randrange(2**62)))
+        self.pressure = Pressure.draw(dice)
+        self._config = self.pressure.config
+        self.crowded = dice.random() < CROWDED_SHARE
         self.models: list[TopicModel] = []
-        for number in range(dice.choice((1, 1, 2, 3, 4))):
+        for number in range(dice.randint(20, 60) if self.crowded else dice.choice((1, 1, 2, 3, 4))):
             topic = f"/default/t{number}"
             durability = "os" if dice.random() < 0.15 else "fsync"
             self.models.append(TopicModel(topic, topic_hash(topic), durability))
             self.models[-1].reserves = dice.random() < 0.2
         # How long a boot lasts, and what producers wait between two batches: some histories are crowded, in
         # others there is time for what happens in the background.
-        self._boot_seconds = dice.choice((0.005, 0.02, 0.05, 0.05, 0.5, 2.0))
-        self.pace_seconds = self._boot_seconds / dice.choice((4, 10, 20))
-        self._config = WalConfig(
-            segment_bytes=dice.choice((1024, 4096, 4096, 16384)),
-            segment_seconds=dice.choice((0.01, 3600.0, 3600.0)),
-            group_bytes=dice.choice((1024, 4096, 16384)),
-            journal_bytes=dice.choice((2048, 8192, 32768)),
-            copy_bytes=dice.choice((1024, 8192)),
-            cache_bytes=dice.choice((0, 8192, 1 << 20)),
-            pending_bytes=dice.choice((1024, 1 << 20)),
-            ballast_bytes=dice.choice((0, 4096)),
-        )
+        self.boot_seconds = dice.choice((0.005, 0.02, 0.05, 0.05, 0.5, 2.0))
+        self.pace_seconds = self.boot_seconds / dice.choice((4, 10, 20))
+        self._troubles = Troubles(self)
 
     def say(self, event: str) -> None:
         """One line of the history."""
@@ -190,9 +210,20 @@ class History:
     def finish(self) -> None:
         outcome = self.outcome
         outcome.digest = self._digest.hexdigest()
-        outcome.counts.update(self._disk.counts)
+        outcome.counts.update(self.disk.counts)
+        outcome.counts["aims: " + self._trouble] += 1
         outcome.acknowledged = outcome.counts.pop("acknowledged", 0)
         outcome.checked = sum(model.checked for model in self.models)
+
+    def fail(self, error: BaseException | str) -> None:
+        """Ends the history: something is wrong that nobody waits for."""
+        assert self._main is not None
+        self._main.cancel(error if isinstance(error, str) else _describe(error))
+
+    def excuse(self, boot: Boot, error: Exception) -> None:
+        """A call of the log has failed: then one of the disk has, or somebody else had closed or stopped it."""
+        if isinstance(error, DiskFull | DiskFailed) and not boot.disk.told:
+            raise Broken(f"a disk that is well was said to have failed: {error!r}") from error
 
     def next_number(self) -> int:
         self._numbers += 1
@@ -206,8 +237,10 @@ class History:
         try:
             async with asyncio.TaskGroup() as group:
                 clients = [group.create_task(client.run()) for client in self._clients()]
-                for _ in range(self.dice.choice((1, 2, 2, 3, 4))):
-                    await self._one_boot()
+                boots = self.dice.choice((1, 2)) if self.crowded else self.dice.choice((1, 2, 2, 3, 4))
+                for left in reversed(range(boots)):
+                    # The last one may go on, on a disk that is well again.
+                    await self._one_boot(goes_on=left == 0 and not self.flips and self.dice.random() < 0.4)
                 if self.flips:
                     await self._flip_and_check()
                 else:
@@ -222,27 +255,34 @@ class History:
         dice = self.dice
         clients: list[IdempotentProducer | PlainProducer] = []
         for model in self.models:
+            if self.crowded:
+                clients.append(IdempotentProducer(self, model, 1, Random(dice.randrange(2**62))))
+                continue
             for producer_id in range(1, 1 + dice.choice((0, 1, 1, 2))):
                 clients.append(IdempotentProducer(self, model, producer_id, Random(dice.randrange(2**62))))
             for _ in range(dice.choice((0, 1)) if clients else 1):
                 clients.append(PlainProducer(self, model, Random(dice.randrange(2**62))))
         return clients
 
-    async def _one_boot(self) -> None:
-        """Recovers, works for a while, and ends in one of the ways a process ends."""
+    async def _one_boot(self, *, goes_on: bool) -> None:
+        """Recovers, works for a while, and ends in one of the ways a process ends, if it does not go on."""
         dice = self.dice
         self._set_faults()
         boot = await self._start(may_crash=True)
-        worker = asyncio.create_task(self._disturb(boot))
+        worker = asyncio.create_task(self._troubles.disturb(boot))
         waiters = [asyncio.create_task(boot.ended.wait()), worker]
         # Some boots end while their first files and directories are being made.
-        lasts = self._boot_seconds if dice.random() < 0.8 else dice.random() * 0.003
+        lasts = self.boot_seconds if dice.random() < 0.8 else dice.random() * 0.003
         await asyncio.wait(waiters, timeout=lasts, return_when="FIRST_COMPLETED")
         for task in waiters:
             task.cancel()
         for result in await asyncio.gather(*waiters, return_exceptions=True):
             if isinstance(result, Exception):
                 raise result
+        assert boot.wal is not None
+        if goes_on and not boot.ended.is_set() and not any(log.closed for log in boot.logs.values()):
+            return
+        self.say(f"boot {boot.number} is over")
         ending = dice.choice(("close", "kill", "power", "power", "closing"))
         if ending in ("close", "closing"):
             await self._close(boot, crash_after=dice.random() * 0.01 if ending == "closing" else None)
@@ -255,35 +295,82 @@ class History:
     def _set_faults(self) -> None:
         """What is wrong with the disk in this boot."""
         dice = self.dice
-        faults = self._disk.faults
-        faults.sync_fails = dice.choice((0.0, 0.0, 0.0, 0.02, 0.1)) if not self.flips else 0.0
-        faults.directory_sync_fails = dice.choice((0.0, 0.0, 0.05)) if faults.sync_fails else 0.0
-        faults.write_fails = faults.sync_fails * dice.choice((0.0, 0.0, 0.3))
-        faults.read_fails = faults.sync_fails * dice.choice((0.0, 0.0, 0.1))
+        faults = self.disk.faults
+        self._heal()
+        if self.flips:
+            return
+        if self._trouble == "rates":
+            faults.sync_fails = dice.choice((0.0, 0.0, 0.0, 0.02, 0.1))
+            faults.directory_sync_fails = dice.choice((0.0, 0.0, 0.05)) if faults.sync_fails else 0.0
+            faults.write_fails = faults.sync_fails * dice.choice((0.0, 0.0, 0.3))
+            faults.read_fails = faults.sync_fails * dice.choice((0.0, 0.0, 0.1))
+        elif self._trouble == "aims":
+            self.disk.aims += [draw_aim(dice, self.boot_seconds) for _ in range(dice.choice((1, 1, 1, 2)))]
+        elif dice.random() < 0.7:
+            faults.open_files_max = dice.choice((1, 2, 3, 5, 10))
         faults.delays = dice.choice((0.0, 0.01, 0.1))
-        self._disk.capacity_bytes = None
-        if dice.random() < 0.2 and not self.flips:
-            self._disk.capacity_bytes = self._disk.used_bytes + dice.randrange(dice.choice((9_000, 60_000)))
+        if dice.random() < 0.1:
+            faults.slow = dice.choice((".wal", "journal/", self.models[0].topic))
+            faults.slow_seconds_max = dice.choice((0.005, 0.05))
+        if dice.random() < 0.2:
+            self.disk.capacity_bytes = self.disk.used_bytes + dice.randrange(dice.choice((9_000, 60_000)))
+            faults.names_need_room = dice.random() < 0.3
+            faults.overwrites_need_room = dice.random() < 0.2
 
     def _heal(self) -> None:
-        faults = self._disk.faults
+        faults = self.disk.faults
         faults.sync_fails = faults.directory_sync_fails = faults.write_fails = faults.read_fails = 0.0
-        self._disk.capacity_bytes = None
+        faults.slow, faults.open_files_max = "", None
+        faults.names_need_room = faults.overwrites_need_room = False
+        self.disk.capacity_bytes = None
+        self.disk.aims.clear()
 
     async def _last_boot(self, clients: list[asyncio.Task[None]]) -> None:
         """The disk is well: what is unacknowledged gets through, and a clean close keeps it all."""
         self.quiet = True
         self._heal()
-        boot = await self._start(may_crash=False)
-        _, late = await asyncio.wait(clients, timeout=DRAIN_SECONDS_MAX)
-        if late:
-            loop = asyncio.get_running_loop()
-            assert isinstance(loop, SimLoop)
-            raise Broken("producers are stuck on a disk that is well:\n" + "\n".join(loop.waiting()))
+        boot = self.boot
+        if boot is not None:
+            self.outcome.counts["boots that went on"] += 1
+            self.say(f"boot {boot.number} goes on")
+            for model in self.models:
+                if model.reserves:
+                    boot.process.run(self.reserve, boot.logs[model.topic])
+            if not await self._drained(boot, clients):
+                self._end(boot, power=self.dice.random() < 0.5)
+                boot = None
+        if boot is None:
+            boot = await self._start(may_crash=False)
+            if not await self._drained(boot, clients):
+                raise Broken("the log stops on a disk that is well")
         await self._close(boot, crash_after=None)
         self._end(boot, power=self.dice.random() < 0.5)
         boot = await self._start(may_crash=False)
         await self._close(boot, crash_after=None)
+
+    async def _drained(self, boot: Boot, clients: list[asyncio.Task[None]]) -> bool:
+        """Waits until the clients have got everything through. False if the process has to be started again."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop) and boot.wal is not None
+        until = loop.time() + DRAIN_SECONDS_MAX
+        ended = asyncio.create_task(boot.ended.wait())
+        try:
+            while not all(client.done() for client in clients):
+                if ended.done():
+                    return False
+                if loop.time() > until:
+                    if boot.disk.hangs:
+                        return False  # a call that never answers: somebody restarts the process
+                    raise Broken("producers are stuck on a disk that is well:\n" + "\n".join(loop.waiting()))
+                late = [client for client in clients if not client.done()]
+                await asyncio.wait([*late, ended], timeout=0.05, return_when="FIRST_COMPLETED")
+                if boot.wal.full is not None:
+                    await self._troubles.make_room(boot)
+        except ProcessDied:
+            return False
+        finally:
+            ended.cancel()
+        return not boot.ended.is_set()
 
     # --- starting, checking, ending ---
 
@@ -295,28 +382,31 @@ class History:
                 self._heal()
             assert attempt < 30, "the log cannot be opened on a disk that is well"
             self._boots += 1
-            disk = self._disk.process(pid=self._boots)
-            boot = Boot(self._boots, Process(f"boot {self._boots}"), disk)
+            disk = self.disk.process(pid=self._boots)
+            boot = self._newest = Boot(self._boots, Process(f"boot {self._boots}"), disk)
+            self.leased = True
             self.say(f"boot {boot.number}")
-            if dice.random() < 0.1 and self._disk.capacity_bytes is None:
+            if dice.random() < 0.1 and self.disk.capacity_bytes is None:
                 await self._verify_first(boot)
             crash: asyncio.TimerHandle | None = None
             if may_crash and attempt < 3 and dice.random() < 0.3:
                 delay = dice.random() * dice.choice((0.001, 0.01, 0.05))
                 power = dice.random() < 0.6
                 crash = asyncio.get_running_loop().call_later(delay, self._end, boot, power)
+            patience = asyncio.get_running_loop().call_later(HANG_SECONDS, self._end, boot, False)
             try:
                 await boot.process.call(self._open(boot))
             except ProcessDied:
                 continue
-            except (DiskFull, DiskFailed) as error:
+            except (DiskFull, DiskFailed, LogStopped) as error:
+                self.excuse(boot, error)
                 self.say(f"not opened: {error!r}")
                 self._end(boot, power=dice.random() < 0.3)
-                if isinstance(error, DiskFull):
-                    assert self._disk.capacity_bytes is not None
-                    self._disk.capacity_bytes += dice.randrange(20_000)
+                if self.disk.capacity_bytes is not None:
+                    self.disk.capacity_bytes += dice.randrange(20_000)
                 continue
             finally:
+                patience.cancel()
                 if crash is not None:
                     crash.cancel()
             self.boot = boot
@@ -332,22 +422,34 @@ class History:
         wal = boot.wal = await Wal.open(disk, self._clock, self._work, self._config)
         assert wal._task is not None
         wal._task.add_done_callback(self._committer_ended)
+        wal.tell_when_stopped(lambda error: self._judge_stop(boot, error))
+        wal.answer_only_while(lambda: self.leased)
+        wal.tell_why_not_freed(lambda: "nobody dropped anything")
         if wal.problems and not self.flips:
             raise Broken(f"journals said to be damaged: {wal.problems}")
         for model in self.models:
-            boot.logs[model.topic] = await self._open_topic(wal, model)
+            boot.logs[model.topic] = await self.open_topic(wal, model)
+
+    def _judge_stop(self, boot: Boot, error: LogStopped) -> None:
+        boot.told = str(error)
+        synced = [model for model in self.models if model.durability == "fsync"]
+        one = len(synced) == len(self.models) == 1
+        if not stop_is_justified(boot.disk.told, one_synced_topic=one):
+            self.fail(f"Broken: the log stopped without need ({error}); it was told of {boot.disk.told}")
 
     async def _verify_first(self, boot: Boot) -> None:
-        faults = self._disk.faults
+        faults = self.disk.faults
         read_fails, faults.read_fails = faults.read_fails, 0.0
+        aims, self.disk.aims = self.disk.aims, []
+        open_files_max, faults.open_files_max = faults.open_files_max, None
         await boot.process.call(self._verify(boot.disk))
-        faults.read_fails = read_fails
+        faults.read_fails, self.disk.aims, faults.open_files_max = read_fails, aims, open_files_max
 
     async def _verify(self, disk: ProcessDisk) -> bool:
         """`danube log verify` says that all is well and changes nothing. Returns whether it had nothing to say."""
-        before = {path: self._disk.content(path) for path in self._disk.paths() if path != LOCK}
+        before = {path: self.disk.content(path) for path in self.disk.paths() if path != LOCK}
         report = await verify(disk, self._clock, self._work)
-        after = {path: self._disk.content(path) for path in self._disk.paths() if path != LOCK}
+        after = {path: self.disk.content(path) for path in self.disk.paths() if path != LOCK}
         if before != after:
             raise Broken("verify changed the directory")
         self.outcome.counts["verifications"] += 1
@@ -364,10 +466,9 @@ class History:
     def _committer_ended(self, task: asyncio.Task[None]) -> None:
         """It ends when it is cancelled, or when it has stopped; an error would leave every producer waiting."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            assert self._main is not None
-            self._main.cancel(f"the committer died: {_describe(error)}")
+            self.fail(f"the committer died: {_describe(error)}")
 
-    async def _open_topic(self, wal: Wal, model: TopicModel) -> TopicLog:
+    async def open_topic(self, wal: Wal, model: TopicModel) -> TopicLog:
         dice = self.dice
         self._epoch += 1
         start: int | None = None
@@ -387,13 +488,13 @@ class History:
             raise Broken(f"damage where none was done: {log.recovered.damage}")
         await self._audit(log, model)
         if model.reserves:
-            self._reserve(log)
+            self.reserve(log)
         model.may_lose = False
         model.end = max(model.end, log.head)
         self.say(f"open {model.topic} epoch {log.epoch} [{log.first_offset}, {log.head})")
         return log
 
-    def _reserve(self, log: TopicLog) -> None:
+    def reserve(self, log: TopicLog) -> None:
         """Offsets are given out only below a reservation, which somebody must renew in time."""
         log.reserve(1 << 40 if self.quiet else log.head + self.dice.randrange(200))
 
@@ -415,7 +516,7 @@ class History:
                 audit.hole(min(error.first, log.head))
                 reader = log.reader(audit.next)
             except LogDamaged as error:
-                if model.durability != "os" or not (model.may_lose or self._disk.counts["failed syncs"]):
+                if model.durability != "os" or not (model.may_lose or self.disk.counts["failed syncs"]):
                     raise Broken(f"damage where none was done ({model.durability}): {error}") from error
                 self.outcome.counts["os topics with damage after a power cut"] += 1
                 audit.unreadable(max(audit.next + 1, min(error.end or log.head, log.head)))
@@ -427,17 +528,24 @@ class History:
         if not boot.process.alive:
             return
         self.say(f"end {boot.number} {'power' if power else 'kill'}")
+        if boot.wal is not None:
+            limits_met(boot.wal, self.outcome.counts)
         if power:
-            self._disk.crash()
+            self.disk.crash()
         else:
-            self._disk.kill(boot.disk)
+            self.disk.kill(boot.disk)
         boot.process.kill()
         boot.ended.set()
         if self.boot is boot:
             self.boot = None
         for model in self.models:
-            if model.durability == "os" and (power or self._disk.faults.sync_fails):
+            if model.durability == "os" and (power or self.disk.faults.sync_fails):
                 model.may_lose = True
+
+    def _struck(self, process: ProcessDisk, power: bool) -> None:
+        boot = self._newest
+        assert boot is not None and boot.disk is process
+        self._end(boot, power)
 
     async def _close(self, boot: Boot, *, crash_after: float | None) -> None:
         """Closes cleanly, unless the process dies on the way."""
@@ -445,27 +553,42 @@ class History:
         assert boot.wal is not None
         for model in self.models:
             # A sync that fails may drop pages that were never promised to be safe, however the process ends.
-            if model.durability == "os" and self._disk.faults.sync_fails:
+            if model.durability == "os" and self.disk.faults.sync_fails:
                 model.may_lose = True
         if crash_after is not None:
             power = self.dice.random() < 0.6
             asyncio.get_running_loop().call_later(crash_after, self._end, boot, power)
         if self.boot is boot:
             self.boot = None
+        patience = asyncio.get_running_loop().call_later(HANG_SECONDS, self._end, boot, False)
         try:
+            if boot.opening is not None and not boot.opening.done():
+                await asyncio.wait([boot.opening], timeout=HANG_SECONDS)  # nobody opens what is being closed
             await boot.process.call(boot.wal.close())
+            if boot.wal.committer.stopped is None:
+                logs = list(boot.logs.values())
+                await boot.process.call(check_ended(boot.wal, logs, boot.process, self._open_files(boot)))
         except ProcessDied:
             return
         except (DataDamaged, DiskFull) as error:
             self.say(f"not closed: {error!r}")
-            if self.quiet:
+            self.excuse(boot, error)
+            if self.quiet and boot.number == self._boots and not boot.disk.told:
                 raise Broken(f"a clean close fails on a disk that is well: {error!r}") from error
             return
+        finally:
+            patience.cancel()
+        limits_met(boot.wal, self.outcome.counts)
         boot.process.kill()
-        self._disk.kill(boot.disk)
-        self._disk.counts["kills"] -= 1
+        self.disk.kill(boot.disk)
+        self.disk.counts["kills"] -= 1
         self.outcome.counts["clean closes"] += 1
         boot.ended.set()
+
+    def _open_files(self, boot: Boot) -> list[str]:
+        """Files that still keep a descriptor, though nothing failed. Durability os leaves the syncing to the kernel."""
+        synced = all(model.durability == "fsync" for model in self.models)
+        return boot.disk.open_files if synced and not boot.disk.told else []
 
     async def running(self) -> Boot:
         """The boot that is up, once there is one."""
@@ -482,129 +605,29 @@ class History:
             self.say(f"stopped {boot.number}")
             boot.ended.set()
 
-    # --- what happens while it runs ---
-
-    async def _disturb(self, boot: Boot) -> None:
-        """Retention, readers, reopened topics, room that goes and comes."""
-        dice = self.dice
-        for model in self.models:
-            for _ in range(dice.choice((0, 1, 2))):
-                reader = boot.process.spawn(self._follow(boot.logs[model.topic], model))
-                reader.add_done_callback(self._reader_ended)
-        try:
-            while True:
-                await asyncio.sleep(dice.random() * self._boot_seconds / 4)
-                model = dice.choice(self.models)
-                log = boot.logs[model.topic]
-                if model.reserves and not log.closed:
-                    boot.process.run(self._reserve, log)
-                await dice.choice((self._retain, self._retain, self._read, self._room, self._reopen))(boot, log, model)
-        except ProcessDied:
-            return
-
-    def _reader_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            assert self._main is not None
-            self._main.cancel(_describe(error))
-
-    async def _retain(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
-        before = self.dice.randint(log.first_offset, log.head)
-        model.truncated_before = max(model.truncated_before, before)
-        try:
-            first = await boot.process.call(log.truncate(before))
-        except (DiskFull, DiskFailed, LogClosed) as error:
-            self.say(f"not truncated: {error!r}")
-            return
-        self.say(f"truncate {model.topic} before {before} keeps {first}")
-        self.outcome.counts["truncations"] += 1
-
-    async def _read(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
-        offset = self.dice.randint(log.first_offset, log.head)
-        try:
-            batches = await boot.process.call(log.read(offset, bytes_max=self.dice.choice((1, 5000))))
-        except OffsetOutOfRange:
-            return
-        except DiskFailed:
-            return
-        except LogDamaged as error:
-            if model.durability == "os" and self._disk.counts["failed syncs"]:
-                return
-            raise Broken(f"a read met damage where none was done: {error}") from error
-        for batch in batches:
-            model.read(batch)
-        if batches and not batches[0].header.base_offset <= offset < batches[0].header.end_offset:
-            raise Broken(f"a read at {offset} of {model.topic} gives {batches[0].header.base_offset}")
-
-    async def _room(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
-        if self.flips or self.dice.random() < 0.5:
-            return
-        if self._disk.capacity_bytes is None:
-            room = self.dice.randrange(self.dice.choice((500, 5_000, 20_000)))
-            self._disk.capacity_bytes = self._disk.used_bytes + room
-        else:
-            self._disk.capacity_bytes = None
-
-    async def _reopen(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
-        """The topic is closed and opened again, as when it moves away and back."""
-        if self.dice.random() < 0.7:
-            return
-        assert boot.wal is not None
-        try:
-            await boot.process.call(log.close())
-            boot.logs[model.topic] = await boot.process.call(self._open_topic(boot.wal, model))
-        except (DiskFull, DataDamaged) as error:
-            # Half-closed: only a restart makes it whole again.
-            self.say(f"not reopened: {error!r}")
-            boot.ended.set()
-            return
-        self.outcome.counts["topics reopened"] += 1
-
-    async def _follow(self, log: TopicLog, model: TopicModel) -> None:
-        """A reader that starts anywhere and follows the tail."""
-        offset = self.dice.randint(log.first_offset, log.head)
-        bytes_max = self.dice.choice((1, 3000, 1 << 20))
-        while not log.closed:
-            try:
-                async for batch in log.follow(offset, bytes_max=bytes_max):
-                    model.read(batch)
-                    if batch.header.base_offset > offset:
-                        raise Broken(f"a reader at {offset} of {model.topic} got {batch.header.base_offset}")
-                    offset = batch.header.end_offset
-                    self.say(f"read {model.topic} {batch.header.base_offset}")
-            except OffsetOutOfRange as error:
-                # Overtaken by retention, or at a hole.
-                offset = max(log.first_offset, error.first)
-                await asyncio.sleep(0)
-            except LogDamaged as error:
-                if model.durability == "os":
-                    return
-                raise Broken(f"a reader met damage where none was done: {error}") from error
-            except DiskFailed:
-                return
-
     # --- flipped bits ---
 
     async def _flip_and_check(self) -> None:
         """Flips bits of what is durable; then nothing wrong may be served, and nothing may be missing unnamed."""
         dice = self.dice
         self._heal()
-        paths = [path for path in self._disk.paths() if path.startswith(("wal/", "journal/"))]
+        paths = [path for path in self.disk.paths() if path.startswith(("wal/", "journal/"))]
         flipped: set[str] = set()
         for path in dice.sample(paths, min(len(paths), dice.choice((1, 1, 2, 3)))):
-            durable = self._disk.durable(path)
+            durable = self.disk.durable(path)
             if durable:
-                self._disk.flip(path, dice.randrange(len(durable)), dice.randrange(8))
+                self.disk.flip(path, dice.randrange(len(durable)), dice.randrange(8))
                 self.say(f"flip {path}")
                 flipped.add(path)
         self._boots += 1
-        boot = Boot(self._boots, Process("flipped"), self._disk.process(pid=self._boots))
+        boot = Boot(self._boots, Process("flipped"), self.disk.process(pid=self._boots))
         await boot.process.call(self._open_flipped(boot, flipped))
         self._end(boot, power=False)
 
     async def _open_flipped(self, boot: Boot, flipped: set[str]) -> None:
         clean = await self._verify(boot.disk)
         wal = await Wal.open(boot.disk, self._clock, self._work, self._config)
-        kept = [path for path in self._disk.paths() if path.startswith("journal/") and path.endswith(".torn")]
+        kept = [path for path in self.disk.paths() if path.startswith("journal/") and path.endswith(".torn")]
         journal_named = bool(wal.problems or kept)
         for model in self.models:
             self._epoch += 1
@@ -655,7 +678,9 @@ class History:
         missing = [
             number
             for number, first in model.acknowledged.items()
-            if number not in found and first + model.sent[number].rows > model.truncated_before
+            if number not in found
+            and first + model.sent[number].rows > model.truncated_before
+            and not model.is_dropped(first)
         ]
         if missing and not named and not model.may_lose:
             raise Broken(f"{model._name(missing[0])} is gone after a bit flip and no report says so")

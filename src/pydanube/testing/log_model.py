@@ -62,6 +62,7 @@ class TopicModel:
         self.epochs: dict[int, int] = {}  # number -> epoch, of those acknowledged
         self.stored: dict[int, int] = {}  # offset -> number: acknowledged or seen, so there for ever
         self.truncated_before = 0  # retention was asked to drop what lies below
+        self.dropped: list[tuple[int, int]] = []  # offsets [first, end) that somebody else was to keep
         self.starts: set[int] = set()  # offsets at which somebody else told the log to go on: holes end here
         self.end = 0  # of everything that was ever promised or seen
         self.reserves = False  # offsets are given out only below a reservation
@@ -132,6 +133,13 @@ class TopicModel:
             raise Broken(f"offset {offset} of {self.topic} was {self._name(known)} and is {self._name(number)}")
         self.end = max(self.end, offset + self.sent[number].rows)
 
+    def drop(self, first: int, end: int) -> None:
+        """These may go, as a whole or in part: somebody else keeps them."""
+        self.dropped.append((first, end))
+
+    def is_dropped(self, offset: int) -> bool:
+        return any(first <= offset < end for first, end in self.dropped)
+
     def lose(self, first: int, end: int) -> None:
         """Durability os and a power cut: what is gone is gone, and may come back under another offset."""
         for offset in [offset for offset in self.stored if first <= offset < end]:
@@ -189,7 +197,8 @@ class Audit:
 
     def hole(self, end: int) -> None:
         """The log does not have [next, end)."""
-        if end not in self._model.starts and end < self._head:
+        given_up = self._model.is_dropped(self.next) or self._model.is_dropped(end - 1)
+        if end not in self._model.starts and end < self._head and not given_up:
             raise Broken(f"{self._model.topic} has nothing for offsets {self.next} up to {end}")
         self._missing(self.next, end)
         self.next = end
@@ -208,7 +217,7 @@ class Audit:
         for offset in sorted(model.stored):
             number = model.stored[offset]
             last = offset + model.sent[number].rows
-            if offset < end and last > first and last > model.truncated_before:
+            if offset < end and last > first and last > model.truncated_before and not model.is_dropped(offset):
                 promised = "acknowledged" if number in model.acknowledged else "seen by a reader"
                 raise Broken(
                     f"{model._name(number)} was {promised} at offset {offset} and is gone: "
@@ -221,6 +230,8 @@ class Audit:
         for offset, number in model.stored.items():
             end = offset + model.sent[number].rows
             if end <= model.truncated_before or number in self._numbers or model.may_lose:
+                continue
+            if model.is_dropped(offset):
                 continue
             if any(first < end and offset < behind for first, behind in self._excused):
                 continue

@@ -1,0 +1,82 @@
+"""Checks of a log that need no crash: it stops only where it must, and nothing is left over when it has ended.
+
+`stop_is_justified` is the failure table of docs/adr/0001-the-log.md, read from the side of who was told of a failure:
+a log that stops because it ran out of room or descriptors, because a file that it had removed is missing, or because
+one sync of a journal failed, stops for no reason, and a whole broker with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from pydanube.log.wal import TopicLog, Wal
+from pydanube.testing.faulty_disk import Told
+from pydanube.testing.log_model import Broken
+from pydanube.testing.loop import Process, SimLoop
+
+# Failures of these are told to whoever asked for them; the log itself goes on.
+_ASIDE = ("wal.ckpt", ".torn", ".damage", "FORMAT", ".quarantined")
+_WAITERS_MAX = 12  # readers that wait at one time, in a history
+
+
+def stop_is_justified(told: Sequence[Told], *, one_synced_topic: bool) -> bool:
+    """Whether a log that was told of these failures may stop. `one_synced_topic`: no journal is ever used."""
+    journal = segment = 0
+    for failure in told:
+        failed = failure.why in ("EIO", "lost") or (failure.why == "ENOSPC" and failure.operation == "sync")
+        if failure.again or any(name in failure.path for name in _ASIDE) or failure.operation in ("read", "list"):
+            continue
+        if failure.operation in ("write", "sync") and failure.path.endswith(".journal"):
+            # The record goes to a new journal, once. Without room: only where overwriting needs any.
+            journal += failed or failure.why == "ENOSPC"
+        elif not failed:
+            continue
+        elif failure.operation in ("write", "sync") and failure.path.endswith(".wal") and one_synced_topic:
+            segment += 1  # the group goes to a new segment, once
+        else:
+            return True
+    return journal + segment >= 2
+
+
+def check_sizes(wal: Wal) -> None:
+    """What the log believes to hold is what its topics hold; at every moment."""
+    held = sum(each.size_bytes for each in wal._logs.values())
+    if wal.size_bytes() != held:
+        raise Broken(f"the log counts {wal.size_bytes()} bytes of segments, its topics hold {held}")
+
+
+def check_waiters(log: TopicLog) -> None:
+    """Readers that gave up waiting are forgotten."""
+    waiting = len(log._waiters)
+    if waiting > _WAITERS_MAX:
+        raise Broken(f"{log.topic} remembers {waiting} waiting readers; there are a few")
+
+
+async def check_ended(wal: Wal, logs: Sequence[TopicLog], process: Process, open_files: Sequence[str]) -> None:
+    """Everything was closed in good order: nothing that it needed is still there."""
+    await asyncio.sleep(1.0)  # whoever waited has heard of it
+    inside = wal.committer
+    left = {
+        "bytes queued": inside.pending_bytes,
+        "bytes of segments": inside.size_bytes,
+        "logs ready": len(inside._ready),
+        "logs waiting": len(inside._waiting),
+        "bytes to copy": inside._uncopied_bytes,
+        "segments to copy": len(inside._uncopied),
+        "topics": len(wal._logs),
+        "files open and unsynced": len(open_files),
+    }
+    for log in logs:
+        left[f"batches queued in {log.topic}"] = len(log.pending)
+        left[f"readers waiting for {log.topic}"] = sum(not waiter.done() for waiter in log._waiters)
+        left[f"sessions being opened in {log.topic}"] = len(log._opening)
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop)
+    here = asyncio.current_task()
+    tasks = [task for task in loop._tasks if task.process is process and not task.done() and task is not here]
+    left["tasks"] = len(tasks)
+    found = {name: count for name, count in left.items() if count}
+    if found:
+        names = "".join(f"\n  {name}" for name in (*open_files, *(task.get_name() for task in tasks)))
+        raise Broken(f"left over behind a clean close: {found}{names}")

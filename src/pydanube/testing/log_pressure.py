@@ -1,0 +1,100 @@
+"""What one history of the log puts under pressure: small limits, and faults aimed at single calls.
+
+A limit that no history meets is not tested by any. So sizes, times and counts that are for large machines are drawn
+small, some so small that they are met by nearly every group; what was met is counted (`limits_met`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from types import ModuleType
+from typing import Any, Final
+
+from pydanube.log import committer, reader, recovery, wal
+from pydanube.log.wal import Wal, WalConfig
+from pydanube.testing.faulty_disk import MEETS, Aim
+
+# Constants of the log's modules, and what they may be in a history.
+_CONSTANTS: Final[tuple[tuple[ModuleType, str, tuple[Any, ...]], ...]] = (
+    (committer, "SYNC_COST_BYTES", (192 * 1024, 192 * 1024, 2048, 512)),
+    (committer, "FILL_BELOW_BYTES", (64 * 1024, 1024)),
+    (committer, "COPY_AFTER_SECONDS", (0.1, 0.01, 0.001)),
+    (committer, "_ROOM_CHECK_SECONDS", (0.25, 0.01)),
+    (wal, "MANY_TOPICS", (1, 2, 3, 8)),
+    (recovery, "READ_BYTES", (1024 * 1024, 700)),
+    (recovery, "_REDO_BYTES", (8 * 1024 * 1024, 600)),
+    (reader, "_PIECE_BYTES_MIN", (64 * 1024, 300)),
+)
+_FILL_BYTES: Final = (2048, 2048, 512)
+# Where aimed faults go: everything, segments, journals, checkpoints, the ballast.
+_PLACES: Final = ("", "", "", ".wal", "journal/", "wal.ckpt", "BALLAST")
+_NAMED: Final = {"BALLAST": ("create", "write", "sync", "size", "remove")}
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """The limits of one history."""
+
+    config: WalConfig
+    constants: tuple[Any, ...]
+    fill_bytes: int
+
+    @classmethod
+    def draw(cls, dice: Random) -> Pressure:
+        config = WalConfig(
+            segment_bytes=dice.choice((1024, 1024, 4096, 16384)),
+            segment_seconds=dice.choice((0.01, 0.2, 3600.0, 3600.0)),
+            group_bytes=dice.choice((1024, 4096, 16384)),
+            journal_bytes=dice.choice((2048, 2048, 8192, 32768)),
+            copy_bytes=dice.choice((1024, 8192)),
+            cache_bytes=dice.choice((0, 8192, 1 << 20)),
+            pending_bytes=dice.choice((1024, 4096, 1 << 20)),
+            ballast_bytes=dice.choice((0, 4096)),
+            bytes_max=dice.choice((0, 0, 0, 20_000, 60_000)),
+        )
+        return cls(config, tuple(dice.choice(values) for _, _, values in _CONSTANTS), dice.choice(_FILL_BYTES))
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The log's modules have these constants until it ends."""
+        saved = [getattr(module, name) for module, name, _ in _CONSTANTS]
+        saved_fill = committer.FILL_BYTES, committer._ZEROS
+        for (module, name, _), value in zip(_CONSTANTS, self.constants, strict=True):
+            setattr(module, name, value)
+        committer.FILL_BYTES, committer._ZEROS = self.fill_bytes, bytes(self.fill_bytes)  # type: ignore[misc]
+        try:
+            yield
+        finally:
+            committer.FILL_BYTES, committer._ZEROS = saved_fill  # type: ignore[misc]
+            for (module, name, _), value in zip(_CONSTANTS, saved, strict=True):
+                setattr(module, name, value)
+
+
+def draw_aim(dice: Random, seconds: float) -> Aim:
+    """One call of one boot that lasts about so many seconds, and what it meets."""
+    where = dice.choice(_PLACES)
+    operation = dice.choice(_NAMED.get(where) or list(MEETS))
+    if operation in ("list", "free_bytes", "make_directory", "sync_directory") and where != "journal/":
+        where = ""
+    return Aim(
+        operation,
+        dice.randint(1, dice.choice((1, 4, 12, 40))),
+        dice.choice(MEETS[operation]),
+        where,
+        seconds=dice.random() * dice.choice((0.05, seconds, 3 * seconds)),
+        early=dice.random() < 0.5,
+    )
+
+
+def limits_met(opened: Wal, counts: Counter[str]) -> None:
+    """Adds which limits a log met while it was open."""
+    for why, count in opened.metrics.rotations.items():
+        counts[f"limit: segments full ({why})"] += count
+    inside = opened.committer
+    counts["limit: journals full"] += max(0, inside._journals_made - 1)
+    counts["groups"] += inside.groups
+    counts["groups in a journal"] += inside.journaled_groups
