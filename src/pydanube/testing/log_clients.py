@@ -90,8 +90,10 @@ class IdempotentProducer:
         self._send_again(boot, log, answers_lost=dice.random() < 0.3)
         while self._in_flight or self._left > 0:
             if not self._history.quiet:
-                while self._left > 0 and len(self._unacked) < self._limit and dice.random() < 0.8:
+                while self._left > 0 and self._may_send() and dice.random() < 0.8:
                     self._send_new(boot, log)
+            if not self._in_flight and self._unacked:
+                self._send_again(boot, log)
             if not self._in_flight:
                 if self._history.quiet:
                     return
@@ -117,6 +119,11 @@ class IdempotentProducer:
                     await self._settle(boot)
                 if not self._in_flight or dice.random() < 0.5:
                     self._send_again(boot, log)
+
+    def _may_send(self) -> bool:
+        """Not while the oldest that the log remembers is unacknowledged: it must be possible to send that again."""
+        remembered = len(self._recent) < RECENT_MAX or self._recent[0].number not in self._unacked
+        return len(self._unacked) < self._limit and remembered
 
     async def _open(self, boot: Boot, log: TopicLog) -> None:
         """A new session. What the old one left unacknowledged may be stored or not; it is not sent again."""

@@ -201,6 +201,8 @@ class Audit:
         if end not in self._model.starts and end < self._head and not given_up:
             raise Broken(f"{self._model.topic} has nothing for offsets {self.next} up to {end}")
         self._missing(self.next, end)
+        if given_up:
+            self._places.clear()
         self.next = end
 
     def unreadable(self, end: int) -> None:

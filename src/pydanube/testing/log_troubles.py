@@ -77,10 +77,11 @@ class Troubles:
             log = boot.logs[model.topic]
             if log.closed:
                 continue
-            model.truncated_before = max(model.truncated_before, log.head)
             try:
                 await boot.process.call(log.roll())
-                await boot.process.call(log.truncate(log.head))
+                before = log.head
+                model.truncated_before = max(model.truncated_before, before)
+                await boot.process.call(log.truncate(before))
             except (DiskFull, DiskFailed, LogClosed, LogStopped) as error:
                 self._history.excuse(boot, error)
                 return
