@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pydanube.errors import DanubeError, DirectoryInUse, DiskFailed, DiskFull
+from pydanube.errors import DanubeError, DirectoryInUse, DiskFailed, DiskFull, ResourcesShort
 from pydanube.ports import Entry, Write
 from pydanube.testing.faulty_disk import MEETS, SECTOR_BYTES, Aim, Faults, FaultyDisk, ProcessDisk, Told
 from pydanube.testing.loop import run
@@ -440,6 +440,8 @@ def test_every_call_can_be_hit_by_all_that_it_may_meet_and_only_the_one_that_is_
         process = disk.process()
         await put(process, "a", OLD)
         await process.sync_directory("")
+        if operation in ("write", "sync", "truncate", "read", "size") and what == "EMFILE":
+            assert process.open_files == []  # else it would be open
         disk.aims.append(Aim(operation, 1, what, seconds=50.0))
         call = asyncio.create_task(outcome_of(_CALLS[operation](process)))
         _, pending = await asyncio.wait([call], timeout=10)
@@ -511,24 +513,31 @@ def test_a_directory_whose_name_could_not_be_synced_is_not_there() -> None:
 # --- kinds of disks ---
 
 
-def test_files_with_unsynced_writes_keep_their_descriptors_and_there_are_only_so_many() -> None:
+def test_files_with_unsynced_writes_keep_their_descriptors_and_the_oldest_is_synced_for_others() -> None:
     async def main() -> None:
-        disk = FaultyDisk(Random(1), faults=Faults(latency_seconds_max=0.0))
+        disk = FaultyDisk(Random(1), faults=Faults(latency_seconds_max=0.0, open_files_max=2))
         process = disk.process()
         for name in "abc":
             await process.create(name)
-        disk.faults.open_files_max = 2
-        writes = [Write(name, 0, [OLD]) for name in "abc"]
-        first, second, third = await process.write(writes, sync=False)
-        assert first is None and second is None and third is not None
-        assert process.told == [Told("write", "c", "EMFILE")] and disk.content("c") == b""
-        assert await outcome_of(process.sync_directory("")) is not None
-        assert await process.read("a", 0, 5) == OLD[:5]
-        assert await process.sync(["a"]) == [None]
-        assert process.open_files == ["b"]
-        assert await process.write(writes[2:], sync=True) == [None]
-        await process.remove("b")
-        assert process.open_files == []
+        await process.sync_directory("")
+        for name in "ab":
+            assert await process.write([Write(name, 0, [OLD])], sync=False) == [None]
+        assert process.open_files == ["a", "b"] and disk.durable("a") == b""
+        assert await process.write([Write("c", 0, [OLD])], sync=False) == [None]
+        assert process.open_files == ["b", "c"] and disk.durable("a") == OLD
+        disk.faults.no_descriptor = 1.0
+        [short] = await process.write([Write("a", 0, [NEW])], sync=True)
+        assert isinstance(short, ResourcesShort) and disk.content("a") == OLD
+        assert process.told == [Told("write", "a", "EMFILE")]
+        assert await process.write([Write("b", 0, [NEW])], sync=True) == [None]
+        with pytest.raises(ResourcesShort):
+            await process.rename("c", "d")
+        disk.faults.no_descriptor = 0.0
+        await process.rename("c", "d")
+        disk.faults.no_descriptor = 1.0
+        await process.sync_directory("")  # it was opened before the name was changed
+        with pytest.raises(ResourcesShort):
+            await process.sync_directory("")
 
     run(main(), 1)
 

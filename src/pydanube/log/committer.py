@@ -983,6 +983,7 @@ class Committer:
     def refuse_pending(self, of: Committed) -> None:
         """The log is closing: what it has not formed yet, it will not."""
         self._refuse_pending(of, LogClosed(of.topic))
+        self._decided.fire()  # whoever waits for a group of it: there may be none any more
 
     def _refuse_pending(self, of: Committed, error: DanubeError) -> None:
         self._ready.pop(of, None)
@@ -1071,16 +1072,14 @@ async def make_ballast(disk: Disk, size_bytes: int) -> None:
     """Room that can be given up at once when the disk is full. Doing without is not an error."""
     if size_bytes == 0:
         return
-    try:
-        if await disk.size(BALLAST) == size_bytes:
-            return
-        await disk.remove(BALLAST)
-    except FileNotFoundError:
-        pass
-    try:
-        await disk.create(BALLAST)
-    except DiskFull:  # not even for a name
-        return
-    for failure in await disk.write([Write(BALLAST, 0, [bytes(size_bytes)])], sync=True):
-        if failure is not None:
+    with contextlib.suppress(DiskFull):  # not even for a name, or no descriptor
+        try:
+            if await disk.size(BALLAST) == size_bytes:
+                return
             await disk.remove(BALLAST)
+        except FileNotFoundError:
+            pass
+        await disk.create(BALLAST)
+        for failure in await disk.write([Write(BALLAST, 0, [bytes(size_bytes)])], sync=True):
+            if failure is not None:
+                await disk.remove(BALLAST)

@@ -369,6 +369,7 @@ class TopicLog:
         self.pending: deque[Pending] = deque()
         self.active: SegmentFile | None = None
         self.closed = False
+        self._ended = asyncio.Event()  # whoever closed it is done with it
         self.disk = wal._disk
         self.segments: list[SegmentFile] = recovered.segments
         self._opening: dict[int, int] = {}  # producer -> newest session that is being opened and not stored yet
@@ -398,8 +399,9 @@ class TopicLog:
 
     async def append(self, batch: Batch) -> Receipt:
         """Returns once the batch is as safe as `durability` says. Waits first while too much is queued."""
-        while self._committer.pending_bytes > self._wal._config.pending_bytes and self._committer.stopped is None:
-            await self._committer.next_group()
+        committer = self._committer
+        while committer.pending_bytes > self._wal._config.pending_bytes and not (committer.stopped or self.closed):
+            await committer.next_group()
         return await self.submit(batch)
 
     async def open_session(self, producer_id: int) -> int:
@@ -658,6 +660,7 @@ class TopicLog:
     async def close(self) -> None:
         """Commits what is queued, then ends the epoch: nothing is ever added to it."""
         if self.closed:
+            await self._ended.wait()  # whoever closes the directory behind this must not overtake it
             return
         self.closed = True
         committer = self._committer
@@ -679,7 +682,10 @@ class TopicLog:
             _release(self.segments)
             self._uncount(self.segments)
             self._wal._logs.pop(self.topic, None)
-            self._news.fire()
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._ended.set()
 
     async def _finish(self, active: SegmentFile) -> None:
         directory = self.directory

@@ -20,8 +20,9 @@ dead: a call that was going on, or comes later, never returns and changes nothin
     no room             DiskFull with any prefix of the write in place, until there is room again
     bit flips           `flip`, on demand, in what is durable
     slow file           calls on paths that contain `slow` take up to `slow_seconds_max` longer; others are quick
-    open files          above `open_files_max`, whoever needs one more descriptor is told EMFILE; a file with unsynced
-                        writes keeps its own, as in stores/descriptors.py
+    open files          as stores/descriptors.py does it: a file with unsynced writes keeps its descriptor; above
+                        `open_files_max` the oldest is synced for that. `no_descriptor`: others of the process have
+                        taken them all, so whoever must open something is told EMFILE
 
 A rate meets a call site in proportion to how often it is called, so those that matter once in a life are met next to
 never. Therefore one call may also be aimed at: `Aim("rename", 3, "lost")` makes the third rename, and tells its caller
@@ -57,8 +58,8 @@ FREE_BYTES_UNBOUNDED: Final = 1 << 40
 
 ERRORS: Final = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EMFILE": errno.EMFILE, "lost": errno.EIO}
 _ENDS: Final = ("delay", "hang", "kill", "power")
-# What an aimed call may meet. `lost`: it is done, and its caller is told EIO. Names are removed, renamed and measured
-# without a descriptor.
+# What an aimed call may meet. `lost`: it is done, and its caller is told EIO. EMFILE: if it has to open something. A
+# rename opens the directory for the sync that follows, which therefore never lacks a descriptor.
 MEETS: Final[Mapping[str, tuple[str, ...]]] = {
     "create": ("EIO", "ENOSPC", "EMFILE", "lost", *_ENDS),
     "write": ("EIO", "ENOSPC", "EMFILE", "lost", *_ENDS),
@@ -69,7 +70,7 @@ MEETS: Final[Mapping[str, tuple[str, ...]]] = {
     "sync_directory": ("EIO", "EMFILE", "lost", *_ENDS),
     "make_directory": ("EIO", "ENOSPC", "EMFILE", "lost", *_ENDS),
     "list": ("EIO", "EMFILE", *_ENDS),
-    "rename": ("EIO", "ENOSPC", "lost", *_ENDS),
+    "rename": ("EIO", "ENOSPC", "EMFILE", "lost", *_ENDS),
     "remove": ("EIO", "lost", *_ENDS),
     "free_bytes": ("EIO", *_ENDS),
 }
@@ -120,8 +121,10 @@ class Faults:
     # Paths that contain this are slow ("": none is).
     slow: str = ""
     slow_seconds_max: float = 0.05
-    # Descriptors of one process; None: as many as it likes.
+    # Files with unsynced writes that one process keeps open; None: as many as it likes.
     open_files_max: int | None = None
+    # Of the calls that open something.
+    no_descriptor: float = 0.0
     overwrites_need_room: bool = False
     names_need_room: bool = False
 
@@ -464,6 +467,7 @@ class ProcessDisk:
         self._draw = disk.dice.random
         self._failed: set[_File] = set()  # files whose syncs fail from now on, in this process
         self._unsynced: dict[_File, None] = {}  # files that keep a descriptor: written, and not synced since
+        self._renamed_in: set[str] = set()  # directories that are open for the sync that follows a rename
 
     @property
     def open_files(self) -> list[str]:
@@ -495,6 +499,7 @@ class ProcessDisk:
         ]
         disk._flights += flights
         results: list[WriteResult] = []
+        told_before = len(self.told)
         aims = [self._aimed("write", flight.path) for flight in flights] if disk.aims else [None] * len(flights)
         try:
             for number, (flight, aim) in enumerate(zip(flights, aims, strict=True)):
@@ -513,21 +518,22 @@ class ProcessDisk:
                     disk._write(flight.path, flight.position, flight.data)
             raise
         if sync:
-            failures = await self._sync_all([flight.path for flight in flights])
-            results = [
-                result if isinstance(result, DiskFailed) else failures[flight.path] or result
-                for result, flight in zip(results, flights, strict=True)
-            ]
+            # What could not be opened is not synced either; of a write that failed, what was written is.
+            closed = {
+                told.path for told in self.told[told_before:] if told.operation == "write" and told.why == "EMFILE"
+            }
+            failures = await self._sync_all([flight.path for flight in flights if flight.path not in closed])
+            results = [result or failures.get(flight.path) for result, flight in zip(results, flights, strict=True)]
         return results
 
     def _write_one(self, flight: _Flight, aim: Aim | None) -> WriteResult:
         disk, path = self._disk, flight.path
         file = disk._current.get(parent(path), {}).get(_last(path))
-        if (aim is not None and aim.what == "EMFILE") or self._lacks_descriptor(file):
+        if self._lacks_descriptor(aim, file):
             return self._tell("write", path, "EMFILE")
         if file is not None:
-            self._unsynced[file] = None
-        why = aim.what if aim is not None and aim.what in ERRORS else None
+            self._wrote(file)
+        why = aim.what if aim is not None and aim.what in ERRORS and aim.what != "EMFILE" else None
         if why is None and disk.faults.write_fails and self._draw() < disk.faults.write_fails:
             disk.counts["failed writes"] += 1
             why = "EIO"
@@ -561,9 +567,9 @@ class ProcessDisk:
             return self._tell("sync", path, "ENOENT")
         if file in self._failed:
             return self._tell("sync", path, "EIO", again=True)
-        if (aim is not None and aim.what == "EMFILE") or self._lacks_descriptor(file):
+        if self._lacks_descriptor(aim, file):
             return self._tell("sync", path, "EMFILE")
-        why = aim.what if aim is not None and aim.what in ERRORS else None
+        why = aim.what if aim is not None and aim.what in ERRORS and aim.what != "EMFILE" else None
         if why is None and faults.sync_fails and self._draw() < faults.sync_fails:
             why = "EIO"
         if why is not None:
@@ -593,7 +599,9 @@ class ProcessDisk:
                 raise self._tell("sync", path, "EIO")
             disk._sync_directory(path, until)
 
-        await self._do("sync_directory", path, sync, opens=True, delays=True)
+        opens = path not in self._renamed_in
+        self._renamed_in.discard(path)
+        await self._do("sync_directory", path, sync, opens=opens, delays=True)
 
     async def read(self, path: str, position: int, length: int) -> bytes:
         assert position >= 0 and length >= 0
@@ -619,7 +627,7 @@ class ProcessDisk:
             if not disk.sparse and length - len(file.content) > disk.free_bytes:
                 disk.counts["no room"] += 1
                 raise self._tell("truncate", path, "ENOSPC")
-            self._unsynced[file] = None
+            self._wrote(file)
             disk._truncate(file, length)
 
         await self._do("truncate", path, truncate, opens=True)
@@ -661,11 +669,12 @@ class ProcessDisk:
             disk._change_name(_NameChange(disk._number, parent(ancestor), _last(ancestor)))
             until = disk._number
             await self._pause(path)
-            if (aim is not None and aim.what in ("EIO", "EMFILE")) or self._lacks_descriptor(None):
+            failed = "EIO" if aim is not None and aim.what == "EIO" else ""
+            if failed or self._lacks_descriptor(aim, None):
                 # The sync of the name fails; the directory goes again, else the next call would believe it synced.
                 disk._number += 1
                 disk._change_name(_NameChange(disk._number, parent(ancestor), _last(ancestor), gone=True))
-                raise self._tell("make", path, aim.what if aim is not None else "EMFILE")
+                raise self._tell("make", path, failed or "EMFILE")
             disk._sync_directory(parent(ancestor), until)
         await self._strike(aim, early=False)
         if missing and aim is not None and aim.what == "lost":
@@ -678,10 +687,10 @@ class ProcessDisk:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
             self._rename(source, target)
 
-        await self._do("rename", target, rename)
+        await self._do("rename", target, rename, opens=True)
 
     async def rename(self, source: str, target: str) -> None:
-        await self._do("rename", target, lambda: self._rename(source, target))
+        await self._do("rename", target, lambda: self._rename(source, target), opens=True)
 
     def _rename(self, source: str, target: str) -> None:
         disk = self._disk
@@ -702,6 +711,7 @@ class ProcessDisk:
         if replaced is not None:
             self._unsynced.pop(replaced, None)
             disk._bury(replaced)
+        self._renamed_in.add(parent(target))
 
     async def remove(self, path: str) -> None:
         assert assert_inside(path), "the root stays"
@@ -752,12 +762,14 @@ class ProcessDisk:
         """One call that is done at one moment, and what it meets. It `opens` a file or directory for that."""
         aim = self._aimed(operation, path) if self._disk.aims else None
         await self._pause(path, aim, delays=delays)
+        if opens and (aim is not None or self._disk.faults.no_descriptor):
+            file = self._disk._current.get(parent(path), {}).get(_last(path))
+            if self._lacks_descriptor(aim, file):
+                raise self._tell(operation, path, "EMFILE")
         if aim is None:
-            if opens and self._disk.faults.open_files_max is not None:
-                self._need_descriptor(operation, path)
             return effect()
         await self._strike(aim, early=True)
-        if aim.what in ERRORS and aim.what != "lost":
+        if aim.what in ("EIO", "ENOSPC"):
             raise self._tell(operation, path, aim.what)
         result = effect()
         await self._strike(aim, early=False)
@@ -788,7 +800,8 @@ class ProcessDisk:
         if why == "EMFILE":
             self._disk.counts["no descriptor"] += 1
         number = ERRORS.get(why, errno.ENOENT)
-        name = "sync" if operation == "sync_directory" else operation
+        # What could not be opened was not begun.
+        name = "open" if why == "EMFILE" else "sync" if operation == "sync_directory" else operation
         return files._failure(OSError(number, os.strerror(number)), path, name)
 
     def _note(self, operation: str, path: str, result: WriteResult) -> WriteResult:
@@ -796,14 +809,30 @@ class ProcessDisk:
             self.told.append(Told(operation, path, "ENOSPC" if isinstance(result, DiskFull) else "ENOENT"))
         return result
 
-    def _lacks_descriptor(self, file: _File | None) -> bool:
-        limit = self._disk.faults.open_files_max
-        return limit is not None and file not in self._unsynced and len(self._unsynced) >= limit
+    def _lacks_descriptor(self, aim: Aim | None, file: _File | None) -> bool:
+        """Whether there is none for this file, or for a directory (None)."""
+        if file is not None and file in self._unsynced:
+            return False
+        rate = self._disk.faults.no_descriptor
+        return (aim is not None and aim.what == "EMFILE") or (rate > 0 and self._draw() < rate)
 
-    def _need_descriptor(self, operation: str, path: str) -> None:
-        file = self._disk._current.get(parent(path), {}).get(_last(path))
-        if self._lacks_descriptor(file):
-            raise self._tell(operation, path, "EMFILE")
+    def _wrote(self, file: _File) -> None:
+        """It keeps its descriptor. Above the limit the oldest is synced, so that it can be closed."""
+        disk = self._disk
+        self._unsynced[file] = None
+        limit = disk.faults.open_files_max
+        while limit is not None and len(self._unsynced) > limit:
+            oldest = next(each for each in self._unsynced)
+            del self._unsynced[oldest]
+            disk.counts["files closed for others"] += 1
+            if oldest in self._failed:
+                continue
+            if disk.faults.sync_fails and self._draw() < disk.faults.sync_fails:
+                disk.counts["failed syncs"] += 1
+                disk._fail_sync(oldest, disk._number)
+                self._failed.add(oldest)  # whoever syncs it later is told
+            else:
+                disk._sync(oldest, disk._number)
 
     def _need_room_for_a_name(self, operation: str, path: str) -> None:
         if self._disk.faults.names_need_room and self._disk.free_bytes <= 0:

@@ -307,7 +307,8 @@ class History:
         elif self._trouble == "aims":
             self.disk.aims += [draw_aim(dice, self.boot_seconds) for _ in range(dice.choice((1, 1, 1, 2)))]
         elif dice.random() < 0.7:
-            faults.open_files_max = dice.choice((1, 2, 3, 5, 10))
+            faults.open_files_max = dice.choice((None, 1, 2, 5))
+            faults.no_descriptor = dice.choice((0.01, 0.05, 0.2))
         faults.delays = dice.choice((0.0, 0.01, 0.1))
         if dice.random() < 0.1:
             faults.slow = dice.choice((".wal", "journal/", self.models[0].topic))
@@ -320,7 +321,7 @@ class History:
     def _heal(self) -> None:
         faults = self.disk.faults
         faults.sync_fails = faults.directory_sync_fails = faults.write_fails = faults.read_fails = 0.0
-        faults.slow, faults.open_files_max = "", None
+        faults.slow, faults.open_files_max, faults.no_descriptor = "", None, 0.0
         faults.names_need_room = faults.overwrites_need_room = False
         self.disk.capacity_bytes = None
         self.disk.aims.clear()
@@ -442,9 +443,9 @@ class History:
         faults = self.disk.faults
         read_fails, faults.read_fails = faults.read_fails, 0.0
         aims, self.disk.aims = self.disk.aims, []
-        open_files_max, faults.open_files_max = faults.open_files_max, None
+        no_descriptor, faults.no_descriptor = faults.no_descriptor, 0.0
         await boot.process.call(self._verify(boot.disk))
-        faults.read_fails, self.disk.aims, faults.open_files_max = read_fails, aims, open_files_max
+        faults.read_fails, self.disk.aims, faults.no_descriptor = read_fails, aims, no_descriptor
 
     async def _verify(self, disk: ProcessDisk) -> bool:
         """`danube log verify` says that all is well and changes nothing. Returns whether it had nothing to say."""

@@ -283,6 +283,7 @@ class Troubles:
             except (DiskFull, DiskFailed, LogStopped) as error:
                 self._history.excuse(boot, error)
                 self._history.say(f"not reopened: {error!r}")
+                log = boot.wal._logs.get(model.topic, log)  # it may be open, and not readable
                 if self._disk.capacity_bytes is not None and self._dice.random() < 0.5:
                     self._disk.capacity_bytes += self._dice.randrange(20_000)
                 await asyncio.sleep(self._dice.random() * 0.01)
