@@ -53,8 +53,10 @@ def check_waiters(log: TopicLog) -> None:
         raise Broken(f"{log.topic} remembers {waiting} waiting readers; there are a few")
 
 
-async def check_ended(wal: Wal, logs: Sequence[TopicLog], process: Process, open_files: Sequence[str]) -> None:
-    """Everything was closed in good order: nothing that it needed is still there."""
+async def check_ended(
+    wal: Wal, logs: Sequence[TopicLog], process: Process, *, open_files: Sequence[str], hangs: bool
+) -> None:
+    """Everything was closed in good order: nothing that it needed is still there. `hangs`: a call never answered."""
     await asyncio.sleep(1.0)  # whoever waited has heard of it
     inside = wal.committer
     left = {
@@ -75,7 +77,7 @@ async def check_ended(wal: Wal, logs: Sequence[TopicLog], process: Process, open
     assert isinstance(loop, SimLoop)
     here = asyncio.current_task()
     tasks = [task for task in loop._tasks if task.process is process and not task.done() and task is not here]
-    left["tasks"] = len(tasks)
+    left["tasks"] = 0 if hangs else len(tasks)
     found = {name: count for name, count in left.items() if count}
     if found:
         names = "".join(f"\n  {name}" for name in (*open_files, *(task.get_name() for task in tasks)))

@@ -65,7 +65,7 @@ CROWDED_SHARE: Final = 0.02  # histories with dozens of topics
 # Whoever does not answer for so long is killed by its supervisor.
 HANG_SECONDS: Final = 30.0
 # The public operations of the log: see coverage.py.
-OPERATIONS: Final = (Wal, TopicLog, ClosedLog)
+OPERATIONS: Final = (Wal, TopicLog, ClosedLog, committer.Committer)
 
 
 @dataclass(slots=True)
@@ -569,7 +569,8 @@ class History:
             await boot.process.call(boot.wal.close())
             if boot.wal.committer.stopped is None:
                 logs = list(boot.logs.values())
-                await boot.process.call(check_ended(boot.wal, logs, boot.process, self._open_files(boot)))
+                open_files, hangs = self._open_files(boot), boot.disk.hangs
+                await boot.process.call(check_ended(boot.wal, logs, boot.process, open_files=open_files, hangs=hangs))
         except ProcessDied:
             return
         except (DataDamaged, DiskFull) as error:

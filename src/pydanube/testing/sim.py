@@ -26,7 +26,8 @@ from pydanube.stores.system import SystemClock, SystemWork
 from pydanube.testing.cluster_report import ClusterTotals, report, shrink
 from pydanube.testing.cluster_sim import Outcome as ClusterOutcome
 from pydanube.testing.cluster_sim import run_seed
-from pydanube.testing.log_history import Outcome, run_history
+from pydanube.testing.coverage import unmet
+from pydanube.testing.log_history import OPERATIONS, Outcome, run_history
 
 COUNT: Final = 10_000
 FAILURES_SHOWN_MAX: Final = 10
@@ -45,6 +46,8 @@ class Totals:
     acknowledged: int = 0
     checked: int = 0
     counts: Counter[str] = field(default_factory=Counter)
+    seeds_with: Counter[str] = field(default_factory=Counter)  # in how many histories each kind occurred
+    met: Counter[str] = field(default_factory=Counter)  # public operations of the log, and how often they were called
     failures: list[Outcome] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
@@ -53,6 +56,8 @@ class Totals:
         self.acknowledged += outcome.acknowledged
         self.checked += outcome.checked
         self.counts.update(outcome.counts)
+        self.seeds_with.update(kind for kind, count in outcome.counts.items() if count)
+        self.met.update(outcome.met)
         if outcome.failure is not None:
             self.failures.append(outcome)
 
@@ -79,6 +84,12 @@ class Totals:
     def kinds(self) -> str:
         """What happened how often."""
         return ", ".join(f"{kind} {count}" for kind, count in sorted(self.counts.items()) if count)
+
+    @property
+    def operations(self) -> str:
+        """Which public operations were met."""
+        never = unmet(self.met, *OPERATIONS)
+        return f"{len(self.met)} public operations met" + (f", never: {', '.join(never)}" if never else "")
 
 
 def outcomes(seeds: Sequence[int], *, processes: int) -> Iterator[Outcome]:
@@ -207,6 +218,7 @@ def _run_log(seeds: Sequence[int], processes: int) -> tuple[bool, Totals]:
             _say_how_to_repeat("log", outcome.seed, outcome.digest)
 
     _follow("logs", outcomes(seeds, processes=processes), totals, len(seeds), take)
+    print(f"log: {totals.operations}")
     if totals.too_idle:
         print(f"in {totals.idle} of {totals.histories} histories nothing was acknowledged: they prove nothing")
     return totals.passed, totals
