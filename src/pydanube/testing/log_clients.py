@@ -97,7 +97,7 @@ class IdempotentProducer:
             if not self._in_flight:
                 if self._history.quiet:
                     return
-                await asyncio.sleep(dice.random() * self._history.pace_seconds)
+                await self._history.rest(dice)
                 if log.closed:
                     raise LogClosed(log.topic)
                 continue
@@ -225,7 +225,7 @@ class PlainProducer:
                 await boot.ended.wait()
                 await asyncio.sleep(0.001)
             if dice.random() < 0.3:
-                await asyncio.sleep(dice.random() * history.pace_seconds)
+                await history.rest(dice)
 
     async def _append(self, boot: Boot, log: TopicLog) -> None:
         sent = self._make()

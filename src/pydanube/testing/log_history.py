@@ -198,6 +198,7 @@ class History:
         # others there is time for what happens in the background.
         self.boot_seconds = dice.choice((0.005, 0.02, 0.05, 0.05, 0.5, 2.0))
         self.pace_seconds = self.boot_seconds / dice.choice((4, 10, 20))
+        self._together = dice.random() < 0.6
         self._troubles = Troubles(self)
 
     def say(self, event: str) -> None:
@@ -224,6 +225,14 @@ class History:
         """A call of the log has failed: then one of the disk has, or somebody else had closed or stopped it."""
         if isinstance(error, DiskFull | DiskFailed) and not boot.disk.told:
             raise Broken(f"a disk that is well was said to have failed: {error!r}") from error
+
+    async def rest(self, dice: Random) -> None:
+        """What a producer waits between two batches. If all wait for the same moment, groups have many topics."""
+        if self._together:
+            now = asyncio.get_running_loop().time()
+            await asyncio.sleep(self.pace_seconds - now % self.pace_seconds)
+        else:
+            await asyncio.sleep(dice.random() * self.pace_seconds)
 
     def next_number(self) -> int:
         self._numbers += 1
@@ -430,7 +439,9 @@ class History:
         if wal.problems and not self.flips:
             raise Broken(f"journals said to be damaged: {wal.problems}")
         for model in self.models:
-            boot.logs[model.topic] = await self.open_topic(wal, model)
+            log = boot.logs[model.topic] = await self.open_topic(wal, model)
+            if self.dice.random() < 0.5:  # somebody waits to publish
+                self._troubles.prepare_soon(boot, log)
 
     def _judge_stop(self, boot: Boot, error: LogStopped) -> None:
         boot.told = str(error)

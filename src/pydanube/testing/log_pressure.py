@@ -16,13 +16,14 @@ from typing import Any, Final
 
 from pydanube.log import committer, reader, recovery, wal
 from pydanube.log.wal import Wal, WalConfig
-from pydanube.testing.faulty_disk import MEETS, Aim
+from pydanube.testing.faulty_disk import ERRORS, MEETS, Aim
 
 # Constants of the log's modules, and what they may be in a history.
 _CONSTANTS: Final[tuple[tuple[ModuleType, str, tuple[Any, ...]], ...]] = (
-    (committer, "SYNC_COST_BYTES", (192 * 1024, 192 * 1024, 2048, 512)),
+    (committer, "SYNC_COST_BYTES", (192 * 1024, 192 * 1024, 192 * 1024, 2048)),
     (committer, "FILL_BELOW_BYTES", (64 * 1024, 1024)),
-    (committer, "COPY_AFTER_SECONDS", (0.1, 0.01, 0.001)),
+    (committer, "COPY_AFTER_SECONDS", (0.1, 0.1, 0.01, 0.001)),
+    (committer, "FILL_AFTER_SECONDS", (0.01, 0.0001)),
     (committer, "_ROOM_CHECK_SECONDS", (0.25, 0.01)),
     (wal, "MANY_TOPICS", (1, 2, 3, 8)),
     (recovery, "READ_BYTES", (1024 * 1024, 700)),
@@ -32,6 +33,7 @@ _CONSTANTS: Final[tuple[tuple[ModuleType, str, tuple[Any, ...]], ...]] = (
 _FILL_BYTES: Final = (2048, 2048, 512)
 # Where aimed faults go: everything, segments, journals, checkpoints, the ballast.
 _PLACES: Final = ("", "", "", ".wal", "journal/", "wal.ckpt", "BALLAST")
+_OPERATIONS: Final = (*MEETS, "sync_directory", "rename", "sync", "write")  # what changes names and bytes, more often
 _NAMED: Final = {"BALLAST": ("create", "write", "sync", "size", "remove")}
 
 
@@ -49,7 +51,7 @@ class Pressure:
             segment_bytes=dice.choice((1024, 1024, 4096, 16384)),
             segment_seconds=dice.choice((0.01, 0.2, 3600.0, 3600.0)),
             group_bytes=dice.choice((1024, 4096, 16384)),
-            journal_bytes=dice.choice((2048, 2048, 8192, 32768)),
+            journal_bytes=dice.choice((4096, 8192, 8192, 32768)),
             copy_bytes=dice.choice((1024, 8192)),
             cache_bytes=dice.choice((0, 8192, 1 << 20)),
             pending_bytes=dice.choice((1024, 4096, 1 << 20)),
@@ -77,13 +79,15 @@ class Pressure:
 def draw_aim(dice: Random, seconds: float) -> Aim:
     """One call of one boot that lasts about so many seconds, and what it meets."""
     where = dice.choice(_PLACES)
-    operation = dice.choice(_NAMED.get(where) or list(MEETS))
-    if operation in ("list", "free_bytes", "make_directory", "sync_directory") and where != "journal/":
+    operation = dice.choice(_NAMED.get(where) or _OPERATIONS)
+    if operation in ("make_directory", "sync_directory") and where != "journal/":
+        where = dice.choice(("", "/0000"))  # those of epochs
+    elif operation in ("list", "free_bytes") and where != "journal/":
         where = ""
     return Aim(
         operation,
-        dice.randint(1, dice.choice((1, 4, 12, 40))),
-        dice.choice(MEETS[operation]),
+        dice.randint(1, dice.choice((1, 1, 4, 12, 40))),
+        dice.choice([what for what in MEETS[operation] if what in ERRORS or dice.random() < 0.5]),
         where,
         seconds=dice.random() * dice.choice((0.05, seconds, 3 * seconds)),
         early=dice.random() < 0.5,

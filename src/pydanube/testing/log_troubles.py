@@ -41,7 +41,7 @@ class Troubles:
         self._counts = history.outcome.counts
         self._all = (
             *(self._retain, self._retain, self._read, self._room, self._reopen, self._roll, self._prepare),
-            *(self._forget, self._poll, self._lose_lease, self._look),
+            *(self._forget, self._poll, self._lose_lease, self._look, self._reopen_full),
         )
 
     async def disturb(self, boot: Boot) -> None:
@@ -52,8 +52,6 @@ class Troubles:
             log = boot.logs[model.topic]
             for _ in range(dice.choice((0, 1, 2)) if len(history.models) < 10 else 0):
                 boot.process.spawn(self._follow(log, model)).add_done_callback(self._ended)
-            if dice.random() < 0.3:
-                self._beside(boot, log.prepare())
         try:
             while True:
                 await asyncio.sleep(dice.random() * history.boot_seconds / 6)
@@ -86,6 +84,10 @@ class Troubles:
                 self._history.excuse(boot, error)
                 return
 
+    def prepare_soon(self, boot: Boot, log: TopicLog) -> None:
+        """Its first segment is made before anybody needs it."""
+        self._beside(boot, log.prepare())
+
     def _beside(self, boot: Boot, coroutine: Coroutine[Any, Any, Any]) -> None:
         """In the background; the disk's failures are its caller's business."""
         boot.process.spawn(coroutine).add_done_callback(self._ended)
@@ -99,8 +101,8 @@ class Troubles:
 
     # --- retention ---
 
-    async def _retain(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
-        before = self._dice.randint(log.first_offset, log.head)
+    async def _retain(self, boot: Boot, log: TopicLog, model: TopicModel, *, everything: bool = False) -> None:
+        before = log.head if everything else self._dice.randint(log.first_offset, log.head)
         model.truncated_before = max(model.truncated_before, before)
         try:
             first = await boot.process.call(log.truncate(before))
@@ -263,8 +265,21 @@ class Troubles:
 
     async def _reopen(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
         """The topic is closed and opened again, as when it moves away and back. Neither has to go well at once."""
-        if self._dice.random() < 0.6:
+        if self._dice.random() < 0.4:
+            await self._close_and_open(boot, log, model, self._disk.capacity_bytes)
+
+    async def _reopen_full(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
+        """The same, while there is no room for a copy of what only the journal has; until it is opened again."""
+        assert boot.wal is not None
+        away = [each for each in self._history.models if boot.logs[each.topic].active in boot.wal.committer._uncopied]
+        if not away or self._history.flips:
             return
+        capacity_bytes = self._disk.capacity_bytes
+        model = self._dice.choice(away)
+        self._disk.capacity_bytes = self._disk.used_bytes
+        await self._close_and_open(boot, boot.logs[model.topic], model, capacity_bytes)
+
+    async def _close_and_open(self, boot: Boot, log: TopicLog, model: TopicModel, capacity_bytes: int | None) -> None:
         assert boot.wal is not None
         for attempt in range(4):
             try:
@@ -275,6 +290,8 @@ class Troubles:
                 self._history.excuse(boot, error)
                 self._counts["closes that failed"] += 1
                 self._history.say(f"not closed: {error!r}")
+            if self._dice.random() < 0.7:
+                self._disk.capacity_bytes = capacity_bytes  # as it was before
             try:
                 if self._dice.random() < 0.3:
                     await boot.process.call(self._read_closed(boot.wal, model))
@@ -289,6 +306,8 @@ class Troubles:
                 await asyncio.sleep(self._dice.random() * 0.01)
                 continue
             self._counts["topics reopened" if attempt == 0 else "topics reopened at last"] += 1
+            if self._dice.random() < 0.5:
+                await self._retain(boot, boot.logs[model.topic], model, everything=True)
             return
         boot.ended.set()  # only a restart makes it whole again
 

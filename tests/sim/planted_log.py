@@ -1,0 +1,297 @@
+"""Defects that are put into the log, or between the log and its disk, to see whether anything notices.
+
+Each is what somebody might write, or what somebody did write: those whose text says so were in the program. They are
+planted by exchanging one function, or a line of it, in the program as it is: `exchange` fails if the line is not there
+any more, so that a defect is never planted in vain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import textwrap
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pydanube.core import sessions
+from pydanube.errors import DiskFailed, DiskFull
+from pydanube.log import cache, committer, layout, recovery, wal
+from pydanube.ports import Disk, Write, WriteResult
+from pydanube.stores import files
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def exchange(patch: pytest.MonkeyPatch, owner: type | ModuleType, name: str, *lines: tuple[str, str]) -> None:
+    """Exchanges texts in a function's source. Each must occur."""
+    function = inspect.unwrap(getattr(owner, name))
+    source = textwrap.dedent(inspect.getsource(function))
+    for old, new in lines:
+        assert old in source, f"{name} does not have {old!r} any more: plant the defect in another way"
+        source = source.replace(old, new)
+    names: dict[str, Any] = {}
+    flags = "from __future__ import annotations\n"
+    exec(compile(flags + source, inspect.getsourcefile(function) or "", "exec"), function.__globals__, names)
+    patch.setattr(owner, name, names[function.__name__])
+
+
+# --- between the log and its disk ---------------------------------------------------------------------
+
+
+class Careless:
+    """Passes everything on to the disk; each defect changes one method."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+
+class AcknowledgesBeforeTheSync(Careless):
+    async def write(self, writes: Sequence[Write], *, sync: bool) -> list[WriteResult]:
+        return await self._disk.write(writes, sync=sync and not writes[0].path.endswith((".wal", ".journal")))
+
+
+class ForgetsToSyncDirectories(Careless):
+    async def sync_directory(self, path: str) -> None:
+        pass
+
+
+class SyncsTheOldFileAfterARoll(Careless):
+    def __init__(self, disk: Disk) -> None:
+        super().__init__(disk)
+        self._before: dict[str, str] = {}  # segment -> the one that was made before it
+        self._newest: dict[str, str] = {}  # directory -> segment
+
+    async def rename(self, source: str, target: str) -> None:
+        await self._disk.rename(source, target)
+        if target.endswith(".wal"):
+            directory = target.rpartition("/")[0]
+            if directory in self._newest:
+                self._before[target] = self._newest[directory]
+            self._newest[directory] = target
+
+    async def write(self, writes: Sequence[Write], *, sync: bool) -> list[WriteResult]:
+        results = await self._disk.write(writes, sync=False)
+        if sync:
+            await self._disk.sync([self._before.get(write.path, write.path) for write in writes])
+        return results
+
+
+# --- order of writes and syncs ------------------------------------------------------------------------
+
+
+def segment_names_are_not_synced(patch: pytest.MonkeyPatch) -> None:
+    exchange(patch, recovery, "write_segment", ("await disk.sync_directory(directory)", "pass"))
+    patch.setattr(committer, "write_segment", recovery.write_segment)
+
+
+def journals_go_before_the_segments_are_synced(patch: pytest.MonkeyPatch) -> None:
+    retire = committer.Committer._retire
+
+    async def careless(self: committer.Committer, journal: Any, *arguments: Any) -> None:
+        for segment, end in journal.dirty.items():
+            segment.synced = max(segment.synced, end)
+        await retire(self, journal, *arguments)
+
+    patch.setattr(committer.Committer, "_retire", careless)
+
+
+def the_last_group_is_trusted(patch: pytest.MonkeyPatch) -> None:
+    async def careless(*_: Any) -> None:
+        pass
+
+    patch.setattr(recovery._EpochRecovery, "_copy_last_group", careless)
+
+
+def a_new_file_knows_what_is_not_stored(patch: pytest.MonkeyPatch) -> None:
+    exchange(patch, committer.Committer, "_once_more", ("part.take_back()  #", "pass  #"))
+
+
+def redo_does_not_sync(patch: pytest.MonkeyPatch) -> None:
+    async def redo(disk: Disk) -> dict[str, str]:
+        return await original(NoSync(disk))  # type: ignore[arg-type]
+
+    class NoSync(Careless):
+        async def sync(self, paths: Sequence[str]) -> list[WriteResult]:
+            return [None for _ in paths]
+
+        async def write(self, writes: Sequence[Write], *, sync: bool) -> list[WriteResult]:
+            redone = all(write.path.endswith(".wal") for write in writes)
+            return await self._disk.write(writes, sync=sync and not redone)
+
+    original = recovery.redo_journals
+    patch.setattr(wal, "redo_journals", redo)
+
+
+def retention_removes_before_it_says_so(patch: pytest.MonkeyPatch) -> None:
+    move = wal.TopicLog._move_first_offset
+    said: dict[str, int] = {}
+
+    async def later(self: wal.TopicLog, directory: str, first_offset: int) -> None:
+        said[directory] = first_offset
+
+    truncate = wal.TopicLog._truncate
+
+    async def careless(self: wal.TopicLog, before: int) -> None:
+        await truncate(self, before)
+        for directory, first_offset in list(said.items()):
+            del said[directory]
+            await move(self, directory, first_offset)
+
+    patch.setattr(wal.TopicLog, "_move_first_offset", later)
+    patch.setattr(wal.TopicLog, "_truncate", careless)
+
+
+def replaced_files_have_unsynced_names(patch: pytest.MonkeyPatch) -> None:
+    exchange(patch, layout, "replace_file", ('await disk.sync_directory(path.rpartition("/")[0])', "pass"))
+    for module in (wal, recovery):
+        patch.setattr(module, "replace_file", layout.replace_file)
+
+
+def the_cache_drops_what_only_the_journal_has(patch: pytest.MonkeyPatch) -> None:
+    exchange(patch, cache.TailCache, "add", ("if cached.end > cached.segment.copied:", "if False:"))
+
+
+# --- sessions and receipts ----------------------------------------------------------------------------
+
+
+def sessions_are_kept_when_a_group_fails(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(committer.Forming, "take_back", lambda part: None)
+
+
+def a_repetition_is_acknowledged_before_the_sync(patch: pytest.MonkeyPatch) -> None:
+    exchange(patch, committer.Committer, "_form_one", ("if stored.base_offset >= of.head:", "if False:"))
+
+
+def a_snapshot_forgets_the_oldest_batch(patch: pytest.MonkeyPatch) -> None:
+    original = sessions.Sessions.to_bytes
+
+    def careless(self: sessions.Sessions) -> bytes:
+        copy = self.copy()
+        for producer_id, producer in list(copy):
+            if len(producer.recent) == sessions.RECENT_MAX:
+                copy.put(producer_id, producer._replace(recent=producer.recent[1:]))
+        return original(copy)
+
+    patch.setattr(sessions.Sessions, "to_bytes", careless)
+
+
+# --- failures -----------------------------------------------------------------------------------------
+
+
+def a_segment_in_doubt_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """Was in the program: `prepare` took any failure for "nothing was made", and recovery sorted by random names."""
+
+    async def prepare(self: Any, of: Any) -> None:
+        async with self._exclusive:
+            if of.active is None and not of.closed and self.stopped is None:
+                with contextlib.suppress(DiskFull, DiskFailed):
+                    of.adopt(await self._new_segment(of))
+
+    async def order(self: Any, starts: list[Any], *_: Any) -> list[Any]:
+        return sorted(starts, key=lambda start: int(start.first_offset))
+
+    patch.setattr(committer.Committer, "prepare", prepare)
+    patch.setattr(recovery._EpochRecovery, "_order_starts", order)
+
+
+def a_journal_whose_sync_failed_is_used_again(patch: pytest.MonkeyPatch) -> None:
+    """Was in the program."""
+    exchange(
+        patch,
+        committer.Committer,
+        "_next_journal",
+        ("keep=not after_failure", "keep=True"),
+        ("if after_failure:", "if True:"),
+    )
+
+
+def a_removed_file_stops_the_log(patch: pytest.MonkeyPatch) -> None:
+    """Was in the program: opening a topic again copied what the journal had, and did not sync it."""
+
+    async def bring_home(self: Any, directory: str) -> None:
+        def away() -> list[Any]:
+            return [segment for segment in self._uncopied if segment.path.startswith(f"{directory}/")]
+
+        async with self._exclusive:
+            if away() and self.stopped is not None:
+                raise self.stopped
+            if away():
+                await self._copy()
+            for segment in away():
+                raise DiskFull(segment.path)
+
+    async def never(self: Any, segment: Any) -> bool:
+        return False
+
+    patch.setattr(committer.Committer, "bring_home", bring_home)
+    patch.setattr(committer.Committer, "_is_gone", never)
+
+
+def a_lack_of_descriptors_is_a_broken_disk(patch: pytest.MonkeyPatch) -> None:
+    """Was in the program."""
+    original = files._failure
+
+    def careless(error: OSError, path: str, operation: str) -> DiskFull | DiskFailed:
+        known = original(OSError(error.errno, error.strerror), path, operation)
+        short = isinstance(known, DiskFull) and type(known) is not DiskFull
+        return DiskFailed(path, operation, error.strerror or str(error)) if short else known
+
+    patch.setattr(files, "_failure", careless)
+
+
+def readers_that_gave_up_are_remembered(patch: pytest.MonkeyPatch) -> None:
+    """Was in the program."""
+
+    async def wait_beyond(self: Any, offset: int) -> None:
+        while self.head <= offset and not self.closed:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if isinstance(self._waiters, list):
+                self._waiters.append(waiter)
+            else:
+                self._waiters[waiter] = None
+            await waiter
+
+    patch.setattr(wal.TopicLog, "wait_beyond", wait_beyond)
+
+
+def a_closed_log_gets_a_segment(patch: pytest.MonkeyPatch) -> None:
+    """Was in the program: a segment that was made ahead, and was ready behind the close, was counted for ever."""
+    exchange(patch, wal.TopicLog, "adopt", ("if self._wal._logs.get(self.topic) is self:", "if True:"))
+    exchange(patch, wal.TopicLog, "close", ("if self._changing:", "if False:"))
+
+
+def a_second_close_does_not_wait(patch: pytest.MonkeyPatch) -> None:
+    """Was in the program."""
+    exchange(patch, wal.TopicLog, "close", ("await self._ended.wait()", "pass"))
+
+
+PLANTED: dict[str, type[Careless] | Plant] = {
+    "ack before sync": AcknowledgesBeforeTheSync,
+    "missing directory sync": ForgetsToSyncDirectories,
+    "sync of the old file after a roll": SyncsTheOldFileAfterARoll,
+    "name of a new segment not synced": segment_names_are_not_synced,
+    "journal removed before the segments are synced": journals_go_before_the_segments_are_synced,
+    "last group trusted without a copy": the_last_group_is_trusted,
+    "snapshot of a new file knows what is not stored": a_new_file_knows_what_is_not_stored,
+    "redo without a sync": redo_does_not_sync,
+    "retention removes before it says so": retention_removes_before_it_says_so,
+    "name of a replaced file not synced": replaced_files_have_unsynced_names,
+    "cache drops what only the journal has": the_cache_drops_what_only_the_journal_has,
+    "sessions kept when a group fails": sessions_are_kept_when_a_group_fails,
+    "repetition acknowledged before the sync": a_repetition_is_acknowledged_before_the_sync,
+    "snapshot forgets the oldest batch": a_snapshot_forgets_the_oldest_batch,
+    "segment in doubt forgotten": a_segment_in_doubt_is_forgotten,
+    "journal used again after a failed sync": a_journal_whose_sync_failed_is_used_again,
+    "removed file of a reopened topic stops the log": a_removed_file_stops_the_log,
+    "lack of descriptors taken for a broken disk": a_lack_of_descriptors_is_a_broken_disk,
+    "readers that gave up are remembered": readers_that_gave_up_are_remembered,
+    "closed log gets a segment": a_closed_log_gets_a_segment,
+    "second close does not wait": a_second_close_does_not_wait,
+}
