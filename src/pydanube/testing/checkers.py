@@ -23,10 +23,15 @@ from pydanube.testing.history import (
     Dead,
     Done,
     Event,
+    Fetched,
+    Forgot,
+    Given,
     Got,
+    Grew,
     Head,
     History,
     Kept,
+    Lease,
     Nacked,
     Orphaned,
     Policy,
@@ -34,10 +39,13 @@ from pydanube.testing.history import (
     Released,
     Sent,
     Serving,
+    Stopped,
     Subscribed,
 )
 
 SHARED: Final = "Shared"  # the one kind of subscription that keeps no order
+ANSWER_SECONDS: Final = 5.0  # how long an answer may be under way to a client that still waits for it
+STOP_SECONDS: Final = 10.0  # a broker that stops does so when its disk fails: it may have several calls to wait for
 
 
 class Violation(NamedTuple):
@@ -80,10 +88,11 @@ def lost_write(history: History) -> Found:
 
 def duplicate_offset(history: History) -> Found:
     """No offset is given to two messages, whoever says so: a broker's answer, a delivery, the log at the end."""
-    for topic in _reliable(history, Acked, Got, Kept):
+    for topic in _reliable(history, Acked, Got, Fetched, Kept):
         given: dict[int, str] = {}
         seen: list[tuple[int, str]] = [(acked.offset, acked.message) for acked in history.of(Acked, topic)]
         seen += [(got.offset, got.message) for got in history.of(Got, topic)]
+        seen += [(read.offset, read.message) for read in history.of(Fetched, topic)]
         seen += [item for kept in history.of(Kept, topic) for item in kept.messages.items()]
         for offset, message in dict.fromkeys(seen):
             other = given.setdefault(offset, message)
@@ -198,6 +207,66 @@ def two_owners(history: History) -> Found:
         for serving in history.of(Serving, topic):
             if len(serving.brokers) > 1:
                 yield topic, f"brokers {list(serving.brokers)} served it at {serving.at:.3f} s", (), ()
+
+
+def unreserved(history: History) -> Found:
+    """No offset is given out that the store has not reserved: whoever comes next begins behind the reservation."""
+    for given in history.all(Given):
+        if given.offset >= given.reserved:
+            what = f"epoch {given.epoch} gave out {given.offset} when the store had reserved up to {given.reserved}"
+            yield given.topic, what, (given.offset,), ()
+        elif given.believed > given.reserved:
+            what = f"epoch {given.epoch} would give out offsets up to {given.believed}; the store has {given.reserved}"
+            yield given.topic, what, (given.offset,), ()
+
+
+def replaced_owner(history: History) -> Found:
+    """A broker whose topic another one has claimed stops acknowledging within a lease, whatever it believes."""
+    lease = next(iter(history.all(Lease)), None)
+    if lease is None:
+        return
+    for topic in history.topics(Claimed):
+        claims = history.of(Claimed, topic)
+        over = {earlier.epoch: later for earlier, later in pairwise(claims)}
+        told: set[int] = set()
+        for acked in history.of(Acked, topic):
+            next_owner = over.get(acked.epoch) if acked.broker else None
+            if next_owner is None or acked.epoch in told:
+                continue
+            late = acked.at - next_owner.at
+            if late > lease.seconds + ANSWER_SECONDS:
+                told.add(acked.epoch)
+                what = f"broker {acked.broker} acknowledged {acked.offset} in epoch {acked.epoch}, {late:.1f} s after"
+                what += f" broker {next_owner.broker} had claimed epoch {next_owner.epoch}"
+                yield topic, what, (acked.offset,), (acked.message,)
+
+
+def forgotten(history: History) -> Found:
+    """Retention by size takes the oldest objects while there is more than the limit, and not one after that."""
+    for event in history.all(Forgot):
+        if event.size_bytes <= event.limit_bytes:
+            what = f"history begins at {event.first}: its last object went when there were {event.size_bytes} bytes"
+            yield event.topic, f"{what}; {event.limit_bytes} are to be kept", (event.first,), ()
+
+
+# --- the brokers themselves -----------------------------------------------------------------------------------
+
+
+def needless_stop(history: History) -> Found:
+    """A broker that stops has a disk that failed just then. No room, a store that is away, a call that was refused, or
+    a file that failed long ago and is of no more use, are no reasons (ADR 0001's table).
+    """
+    for event in history.all(Stopped):
+        if not 0 <= event.failed_seconds <= STOP_SECONDS:
+            when = "never" if event.failed_seconds < 0 else f"{event.failed_seconds:.1f} s before"
+            yield f"broker {event.broker}", f"it stopped ({event.why}); its disk failed {when}", (), ()
+
+
+def growth(history: History) -> Found:
+    """What clients did and gave up leaves nothing behind: no task, no waiter, no consumer."""
+    for event in history.all(Grew):
+        what = f"{event.what}: {event.before} before clients came and went, {event.after} afterwards"
+        yield f"broker {event.broker}", what, (), ()
 
 
 # --- who reads it -------------------------------------------------------------------------------------------
@@ -352,6 +421,11 @@ RULES: Final[Sequence[Callable[[History], Found]]] = (
     phantom,
     head_back,
     two_owners,
+    unreserved,
+    replaced_owner,
+    forgotten,
+    needless_stop,
+    growth,
     cursor_back,
     repeated_after_move,
     key_order,

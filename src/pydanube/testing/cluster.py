@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any, Final, TypeVar
@@ -32,11 +32,13 @@ from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.ownership import Owner
 from pydanube.core.policies import Delivery
 from pydanube.core.tiers import TierConfig
-from pydanube.errors import DanubeError, NotServed, Unreachable
+from pydanube.errors import DanubeError, NotServed, ProcessEnded, Unreachable
 from pydanube.log.batch import Envelope
 from pydanube.log.wal import WalConfig
 from pydanube.ports import Disk
 from pydanube.stores.memory import MemoryDisk, MemoryMetadataStore, MemoryObjectStore
+from pydanube.testing.cluster_aims import Aims, Shot
+from pydanube.testing.cluster_disk import WatchedDisk
 from pydanube.testing.faulty_disk import Faults, FaultyDisk, ProcessDisk
 from pydanube.testing.faulty_metadata import FaultyMetadata
 from pydanube.testing.faulty_objects import FaultyObjects
@@ -81,6 +83,8 @@ class Node:
         self.clock = SimClock()
         self.known_id = 0  # its broker's, from the first boot on
         self.paused_at = -1.0  # when it was paused last
+        self.failed_at = -1.0  # when a call of its disk failed last, in this process
+        self.work: ApartWork
         self.forgotten = (0, 0.0)  # a lease that the store forgot before its time, and until when it may believe in it
 
     @property
@@ -106,6 +110,10 @@ class Node:
         self._access = self._open_disk()
         self.metadata = FaultyMetadata(town.metadata, self.clock, town.dice)
         self.objects = FaultyObjects(town.objects, self.clock, town.dice)
+        self.objects.apart = town.apart
+        self.metadata.aim = self.objects.aim = self._aim
+        self.work = ApartWork(town.dice)
+        self.failed_at = -1.0
         self.process = Process(f"broker {self.number}.{self.boots}")
         config = replace(
             town.config,
@@ -120,10 +128,10 @@ class Node:
         broker = await self.process.call(
             Broker.start_on(
                 config,
-                disk=town.wrap_disk(self._access),
+                disk=town.wrap_disk(WatchedDisk(self._access, town.dice, self._aim, self._disk_failed)),
                 metadata=self.metadata,
                 clock=self.clock,
-                work=SimWork(town.dice),
+                work=self.work,
                 objects=self.objects,
                 home=f"node{self.number}",
                 wal=town.wal,
@@ -133,6 +141,13 @@ class Node:
         self.broker = broker
         self.known_id = broker.broker_id
         return broker
+
+    def _aim(self, call: str, about: Sequence[str]) -> Shot | None:
+        aims = self.town.aims
+        return aims.meet(self, call, about) if aims is not None else None
+
+    def _disk_failed(self, call: str) -> None:
+        self.failed_at = self.clock.elapsed()
 
     def _open_disk(self) -> MemoryDisk | ProcessDisk:
         if isinstance(self.disk, FaultyDisk):
@@ -190,6 +205,7 @@ class Node:
             self.resume()
         self.metadata.heal()
         self.objects.heal()
+        self.work.dies = 0.0
         self.wire.heal()
         if isinstance(self.disk, FaultyDisk):
             self.disk.faults = Faults(latency_seconds_max=0.0)
@@ -209,6 +225,21 @@ class Node:
         if self.topic(name) is None or broker is None or name in broker.topics.leaving:
             return False
         return broker.cluster is None or broker.cluster.may_serve()
+
+
+class ApartWork(SimWork):
+    """Whoever makes and stores objects beside the broker ends half-way, in the part `dies` of all cases."""
+
+    def __init__(self, dice: Random) -> None:
+        super().__init__(dice)
+        self.dies = 0.0
+
+    async def await_apart(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        if self.dies and self._dice.random() < self.dies:
+            if self._dice.random() < 0.5:
+                await function()  # it was done, and nobody says so
+            raise ProcessEnded("it was killed")
+        return await super().await_apart(function)
 
 
 class _Neighbours:
@@ -269,7 +300,10 @@ class Cluster:
         wal: WalConfig | None = None,
         faulty_disks: bool = False,
         step_seconds: float = 0.01,
+        apart: bool = False,
     ) -> None:
+        self.apart = apart  # objects may be made and stored by another process
+        self.aims: Aims | None = None
         self.dice = Random(seed)
         self.clock = SimClock()
         self.metadata = MemoryMetadataStore(self.clock)
@@ -329,6 +363,10 @@ class Cluster:
         serving = [node for node in self.living if node.serves(topic)]
         assert len(serving) <= 1, f"{topic} is served by {[node.number for node in serving]}"
         return serving[0] if serving else None
+
+    def any_host(self, topic: TopicName) -> Node | None:
+        """One that serves it, if there are two, too."""
+        return next((node for node in self.living if node.serves(topic)), None)
 
     async def served(self, topic: TopicName, seconds: float = 60.0) -> Topic:
         await self.until(lambda: self.host(topic) is not None, seconds)

@@ -24,10 +24,10 @@ from pydanube.broker.topics import AnySubscription
 from pydanube.core.delivery import Poison
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind
-from pydanube.errors import DanubeError, OutOfSequence, ProducerFenced, SessionUnknown
+from pydanube.errors import DanubeError, OffsetOutOfRange, OutOfSequence, ProducerFenced, SessionUnknown
 from pydanube.log.batch import Envelope, encode_columns
 from pydanube.testing.cluster import Cluster, Node
-from pydanube.testing.history import Acked, Done, Got, History, Nacked, Sent, Subscribed, life
+from pydanube.testing.history import Acked, Done, Fetched, Got, History, Nacked, Sent, Subscribed, life
 from pydanube.testing.loop import ProcessDied
 
 T = TypeVar("T")
@@ -35,6 +35,9 @@ T = TypeVar("T")
 CALL_SECONDS: Final = 3.0  # a client's patience
 STREAM_SECONDS: Final = (6.0, 60.0, 300.0)  # how long connections last, at most
 PAUSE_SECONDS: Final = (3.0, 25.0)  # between two messages of one producer
+HURRY_SECONDS: Final = (0.02, 1.2)  # if it has more to say
+FETCH_SECONDS: Final = (4.0, 30.0)
+FETCHED_MAX: Final = 20
 GUESSES: Final = 0.15  # so many requests go to any node, whether it has the topic or not
 THINKS_SECONDS: Final = (0.5, 8.0)  # a consumer that holds messages before it answers, at most
 POISON: Final = "!"  # a text that ends so is refused by subscriptions that have a dead-letter policy
@@ -52,7 +55,17 @@ class Answer(NamedTuple):
 class Clients:
     """All clients of one run. `publishing` and `working` end them; `quiet` keeps consumers connected."""
 
-    def __init__(self, town: Cluster, history: History, dice: Random) -> None:
+    def __init__(
+        self,
+        town: Cluster,
+        history: History,
+        dice: Random,
+        *,
+        given: Callable[[Topic, int, int], None] = lambda topic, offset, epoch: None,
+        hurry: float = 0.0,
+    ) -> None:
+        self._given = given  # called in the moment in which a broker has an answer
+        self._hurry = hurry
         self.town = town
         self.history = history
         self.dice = dice
@@ -112,6 +125,10 @@ class Clients:
     async def _pause(self, low: float, high: float) -> None:
         await asyncio.sleep(self.dice.uniform(low, high))
 
+    async def _between(self) -> None:
+        """Until the next message."""
+        await self._pause(*(HURRY_SECONDS if self._hurry and self.dice.random() < self._hurry else PAUSE_SECONDS))
+
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
@@ -133,7 +150,8 @@ class Clients:
                     if not session:
                         session = await self._ask(topic, _open_session)
                         sequence = 0
-                    answer = await self._ask(topic, _submission(session, sequence, texts, name, time_us))
+                    submission = _submission(session, sequence, texts, name, time_us, self._given)
+                    answer = await self._ask(topic, submission)
                 except (SessionUnknown, OutOfSequence, ProducerFenced):
                     session = 0
                     self._sent(topic, texts, once=True)
@@ -143,7 +161,7 @@ class Clients:
                     self._acked(texts, answer)
                     sequence += len(texts)
                     answered = True
-            await self._pause(*PAUSE_SECONDS)
+            await self._between()
 
     async def produce_plainly(self, topic: TopicName, *, until: float) -> None:
         """As the official clients do: no session, so what is sent again may be a second message."""
@@ -154,14 +172,14 @@ class Clients:
             text = self._text(name, number)
             number += 1
             await self.send(topic, name, text)
-            await self._pause(*PAUSE_SECONDS)
+            await self._between()
 
     async def send(self, topic: TopicName, name: str, text: str) -> None:
         """Until it is answered."""
         self._sent(topic, [text])
         while self.working:
             try:
-                answer = await self._ask(topic, _publication(text, name))
+                answer = await self._ask(topic, _publication(text, name, self._given))
             except (DanubeError, TimeoutError, ProcessDied):
                 await self._pause(0.2, 2.0)
             else:
@@ -192,6 +210,30 @@ class Clients:
         now = self.now()
         for row, text in enumerate(texts):
             self.history.add(Acked(answer.topic, text, answer.offset + row, answer.epoch, answer.broker, now))
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    async def fetch(self, topic: TopicName) -> None:
+        """Reads the log by offsets, from its beginning on, and waits a moment at its head for more."""
+        at = {"": 0}
+        while self.working:
+            await self._pause(*FETCH_SECONDS)
+            with contextlib.suppress(DanubeError, TimeoutError, ProcessDied):
+                await self._ask(topic, lambda node, found: self._fetch(found, at))
+
+    async def _fetch(self, topic: AnyTopic, at: dict[str, int]) -> None:
+        assert isinstance(topic, Topic)
+        label = life(topic.name, topic.ownership.created)
+        offset = max(at.setdefault(label, 0), topic.first_offset)
+        await topic.wait_beyond(offset, 0.3)
+        try:
+            rows = await topic.rows(offset, min(topic.head, offset + FETCHED_MAX))
+        except OffsetOutOfRange as gap:
+            at[label] = max(gap.first, offset)
+            return
+        for found, each in rows:
+            self.history.add(Fetched(label, each.payload.decode(), found, self.now()))
+            at[label] = found + 1
 
     # --- receiving ------------------------------------------------------------------------------------------
 
@@ -291,7 +333,12 @@ async def _open_session(node: Node, topic: AnyTopic) -> int:
 
 
 def _submission(
-    session: int, sequence: int, texts: list[str], name: str, time_us: int
+    session: int,
+    sequence: int,
+    texts: list[str],
+    name: str,
+    time_us: int,
+    given: Callable[[Topic, int, int], None],
 ) -> Callable[[Node, AnyTopic], Coroutine[Any, Any, Answer]]:
     async def submit(node: Node, topic: AnyTopic) -> Answer:
         assert isinstance(topic, Topic)
@@ -306,16 +353,21 @@ def _submission(
             first_sequence=sequence,
         )
         receipt = await topic.submit_batch(batch)
+        given(topic, receipt.offset + len(texts) - 1, receipt.epoch)
         return _answer(node, topic, receipt.offset, receipt.epoch)
 
     return submit
 
 
-def _publication(text: str, name: str) -> Callable[[Node, AnyTopic], Coroutine[Any, Any, Answer]]:
+def _publication(
+    text: str, name: str, given: Callable[[Topic, int, int], None] = lambda topic, offset, epoch: None
+) -> Callable[[Node, AnyTopic], Coroutine[Any, Any, Answer]]:
     async def publish(node: Node, topic: AnyTopic) -> Answer:
         producer = await topic.add_producer(name)
         epoch = topic.ownership.epoch
         offset = await topic.publish(producer, Envelope(text.encode(), node.clock.time_us(), key_of(text), name))
+        if isinstance(topic, Topic):
+            given(topic, offset, epoch)
         return _answer(node, topic, offset, epoch)
 
     return publish

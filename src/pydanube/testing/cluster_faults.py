@@ -27,11 +27,12 @@ from pydanube.core.policies import Delivery
 from pydanube.errors import DanubeError, TopicExists
 from pydanube.ports import Item
 from pydanube.testing.cluster import Cluster, Node
+from pydanube.testing.cluster_aims import Aim, Aims, draw, outside
 from pydanube.testing.faulty_disk import Faults, FaultyDisk
 from pydanube.testing.history import Damaged, Fault, History, life
-from pydanube.testing.loop import ProcessDied
+from pydanube.testing.loop import Process, ProcessDied
 
-FAULT_SECONDS: Final = 15.0  # on average between two faults
+FAULT_SECONDS: Final = 12.0  # on average between two faults
 BOOT_SECONDS_MAX: Final = 60.0
 DEAD_LETTERS: Final = TopicName("/default/dead")
 REDELIVERIES: Final = 2
@@ -81,6 +82,7 @@ class Breaking:
         self.damaged: set[TopicName] = set()  # topics of which bytes were changed
         self._tasks: list[asyncio.Task[None]] = []
         self._deleted = False
+        self.aims = town.aims = Aims(self._strike, say)
 
     async def run(self, schedule: Sequence[Planned]) -> None:
         loop = asyncio.get_running_loop()
@@ -100,6 +102,7 @@ class Breaking:
     async def end(self) -> None:
         """No fault goes on."""
         self.over = True
+        self.aims.clear()
         for task in self._tasks:
             task.cancel()
         for result in await asyncio.gather(*self._tasks, return_exceptions=True):
@@ -110,6 +113,72 @@ class Breaking:
         # What an operator asked for may be refused, or go down with its broker.
         with contextlib.suppress(DanubeError, ProcessDied, TimeoutError):
             await fault
+
+    # --- one call -------------------------------------------------------------------------------------------
+
+    async def aimed(self, node: Node, dice: Random) -> None:
+        """Of all calls that brokers make to a disk or a store, one is hit, or a few in a row."""
+        self._arm(draw(dice, node=node.number, ttl_seconds=self._ttl))
+
+    def _arm(self, aim: Aim) -> None:
+        self.say(f"aimed at {aim}")
+        self.aims.arm(aim)
+
+    @property
+    def _ttl(self) -> float:
+        return self.town.config.cluster.ttl_seconds
+
+    def _strike(self, node: Node, what: str, seconds: float) -> None:
+        """In the middle of a call of its own."""
+        if not node.alive or node.process is None or self.over:
+            return
+        back = self._come_back(node) if what == "kill" else self._go_on(node, node.process)
+        node.kill() if what == "kill" else node.pause()
+        self._tasks.append(outside(self.guarded(self._after(seconds, back)), f"struck {what}"))
+
+    async def _after(self, seconds: float, then: Coroutine[Any, Any, None]) -> None:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            then.close()
+            raise
+        await then
+
+    async def _come_back(self, node: Node) -> None:
+        await self.boot(node)
+
+    async def _go_on(self, node: Node, process: Process) -> None:
+        if node.process is process:
+            node.resume()
+            await self.activate(node)
+
+    async def slow_start(self, node: Node, dice: Random) -> None:
+        """It is killed and started at once, and stands still in the middle of its start, until others have its topics.
+
+        Or each of its calls takes so long that the start does.
+        """
+        if not node.alive:
+            return
+        node.kill()
+        await _pause(dice, 0.2, 3.0)
+        target = dice.choice(("list assignment", "list storage", "list topic", "transact owner", "transact state"))
+        seconds = self._ttl * dice.choice((0.2, 1.2, 1.5, 2.0))
+        what = dice.choice(("pause", "pause_behind", "pause_behind", "delay_behind"))
+        self._arm(Aim(target, dice.randint(1, 3), what, seconds, node=node.number))
+        await self.boot(node)
+
+    async def slow_takeover(self, node: Node, dice: Random) -> None:
+        """It is killed, or its lease forgotten, and whoever gets its topics is slow, or stands still, in a claim."""
+        target = dice.choice(("transact owner", "transact owner", "list storage", "list topic"))
+        what = dice.choice(("delay", "delay_behind", "pause", "pause_behind", "pause_behind"))
+        seconds = self._ttl * dice.uniform(1.0, 2.0) if what.startswith("pause") else dice.uniform(0.3, 6.0)
+        self._arm(Aim(target, dice.randint(1, 4), what, seconds))
+        if dice.random() < 0.4:  # and what comes behind it is slow, too
+            self._arm(Aim(dice.choice(("list storage", "list topic")), dice.randint(2, 5), "delay", 3.0, shots=4))
+        if dice.random() < 0.5:
+            await self.kill(node, dice)
+        else:
+            await self.lease_expiry(node, dice)
 
     # --- processes ------------------------------------------------------------------------------------------
 
@@ -269,6 +338,14 @@ class Breaking:
         await _pause(dice, 5.0, 40.0)
         node.objects.delay_max_seconds = node.objects.listing_seconds = 0.0
 
+    async def worker_dies(self, node: Node, dice: Random) -> None:
+        """What makes and stores objects beside the broker ends half-way, again and again."""
+        if node.alive:
+            work = node.work
+            work.dies = 0.6
+            await _pause(dice, 5.0, 60.0)
+            work.dies = 0.0
+
     async def _for_a_while(self, node: Node, dice: Random, what: Any, field: str, value: Any = True) -> None:
         if node.alive:
             setattr(what, field, value)
@@ -400,13 +477,16 @@ class Breaking:
             await host.call(topics.set_dispatch_config(topic, name, unacked_max=unacked_max, heartbeat=beat))
 
     async def retention_change(self, node: Node, dice: Random) -> None:
-        """An operator wants no more than a minute of the second topic, or everything again."""
-        topic = self.topics[1]
+        """An operator wants no more than a minute of the second topic, or a few objects of the third, or everything."""
+        topic, change = dice.choice(
+            [(self.topics[1], Change(minutes=minutes)) for minutes in (0, 1, 1)]
+            + [(self.topics[2], Change(mb=mb)) for mb in (0, 1, 2, 3)]
+        )
         host = next((each for each in self.town.living if each.topic(topic) is not None), None)
         found = host.topic(topic) if host is not None else None
         if host is not None and host.broker is not None and isinstance(found, Topic):
             desk = RetentionDesk(host.broker.topics, lambda name: None)
-            await host.call(desk.set_topic(found, Change(minutes=dice.choice((0, 1, 1)))))
+            await host.call(desk.set_topic(found, change))
 
     async def set_policy(self, host: Node, topic: TopicName, redeliveries: int) -> None:
         """The first subscription of a topic gives messages up that fail too often."""
@@ -428,6 +508,10 @@ FaultKind: TypeAlias = Callable[[Breaking, Node, Random], Coroutine[Any, Any, No
 KINDS: Final[dict[str, FaultKind]] = {
     kind.__name__: kind
     for kind in (
+        Breaking.aimed,
+        Breaking.slow_start,
+        Breaking.slow_takeover,
+        Breaking.worker_dies,
         Breaking.kill,
         Breaking.power_cut,
         Breaking.restart,
@@ -467,7 +551,7 @@ KINDS: Final[dict[str, FaultKind]] = {
 }
 
 # What is most worth interrupting, and being interrupted, comes more often.
-_OFTEN: Final = {"kill": 3, "power_cut": 3, "unload": 4, "restart": 2, "pause": 2}
+_OFTEN: Final = {"kill": 3, "power_cut": 3, "unload": 4, "restart": 2, "pause": 2, "aimed": 14}
 _DRAWN: Final = [kind for kind in sorted(KINDS) for _ in range(_OFTEN.get(kind, 1))]
 
 

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final
 
 from pydanube.broker.topic import Topic
-from pydanube.core import keys
+from pydanube.core import keys, policies
 from pydanube.core.delivery import FailurePolicy, Poison
 from pydanube.core.names import TopicName
-from pydanube.core.ownership import Orphan, Owner, Seal, void_end
+from pydanube.core.ownership import Orphan, Owner, Seal, reserve_from_bytes, void_end
+from pydanube.core.tiers import Descriptor
+from pydanube.core.tiers import History as Past
 from pydanube.errors import DataDamaged, OffsetOutOfRange
 from pydanube.ports import Clock, Delete, Put
 from pydanube.stores.memory import MemoryMetadataStore
@@ -24,6 +28,8 @@ from pydanube.testing.history import (
     Created,
     Cursor,
     Dead,
+    Forgot,
+    Given,
     Got,
     Head,
     History,
@@ -41,15 +47,14 @@ LOOK_SECONDS: Final = 5.0
 class RecordingStore(MemoryMetadataStore):
     """A metadata store that says what it takes."""
 
-    def __init__(self, clock: Clock, taken: Callable[[str, bytes], None]) -> None:
+    def __init__(self, clock: Clock, taken: Callable[[str, bytes | None], None]) -> None:
         super().__init__(clock)
         self._taken = taken
 
     def _change(self, operations: Sequence[Put | Delete]) -> None:
         super()._change(operations)
         for operation in operations:
-            if isinstance(operation, Put):
-                self._taken(operation.key, operation.value)
+            self._taken(operation.key, operation.value if isinstance(operation, Put) else None)
 
 
 class Recorder:
@@ -62,23 +67,41 @@ class Recorder:
         self._lives: dict[TopicName, str] = {}
         self._epochs: dict[TopicName, int] = {}  # of the last claim
         self._sealed: dict[TopicName, int] = {}  # next offset of the last seal
+        self._owners: dict[TopicName, Owner] = {}
+        self._reserved: dict[TopicName, int] = {}
+        self._objects: dict[TopicName, dict[int, Descriptor]] = {}  # what describes each, by its first offset
+        self._begins: dict[TopicName, int] = {}
+        self._limits: dict[TopicName, list[tuple[float, int]]] = {}  # of size, and since when
         town.metadata = RecordingStore(town.clock, self._stored)
 
     # --- the store --------------------------------------------------------------------------------------------
 
-    def _stored(self, key: str, value: bytes) -> None:
-        """The store took this."""
+    def _stored(self, key: str, value: bytes | None) -> None:
+        """The store took this; None: it was deleted."""
         parts = key.split("/")
+        if value is None:
+            if key.startswith(keys.STORAGE) and parts[5:] == ["reserve"]:
+                self._reserved.pop(TopicName(f"/{parts[3]}/{parts[4]}"), None)
+            return
         if key.startswith(keys.STORAGE) and len(parts) > 5:
             topic = TopicName(f"/{parts[3]}/{parts[4]}")
             match parts[5]:
                 case "owner":
                     self._owner(topic, Owner.from_bytes(value))
+                case "reserve":
+                    self._reserved[topic] = reserve_from_bytes(value)
+                case "objects":
+                    self._described(topic, Descriptor.from_bytes(value))
+                case "history":
+                    self._moved_first(topic, Past.from_bytes(value).first_offset)
                 case "state":
                     self._sealed[topic] = Seal.from_bytes(value).next_offset
                 case "orphans":
                     orphan = Orphan.from_bytes(int(parts[6]), value)
                     self._history.add(Orphaned(self._life(topic), orphan.start, orphan.end, self._now()))
+        elif key.startswith(keys.TOPICS) and parts[4:] == ["policy"]:
+            limit = int(json.loads(value).get("retention_mb") or 0) * policies.MIB
+            self._limits.setdefault(TopicName(f"/{parts[2]}/{parts[3]}"), []).append((self._now(), limit))
         elif key.startswith(keys.TOPICS) and len(parts) == 7:
             topic, name = TopicName(f"/{parts[2]}/{parts[3]}"), parts[5]
             if parts[6] == "cursor":
@@ -89,8 +112,44 @@ class Recorder:
                 told = Policy(self._life(topic), name, policy.max_redelivery_count, letters, self._now())
                 self._history.add(told)
 
+    def _described(self, topic: TopicName, new: Descriptor) -> None:
+        """It holds what those in its place held."""
+        known = self._objects.setdefault(topic, {})
+        for start in [start for start, each in known.items() if start < new.end and new.start_offset < each.end]:
+            del known[start]
+        known[new.start_offset] = new
+
+    def _moved_first(self, topic: TopicName, first: int) -> None:
+        """Nobody but retention moves where a topic begins. How long a rule is in force that was replaced, nobody says:
+        until its owner has looked again.
+        """
+        before, self._begins[topic] = self._begins.get(topic, 0), first
+        if first <= before:
+            return
+        known = self._objects.setdefault(topic, {})
+        gone = [known.pop(start) for start in sorted(known) if known[start].end <= first]
+        changes = self._limits.get(topic, [])
+        limits = [limit for (_, limit), (until, _) in pairwise([*changes, (math.inf, 0)]) if until > self._now() - 120]
+        limits = [limit for limit in limits if limit]
+        if gone and limits:
+            size_bytes = sum(each.size for each in known.values()) + gone[-1].size
+            self._history.add(Forgot(self._life(topic), first, size_bytes, min(limits), self._now()))
+
+    def given(self, topic: Topic, offset: int, epoch: int) -> None:
+        """A broker has just given out this offset: the store must have it reserved, if the topic is still its own."""
+        owner = self._owners.get(topic.name)
+        if owner is None or owner.epoch != epoch or owner.released or owner.deleted:
+            return
+        reserved, believed = self._reserved.get(topic.name, 0), topic.log.reserved_end or 0
+        if offset >= reserved or believed > max(reserved, topic.head):
+            label = life(topic.name, owner.created)
+            self._history.add(Given(label, offset, epoch, reserved, believed, self._now()))
+
     def _owner(self, topic: TopicName, owner: Owner) -> None:
+        self._owners[topic] = owner
         if owner.deleted:
+            for known in (self._objects, self._begins, self._reserved, self._limits):
+                known.pop(topic, None)
             return
         label = life(topic, owner.created)
         if self._lives.get(topic) != label:
@@ -150,19 +209,22 @@ class Recorder:
     async def read(self, topics: Sequence[TopicName], dead_letters: TopicName) -> None:
         """Every topic that is served, as it is now, and what was given up."""
         for topic in topics:
-            if self._town.host(topic) is None:
+            node = self._town.any_host(topic)
+            found = node.topic(topic) if node is not None else None
+            if not isinstance(found, Topic):
                 continue
-            found = await self._town.served(topic)
             messages = {offset: text for offset, text, _ in await everything(found)}
             items = await self._town.metadata.list(keys.voids(topic))
             voids = [(start, void_end(item.value)) for item in items if (start := keys.start_of(item.key)) is not None]
             orphans = [(each.start, each.end) for each in found.orphans]
             label = life(topic, found.ownership.created)
             self._history.add(Kept(label, found.first_offset, found.head, messages, voids, orphans, self._now()))
-        if self._town.host(dead_letters) is not None:
+        node = self._town.any_host(dead_letters)
+        letters = node.topic(dead_letters) if node is not None else None
+        if isinstance(letters, Topic):
             # The copy names its topic, not which one of that name it was.
             lives = {(got.subscription, got.message): got.topic for got in self._history.all(Got)}
-            for _, text, attributes in await everything(await self._town.served(dead_letters)):
+            for _, text, attributes in await everything(letters):
                 topic, name = TopicName(attributes["x-original-topic"]), attributes["x-original-subscription"]
                 offset = int(attributes["x-original-topic-offset"])
                 label = lives.get((name, text), self._life(topic))

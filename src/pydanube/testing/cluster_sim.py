@@ -29,18 +29,17 @@ from pydanube.core import keys
 from pydanube.core.lag import Heartbeat
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind
-from pydanube.core.tiers import Retention, TierConfig
 from pydanube.errors import DanubeError
 from pydanube.log import parquet
-from pydanube.log.wal import WalConfig
 from pydanube.ports import Put
 from pydanube.testing import cluster_clients
 from pydanube.testing.checkers import Violation, check
-from pydanube.testing.cluster import Cluster
+from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.cluster_clients import Clients
 from pydanube.testing.cluster_faults import DEAD_LETTERS, REDELIVERIES, Breaking, Planned, plan
+from pydanube.testing.cluster_pressure import Pressure, under
 from pydanube.testing.cluster_recorder import Recorder
-from pydanube.testing.history import Acked, Claimed, Got, History, Kept, Quiet
+from pydanube.testing.history import Acked, Claimed, Got, History, Kept, Lease, Quiet, Stopped
 from pydanube.testing.log_history import small_constants
 from pydanube.testing.loop import Deadlock, Livelock, ProcessDied, SimLoop
 
@@ -53,25 +52,10 @@ TTL_SECONDS: Final = 16.0
 LIVENESS_SECONDS: Final = 200.0  # until everything is served again and nobody misses anything
 DRAIN_SECONDS: Final = 60.0  # until everything that is served has been delivered
 PATIENCE_SECONDS: Final = 6.0  # a heartbeat, the longest wait for a redelivery, and a consumer that thinks
-LOOK_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 2.0
 LOOKS_SECONDS: Final = (3.0, 3.0, 8.0)  # see `seldom_looks`
 STEPS_MAX: Final = 3_000_000
 CHECKED_MIN: Final = 50
-
-TIER: Final = TierConfig(
-    upload_seconds=60.0,
-    object_bytes=64 * 1024,
-    merge_count_min=3,
-    descriptors_max=4,
-    descriptors_moved=2,
-    garbage_seconds=40.0,
-    local=Retention(seconds=60.0),
-    retention_check_seconds=30.0,
-    sweep_seconds=100.0,
-)
-WAL: Final = WalConfig(
-    segment_bytes=2048, segment_seconds=60.0, journal_bytes=8192, copy_bytes=4096, ballast_bytes=512, cache_bytes=4096
-)
 
 
 @dataclass(slots=True)
@@ -89,6 +73,8 @@ class Outcome:
     schedule: list[Planned] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     history: History | None = None
+    hits: Counter[str] = field(default_factory=Counter)  # calls that were aimed at and met
+    topics: int = 0  # beside the few that clients use
 
     @property
     def rules(self) -> set[str]:
@@ -102,7 +88,9 @@ def planned(seed: int) -> list[Planned]:
 
 
 def settings() -> str:
-    """What all runs have in common beside the program: other settings, other runs."""
+    """What all runs have in common beside the program: other settings, other runs. What a seed has of its own is in
+    `Pressure.of`.
+    """
     constants = {**vars(cluster_clients), **globals()}
     limits = ("STEPS_MAX", "CHECKED_MIN")
     return repr(sorted((name, value) for name, value in constants.items() if name.isupper() and name not in limits))
@@ -129,13 +117,14 @@ def _outcome_of(
     loop = SimLoop(Random(seed), steps_max=STEPS_MAX)  # type: ignore[abstract]
     run = _Run(seed, tweak, leave_out)
     try:
-        with small_constants(), seldom_looks():
+        with small_constants(), seldom_looks(), under(run.pressure):
             loop.run_until_complete(run.main())
         run.problems += [_told(each) for each in loop.problems[:3]]
     except (Deadlock, Livelock) as error:
         run.problems.append(f"{type(error).__name__}: {str(error)[:4000]}")
     except Exception as error:  # whatever it is, it belongs to this seed
         run.problems.append("".join(traceback.format_exception(error)[-4:]).strip())
+        run.judge()  # as far as it went
     finally:
         loop.close()
     return run.outcome(loop, keep_history=keep_history)
@@ -181,6 +170,9 @@ class _Run:
         self.seed = seed
         self.dice = Random(seed ^ 0x5EED)
         self.history = History()
+        self.pressure = Pressure.of(seed)
+        self.hits: Counter[str] = Counter()
+        self._stops: set[tuple[int, int]] = set()  # of which node, and of which of its processes
         self.problems: list[str] = []
         self.violations: list[Violation] = []
         self.said: list[str] = []
@@ -204,6 +196,8 @@ class _Run:
             self.schedule,
             self.said,
             self.history if keep_history or self.problems else None,
+            self.hits,
+            self.pressure.topics,
         )
 
     def _digest(self) -> str:
@@ -218,14 +212,21 @@ class _Run:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
+    def judge(self) -> None:
+        self.violations = check(self.history)
+        self.problems += [str(violation) for violation in self.violations]
+
     # --- the story --------------------------------------------------------------------------------------------
 
     async def main(self) -> None:
+        pressure = self.pressure
         town = self.town = Cluster(
             self.seed,
             ttl_seconds=TTL_SECONDS,
-            tier=TIER,
-            wal=WAL,
+            tier=pressure.tier,
+            wal=pressure.wal,
+            unacked_max=pressure.unacked_max,
+            apart=pressure.apart,
             heartbeat=Heartbeat(1000),
             faulty_disks=True,
             step_seconds=0.1,
@@ -237,7 +238,9 @@ class _Run:
         reliable = [TopicName(f"/default/topic-{number}") for number in range(RELIABLE)]
         others = [TopicName(f"/default/topic-{RELIABLE + number}") for number in range(NON_RELIABLE)]
         breaking = Breaking(town, self.history, [*reliable, *others], self.say)
-        clients = Clients(town, self.history, self.dice)
+        self.hits = breaking.aims.hits
+        self.history.add(Lease(TTL_SECONDS, self.now()))
+        clients = Clients(town, self.history, self.dice, given=recorder.given, hurry=pressure.hurry)
         await self._prepare(breaking, clients, reliable, others)
         watching = [
             asyncio.create_task(recorder.look_on([*reliable, *others]), name="look on"),
@@ -265,9 +268,9 @@ class _Run:
         for topic in others:
             await breaking.make(topic, reliable=False)
         for topic in [*reliable, *others]:
-            await self.town.until(lambda topic=topic: self.town.host(topic) is not None)  # type: ignore[misc]
+            await self.town.until(lambda topic=topic: self.town.any_host(topic) is not None)  # type: ignore[misc]
         for topic in reliable:
-            host = self.town.host(topic)
+            host = self.town.any_host(topic)
             assert host is not None
             await breaking.set_policy(host, topic, REDELIVERIES)
         if self.dice.random() < 0.25:
@@ -283,6 +286,7 @@ class _Run:
             # Some fall silent while things still go wrong: then nothing but a heartbeat finds what was missed.
             for produce in (clients.produce, clients.produce_plainly):
                 clients.start(produce(topic, until=self.dice.choice((0.5, 0.8, 1.0, 1.0)) * FAULTS_UNTIL))
+            clients.start(clients.fetch(topic))
         for topic in others:
             clients.start(clients.shout(topic, until=FAULTS_UNTIL))
 
@@ -293,8 +297,16 @@ class _Run:
             for node in self.town.nodes:
                 ended = node.broker.cluster.ended if node.broker is not None and node.broker.cluster else None
                 if node.alive and ended is not None and ended.done():
-                    self.say(f"node {node.number} ended: {ended.exception()}")
+                    error = ended.exception()
+                    self.say(f"node {node.number} ended: {error!r}")
+                    self._note_stop(node, error)
                     await breaking.guarded(breaking.replace(node))
+
+    def _note_stop(self, node: Node, error: BaseException | None) -> None:
+        if (node.number, node.boots) not in self._stops:
+            self._stops.add((node.number, node.boots))
+            ago = self.now() - node.failed_at if node.failed_at >= 0 else -1.0
+            self.history.add(Stopped(node.number, f"{type(error).__name__}: {error}", ago, self.now()))
 
     async def _heal(self, breaking: Breaking, topics: Sequence[TopicName]) -> None:
         """Nothing fails from now on, and every broker is there."""
@@ -322,7 +334,7 @@ class _Run:
     async def _give_up(self, breaking: Breaking, topic: TopicName) -> None:
         """An operator has seen that bytes are lost, and moves the topic: what is lost is recorded then."""
         for _ in range(10):
-            if not await self._until(lambda: "" if self.town.host(topic) else f"nobody serves {topic}", DRAIN_SECONDS):
+            if not await self._until(lambda: "" if self.town.any_host(topic) else f"nobody serves {topic}", DRAIN_SECONDS):
                 return
             try:
                 await self.town.unload(topic)
@@ -349,7 +361,7 @@ class _Run:
 
     def _unserved(self, topics: Sequence[TopicName]) -> str:
         for topic in topics:
-            node = self.town.host(topic)
+            node = self.town.any_host(topic)
             found = node.topic(topic) if node is not None else None
             if found is None:
                 return f"nobody serves {topic}"
@@ -363,7 +375,7 @@ class _Run:
 
     def _without_dead_letters(self) -> str:
         """Why what was given up cannot be read to its end yet; its topic is made with the first of them."""
-        node = self.town.host(DEAD_LETTERS)
+        node = self.town.any_host(DEAD_LETTERS)
         found = node.topic(DEAD_LETTERS) if node is not None else None
         if isinstance(found, Topic):
             return f"{DEAD_LETTERS} has orphans {found.orphans}" if found.orphans else ""
@@ -372,7 +384,7 @@ class _Run:
 
     def _undelivered(self, topics: Sequence[TopicName]) -> str:
         for topic in topics:
-            node = self.town.host(topic)
+            node = self.town.any_host(topic)
             found = node.topic(topic) if node is not None else None
             if isinstance(found, Topic):
                 for subscription in found.subscriptions.values():
@@ -382,8 +394,7 @@ class _Run:
 
     async def _end(self, recorder: Recorder, topics: Sequence[TopicName]) -> None:
         await recorder.read(topics, DEAD_LETTERS)
-        self.violations = check(self.history)
-        self.problems += [str(violation) for violation in self.violations]
+        self.judge()
         self.checked = sum(len(kept.messages) for kept in self.history.all(Kept))
         if self.checked < CHECKED_MIN:
             self.problems.append(f"nothing checked: {self.checked} messages are too few")

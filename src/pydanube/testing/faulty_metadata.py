@@ -8,6 +8,7 @@
     store.answers_lost = 0.1               this part of all changes is made, and the caller never learns it
     store.late = 0.1                       this part of all transactions fails, and is made seconds later all the same
     store.drop_every = 10                  of the watch's events every tenth is never told; 1: none is told at all
+    store.aim = aims.meet                  asked before every call what becomes of it (cluster_aims.py)
 
 A call is judged when it is made and again when it is answered: a cut in between loses the answer alone. A late
 transaction is on its way in the network, so it is made whatever becomes of the process that asked for it.
@@ -23,7 +24,8 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 from pydanube.errors import LeaseLost, Unreachable
-from pydanube.ports import Clock, Compare, Delete, Event, Item, LeaseId, MetadataStore, Put, Revision, Usage
+from pydanube.ports import Clock, Compare, Delete, Event, Item, LeaseId, MetadataStore, Put, Revision
+from pydanube.testing.cluster_aims import Shot
 
 T = TypeVar("T")
 
@@ -47,6 +49,7 @@ class FaultyMetadata:
         self.deaf = False
         self.calls = 0
         self.failed_at = -1.0
+        self.aim: Callable[[str, Sequence[str]], Shot | None] = _at_nothing
         self._events = 0
 
     def heal(self) -> None:
@@ -56,30 +59,36 @@ class FaultyMetadata:
         self.drop_every = 0
 
     async def get(self, key: str) -> Item | None:
-        return await self._call(lambda: self._under.get(key))
+        return await self._call(lambda: self._under.get(key), self.aim("get", [key]))
 
     async def list(self, prefix: str) -> list[Item]:
-        return await self._call(lambda: self._under.list(prefix))
+        return await self._call(lambda: self._under.list(prefix), self.aim("list", [prefix]))
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Revision | None:
         if self.late and operations and self._dice.random() < self.late:
             travel_seconds = self._dice.random() * LATE_SECONDS_MAX
             sail(self._clock, travel_seconds, lambda: self._late(compares, operations))
             await self._fail("calling")
-        return await self._call(lambda: self._under.transact(compares, operations), changes=bool(operations))
+        shot = self.aim("transact", [each.key for each in operations]) if operations else None
+
+        def send(seconds: float) -> None:
+            sail(self._clock, seconds, lambda: self._late(compares, operations))
+
+        call = lambda: self._under.transact(compares, operations)  # noqa: E731
+        return await self._call(call, shot, send, changes=bool(operations))
 
     async def _late(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> None:
         with contextlib.suppress(LeaseLost):  # it may come too late for that
             await self._under.transact(compares, operations)
 
     async def grant(self, ttl_seconds: float) -> LeaseId:
-        return await self._call(lambda: self._under.grant(ttl_seconds), changes=True)
+        return await self._call(lambda: self._under.grant(ttl_seconds), self.aim("grant", ()), changes=True)
 
     async def renew(self, lease: LeaseId) -> None:
-        await self._call(lambda: self._under.renew(lease), changes=True)
+        await self._call(lambda: self._under.renew(lease), self.aim("renew", ()), changes=True)
 
     async def revoke(self, lease: LeaseId) -> None:
-        await self._call(lambda: self._under.revoke(lease), changes=True)
+        await self._call(lambda: self._under.revoke(lease), self.aim("revoke", ()), changes=True)
 
     async def compact(self, revision: Revision) -> None:
         await self._call(lambda: self._under.compact(revision))
@@ -90,7 +99,16 @@ class FaultyMetadata:
     def watch(self, prefix: str, after: Revision) -> AsyncIterator[Sequence[Event]]:
         return _Watching(self, prefix, after)
 
-    async def _call(self, call: Callable[[], Awaitable[T]], *, changes: bool = False) -> T:
+    async def _call(
+        self,
+        call: Callable[[], Awaitable[T]],
+        shot: Shot | None = None,
+        send: Callable[[float], None] | None = None,
+        *,
+        changes: bool = False,
+    ) -> T:
+        if shot is not None:
+            return await shot.around(lambda: self._call(call, changes=changes), lambda: self._fail("calling"), send)
         if self.delay_max_seconds:
             await self._delay()
         if self.cut or self.mute:
@@ -115,6 +133,10 @@ class FaultyMetadata:
     def _dropped(self) -> bool:
         self._events += 1
         return self.drop_every > 0 and self._events % self.drop_every == 0
+
+
+def _at_nothing(call: str, about: Sequence[str]) -> Shot | None:
+    return None
 
 
 class _Watching:

@@ -7,6 +7,8 @@ store.answers_lost = 0.2               this part of all changes is made and repo
 store.late = 0.2                       this part of all puts fails, and is made seconds later all the same
 store.delay_max_seconds = 1.0          every call takes up to so long
 store.listing_seconds = 5.0            each object in a listing takes up to so long
+store.apart = True                     it says how another process opens it, which is this one
+store.aim = aims.meet                  asked before every call what becomes of it (cluster_aims.py)
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from typing import TypeVar
 
 from pydanube.errors import Conflict, Unreachable
 from pydanube.ports import Buffer, Clock, Elsewhere, ObjectInfo, ObjectStore
-from pydanube.testing.faulty_metadata import LATE_SECONDS_MAX, sail
+from pydanube.testing.cluster_aims import Shot
+from pydanube.testing.faulty_metadata import LATE_SECONDS_MAX, _at_nothing, sail
 
 T = TypeVar("T")
 
@@ -36,6 +39,8 @@ class FaultyObjects:
         self.late = 0.0
         self.delay_max_seconds = 0.0
         self.listing_seconds = 0.0
+        self.apart = False
+        self.aim: Callable[[str, Sequence[str]], Shot | None] = _at_nothing
 
     def heal(self) -> None:
         """Everything gets through again."""
@@ -49,31 +54,50 @@ class FaultyObjects:
             sail(self._clock, travel_seconds, lambda: self._late(key, body, create))
             await self._clock.sleep(1.0)
             raise Unreachable("object store", "nobody answered in time")
-        return await self._call(lambda: self._under.put(key, data, create=create), changes=True)
+        shot = self.aim("object put", ())
+        body = [bytes(each) for each in data] if shot is not None else data
+
+        def send(seconds: float) -> None:
+            sail(self._clock, seconds, lambda: self._late(key, body, create))
+
+        return await self._call(lambda: self._under.put(key, body, create=create), shot, send, changes=True)
 
     async def _late(self, key: str, data: Sequence[Buffer], create: bool) -> None:
         with contextlib.suppress(Conflict):
             await self._under.put(key, data, create=create)
 
     async def get(self, key: str) -> bytes:
-        return await self._call(lambda: self._under.get(key))
+        return await self._call(lambda: self._under.get(key), self.aim("object get", ()))
 
     async def get_range(self, key: str, position: int, length: int) -> Buffer:
-        return await self._call(lambda: self._under.get_range(key, position, length))
+        return await self._call(lambda: self._under.get_range(key, position, length), self.aim("object get", ()))
 
     async def head(self, key: str) -> ObjectInfo:
-        return await self._call(lambda: self._under.head(key))
+        return await self._call(lambda: self._under.head(key), self.aim("object head", ()))
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         return _Listing(self, prefix, after)
 
     async def delete(self, key: str) -> None:
-        return await self._call(lambda: self._under.delete(key), changes=True)
+        return await self._call(lambda: self._under.delete(key), self.aim("object delete", ()), changes=True)
 
     async def elsewhere(self) -> Elsewhere | None:
-        return None
+        return (lambda: _Opened(self)) if self.apart else None
 
-    async def _call(self, call: Callable[[], Awaitable[T]], *, changes: bool = False) -> T:
+    async def _fail(self) -> None:
+        await self._clock.sleep(1.0)
+        raise Unreachable("object store", "nobody answered in time")
+
+    async def _call(
+        self,
+        call: Callable[[], Awaitable[T]],
+        shot: Shot | None = None,
+        send: Callable[[float], None] | None = None,
+        *,
+        changes: bool = False,
+    ) -> T:
+        if shot is not None:
+            return await shot.around(lambda: self._call(call, changes=changes), self._fail, send)
         if self.delay_max_seconds:
             await self._clock.sleep(self._dice.random() * self.delay_max_seconds)
         if self.away or (self.errors and self._dice.random() < self.errors):
@@ -82,6 +106,19 @@ class FaultyObjects:
         if changes and self.answers_lost and self._dice.random() < self.answers_lost:
             raise Unreachable("object store", "the answer was lost")
         return answer
+
+
+class _Opened:
+    """The store as another process opens it. Not an async generator, for the same reason as `_Listing`."""
+
+    def __init__(self, store: FaultyObjects) -> None:
+        self._store = store
+
+    async def __aenter__(self) -> ObjectStore:
+        return self._store
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
 
 
 class _Listing:
@@ -103,7 +140,7 @@ class _Listing:
         store = self._store
         if store.listing_seconds:
             await store._clock.sleep(store._dice.random() * store.listing_seconds)
-        await store._call(_nothing)
+        await store._call(_nothing, store.aim("object list", ()))
         if self._infos is None:
             self._infos = store._under.list(self._prefix, after=self._after)
         return await anext(self._infos)

@@ -79,6 +79,26 @@ class Acked(NamedTuple):
     at: float = 0.0
 
 
+class Given(NamedTuple):
+    """A broker gave out this offset when the store had `reserved` for it, and its own log believed in `believed`."""
+
+    topic: str
+    offset: int
+    epoch: int
+    reserved: int
+    believed: int
+    at: float = 0.0
+
+
+class Fetched(NamedTuple):
+    """Somebody read the log itself, and found this message there."""
+
+    topic: str
+    message: str
+    offset: int
+    at: float = 0.0
+
+
 class Subscribed(NamedTuple):
     """A subscription exists from now on; every message from `start` on is meant for it."""
 
@@ -200,6 +220,42 @@ class Damaged(NamedTuple):
     at: float = 0.0
 
 
+class Lease(NamedTuple):
+    """So long a broker that was replaced may go on without knowing it."""
+
+    seconds: float
+    at: float = 0.0
+
+
+class Forgot(NamedTuple):
+    """Retention by size moved a topic's beginning. Before the newest object went that did, there were `size_bytes`."""
+
+    topic: str
+    first: int
+    size_bytes: int
+    limit_bytes: int
+    at: float = 0.0
+
+
+class Stopped(NamedTuple):
+    """A broker ended by itself. `failed_seconds` ago its disk had failed a call; -1: none of its disk's calls did."""
+
+    broker: int
+    why: str
+    failed_seconds: float
+    at: float = 0.0
+
+
+class Grew(NamedTuple):
+    """There is more of this in a broker than there was before clients did something that leaves nothing behind."""
+
+    broker: int
+    what: str
+    before: int
+    after: int
+    at: float = 0.0
+
+
 class Fault(NamedTuple):
     """Somebody broke something. For whoever reads the history; no rule rests on it."""
 
@@ -241,6 +297,8 @@ Event: TypeAlias = (
     Created
     | Sent
     | Acked
+    | Given
+    | Fetched
     | Subscribed
     | Policy
     | Got
@@ -253,6 +311,10 @@ Event: TypeAlias = (
     | Head
     | Serving
     | Damaged
+    | Lease
+    | Forgot
+    | Stopped
+    | Grew
     | Fault
     | Quiet
     | Dead
@@ -266,6 +328,8 @@ KINDS: Final[Mapping[str, type[Any]]] = {
         Created,
         Sent,
         Acked,
+        Given,
+        Fetched,
         Subscribed,
         Policy,
         Got,
@@ -278,6 +342,10 @@ KINDS: Final[Mapping[str, type[Any]]] = {
         Head,
         Serving,
         Damaged,
+        Lease,
+        Forgot,
+        Stopped,
+        Grew,
         Fault,
         Quiet,
         Dead,

@@ -1,0 +1,139 @@
+"""How tight things are in the run of a seed: limits that are generous in a real broker are met in most runs.
+
+    pressure = Pressure.of(seed)
+    with under(pressure):
+        ...
+
+A reservation of 20,000 offsets is extended once in a run of two hundred messages, and nothing that goes wrong there is
+ever seen. Here it has four to forty, a topic that is idle for half a second gives it back, moves are given up after a
+second, transactions take two keys. Limits whose being met is allowed to cost something (how many producers' sessions
+are kept over a crash) stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any, Final, NamedTuple
+
+from pydanube.broker import members
+from pydanube.core.tiers import Retention, TierConfig
+from pydanube.log.wal import WalConfig
+
+MANY_SHARE: Final = 0.03  # of the seeds have a hundred topics and more
+MANY_TOPICS: Final = (100, 150, 200, 300)
+
+# Where it is, its name, and what it may be. The first module defines it, the others have it by name.
+LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
+    (("core.ownership",), "RESERVE_OFFSETS_MIN", (4, 7, 12, 40)),
+    (("core.ownership",), "RESERVE_SECONDS", (0.0, 2.0)),
+    (("broker.topics",), "REST_SECONDS", (0.5, 0.5, 2.0, 10.0)),
+    (("broker.moving",), "REST_BYTES", (300, 64 * 1024)),
+    (("broker.moving",), "REST_SECONDS", (1.0, 4.0, 30.0)),
+    (("broker.moving",), "SEAL_SECONDS", (0.5, 3.0, 30.0)),
+    (("broker.moving",), "CURSOR_SECONDS", (0.5, 5.0)),
+    (("broker.rescue",), "RUNS_MAX", (1, 2, 30)),
+    (("broker.rescue",), "READ_BETWEEN_GROUPS", (1, 4, 1000)),
+    (("broker.rescue",), "OBJECT_BYTES", (300, 32 << 20)),
+    (("broker.rescue",), "READ_BYTES", (300, 4 << 20)),
+    (("broker.members",), "OPERATIONS_MAX", (2, 10, 100)),
+    (("broker.cursors",), "PER_TRANSACTION", (1, 2, 60)),
+    (("broker.cursors",), "ACKS_MAX", (3, 1000)),
+    (("broker.topic",), "DECODED_MAX", (1, 64)),
+    (("broker.topic",), "_READ_BYTES", (300, 256 * 1024)),
+    (("broker.gather",), "ROWS_MAX", (1, 2, 2000)),
+    (("broker.fanout",), "QUEUE_MAX", (2, 1000)),
+    (("broker.hosting",), "SEALS_AT_ONCE", (1, 4)),
+    (("core.keyshared",), "KEYS_READ_MAX", (2, 1000)),
+    (("core.keyshared",), "QUEUED_MAX", (3, 100_000)),
+    (("core.policies",), "MIB", (600, 2000)),  # what an operator calls a megabyte of history
+    (("core.leading",), "CLAIM_SECONDS", (1.0, 3.0)),
+    (("cluster.duties",), "CLAIMS_MAX", (1, 2, 32)),
+    (("cluster.view",), "RELIST_SECONDS", (5.0, 30.0)),
+    (("cluster.load_manager",), "BATCH", (1, 2, 50)),
+    (("log.tier", "log.tier_tidy"), "APART_BYTES", (0, 0, 1 << 20)),
+    (("log.tier",), "HERE_SECONDS", (5.0, 300.0)),
+    (("log.tier",), "READ_BYTES", (300, 256 * 1024)),
+    (("log.tier",), "FEW_BATCHES", (1, 256)),
+    (("log.tier_tidy",), "DELETED_AT_ONCE", (1, 2, 100)),
+    (("log.wal",), "MANY_TOPICS", (1, 8)),
+)
+
+
+class Pressure(NamedTuple):
+    """What a seed has of everything."""
+
+    limits: tuple[float, ...]  # one for each of LIMITS
+    at_once: int  # topics that are opened or closed side by side
+    unacked_max: int
+    hurry: float  # of a producer's pauses, this part is short
+    tier: TierConfig
+    wal: WalConfig
+    topics: int  # that nobody looks at, beside the others; 0 in nearly all seeds
+
+    @classmethod
+    def of(cls, seed: int) -> Pressure:
+        dice = Random(seed ^ 0x9E55)
+        topics = dice.choice(MANY_TOPICS) if dice.random() < MANY_SHARE else 0
+        limits = tuple(dice.choice(values) for _, _, values in LIMITS)
+        quick = dice.random() < 0.3  # what nobody describes, and readers have left, goes at once
+        tier = TierConfig(
+            upload_seconds=dice.choice((20.0, 60.0, 60.0)),
+            object_bytes=dice.choice((1500, 64 * 1024, 64 * 1024)),
+            merge_count_min=3,
+            descriptors_max=4,
+            descriptors_moved=2,
+            garbage_seconds=4.0 if quick else 40.0,
+            local=Retention(seconds=dice.choice((5.0, 60.0))),
+            retention_check_seconds=dice.choice((10.0, 30.0)),
+            sweep_seconds=8.0 if quick else 100.0,
+        )
+        wal = WalConfig(
+            segment_bytes=dice.choice((1024, 2048)),
+            segment_seconds=60.0,
+            journal_bytes=dice.choice((2048, 8192)),
+            copy_bytes=dice.choice((1024, 4096)),
+            ballast_bytes=512,
+            cache_bytes=dice.choice((1024, 4096)),
+        )
+        return cls(
+            limits,
+            dice.choice((1, 2, 32)),
+            dice.choice((2, 10, 1000)),
+            dice.choice((0.0, 0.2, 0.5)),
+            tier,
+            wal,
+            topics,
+        )
+
+    @property
+    def apart(self) -> bool:
+        """Whether every object is made and stored by the process beside the broker."""
+        return self.limits[_APART] == 0
+
+
+_APART: Final = next(place for place, (_, name, _) in enumerate(LIMITS) if name == "APART_BYTES")
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"pydanube.{name}")
+
+
+@contextlib.contextmanager
+def under(pressure: Pressure) -> Iterator[None]:
+    """The limits are those of `pressure` until it ends. One run at a time."""
+    places = [(_module(name), constant) for names, constant, _ in LIMITS for name in names]
+    values = [value for (names, _, _), value in zip(LIMITS, pressure.limits, strict=True) for _ in names]
+    saved = [getattr(module, constant) for module, constant in places]
+    at_once = members.gather_bounded.__defaults__
+    try:
+        for (module, constant), value in zip(places, values, strict=True):
+            setattr(module, constant, value)
+        members.gather_bounded.__defaults__ = (pressure.at_once,)
+        yield
+    finally:
+        members.gather_bounded.__defaults__ = at_once
+        for (module, constant), value in zip(places, saved, strict=True):
+            setattr(module, constant, value)
