@@ -73,6 +73,8 @@ class Node:
         self.number = number
         self.disk: MemoryDisk | FaultyDisk
         self.disk = FaultyDisk(Random(town.dice.getrandbits(62))) if town.faulty_disks else MemoryDisk()
+        if isinstance(self.disk, FaultyDisk):
+            self.disk.faults.latency_seconds_max = town.disk_seconds
         self.boots = 0
         self.broker: Broker | None = None
         self.process: Process | None = None
@@ -111,6 +113,7 @@ class Node:
         self.metadata = FaultyMetadata(town.metadata, self.clock, town.dice)
         self.objects = FaultyObjects(town.objects, self.clock, town.dice)
         self.objects.apart = town.apart
+        self.metadata.usual_seconds = town.store_seconds
         self.metadata.aim = self.objects.aim = self._aim
         self.work = ApartWork(town.dice)
         self.failed_at = -1.0
@@ -204,11 +207,12 @@ class Node:
         if self.alive:
             self.resume()
         self.metadata.heal()
+        self.metadata.usual_seconds = self.town.store_seconds
         self.objects.heal()
         self.work.dies = 0.0
         self.wire.heal()
         if isinstance(self.disk, FaultyDisk):
-            self.disk.faults = Faults(latency_seconds_max=0.0)
+            self.disk.faults = Faults(latency_seconds_max=self.town.disk_seconds)
             self.disk.capacity_bytes = None
 
     async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -301,7 +305,10 @@ class Cluster:
         faulty_disks: bool = False,
         step_seconds: float = 0.01,
         apart: bool = False,
+        disk_seconds: float = 0.0,
+        store_seconds: float = 0.0,
     ) -> None:
+        self.disk_seconds, self.store_seconds = disk_seconds, store_seconds  # what a call takes at most
         self.apart = apart  # objects may be made and stored by another process
         self.aims: Aims | None = None
         self.dice = Random(seed)

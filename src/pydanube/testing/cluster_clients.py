@@ -136,7 +136,7 @@ class Clients:
 
     async def produce(self, topic: TopicName, *, until: float) -> None:
         """An idempotent producer: one batch in flight, sent again unchanged until it is answered."""
-        name = f"native-{topic[-1]}"
+        name = f"native-{number_of(topic)}"
         session = sequence = number = 0
         await self._pause(0.0, PAUSE_SECONDS[1])
         while self.publishing and self.now() < until:
@@ -165,7 +165,7 @@ class Clients:
 
     async def produce_plainly(self, topic: TopicName, *, until: float) -> None:
         """As the official clients do: no session, so what is sent again may be a second message."""
-        name = f"plain-{topic[-1]}"
+        name = f"plain-{number_of(topic)}"
         number = 0
         await self._pause(0.0, PAUSE_SECONDS[1])
         while self.publishing and self.now() < until:
@@ -188,7 +188,7 @@ class Clients:
 
     async def shout(self, topic: TopicName, *, until: float) -> None:
         """To a topic that keeps nothing: once, whatever comes of it."""
-        name = f"fanout-{topic[-1]}"
+        name = f"fanout-{number_of(topic)}"
         number = 0
         while self.publishing and self.now() < until:
             await self._pause(*PAUSE_SECONDS)
@@ -315,6 +315,10 @@ async def _at_the_door(node: Node, topic: TopicName, request: Callable[[Node, An
 def gives_up(subscription: AnySubscription) -> bool:
     """Whether messages that fail too often become dead letters: then those that are meant to fail do."""
     return isinstance(subscription, Subscription) and subscription.policy.poison_policy is Poison.DEAD_LETTER
+
+
+def number_of(topic: TopicName) -> str:
+    return topic.rpartition("-")[2]
 
 
 def key_of(text: str) -> str:

@@ -79,6 +79,7 @@ class Breaking:
         self.topics = topics
         self.say = say
         self.over = False
+        self.boot_seconds_max = BOOT_SECONDS_MAX
         self.damaged: set[TopicName] = set()  # topics of which bytes were changed
         self._tasks: list[asyncio.Task[None]] = []
         self._deleted = False
@@ -234,7 +235,7 @@ class Breaking:
         while not node.alive and not self.over:
             ours = node.boots + 1
             try:
-                async with asyncio.timeout(BOOT_SECONDS_MAX):
+                async with asyncio.timeout(self.boot_seconds_max):
                     await node.boot()
             except (TimeoutError, ProcessDied, DanubeError) as error:
                 self.say(f"node {node.number} did not come up: {error}")

@@ -33,7 +33,6 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("broker.moving",), "REST_BYTES", (300, 64 * 1024)),
     (("broker.moving",), "REST_SECONDS", (1.0, 4.0, 30.0)),
     (("broker.moving",), "SEAL_SECONDS", (0.5, 3.0, 30.0)),
-    (("broker.moving",), "CURSOR_SECONDS", (0.5, 5.0)),
     (("broker.rescue",), "RUNS_MAX", (1, 2, 30)),
     (("broker.rescue",), "READ_BETWEEN_GROUPS", (1, 4, 1000)),
     (("broker.rescue",), "OBJECT_BYTES", (300, 32 << 20)),
@@ -68,6 +67,8 @@ class Pressure(NamedTuple):
     limits: tuple[float, ...]  # one for each of LIMITS
     at_once: int  # topics that are opened or closed side by side
     unacked_max: int
+    disk_seconds: float  # a call of a disk that is well takes up to so long
+    store_seconds: float  # and one of the metadata store
     hurry: float  # of a producer's pauses, this part is short
     tier: TierConfig
     wal: WalConfig
@@ -78,6 +79,8 @@ class Pressure(NamedTuple):
         dice = Random(seed ^ 0x9E55)
         topics = dice.choice(MANY_TOPICS) if dice.random() < MANY_SHARE else 0
         limits = tuple(dice.choice(values) for _, _, values in LIMITS)
+        if topics:  # a start, and a takeover, take longer than a lease; but not for ever
+            limits = tuple(8 if name == "CLAIMS_MAX" else each for (_, name, _), each in zip(LIMITS, limits, strict=True))
         quick = dice.random() < 0.3  # what nobody describes, and readers have left, goes at once
         tier = TierConfig(
             upload_seconds=dice.choice((20.0, 60.0, 60.0)),
@@ -100,9 +103,11 @@ class Pressure(NamedTuple):
         )
         return cls(
             limits,
-            dice.choice((1, 2, 32)),
+            2 if topics else dice.choice((1, 2, 32)),
             dice.choice((2, 10, 1000)),
-            dice.choice((0.0, 0.2, 0.5)),
+            0.0 if topics else dice.choice((0.0, 0.01, 0.1)),
+            0.3 if topics else dice.choice((0.0, 0.03, 0.3)),
+            dice.choice((0.0, 0.3, 0.6)),
             tier,
             wal,
             topics,

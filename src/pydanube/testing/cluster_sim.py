@@ -55,6 +55,8 @@ PATIENCE_SECONDS: Final = 6.0  # a heartbeat, the longest wait for a redelivery,
 LOOK_SECONDS: Final = 2.0
 LOOKS_SECONDS: Final = (3.0, 3.0, 8.0)  # see `seldom_looks`
 STEPS_MAX: Final = 3_000_000
+CROWD_USED: Final = 8  # of a hundred topics and more
+MANY_BOOT_SECONDS: Final = 240.0
 CHECKED_MIN: Final = 50
 
 
@@ -227,6 +229,8 @@ class _Run:
             wal=pressure.wal,
             unacked_max=pressure.unacked_max,
             apart=pressure.apart,
+            disk_seconds=pressure.disk_seconds,
+            store_seconds=pressure.store_seconds,
             heartbeat=Heartbeat(1000),
             faulty_disks=True,
             step_seconds=0.1,
@@ -238,10 +242,13 @@ class _Run:
         reliable = [TopicName(f"/default/topic-{number}") for number in range(RELIABLE)]
         others = [TopicName(f"/default/topic-{RELIABLE + number}") for number in range(NON_RELIABLE)]
         breaking = Breaking(town, self.history, [*reliable, *others], self.say)
+        if pressure.topics:
+            breaking.boot_seconds_max = MANY_BOOT_SECONDS
         self.hits = breaking.aims.hits
         self.history.add(Lease(TTL_SECONDS, self.now()))
         clients = Clients(town, self.history, self.dice, given=recorder.given, hurry=pressure.hurry)
         await self._prepare(breaking, clients, reliable, others)
+        crowd = await self._crowd(clients)
         watching = [
             asyncio.create_task(recorder.look_on([*reliable, *others]), name="look on"),
             asyncio.create_task(self._supervise(breaking), name="supervise"),
@@ -251,14 +258,36 @@ class _Run:
         await self._heal(breaking, [*reliable, *others])
         clients.publishing = False
         clients.quiet = True
-        await self._settle([*reliable, *others], [*reliable, DEAD_LETTERS])
+        await self._settle([*reliable, *others], [*reliable, DEAD_LETTERS], crowd)
         await clients.stop()
         for task in watching:
             task.cancel()
         for result in await asyncio.gather(*watching, return_exceptions=True):
             if isinstance(result, Exception):
                 raise result
-        await self._end(recorder, reliable)
+        await self._end(recorder, [*reliable, *crowd[:CROWD_USED]])
+
+    async def _crowd(self, clients: Clients) -> list[TopicName]:
+        """So many more topics that to claim them all takes longer than a lease. A few of them are used."""
+        topics = [TopicName(f"/default/crowd-{number:03}x") for number in range(self.pressure.topics)]
+        for topic in topics:
+            puts = [Put(key(topic), b"null") for key in (keys.topic, keys.namespace_topic, keys.unassigned)]
+            await self.town.metadata.transact([], [*puts, Put(keys.delivery(topic), b'"Reliable"')])
+        if topics:
+            await self._until(lambda: self._homeless(topics), LIVENESS_SECONDS)
+        for topic in topics[:CROWD_USED]:
+            clients.start(clients.produce(topic, until=FAULTS_UNTIL))
+        return topics
+
+    def _homeless(self, topics: Sequence[TopicName]) -> str:
+        for topic in topics:
+            node = self.town.any_host(topic)
+            found = node.topic(topic) if node is not None else None
+            if found is None:
+                return f"nobody serves {topic}"
+            if isinstance(found, Topic) and found.orphans:
+                return f"{topic} has orphans {found.orphans}"
+        return ""
 
     async def _prepare(
         self, breaking: Breaking, clients: Clients, reliable: Sequence[TopicName], others: Sequence[TopicName]
@@ -312,6 +341,8 @@ class _Run:
         """Nothing fails from now on, and every broker is there."""
         self.say("healing")
         await breaking.end()
+        if self.pressure.topics:
+            self.town.store_seconds = 0.0
         for node in self.town.nodes:
             node.heal()
         for node in self.town.nodes:
@@ -343,9 +374,15 @@ class _Run:
                 self.say(f"{topic} is not moved: {error}")
                 await asyncio.sleep(3.0)
 
-    async def _settle(self, topics: Sequence[TopicName], reliable: Sequence[TopicName]) -> None:
+    async def _settle(
+        self, topics: Sequence[TopicName], reliable: Sequence[TopicName], crowd: Sequence[TopicName]
+    ) -> None:
         """Liveness: with all brokers there and nothing failing, everything is served, resolved and delivered."""
-        if await self._until(lambda: self._unserved(topics) or self._without_dead_letters(), LIVENESS_SECONDS):
+
+        def waiting() -> str:
+            return self._unserved(topics) or self._without_dead_letters() or self._homeless(crowd)
+
+        if await self._until(waiting, LIVENESS_SECONDS):
             self.say("quiet")
             self.history.add(Quiet(PATIENCE_SECONDS, self.now()))
             await self._until(lambda: self._undelivered(reliable), DRAIN_SECONDS)

@@ -41,6 +41,7 @@ class FaultyMetadata:
         self._dice = dice
         self._patience_seconds = patience_seconds
         self.delay_max_seconds = 0.0
+        self.usual_seconds = 0.0  # what a call takes at most if nothing is wrong
         self.answers_lost = 0.0
         self.late = 0.0
         self.drop_every = 0
@@ -108,21 +109,25 @@ class FaultyMetadata:
         changes: bool = False,
     ) -> T:
         if shot is not None:
-            return await shot.around(lambda: self._call(call, changes=changes), lambda: self._fail("calling"), send)
-        if self.delay_max_seconds:
+            self.failed_at = self._clock.elapsed()
+            try:
+                return await shot.around(lambda: self._call(call, changes=changes), lambda: self._fail("calling"), send)
+            finally:
+                self.failed_at = self._clock.elapsed()
+        if self.delay_max_seconds or self.usual_seconds:
             await self._delay()
         if self.cut or self.mute:
             await self._fail("calling")
         answer = await call()
         self.calls += 1
-        if self.delay_max_seconds:
+        if self.delay_max_seconds or self.usual_seconds:
             await self._delay()
         if self.cut or self.deaf or (changes and self.answers_lost and self._dice.random() < self.answers_lost):
             await self._fail("waiting for the answer")
         return answer
 
     async def _delay(self) -> None:
-        await self._clock.sleep(self._dice.random() * self.delay_max_seconds / 2)
+        await self._clock.sleep(self._dice.random() * max(self.delay_max_seconds, self.usual_seconds) / 2)
 
     async def _fail(self, when: str) -> None:
         self.failed_at = self._clock.elapsed()
