@@ -13,20 +13,26 @@ from typing import Any
 
 import pytest
 
+from pydanube.broker import moving, rescue
 from pydanube.broker import ownership as broker_ownership
-from pydanube.broker import rescue
+from pydanube.broker.opening import Take
+from pydanube.broker.ownership import Ownership, Reservation
 from pydanube.broker.subscription import Subscription
+from pydanube.broker.topics import Topics
 from pydanube.core import keys
 from pydanube.core import ownership as core_ownership
 from pydanube.core.names import TopicName
-from pydanube.core.ownership import Orphan, Start
+from pydanube.core.ownership import Orphan, Start, reserve_to_bytes
 from pydanube.core.rescue import Brought
-from pydanube.core.tiers import Descriptor, object_name
+from pydanube.core.tiers import Descriptor, Retention, epoch_of_name, first_kept, object_name
 from pydanube.core.window import SavedPosition
-from pydanube.errors import DanubeError
+from pydanube.errors import Conflict, DanubeError, OwnershipLost, Unavailable
+from pydanube.log import tier_tidy
 from pydanube.log.parquet import Encoded, encode_object, read_raw
 from pydanube.log.tier import TopicTier, topic_prefix
-from pydanube.ports import Delete, Disk, Item, Put, Write, WriteResult
+from pydanube.log.tier_tidy import Tidy
+from pydanube.log.wal import TopicLog
+from pydanube.ports import Compare, Delete, Disk, Item, Put, Write, WriteResult
 from pydanube.testing.cluster import Cluster
 
 Tweak = Callable[[Cluster], None] | None
@@ -164,6 +170,229 @@ def rescue_does_not_ask_the_owner(patch: pytest.MonkeyPatch) -> Tweak:
     return None
 
 
+class Without:
+    """A metadata store that does not look at some of the compares."""
+
+    def __init__(self, store: Any, prefix: str, suffix: str = "") -> None:
+        self._store = store
+        self._prefix = prefix
+        self._suffix = suffix
+
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> int | None:
+        kept = [each for each in compares if not (each.key.startswith(self._prefix) and each.key.endswith(self._suffix))]
+        revision: int | None = await self._store.transact(kept, operations)
+        return revision
+
+
+def _claims_without(patch: pytest.MonkeyPatch, prefix: str, suffix: str = "") -> None:
+    claim = Ownership.claim
+
+    async def careless(metadata: Any, topic: TopicName, seen: Any, **named: Any) -> Ownership:
+        claimed = await claim(Without(metadata, prefix, suffix), topic, seen, **named)  # type: ignore[arg-type]
+        claimed._metadata = metadata
+        return claimed
+
+    patch.setattr(Ownership, "claim", staticmethod(careless))
+
+
+def offsets_before_the_reservation(patch: pytest.MonkeyPatch) -> Tweak:
+    store = Reservation._store
+
+    async def careless(self: Reservation, end: int) -> None:
+        self._log.reserve(max(end, self._log.reserved_end or 0))
+        await store(self, end)
+
+    patch.setattr(Reservation, "_store", careless)
+    return None
+
+
+def retention_takes_one_too_many(patch: pytest.MonkeyPatch) -> Tweak:
+    def careless(descriptors: Sequence[Descriptor], retention: Retention, now_us: int) -> int | None:
+        first = first_kept(descriptors, retention, now_us)
+        if first is None or retention.size_bytes is None:
+            return first
+        return next((each.end for each in descriptors if each.start_offset >= first), first)
+
+    patch.setattr(tier_tidy, "first_kept", careless)
+    return None
+
+
+def any_history_key_is_an_answer(patch: pytest.MonkeyPatch) -> Tweak:
+    """A change of descriptors that was not answered is believed, whoever has changed the history key since."""
+
+    async def careless(self: TopicTier, put: Put) -> int:
+        item = await self._metadata.get(put.key)
+        if item is None:
+            raise Conflict(put.key)
+        return item.revision
+
+    patch.setattr(TopicTier, "_answer_of", careless)
+    return None
+
+
+def sweep_without_a_fence(patch: pytest.MonkeyPatch) -> Tweak:
+    """Of any epoch, and without asking whether the topic is still ours."""
+
+    async def careless(self: Tidy) -> list[str]:
+        tier = self._tier
+        await tier.make_sure()
+        described = {each.object_id for each in (await tier.know_all())[:]}
+        described.add(tier.history.manifest or "")
+        now = tier.clock.elapsed()
+        seen: dict[str, float] = {}
+        async for info in tier.store.list(tier.prefix):
+            name = info.key.removeprefix(tier.prefix)
+            epoch = epoch_of_name(name)
+            if name in described or epoch is None or epoch in tier.orphaned_epochs:
+                continue
+            seen[name] = tier.garbage.get(name, now)
+        tier.garbage = seen
+        doomed = [name for name, since in seen.items() if now - since >= tier.config.garbage_seconds]
+        for name in doomed:
+            await tier.store.delete(tier.key(name))
+            del tier.garbage[name]
+        return doomed
+
+    patch.setattr(Tidy, "sweep", careless)
+    return None
+
+
+def rest_beside_a_commit(patch: pytest.MonkeyPatch) -> Tweak:
+    """An idle topic gives its reservation back without waiting for the group that is being written."""
+
+    async def at_once(self: TopicLog) -> None:
+        return None
+
+    patch.setattr(TopicLog, "settled", at_once)
+    return None
+
+
+def reservation_of_any_revision(patch: pytest.MonkeyPatch) -> Tweak:
+    async def careless(self: Reservation, end: int) -> None:
+        self.confirmed_end = min(self.confirmed_end, end)
+        await self._ownership.write([Put(keys.reserve(self._ownership.topic), reserve_to_bytes(end))])
+        self.confirmed_end = end
+
+    patch.setattr(Reservation, "_store", careless)
+    return None
+
+
+def claim_ignores_the_reservation(patch: pytest.MonkeyPatch) -> Tweak:
+    """It begins behind the reservation that it read, whatever the lost owner has reserved since."""
+    _claims_without(patch, keys.STORAGE, "/reserve")
+    return None
+
+
+def adoption_drops_nothing(patch: pytest.MonkeyPatch) -> Tweak:
+    patch.setattr(rescue, "was_resent", lambda batch, resent: False)
+    return None
+
+
+def claim_without_registration(patch: pytest.MonkeyPatch) -> Tweak:
+    _claims_without(patch, keys.REGISTRATIONS)
+    return None
+
+
+def undone_without_reassert(patch: pytest.MonkeyPatch) -> Tweak:
+    """A move whose seal was not answered serves on: the seal may still come."""
+
+    async def careless(topic: Any) -> bool:
+        return True
+
+    patch.setattr(moving, "_still_ours", careless)
+    return None
+
+
+# --- as it was ----------------------------------------------------------------------------------------------
+
+
+def rest_beside_extend(patch: pytest.MonkeyPatch) -> Tweak:
+    """An idle topic gave its reservation back while a publish extended it: the later write won in the store."""
+
+    async def extend(self: Reservation) -> None:
+        try:
+            while (end := self._wanted()) is not None:
+                try:
+                    await self._store(end)
+                except OwnershipLost:
+                    return
+                except Unavailable:
+                    await self._clock.sleep(broker_ownership.RETRY_SECONDS)
+                    continue
+                self._log.reserve(end)
+        finally:
+            self._extending = None
+
+    async def store(self: Reservation, end: int) -> None:
+        key = keys.reserve(self._ownership.topic)
+        async with self._storing:
+            while True:
+                if self._revision is None:
+                    item = await self._ownership.get(key)
+                    self._revision = item.revision if item else 0
+                revision, self._revision = self._revision, None
+                put = Put(key, reserve_to_bytes(end))
+                self._revision = await self._ownership.write_if([Compare(key, revision)], [put])
+                if self._revision is not None:
+                    self.confirmed_end = end
+                    return
+
+    async def rest(self: Reservation) -> None:
+        await self.stop()
+        try:
+            self._log.reserve(self._log.head)
+            await self._log.settled()
+            self._log.reserve(self._log.head)
+            await self._store(self._log.head)
+        finally:
+            if self._log.pending:
+                self.need(0)
+
+    async def shrink(self: Reservation) -> None:
+        await self.stop()
+        if (self._log.reserved_end or 0) > self._log.head:
+            self._log.reserve(self._log.head)
+            await self._store(self._log.head)
+
+    for function in (extend, store):
+        patch.setattr(Reservation, f"_{function.__name__}", function)
+    patch.setattr(Reservation, "rest", rest)
+    patch.setattr(Reservation, "shrink", shrink)
+    return None
+
+
+def start_claims_from_anybody(patch: pytest.MonkeyPatch) -> Tweak:
+    """A broker that was declared dead while it started claimed the rest of its list from whoever had it by then, and
+    who had lost a topic did not notice.
+    """
+    claim = Topics._claim
+
+    async def careless(self: Topics, name: TopicName, *revisions: Any, session: Any, take: Take) -> Any:
+        take = Take.ANYBODYS if take is Take.OWN else take
+        return await claim(self, name, *revisions, session=None, take=take)
+
+    patch.setattr(Topics, "_claim", careless)
+    patch.setattr(Topics, "_doubt", lambda self, topic: None)
+    return None
+
+
+def claim_ends_behind_the_loss(patch: pytest.MonkeyPatch) -> Tweak:
+    """A claim that was under way when everything was lost left its topic open."""
+
+    async def careless(self: Topics, name: TopicName, *revisions: Any, session: Any, take: Take) -> Any:
+        self._check_not_closing(name)
+        topic = await self._opener.open(
+            name, self.elsewhere, *revisions, session=session, take=take, is_awaited=lambda: name in self._awaited
+        )
+        self._open[name] = topic
+        self.unopened.pop(name, None)
+        return topic
+
+    patch.setattr(Topics, "_claim", careless)
+    patch.setattr(Topics, "_doubt", lambda self, topic: None)
+    return None
+
+
 PLANTED: dict[str, Callable[[pytest.MonkeyPatch], Tweak]] = {
     "ack before fsync": ack_before_fsync,
     "next owner starting at 0": next_owner_starts_at_0,
@@ -173,6 +402,19 @@ PLANTED: dict[str, Callable[[pytest.MonkeyPatch], Tweak]] = {
     "cursor saved before ack": cursor_saved_before_ack,
     "descriptor written before the object": descriptor_before_the_object,
     "rescue that does not ask the owner": rescue_does_not_ask_the_owner,
+    "offsets before the reservation": offsets_before_the_reservation,
+    "retention takes one object too many": retention_takes_one_too_many,
+    "any history key is an answer": any_history_key_is_an_answer,
+    "sweep of any epoch without a fence": sweep_without_a_fence,
+    "rest beside a commit": rest_beside_a_commit,
+    "reservation over any revision": reservation_of_any_revision,
+    "claim ignores the reservation it read": claim_ignores_the_reservation,
+    "adoption drops nothing": adoption_drops_nothing,
+    "claim without its registration": claim_without_registration,
+    "a move undone without reassert": undone_without_reassert,
+    "rest beside extend, as it was": rest_beside_extend,
+    "claims at the start of a lost broker, as they were": start_claims_from_anybody,
+    "a claim behind the loss, as it was": claim_ends_behind_the_loss,
 }
 
 # A seed that finds it. When the code changes it may be another one: the long test looks for the first.

@@ -241,6 +241,16 @@ def replaced_owner(history: History) -> Found:
                 yield topic, what, (acked.offset,), (acked.message,)
 
 
+def stray_claim(history: History) -> Found:
+    """Only a member of the cluster claims, under the session that it is registered with. One that was declared dead, or
+    a claim of its that comes late, takes nothing from whoever comes next.
+    """
+    for claimed in history.all(Claimed):
+        if not claimed.registered:
+            what = f"broker {claimed.broker} claimed epoch {claimed.epoch}, and was not registered"
+            yield claimed.topic, what, (), ()
+
+
 def forgotten(history: History) -> Found:
     """Retention by size takes the oldest objects while there is more than the limit, and not one after that."""
     for event in history.all(Forgot):
@@ -423,6 +433,7 @@ RULES: Final[Sequence[Callable[[History], Found]]] = (
     two_owners,
     unreserved,
     replaced_owner,
+    stray_claim,
     forgotten,
     needless_stop,
     growth,

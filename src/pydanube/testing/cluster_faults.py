@@ -486,8 +486,12 @@ class Breaking:
         host = next((each for each in self.town.living if each.topic(topic) is not None), None)
         found = host.topic(topic) if host is not None else None
         if host is not None and host.broker is not None and isinstance(found, Topic):
-            desk = RetentionDesk(host.broker.topics, lambda name: None)
-            await host.call(desk.set_topic(found, change))
+            await self.retain(host, found, change)
+
+    async def retain(self, host: Node, topic: Topic, change: Change) -> None:
+        assert host.broker is not None
+        desk = RetentionDesk(host.broker.topics, lambda name: None)
+        await host.call(desk.set_topic(topic, change))
 
     async def set_policy(self, host: Node, topic: TopicName, redeliveries: int) -> None:
         """The first subscription of a topic gives messages up that fail too often."""

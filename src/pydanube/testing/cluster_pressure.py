@@ -72,6 +72,7 @@ class Pressure(NamedTuple):
     hurry: float  # of a producer's pauses, this part is short
     tier: TierConfig
     wal: WalConfig
+    keeps_mb: int  # of the third topic; 0: everything
     topics: int  # that nobody looks at, beside the others; 0 in nearly all seeds
 
     @classmethod
@@ -81,17 +82,17 @@ class Pressure(NamedTuple):
         limits = tuple(dice.choice(values) for _, _, values in LIMITS)
         if topics:  # a start, and a takeover, take longer than a lease; but not for ever
             limits = tuple(8 if name == "CLAIMS_MAX" else each for (_, name, _), each in zip(LIMITS, limits, strict=True))
-        quick = dice.random() < 0.3  # what nobody describes, and readers have left, goes at once
+        quick = dice.random() < 0.3  # what is sent is uploaded at once, and what nobody describes goes as soon
         tier = TierConfig(
-            upload_seconds=dice.choice((20.0, 60.0, 60.0)),
+            upload_seconds=10.0 if quick else 60.0,
             object_bytes=dice.choice((1500, 64 * 1024, 64 * 1024)),
             merge_count_min=3,
             descriptors_max=4,
             descriptors_moved=2,
-            garbage_seconds=4.0 if quick else 40.0,
+            garbage_seconds=1.0 if quick else 40.0,
             local=Retention(seconds=dice.choice((5.0, 60.0))),
             retention_check_seconds=dice.choice((10.0, 30.0)),
-            sweep_seconds=8.0 if quick else 100.0,
+            sweep_seconds=3.0 if quick else 100.0,
         )
         wal = WalConfig(
             segment_bytes=dice.choice((1024, 2048)),
@@ -110,6 +111,7 @@ class Pressure(NamedTuple):
             dice.choice((0.0, 0.3, 0.6)),
             tier,
             wal,
+            dice.choice((0, 0, 1, 3)),
             topics,
         )
 

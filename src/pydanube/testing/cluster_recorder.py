@@ -15,7 +15,8 @@ from typing import Final
 from pydanube.broker.topic import Topic
 from pydanube.core import keys, policies
 from pydanube.core.delivery import FailurePolicy, Poison
-from pydanube.core.names import TopicName
+from pydanube.core.lifecycle import Registration
+from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.ownership import Orphan, Owner, Seal, reserve_from_bytes, void_end
 from pydanube.core.tiers import Descriptor
 from pydanube.core.tiers import History as Past
@@ -162,7 +163,10 @@ class Recorder:
             self._history.add(Released(label, owner.epoch, self._sealed.get(topic, 0), clean, self._now()))
         elif self._epochs.get(topic) != owner.epoch:  # else its owner wrote it anew
             self._epochs[topic] = owner.epoch
-            self._history.add(Claimed(label, owner.epoch, number, owner.start_offset, self._now()))
+            item = self._town.metadata._items.get(keys.registration(BrokerId(owner.broker_id)))
+            member = Registration.from_bytes(item.value) if item else None
+            is_member = member is not None and member.session == owner.session
+            self._history.add(Claimed(label, owner.epoch, number, owner.start_offset, self._now(), is_member))
 
     def _is_clean(self, topic: TopicName, number: int) -> bool:
         """Whether nothing can have kept the owner from storing its cursors after it took its last acknowledgement."""

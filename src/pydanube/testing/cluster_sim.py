@@ -23,6 +23,7 @@ from random import Random
 from typing import Final
 
 from pydanube.broker import rescue, tiering
+from pydanube.broker.retention import Change
 from pydanube.broker.topic import Topic
 from pydanube.cluster import duties
 from pydanube.core import keys
@@ -302,6 +303,9 @@ class _Run:
             host = self.town.any_host(topic)
             assert host is not None
             await breaking.set_policy(host, topic, REDELIVERIES)
+            found = host.topic(topic)
+            if topic == reliable[2] and self.pressure.keeps_mb and isinstance(found, Topic):
+                await breaking.retain(host, found, Change(mb=self.pressure.keeps_mb))
         if self.dice.random() < 0.25:
             # Nobody else may have this one while its broker is away.
             await self.town.metadata.transact([], [Put(keys.on_crash(reliable[-1]), b'"wait"')])

@@ -174,6 +174,7 @@ class Claimed(NamedTuple):
     broker: int
     start: int
     at: float = 0.0
+    registered: bool = True  # the broker was a member then, under the session that it claims for
 
 
 class Released(NamedTuple):
