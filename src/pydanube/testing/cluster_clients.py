@@ -11,21 +11,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple, TypeVar
 
-from pydanube.broker.fanout import FanoutTopic
+from pydanube.broker.fanout import FanoutSubscription, FanoutTopic
 from pydanube.broker.opening import AnyTopic
-from pydanube.broker.outbox import MessageOutbox
+from pydanube.broker.outbox import AnyOutbox, Delivered, DeliveredBatch
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.broker.topics import AnySubscription
 from pydanube.core.delivery import Poison
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind
+from pydanube.core.ranges import OffsetRange
+from pydanube.core.roster import Permits
 from pydanube.errors import DanubeError, OffsetOutOfRange, OutOfSequence, ProducerFenced, SessionUnknown
 from pydanube.log.batch import Envelope, encode_columns
+from pydanube.log.batch import messages as messages_of
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.history import Acked, Done, Fetched, Got, History, Nacked, Sent, Subscribed, life
 from pydanube.testing.loop import ProcessDied
@@ -38,6 +41,10 @@ PAUSE_SECONDS: Final = (3.0, 25.0)  # between two messages of one producer
 HURRY_SECONDS: Final = (0.02, 1.2)  # if it has more to say
 FETCH_SECONDS: Final = (4.0, 30.0)
 FETCHED_MAX: Final = 20
+VISIT_SECONDS: Final = (15.0, 90.0)
+PERMITS: Final = 8  # messages and bytes that a native consumer has room for
+PERMITTED_BYTES: Final = 4096
+VISITOR: Final = SubscriptionName("visitor")  # a subscription that nobody judges: it is sought, and removed
 GUESSES: Final = 0.15  # so many requests go to any node, whether it has the topic or not
 THINKS_SECONDS: Final = (0.5, 8.0)  # a consumer that holds messages before it answers, at most
 POISON: Final = "!"  # a text that ends so is refused by subscriptions that have a dead-letter policy
@@ -192,11 +199,11 @@ class Clients:
         number = 0
         while self.publishing and self.now() < until:
             await self._pause(*PAUSE_SECONDS)
-            text = f"{name}:{number}"
-            number += 1
-            self._sent(topic, [text])
+            texts = [f"{name}:{number + row}" for row in range(self.dice.choice((1, 1, 2)))]
+            number += len(texts)
+            self._sent(topic, texts)
             with contextlib.suppress(DanubeError, TimeoutError, ProcessDied):
-                await self._ask(topic, _publication(text, name))
+                await self._ask(topic, _publication(texts[0], name) if len(texts) == 1 else _shouting(texts, name))
 
     def _text(self, name: str, number: int) -> str:
         return f"{name}:{number}{POISON if self.dice.random() < 0.04 else ''}"
@@ -235,36 +242,90 @@ class Clients:
             self.history.add(Fetched(label, each.payload.decode(), found, self.now()))
             at[label] = found + 1
 
+    async def visit(self, topic: TopicName) -> None:
+        """Now and then somebody with a subscription of his own, who goes where he likes, looks around, and leaves."""
+        while self.working:
+            await self._pause(*VISIT_SECONDS)
+            if self.quiet:
+                continue
+            with contextlib.suppress(DanubeError, TimeoutError, ProcessDied):
+                await self._ask(topic, lambda node, found: self._visit(node, found))
+
+    async def _visit(self, node: Node, topic: AnyTopic) -> None:
+        producer = await topic.add_producer("visitor")
+        topic.touch_producer(producer)
+        assert node.broker is not None
+        node.broker.topics.find_producer(producer)
+        identity = await topic.subscribe(VISITOR, SubscriptionKind.SHARED, "visitor", (), 0)
+        subscription: AnySubscription = topic.require(VISITOR)
+        outbox: AnyOutbox = subscription.attach(identity)
+        node.broker.topics.find_consumer(identity)
+        try:
+            subscription.is_healthy(identity)
+            if isinstance(topic, Topic) and isinstance(subscription, Subscription):
+                await topic.gaps()
+                subscription.seek(await topic.offset_at(node.clock.time_us() - 40_000_000))
+                await topic.peek(topic.first_offset, 2)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.3):
+                        for each in await outbox.get():
+                            subscription.ack(each.offset)
+                subscription.explain()
+                subscription.standing()
+        finally:
+            subscription.detach(identity, outbox)
+        await topic.unsubscribe(VISITOR)
+
     # --- receiving ------------------------------------------------------------------------------------------
 
     async def consume(self, topic: TopicName, name: SubscriptionName, kind: SubscriptionKind, consumer: str) -> None:
-        """One connection after the other."""
+        """One connection after the other: some consumers are native, which get stored batches and grant permits."""
+        native = self.dice.random() < 0.5
         while self.working:
             chosen = self._find(topic)
             if chosen is not None and not chosen[0].wire.requests_lost:
                 node, found = chosen
                 lasts = self.dice.uniform(1.0, self.dice.choice(STREAM_SECONDS))
                 with contextlib.suppress(DanubeError, ProcessDied):
-                    await node.call(self._stream(node, found, name, kind, consumer, self.now() + lasts))
+                    stream = self._stream(node, found, name, kind, consumer, self.now() + lasts, native=native)
+                    await node.call(stream)
             await self._pause(0.2, 2.0)
 
     async def _stream(
-        self, node: Node, topic: AnyTopic, name: SubscriptionName, kind: SubscriptionKind, consumer: str, until: float
+        self,
+        node: Node,
+        topic: AnyTopic,
+        name: SubscriptionName,
+        kind: SubscriptionKind,
+        consumer: str,
+        until: float,
+        *,
+        native: bool,
     ) -> None:
         """One connection: runs inside the broker's process and ends with it, or after a while, or with the network."""
-        identity = await topic.subscribe(name, kind, consumer, (), 0)
         label = life(topic.name, topic.ownership.created)
-        subscription = topic.require(name)
+        native = native and isinstance(topic, Topic)
+        if isinstance(topic, Topic):
+            identity = await topic.subscribe(name, kind, consumer, (), 0, native=native)
+        else:
+            identity = await topic.subscribe(name, kind, consumer, (), 0)
+        subscription: AnySubscription = topic.require(name)
         if (label, name) not in self._subscribed:
             self._subscribed.add((label, name))
             self.history.add(Subscribed(label, name, kind.value, 0, self.now()))
-        outbox = subscription.attach(identity)
+        outbox: AnyOutbox
+        if native and isinstance(subscription, Subscription):
+            outbox = subscription.attach_native(identity)
+            subscription.grant(identity, Permits(PERMITS, PERMITTED_BYTES))
+        else:
+            outbox = subscription.attach(identity)
         hanging_up = asyncio.get_running_loop().call_at(until, self._hang_up, outbox)
         try:
             while True:
-                messages = await outbox.get()
-                if not messages:
+                items = await outbox.get()
+                if not items:
                     return
+                messages = _rows(items) if native else items
                 if node.wire.answers_lost:
                     await asyncio.sleep(1.0)  # they are lost on the way, and the connection with them
                     return
@@ -284,7 +345,9 @@ class Clients:
                 if node.wire.requests_lost:
                     await asyncio.sleep(1.0)  # nothing of what we say gets through
                     return
-                if isinstance(topic, FanoutTopic):
+                if isinstance(subscription, FanoutSubscription):
+                    for each in messages:  # which says nothing to it
+                        subscription.nack(each.offset) if each.offset % 9 == 0 else subscription.ack(each.offset)
                     continue
                 for each in messages:
                     if topic.subscriptions.get(name) is not subscription:
@@ -295,15 +358,32 @@ class Clients:
                         subscription.nack(each.offset, 0.1)
                         self.history.add(Nacked(label, name, each.offset, topic.ownership.epoch, self.now()))
                     else:
-                        subscription.ack(each.offset)
+                        if native:
+                            subscription.ack_ranges((OffsetRange(each.offset, each.offset + 1),))
+                        else:
+                            subscription.ack(each.offset)
                         self.history.add(Done(label, name, each.offset, topic.ownership.epoch, self.now()))
+                if native and not subscription.is_healthy(identity):
+                    return
+                if native:
+                    size_bytes = sum(item.batch.header.size_bytes for item in items)
+                    subscription.grant(identity, Permits(len(messages), size_bytes))
         finally:
             hanging_up.cancel()
             subscription.detach(identity, outbox)
 
-    def _hang_up(self, outbox: MessageOutbox) -> None:
+    def _hang_up(self, outbox: AnyOutbox) -> None:
         if not self.quiet:
             outbox.end()
+
+
+def _rows(items: Sequence[DeliveredBatch]) -> list[Delivered]:
+    """What is meant of batches, message by message."""
+    found: list[Delivered] = []
+    for batch, ranges, attempt in items:
+        base, rows = batch.header.base_offset, messages_of(batch)
+        found += [Delivered(at, rows[at - base], attempt) for first, end in ranges for at in range(first, end)]
+    return found
 
 
 async def _at_the_door(node: Node, topic: TopicName, request: Callable[[Node, AnyTopic], Coroutine[Any, Any, T]]) -> T:
@@ -361,6 +441,14 @@ def _submission(
         return _answer(node, topic, receipt.offset, receipt.epoch)
 
     return submit
+
+
+def _shouting(texts: Sequence[str], name: str) -> Callable[[Node, AnyTopic], Coroutine[Any, Any, None]]:
+    async def publish(node: Node, topic: AnyTopic) -> None:
+        assert isinstance(topic, FanoutTopic)
+        topic.publish_batch([Envelope(text.encode(), node.clock.time_us(), key_of(text), name) for text in texts])
+
+    return publish
 
 
 def _publication(

@@ -105,7 +105,7 @@ class Recorder:
             self._limits.setdefault(TopicName(f"/{parts[2]}/{parts[3]}"), []).append((self._now(), limit))
         elif key.startswith(keys.TOPICS) and len(parts) == 7:
             topic, name = TopicName(f"/{parts[2]}/{parts[3]}"), parts[5]
-            if parts[6] == "cursor":
+            if parts[6] == "cursor" and name.startswith("sub-"):
                 self._history.add(Cursor(self._life(topic), name, int(value), self._now()))
             elif parts[6] == "failure_policy":
                 policy = FailurePolicy.from_json(json.loads(value))

@@ -320,6 +320,8 @@ class _Run:
             for produce in (clients.produce, clients.produce_plainly):
                 clients.start(produce(topic, until=self.dice.choice((0.5, 0.8, 1.0, 1.0)) * FAULTS_UNTIL))
             clients.start(clients.fetch(topic))
+        for topic in (reliable[0], others[0]):
+            clients.start(clients.visit(topic))
         for topic in others:
             clients.start(clients.shout(topic, until=FAULTS_UNTIL))
 
@@ -429,7 +431,7 @@ class _Run:
             found = node.topic(topic) if node is not None else None
             if isinstance(found, Topic):
                 for subscription in found.subscriptions.values():
-                    if subscription.has_lag():
+                    if subscription.name.startswith("sub-") and subscription.has_lag():
                         return f"{topic} {subscription.name}: {subscription.explain()}"
         return ""
 
