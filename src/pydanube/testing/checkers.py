@@ -41,10 +41,12 @@ from pydanube.testing.history import (
     Serving,
     Stopped,
     Subscribed,
+    Worked,
 )
 
 SHARED: Final = "Shared"  # the one kind of subscription that keeps no order
 ANSWER_SECONDS: Final = 5.0  # how long an answer may be under way to a client that still waits for it
+RANGES_MAX: Final = 5_000  # that one step may touch: a few milliseconds
 STOP_SECONDS: Final = 10.0  # a broker that stops does so when its disk fails: it may have several calls to wait for
 
 
@@ -279,6 +281,13 @@ def growth(history: History) -> Found:
         yield f"broker {event.broker}", what, (), ()
 
 
+def long_step(history: History) -> Found:
+    """No step of the loop does so much that everybody else, and the lease, has to wait for it."""
+    for event in history.all(Worked):
+        if event.ranges > RANGES_MAX:
+            yield "the loop", f"one step touched {event.ranges} ranges; {RANGES_MAX} are too many already", (), ()
+
+
 # --- who reads it -------------------------------------------------------------------------------------------
 
 
@@ -437,6 +446,7 @@ RULES: Final[Sequence[Callable[[History], Found]]] = (
     forgotten,
     needless_stop,
     growth,
+    long_step,
     cursor_back,
     repeated_after_move,
     key_order,

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import gc
 import hashlib
+import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from pydanube.broker import rescue, tiering
 from pydanube.broker.retention import Change
 from pydanube.broker.topic import Topic
 from pydanube.cluster import duties
-from pydanube.core import keys
+from pydanube.core import keys, ranges
 from pydanube.core.lag import Heartbeat
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind
@@ -40,7 +41,7 @@ from pydanube.testing.cluster_clients import Clients
 from pydanube.testing.cluster_faults import DEAD_LETTERS, REDELIVERIES, Breaking, Planned, plan
 from pydanube.testing.cluster_pressure import Pressure, under
 from pydanube.testing.cluster_recorder import Recorder
-from pydanube.testing.history import Acked, Claimed, Got, History, Kept, Lease, Quiet, Stopped
+from pydanube.testing.history import Acked, Claimed, Got, Grew, History, Kept, Lease, Quiet, Stopped, Worked
 from pydanube.testing.log_history import small_constants
 from pydanube.testing.loop import Deadlock, Livelock, ProcessDied, SimLoop
 
@@ -119,6 +120,7 @@ def _outcome_of(
 ) -> Outcome:
     loop = SimLoop(Random(seed), steps_max=STEPS_MAX)  # type: ignore[abstract]
     run = _Run(seed, tweak, leave_out)
+    loop.after_step = run.measure
     try:
         with small_constants(), seldom_looks(), under(run.pressure):
             loop.run_until_complete(run.main())
@@ -131,6 +133,25 @@ def _outcome_of(
     finally:
         loop.close()
     return run.outcome(loop, keep_history=keep_history)
+
+
+def left_in(node: Node) -> Counter[str]:
+    """What a broker has: tasks that are not done, and what waits in its topics."""
+    found: Counter[str] = Counter()
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop) and node.broker is not None
+    for task in loop._tasks:
+        if task.process is node.process and not task.done():
+            found["task " + re.sub(r"[0-9]+", "#", task.get_name())] += 1
+    for topic in node.broker.topics.loaded:
+        for subscription in topic.subscriptions.values():
+            found["subscriptions"] += 1
+            found["consumers"] += len(subscription.consumers)
+            found["connected consumers"] += subscription.connected
+        if isinstance(topic, Topic):
+            found["waiters"] += len(topic.log._waiters)
+            found["sessions"] += len(topic.log.sessions)
+    return found
 
 
 @contextlib.contextmanager
@@ -175,6 +196,7 @@ class _Run:
         self.history = History()
         self.pressure = Pressure.of(seed)
         self.hits: Counter[str] = Counter()
+        self._work, self._work_max = ranges.work.ranges, 0
         self._stops: set[tuple[int, int]] = set()  # of which node, and of which of its processes
         self.problems: list[str] = []
         self.violations: list[Violation] = []
@@ -215,7 +237,14 @@ class _Run:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
+    def measure(self) -> None:
+        """How much one step did."""
+        before, self._work = self._work, ranges.work.ranges
+        if self._work - before > self._work_max:
+            self._work_max = self._work - before
+
     def judge(self) -> None:
+        self.history.add(Worked(self._work_max))
         self.violations = check(self.history)
         self.problems += [str(violation) for violation in self.violations]
 
@@ -261,6 +290,7 @@ class _Run:
         clients.quiet = True
         await self._settle([*reliable, *others], [*reliable, DEAD_LETTERS], crowd)
         await clients.stop()
+        await self._look_for_growth([*reliable, *others])
         for task in watching:
             task.cancel()
         for result in await asyncio.gather(*watching, return_exceptions=True):
@@ -434,6 +464,31 @@ class _Run:
                     if subscription.name.startswith("sub-") and subscription.has_lag():
                         return f"{topic} {subscription.name}: {subscription.explain()}"
         return ""
+
+    async def _look_for_growth(self, topics: Sequence[TopicName]) -> None:
+        """Clients come, wait, give up and leave: afterwards brokers have what they had before."""
+        nodes = [node for node in self.town.living if node.broker is not None]
+        before = [[left_in(node) for node in nodes]]
+        for _ in range(3):
+            await asyncio.sleep(0.7)
+            before.append([left_in(node) for node in nodes])
+        visitors = Clients(self.town, History(), self.dice)
+        for _ in range(3):
+            for topic in topics:
+                node = self.town.any_host(topic)
+                found = node.topic(topic) if node is not None else None
+                if node is not None and found is not None:
+                    with contextlib.suppress(DanubeError, ProcessDied):
+                        await node.call(visitors.pass_by(node, found))
+        afterwards = []
+        for _ in range(8):
+            await asyncio.sleep(0.7)
+            afterwards.append([left_in(node) for node in nodes])
+        for place, node in enumerate(nodes):
+            for what in sorted({what for each in afterwards for what in each[place]}):
+                least, most = min(each[place][what] for each in afterwards), max(each[place][what] for each in before)
+                if least > most:
+                    self.history.add(Grew(node.number, what, most, least, self.now()))
 
     async def _end(self, recorder: Recorder, topics: Sequence[TopicName]) -> None:
         await recorder.read(topics, DEAD_LETTERS)

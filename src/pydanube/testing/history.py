@@ -257,6 +257,13 @@ class Grew(NamedTuple):
     at: float = 0.0
 
 
+class Worked(NamedTuple):
+    """The longest step of the event loop touched so many ranges of offsets."""
+
+    ranges: int
+    at: float = 0.0
+
+
 class Fault(NamedTuple):
     """Somebody broke something. For whoever reads the history; no rule rests on it."""
 
@@ -316,6 +323,7 @@ Event: TypeAlias = (
     | Forgot
     | Stopped
     | Grew
+    | Worked
     | Fault
     | Quiet
     | Dead
@@ -347,6 +355,7 @@ KINDS: Final[Mapping[str, type[Any]]] = {
         Forgot,
         Stopped,
         Grew,
+        Worked,
         Fault,
         Quiet,
         Dead,

@@ -142,6 +142,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._tasks_pruned_at = 64
         self._running = False
         self._closed = False
+        self.after_step: Callable[[], None] | None = None  # called behind every step; set it before the loop runs
 
     # --- what asyncio asks for ---
 
@@ -260,6 +261,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _run(self, main: asyncio.Task[T]) -> None:
         ready, timers, draw, shuffled = self._ready, self._timers, self._draw, self._shuffled
         process_of, now, pop, done = _PROCESS, self._now, self._ready.pop, main.done
+        after_step = self.after_step
         steps_left = self._steps_max - self.steps
         while not done():
             if not ready:
@@ -298,6 +300,8 @@ class SimLoop(asyncio.AbstractEventLoop):
             except Exception as error:
                 message = f"callback {callback!r} failed"
                 self.call_exception_handler({"message": message, "exception": error})
+            if after_step is not None:
+                after_step()
         self.steps = self._steps_max - steps_left
 
     def close(self) -> None:
