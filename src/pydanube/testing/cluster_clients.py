@@ -249,7 +249,8 @@ class Clients:
             if self.quiet:
                 continue
             with contextlib.suppress(DanubeError, TimeoutError, ProcessDied):
-                await self._ask(topic, lambda node, found: self._visit(node, found))
+                stays = self.dice.random() < 0.3
+                await self._ask(topic, lambda node, found, stays=stays: self._visit(node, found, stays=stays))  # type: ignore[misc]
 
     async def pass_by(self, node: Node, topic: AnyTopic) -> None:
         """Waits for what does not come, gives up, and leaves nothing behind."""
@@ -260,7 +261,7 @@ class Clients:
             async with asyncio.timeout(2.0):
                 await self._visit(node, topic)
 
-    async def _visit(self, node: Node, topic: AnyTopic) -> None:
+    async def _visit(self, node: Node, topic: AnyTopic, *, stays: bool = False) -> None:
         producer = await topic.add_producer("visitor")
         topic.touch_producer(producer)
         assert node.broker is not None
@@ -283,7 +284,8 @@ class Clients:
                 subscription.standing()
         finally:
             subscription.detach(identity, outbox)
-        await topic.unsubscribe(VISITOR)
+        if not stays:
+            await topic.unsubscribe(VISITOR)
 
     # --- receiving ------------------------------------------------------------------------------------------
 
@@ -356,7 +358,7 @@ class Clients:
                     return
                 if isinstance(subscription, FanoutSubscription):
                     for each in messages:  # which says nothing to it
-                        subscription.nack(each.offset) if each.offset % 9 == 0 else subscription.ack(each.offset)
+                        (subscription.nack if self.dice.random() < 0.2 else subscription.ack)(each.offset)
                     continue
                 for each in messages:
                     if topic.subscriptions.get(name) is not subscription:

@@ -17,11 +17,12 @@ from random import Random
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydanube.broker.retention import Change, RetentionDesk
+from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.delivery import Backoff, FailurePolicy, Poison
 from pydanube.core.lag import Heartbeat
-from pydanube.core.names import SubscriptionName, TopicName
+from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
 from pydanube.core.ownership import Owner
 from pydanube.core.policies import Delivery
 from pydanube.errors import DanubeError, TopicExists
@@ -436,8 +437,60 @@ class Breaking:
 
     async def rebalance(self, node: Node, dice: Random) -> None:
         requests = _requests(node)
-        if requests is not None:
-            await node.call(requests.rebalance(dry_run=False))
+        if requests is not None and node.broker is not None and node.broker.cluster is not None:
+            if dice.random() < 0.5:
+                await node.call(requests.rebalance(dry_run=False))
+            else:
+                node.process.run(node.broker.cluster.rebalance_in_background, 2)  # type: ignore[union-attr]
+
+    async def questions(self, node: Node, dice: Random) -> None:
+        """Somebody looks at everything there is to look at, and tries what changes nothing for others."""
+        if node.alive and node.broker is not None:
+            await node.call(self._questions(node, node.broker, dice))
+
+    async def _questions(self, node: Node, broker: Broker, dice: Random) -> None:
+        topics, topic = broker.topics, dice.choice(self.topics)
+        for ask in (
+            topics.names,
+            topics.namespaces,
+            lambda: topics.namespace_policy(NamespaceName("default")),
+            lambda: topics.get_failure_policy(topic, SubscriptionName("sub-0")),
+            lambda: topics.get_dispatch_config(topic, SubscriptionName("sub-0")),
+            lambda: topics.set_on_crash(self.topics[3], wait=dice.random() < 0.5),
+            lambda: self._namespace(broker, dice),
+        ):
+            with contextlib.suppress(DanubeError):
+                await ask()  # type: ignore[operator]
+        if broker.cloud is not None:
+            broker.cloud.tiering.standing()
+            broker.cloud.tiering.why_not_freed()
+        found = topics.get(topic)
+        if isinstance(found, Topic) and found.storage is not None:
+            desk = RetentionDesk(topics, lambda name: None)
+            with contextlib.suppress(DanubeError):
+                await desk.due(found)
+                await desk.apply(found)
+            found.storage.tier.undescribed_for(["nothing"])
+        if broker.cluster is not None and broker.hosting is not None:
+            broker.hosting.past_moves(topic)
+            broker.cluster.state_of(broker.broker_id)
+            requests = broker.cluster.requests
+            requests.balance()
+            requests.history()
+            requests.mode_of(broker.broker_id)
+            await requests.drained(broker.broker_id, self.topics, 1.0)
+
+    async def _namespace(self, broker: Broker, dice: Random) -> None:
+        """One of its own, with a topic of two parts, that comes and goes."""
+        topics, name = broker.topics, NamespaceName(f"room{dice.randrange(100)}")
+        await topics.create_namespace(name)
+        desk = RetentionDesk(topics, lambda name: None)
+        await desk.set_namespace(name, Change(minutes=5))
+        await desk.of_namespace(name)
+        base = TopicName(f"/{name}/parted")
+        await topics.create_partitioned(base, 2, delivery=Delivery.NON_RELIABLE)
+        await topics.delete(base)
+        await topics.delete_namespace(name)
 
     async def delete(self, node: Node, dice: Random) -> None:
         """Deletes a topic and makes another of its name. Once: the others' histories are to be long."""
@@ -549,6 +602,7 @@ KINDS: Final[dict[str, FaultKind]] = {
         Breaking.unload,
         Breaking.drain,
         Breaking.rebalance,
+        Breaking.questions,
         Breaking.delete,
         Breaking.policy_change,
         Breaking.retention_change,

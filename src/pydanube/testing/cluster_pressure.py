@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from pydanube.broker import members
 from pydanube.core.tiers import Retention, TierConfig
+from pydanube.core.window import Progress
 from pydanube.log.wal import WalConfig
 
 MANY_SHARE: Final = 0.03  # of the seeds have a hundred topics and more
@@ -38,6 +39,8 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("broker.rescue",), "OBJECT_BYTES", (300, 32 << 20)),
     (("broker.rescue",), "READ_BYTES", (300, 4 << 20)),
     (("broker.members",), "OPERATIONS_MAX", (2, 10, 100)),
+    (("broker.members",), "CONSUMER_SILENT_SECONDS", (15.0, 3600.0)),
+    (("broker.topics",), "REAP_SECONDS", (10.0, 300.0)),
     (("broker.cursors",), "PER_TRANSACTION", (1, 2, 60)),
     (("broker.cursors",), "ACKS_MAX", (3, 1000)),
     (("broker.topic",), "DECODED_MAX", (1, 64)),
@@ -65,6 +68,7 @@ class Pressure(NamedTuple):
     """What a seed has of everything."""
 
     limits: tuple[float, ...]  # one for each of LIMITS
+    holes_bytes: int  # of a subscription's scattered acks that are saved now and then; when it leaves, all are
     at_once: int  # topics that are opened or closed side by side
     unacked_max: int
     disk_seconds: float  # a call of a disk that is well takes up to so long
@@ -104,6 +108,7 @@ class Pressure(NamedTuple):
         )
         return cls(
             limits,
+            dice.choice((16, 40, 4096)),
             2 if topics else dice.choice((1, 2, 32)),
             dice.choice((2, 10, 1000)),
             0.0 if topics else dice.choice((0.0, 0.01, 0.1)),
@@ -134,13 +139,14 @@ def under(pressure: Pressure) -> Iterator[None]:
     places = [(_module(name), constant) for names, constant, _ in LIMITS for name in names]
     values = [value for (names, _, _), value in zip(LIMITS, pressure.limits, strict=True) for _ in names]
     saved = [getattr(module, constant) for module, constant in places]
-    at_once = members.gather_bounded.__defaults__
+    at_once, holes = members.gather_bounded.__defaults__, Progress.saved.__defaults__
     try:
         for (module, constant), value in zip(places, values, strict=True):
             setattr(module, constant, value)
         members.gather_bounded.__defaults__ = (pressure.at_once,)
+        Progress.saved.__defaults__ = (pressure.holes_bytes,)
         yield
     finally:
-        members.gather_bounded.__defaults__ = at_once
+        members.gather_bounded.__defaults__, Progress.saved.__defaults__ = at_once, holes
         for (module, constant), value in zip(places, saved, strict=True):
             setattr(module, constant, value)

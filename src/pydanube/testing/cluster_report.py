@@ -17,7 +17,10 @@ from typing import Final
 
 from pydanube.testing.checkers import shortened
 from pydanube.testing.cluster_faults import KINDS
-from pydanube.testing.cluster_sim import Outcome, planned, run_seed, settings
+from pydanube.testing.cluster_met import NEVER, OPERATIONS
+from pydanube.testing.cluster_pressure import Pressure
+from pydanube.testing.cluster_sim import COUNTED_EVERY, Outcome, planned, run_seed, settings
+from pydanube.testing.coverage import unmet
 from pydanube.testing.history import to_line
 
 SHRINK_RUNS_MAX: Final = 60
@@ -37,10 +40,18 @@ class ClusterTotals:
     checked: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     seeds_with: Counter[str] = field(default_factory=Counter)  # a kind of fault
+    crowded: int = 0  # runs with a hundred topics and more
+    hits: Counter[str] = field(default_factory=Counter)  # calls that were aimed at and met
+    met: Counter[str] = field(default_factory=Counter)  # public operations that were called
+    counted: int = 0  # runs in which those were counted
     failures: list[Outcome] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
         self.runs += 1
+        self.crowded += outcome.topics > 0
+        self.hits.update(outcome.hits)
+        self.met.update(outcome.met)
+        self.counted += bool(outcome.met)
         self.seconds += outcome.seconds
         self.acknowledged += outcome.acknowledged
         self.delivered += outcome.delivered
@@ -67,15 +78,26 @@ class ClusterTotals:
 
     def __str__(self) -> str:
         return (
-            f"{self.runs} clusters, {len(self.failures)} failed, {self.seconds / 3600:.1f} h simulated, "
+            f"{self.runs} clusters ({self.crowded} of 100 topics and more), {len(self.failures)} failed, "
+            f"{self.seconds / 3600:.1f} h simulated, "
             f"{self.acknowledged} messages acknowledged, {self.delivered} delivered, {self.checked} checked, "
             f"{sum(self.faults.values())} faults"
         )
 
     @property
     def kinds(self) -> str:
-        """How many faults there were of each kind."""
-        return ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items()))
+        """How many faults there were of each kind, and how many calls were hit that were aimed at."""
+        faults = ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items()))
+        return f"{faults}; hit: {', '.join(f'{target} {count}' for target, count in sorted(self.hits.items())) or 'none'}"
+
+    @property
+    def operations(self) -> str:
+        """Which public operations of broker and cluster were met."""
+        if not self.counted:
+            return f"public operations are counted in every {COUNTED_EVERY}th seed: in none of these"
+        never = unmet(self.met, *OPERATIONS, but=NEVER)
+        told = f"{len(self.met)} public operations met (counted in {self.counted} runs)"
+        return told + (f", never: {', '.join(never)}" if never else "") + f"; not simulated: {', '.join(NEVER)}"
 
 
 def meaning(seed: int) -> str:
@@ -84,7 +106,7 @@ def meaning(seed: int) -> str:
     Another word: the simulator has changed, and it is not the same run any more. The same word and another digest: the
     program has.
     """
-    text = "\n".join([settings(), *(str(each) + str(each.seed) for each in planned(seed))])
+    text = "\n".join([settings(), repr(Pressure.of(seed)), *(str(each) + str(each.seed) for each in planned(seed))])
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 

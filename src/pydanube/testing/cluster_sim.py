@@ -39,8 +39,10 @@ from pydanube.testing.checkers import Violation, check
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.cluster_clients import Clients
 from pydanube.testing.cluster_faults import DEAD_LETTERS, REDELIVERIES, Breaking, Planned, plan
+from pydanube.testing.cluster_met import OPERATIONS
 from pydanube.testing.cluster_pressure import Pressure, under
 from pydanube.testing.cluster_recorder import Recorder
+from pydanube.testing.coverage import counting
 from pydanube.testing.history import Acked, Claimed, Got, Grew, History, Kept, Lease, Quiet, Stopped, Worked
 from pydanube.testing.log_history import small_constants
 from pydanube.testing.loop import Deadlock, Livelock, ProcessDied, SimLoop
@@ -59,6 +61,7 @@ LOOKS_SECONDS: Final = (3.0, 3.0, 8.0)  # see `seldom_looks`
 STEPS_MAX: Final = 3_000_000
 CROWD_USED: Final = 8  # of a hundred topics and more
 MANY_BOOT_SECONDS: Final = 240.0
+COUNTED_EVERY: Final = 16  # counting every call of a public operation costs a tenth of a run
 CHECKED_MIN: Final = 50
 
 
@@ -79,6 +82,7 @@ class Outcome:
     history: History | None = None
     hits: Counter[str] = field(default_factory=Counter)  # calls that were aimed at and met
     topics: int = 0  # beside the few that clients use
+    met: Counter[str] = field(default_factory=Counter)  # public operations that were called, in every COUNTED_EVERY-th
 
     @property
     def rules(self) -> set[str]:
@@ -96,7 +100,7 @@ def settings() -> str:
     `Pressure.of`.
     """
     constants = {**vars(cluster_clients), **globals()}
-    limits = ("STEPS_MAX", "CHECKED_MIN")
+    limits = ("STEPS_MAX", "CHECKED_MIN", "COUNTED_EVERY", "OPERATIONS")
     return repr(sorted((name, value) for name, value in constants.items() if name.isupper() and name not in limits))
 
 
@@ -106,13 +110,18 @@ def run_seed(
     tweak: Callable[[Cluster], None] | None = None,
     leave_out: Sequence[int] = (),
     keep_history: bool = False,
+    count_operations: bool = False,
 ) -> Outcome:
     """Runs the history of this seed. What goes wrong is a problem of the outcome.
 
     `tweak` may change the cluster before it starts. `leave_out`: these faults of the schedule do not happen.
     """
-    with little_garbage():
-        return _outcome_of(seed, tweak, leave_out, keep_history=keep_history)
+    met: Counter[str] = Counter()
+    counted = count_operations or seed % COUNTED_EVERY == 0
+    with little_garbage(), counting(met, *OPERATIONS) if counted else contextlib.nullcontext():
+        outcome = _outcome_of(seed, tweak, leave_out, keep_history=keep_history)
+    outcome.met = met
+    return outcome
 
 
 def _outcome_of(
@@ -149,7 +158,7 @@ def left_in(node: Node) -> Counter[str]:
             found["consumers"] += len(subscription.consumers)
             found["connected consumers"] += subscription.connected
         if isinstance(topic, Topic):
-            found["waiters"] += len(topic.log._waiters)
+            found["waiters"] += len(topic.log._news)
             found["sessions"] += len(topic.log.sessions)
     return found
 

@@ -233,6 +233,7 @@ def _run_clusters(seeds: Sequence[int], processes: int) -> tuple[bool, ClusterTo
             print(f"\nseed {outcome.seed} of the cluster failed: {outcome.problems[0].splitlines()[0]}", flush=True)
 
     _follow("clusters", cluster_outcomes(seeds, processes=processes), totals, len(seeds), take)
+    print(f"cluster: {totals.operations}")
     for outcome in totals.failures[:SHRUNK_MAX]:
         smallest, runs = shrink(outcome)
         print("\n" + "\n".join(report(smallest)))
