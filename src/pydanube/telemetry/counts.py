@@ -126,7 +126,7 @@ class WalMetrics:
     append_bytes: Count = field(default_factory=Count)
     groups: Count = field(default_factory=Count)
     group_latency: Histogram = field(default_factory=Histogram)
-    rotations: Counter[str] = field(default_factory=Counter)  # segments ended, by reason: size, time, room
+    rotations: Counter[str] = field(default_factory=Counter)  # segments ended, by reason: size, time, room, failure
     deletions: Counter[str] = field(default_factory=Counter)  # segments dropped, by reason: retention, adopted
     reads: Counter[str] = field(default_factory=Counter)  # pieces read, by place: memory, file, cloud
     handoffs: Count = field(default_factory=Count)  # readers that came from the cloud tier to the log

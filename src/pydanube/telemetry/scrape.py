@@ -62,7 +62,7 @@ CLOUD_COUNTS: Final = (
 )
 
 BROKER_STATES: Final = ("active", "draining", "drained")
-ROTATIONS: Final = ("size", "time", "room")
+ROTATIONS: Final = ("size", "time", "room", "failure")
 DELETIONS: Final = ("retention", "adopted")
 READS: Final = ("memory", "file", "cloud")
 REBALANCES: Final = ("automatic", "manual")
