@@ -84,50 +84,70 @@ async def test_a_topic_that_writes_all_the_time_is_not_taken_for_one_that_pauses
 
 
 @simulated
+async def test_topics_get_their_zeros_one_after_the_other_and_not_for_a_message_or_two() -> None:
+    machine = Machine()
+    wal = await machine.boot()
+    logs = [await wal.topic(f"/default/t{n}", epoch=1) for n in range(5)]
+    for log in logs:
+        await fill(log, "a", "b")
+    await machine.clock.sleep(0.1)
+    assert zeros_written(machine) == []
+    for log in logs:
+        await fill(log, "c")
+    machine.disk.hold_syncs("wal/")
+    await asyncio.sleep(0.1)
+    assert len(zeros_written(machine)) == 1
+    machine.disk.release_syncs()
+    await asyncio.sleep(0.1)
+    assert len(zeros_written(machine)) == 5
+
+
+@simulated
 async def test_while_one_topic_gets_zeros_the_others_do_not_wait() -> None:
     machine = Machine()
     wal, log = await started(machine)
     other = await wal.topic(OTHER_TOPIC, epoch=1)
     await fill(other, "x")
-    await fill(log, "first")
+    await fill(log, "0", "1", "2")
     (segment,) = log.segments
     await machine.clock.sleep(0)
     machine.disk.hold_syncs(segment.path)
     await asyncio.sleep(0.02)  # the pause
     assert machine.disk.syncs_waiting == 1 and len(zeros_written(machine)) >= 1
-    waiting = log.submit(batch("second"))
+    waiting = log.submit(batch("3"))
     assert [receipt.offset for receipt in await fill(other, "y", "z")] == [1, 2]
     assert not waiting.done(), "syncs of one file do not overlap"
     machine.disk.release_syncs()
-    assert (await waiting).offset == 1
+    assert (await waiting).offset == 3
 
 
 @simulated
 async def test_a_log_may_be_closed_and_the_directory_given_up_while_zeros_are_written() -> None:
     machine = Machine()
     wal, log = await started(machine)
-    await fill(log, "a")
+    await fill(log, "a", "b", "c")
     machine.disk.hold_syncs(log.segments[0].path)
     await asyncio.sleep(0.02)
     assert machine.disk.syncs_waiting == 1
-    waiting = log.submit(batch("b"))
+    waiting = log.submit(batch("d"))
     closing = asyncio.create_task(wal.close())
     await settle()
     assert not closing.done()
     machine.disk.release_syncs()
     await closing
-    assert (await waiting).offset == 1
+    assert (await waiting).offset == 3
     log = await machine.reopened(epoch=2)
-    assert await contents(log) == numbered("a", "b")
+    assert await contents(log) == numbered(*"abcd")
 
 
 @simulated
 async def test_the_files_of_a_topic_may_be_removed_while_zeros_are_written_to_them() -> None:
     machine = Machine()
     wal, log = await started(machine)
-    await fill(log, "a")
+    await fill(log, "a", "b", "c")
     machine.disk.hold_syncs(log.segments[0].path)
     await asyncio.sleep(0.02)
+    assert machine.disk.syncs_waiting == 1
     await log.close()
     await remove_files(machine.disk, TopicName(TOPIC))
     machine.disk.release_syncs()
@@ -141,18 +161,18 @@ async def test_the_files_of_a_topic_may_be_removed_while_zeros_are_written_to_th
 async def test_zeros_that_cannot_be_synced_end_the_segment_and_cost_nothing_else() -> None:
     machine = Machine()
     wal, log = await started(machine)
-    await fill(log, "a", "b")
+    await fill(log, "a", "b", "c")
     (old,) = log.segments
     machine.disk.sync_failures = [old.path]
     await machine.clock.sleep(0.1)
     assert machine.disk.sync_failures == []
-    await fill(log, "c")
+    await fill(log, "d")
     first, second = log.segments
     assert (first, second.header.previous_id, second.header.previous_end) == (old, old.segment_id, old.end)
     assert wal.committer.stopped is None
     machine.cut_power()
     log = await machine.reopened(epoch=2)
-    assert await contents(log) == numbered("a", "b", "c")
+    assert await contents(log) == numbered(*"abcd")
     assert log.recovered.damage == []
 
 
@@ -160,18 +180,18 @@ async def test_zeros_that_cannot_be_synced_end_the_segment_and_cost_nothing_else
 async def test_no_room_for_zeros_is_no_reason_to_refuse_anything_and_takes_no_room() -> None:
     machine = Machine()
     _, log = await started(machine, ballast_bytes=0)
-    await fill(log, "a")
+    await fill(log, "a", "b", "c")
     machine.hardware.capacity_bytes = machine.hardware.used_bytes + FILL_BYTES // 2
     await machine.clock.sleep(0.1)
     assert len(zeros_written(machine)) == 1
     assert machine.hardware.free_bytes == FILL_BYTES // 2
-    await fill(log, "b", "c")
+    await fill(log, "d", "e")
     await machine.clock.sleep(0.1)
     assert len(zeros_written(machine)) == 1, "and is not tried for every group"
     machine.cut_power()
     machine.hardware.capacity_bytes = None
     log = await machine.reopened(epoch=2)
-    assert await contents(log) == numbered("a", "b", "c")
+    assert await contents(log) == numbered(*"abcde")
 
 
 @simulated
@@ -179,12 +199,13 @@ async def test_a_power_cut_while_zeros_are_written_leaves_the_log_as_it_was() ->
     for seed in range(20):
         machine = Machine(seed)
         _, log = await started(machine)
-        await fill(log, "a", "b")
+        await fill(log, "a", "b", "c")
         machine.disk.hold_syncs(log.segments[0].path)
         await asyncio.sleep(0.02)
+        assert machine.disk.syncs_waiting == 1
         machine.cut_power(seed)
         log = await machine.reopened(epoch=2)
-        assert await contents(log) == numbered("a", "b")
+        assert await contents(log) == numbered("a", "b", "c")
         assert log.recovered.damage == []
 
 

@@ -68,6 +68,7 @@ SYNC_COST_BYTES: Final = 192 * 1024
 FILL_BYTES: Final = 512 * 1024
 FILL_BELOW_BYTES: Final = 64 * 1024
 _ZEROS: Final = bytes(FILL_BYTES)
+FILL_FROM_GROUP: Final = 3  # of a segment: a topic that gets a message now and then has no use for them
 FILL_AFTER_SECONDS: Final = 0.002  # without a group: a pause
 COPY_AFTER_SECONDS: Final = 0.1
 COPY_FILES: Final = 64  # written to between two groups
@@ -720,8 +721,60 @@ class Committer:
         part.take_back()
         self._refuse(part, failure)
         await self._disk_is_full(failure)
-        if segment.copied == segment.end:
-            with contextlib.suppress(ResourcesShort):  # what stands there is overwritten all the same
+        await self._disk.truncate(segment.path, segment.copied)  # what is committed behind it, the journal has
+        segment.filled = segment.zeroed = segment.copied
+
+    def _fill_ahead(self, of: Committed, segment: SegmentFile) -> None:
+        """Has zeros written behind the segment's end: in the next pause if half are used, at once if there were none.
+
+        Only behind a group that was synced, and until they are written nothing of the log is formed. So syncs of the
+        file do not overlap, all that it holds is safe, and a failure costs nothing but its further use. Zeros are
+        never needed: they make the next syncs faster, and whoever published does not wait for them. One file at a
+        time, or they would stand between the other topics and the disk.
+        """
+        left = max(segment.zeroed, segment.start) - segment.end
+        if left >= FILL_BYTES // 2 or segment.end + FILL_BYTES // 2 >= self._config.segment_bytes:
+            return
+        if segment.next_number < FILL_FROM_GROUP:
+            return
+        self._unfilled[of] = self._clock.elapsed()
+        if left < -FILL_BYTES // 8 and not self._filling:
+            self._begin_fill(of)
+        elif self._pausing is None:
+            self._pausing = asyncio.create_task(self._fill_in_pauses(), name="fill when idle")
+
+    async def _fill_in_pauses(self) -> None:
+        while self._unfilled:
+            await self._clock.sleep(FILL_AFTER_SECONDS)
+            while self._filling or await self._fill_rested():
+                await asyncio.wait(self._filling.values())
+        self._pausing = None
+
+    async def _fill_rested(self) -> bool:
+        """Begins with one log that has paused, if there is one."""
+        async with self._exclusive:  # no group is on its way to where the zeros go
+            rested = self._clock.elapsed() - FILL_AFTER_SECONDS
+            return any(self._begin_fill(each) for each, since in list(self._unfilled.items()) if since <= rested)
+
+    def _begin_fill(self, of: Committed) -> bool:
+        assert self._exclusive.locked()
+        self._unfilled.pop(of, None)
+        segment = of.active
+        if segment is None or segment.synced < segment.end or segment in self._filling or of.closed:
+            return False
+        self._filling[segment] = asyncio.create_task(self._fill(segment), name=f"fill {segment.path}")
+        return True
+
+    async def _fill(self, segment: SegmentFile) -> None:
+        start = max(segment.filled, segment.end)
+        zeros = memoryview(_ZEROS)[: segment.end + FILL_BYTES - start]
+        try:
+            (result,) = await self._disk.write([Write(segment.path, start, [zeros])], sync=True)
+            if result is None:
+                segment.filled = segment.zeroed = start + len(zeros)
+            elif isinstance(result, DiskFull):
+                segment.zeroed = self._config.segment_bytes  # then it grows group by group
+                segment.filled = segment.end
                 await self._disk.truncate(segment.path, segment.end)
         segment.filled = segment.copied
 
