@@ -76,6 +76,7 @@ class View:
         self._quiet: dict[BrokerId, LoadReport] = {}
         self._tally = Tally()
         self._revisions: dict[str, Revision] = {}
+        self._gone: dict[str, Revision] = {}  # what this process has deleted, until the watch tells of it
         self._lives: dict[BrokerId, _Life] = {}
         self._listed = False
         self._complained: dict[str, Revision] = {}
@@ -162,6 +163,11 @@ class View:
             for operation in operations
             if operation.key.startswith(keys.CLUSTER)
         )
+        self._gone |= {
+            operation.key: revision
+            for operation in operations
+            if isinstance(operation, Delete) and operation.key.startswith(keys.CLUSTER)
+        }
 
     # --- keeping it fresh ---------------------------------------------------------------------------
 
@@ -217,12 +223,14 @@ class View:
             [*(Event(key, None, base + 1) for key in gone), *(Event(key, value, at) for key, value, at in items)]
         )
         self._listed = True
+        self._gone = {key: revision for key, revision in self._gone.items() if revision > base}
 
     def _apply(self, events: Iterable[Event]) -> None:
         changed = False
         for event in events:
-            if event.revision <= self._revisions.get(event.key, 0):
-                continue  # told before
+            if event.revision <= self._revisions.get(event.key, 0) or event.revision <= self._gone.get(event.key, 0):
+                continue  # told before, or from before what this process did
+            self._gone.pop(event.key, None)
             if event.value is None:
                 changed |= self._revisions.pop(event.key, None) is not None
             else:

@@ -7,10 +7,13 @@ import logging
 
 import pytest
 
+from pydanube.cluster.view import View
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import NotServed
-from pydanube.ports import Put
+from pydanube.ports import Delete, Event, Put
+from pydanube.stores.memory import MemoryMetadataStore
+from pydanube.testing.loop import SimClock
 from tests.rooms.cluster.nodes import Node, Town, simulated
 
 MANY = 1_000
@@ -92,6 +95,27 @@ async def test_a_topic_that_is_claimed_is_not_claimed_again_before_the_watch_has
     assert len(town.claims) == 50
     assert [record for record in caplog.records if "cannot be taken" in record.message] == []
     assert sorted([*a.owned, *b.owned]) == sorted(topics)
+
+
+@simulated
+async def test_what_this_process_deleted_is_not_seen_again_when_the_watch_tells_of_its_past() -> None:
+    clock = SimClock()
+    store = MemoryMetadataStore(clock)
+    view = View(store, clock, ttl_seconds=32.0)
+    after = await view.refresh()
+    topic = TopicName("/default/orders")
+    key = keys.unassigned(topic)
+    put = await store.transact([], [Put(key, b"null")])
+    assert await view.transact([], [Delete(key)]) == 2  # the watch has told of neither
+    version = view.version
+    told = store.watch(keys.CLUSTER, after)
+    view._apply([Event(key, b"null", put or 0)])
+    assert topic not in view.markers and view.version == version
+    view._apply(await anext(told))
+    assert topic not in view.markers
+    again = await store.transact([], [Put(key, b"null")])
+    view._apply([Event(key, b"null", again or 0)])
+    assert view.markers[topic].revision == again, "what comes later is seen"
 
 
 @simulated
