@@ -33,7 +33,7 @@ from pydanube.testing.faulty_disk import Faults, FaultyDisk
 from pydanube.testing.history import Damaged, Fault, History, life
 from pydanube.testing.loop import Process, ProcessDied
 
-FAULT_SECONDS: Final = 12.0  # on average between two faults
+FAULT_SECONDS: Final = 8.5  # on average between two faults
 BOOT_SECONDS_MAX: Final = 60.0
 DEAD_LETTERS: Final = TopicName("/default/dead")
 REDELIVERIES: Final = 2

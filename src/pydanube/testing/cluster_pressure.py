@@ -113,7 +113,7 @@ class Pressure(NamedTuple):
             dice.choice((2, 10, 1000)),
             0.0 if topics else dice.choice((0.0, 0.01, 0.1)),
             0.3 if topics else dice.choice((0.0, 0.03, 0.3)),
-            dice.choice((0.0, 0.3, 0.6)),
+            dice.choice((0.0, 0.2, 0.5)),
             tier,
             wal,
             dice.choice((0, 0, 1, 3)),

@@ -114,13 +114,14 @@ class FaultyMetadata:
                 return await shot.around(lambda: self._call(call, changes=changes), lambda: self._fail("calling"), send)
             finally:
                 self.failed_at = self._clock.elapsed()
-        if self.delay_max_seconds or self.usual_seconds:
+        is_slow_to_come = not self.delay_max_seconds and self.usual_seconds and self._dice.random() < 0.5
+        if self.delay_max_seconds or is_slow_to_come:
             await self._delay()
         if self.cut or self.mute:
             await self._fail("calling")
         answer = await call()
         self.calls += 1
-        if self.delay_max_seconds or self.usual_seconds:
+        if self.delay_max_seconds or (self.usual_seconds and not is_slow_to_come):
             await self._delay()
         if self.cut or self.deaf or (changes and self.answers_lost and self._dice.random() < self.answers_lost):
             await self._fail("waiting for the answer")
