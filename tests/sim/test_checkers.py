@@ -20,10 +20,15 @@ from pydanube.testing.history import (
     Done,
     Event,
     Fault,
+    Fetched,
+    Forgot,
+    Given,
     Got,
+    Grew,
     Head,
     History,
     Kept,
+    Lease,
     Nacked,
     Orphaned,
     Policy,
@@ -31,7 +36,9 @@ from pydanube.testing.history import (
     Released,
     Sent,
     Serving,
+    Stopped,
     Subscribed,
+    Worked,
 )
 
 TOPIC = "/default/orders"
@@ -109,6 +116,18 @@ PLANTED: dict[str, list[Event]] = {
     "phantom": [*BEGIN, *sent("a", "b"), got("a", 0), got("b", 1), kept({0: "a"})],
     "head_back": [*BEGIN, Head(TOPIC, 1, 1, 7), Head(TOPIC, 1, 1, 5)],
     "two_owners": [*BEGIN, Claimed(TOPIC, 2, broker=2, start=10), acked("a", 3, 1, broker=3)],
+    "unreserved": [*BEGIN, Given(TOPIC, offset=7, epoch=1, reserved=7, believed=20)],
+    "replaced_owner": [
+        *BEGIN,
+        Lease(16.0),
+        Claimed(TOPIC, 2, broker=2, start=10, at=5.0),
+        acked("a", 3, 1, broker=1, at=30.0),
+    ],
+    "stray_claim": [*BEGIN, Claimed(TOPIC, 2, broker=2, start=0, registered=False)],
+    "forgotten": [*BEGIN, Forgot(TOPIC, first=4, size_bytes=900, limit_bytes=1000)],
+    "needless_stop": [Stopped(2, "LogStopped: sync of journal/spare.tmp failed", failed_seconds=40.0)],
+    "growth": [Grew(1, "waiters", 3, 40)],
+    "long_step": [Worked(2_000_000)],
     "cursor_back": [*BEGIN, Cursor(TOPIC, "sub", 5), Cursor(TOPIC, "sub", 4)],
     "repeated_after_move": [
         *BEGIN,
@@ -169,6 +188,30 @@ def test_what_went_bad_on_a_disk_may_be_missing_where_that_is_recorded() -> None
 
 def test_one_offset_is_told_to_two_producers() -> None:
     assert broken([*BEGIN, acked("a", 4), acked("b", 4)]) == {"duplicate_offset"}
+
+
+def test_what_somebody_read_from_the_log_counts_as_what_a_consumer_received() -> None:
+    assert broken([*BEGIN, acked("a", 4), Fetched(TOPIC, "b", 4)]) == {"duplicate_offset"}
+    assert broken([*BEGIN, acked("a", 4), Fetched(TOPIC, "a", 4)]) == set()
+
+
+def test_a_log_that_believes_in_more_than_the_store_has_is_found_before_it_gives_it_out() -> None:
+    assert broken([*BEGIN, Given(TOPIC, offset=3, epoch=1, reserved=7, believed=20)]) == {"unreserved"}
+
+
+def test_a_replaced_owner_may_acknowledge_for_a_lease_and_what_an_answer_takes() -> None:
+    events = [*BEGIN, Lease(16.0), Claimed(TOPIC, 2, broker=2, start=10, at=5.0)]
+    assert broken([*events, acked("a", 3, 1, broker=1, at=25.0)]) == set()
+    assert broken([*events, acked("a", 3, 1, broker=0, at=90.0)]) == set(), "its successor answers a repetition"
+
+
+def test_retention_may_take_an_object_while_there_is_more_than_its_limit() -> None:
+    assert broken([*BEGIN, Forgot(TOPIC, first=4, size_bytes=1001, limit_bytes=1000)]) == set()
+
+
+def test_a_broker_may_stop_when_its_disk_fails_and_not_without() -> None:
+    assert broken([Stopped(2, "LogStopped", failed_seconds=0.5)]) == set()
+    assert broken([Stopped(2, "LogStopped: there is no room", failed_seconds=-1.0)]) == {"needless_stop"}
 
 
 def test_what_was_sent_without_a_session_or_in_two_may_be_there_twice() -> None:
