@@ -10,7 +10,7 @@
     │   ├── OffsetTaken          an offset or epoch that was already given
     │   ├── OutOfSequence        an idempotent producer skipped or repeated a batch
     │   ├── ProducerFenced       a newer session of the same producer took over
-    │   ├── SessionUnknown       the session was never opened here; open one and send again
+    │   ├── SessionUnknown       the session was never opened here, or has ended; open one
     │   ├── TopicUnknown         no such topic
     │   ├── TopicExists          the name is taken, as a topic or as the base of partitions
     │   ├── NamespaceUnknown     no such namespace
@@ -199,7 +199,10 @@ class ProducerFenced(Refused):
 
 
 class SessionUnknown(Refused):
-    """The session was never opened with this topic's owner."""
+    """The session was never opened with this topic's owner, or has ended.
+
+    A client that gets this for a message does not know whether an earlier try of it was stored.
+    """
 
     def __init__(self, producer_id: int, session: int) -> None:
         super().__init__(producer_id, session)
@@ -207,7 +210,10 @@ class SessionUnknown(Refused):
         self.session = session
 
     def __str__(self) -> str:
-        return f"session {self.session} of producer {self.producer_id} is not known here: open a session first"
+        return (
+            f"session {self.session} of producer {self.producer_id} is not known here: open a session first. "
+            "It may have ended, because nobody used it for long; what was sent under it without an answer may be stored"
+        )
 
 
 class TopicUnknown(Refused):

@@ -378,14 +378,16 @@ def test_a_loosened_session_is_still_fenced_by_a_newer_one_that_is_not_loose() -
 
 # --- snapshots --------------------------------------------------------------------------------------
 
-u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 producers = st.builds(
     Producer,
     u64,
     u64,
-    st.lists(st.builds(Stored, u64, u32, u32, u64, u64), max_size=RECENT_MAX).map(tuple),
+    st.lists(st.binary(min_size=8, max_size=8), max_size=RECENT_MAX).map(
+        lambda each: b"".join(struct.pack("<8sIIQQ", first, 1, 2, 3, 4) for first in each)
+    ),
     st.booleans(),
+    st.integers(0, 2**63),
 )
 states = st.dictionaries(u64, producers, max_size=5)
 
@@ -404,6 +406,27 @@ def test_a_snapshot_brings_back_every_producer(state: dict[int, Producer]) -> No
 def test_equal_states_have_equal_snapshots(state: dict[int, Producer]) -> None:
     backwards = Sessions(dict(reversed(state.items())))
     assert backwards.to_bytes() == Sessions(state).to_bytes()
+
+
+def test_a_snapshot_without_times_is_what_earlier_versions_wrote() -> None:
+    sessions = Sessions()
+    for sequence in range(2):
+        sessions.accepted(P, S, sequence, 1, 5, 40 + sequence, 3, used=1_000)
+    batches = struct.pack("<QIIQQ", 0, 1, 5, 40, 3) + struct.pack("<QIIQQ", 1, 1, 5, 41, 3)
+    earlier = struct.pack("<QQQB", P, S, 2, 2) + batches
+    assert sessions.to_bytes(timed=False) == earlier
+    read = Sessions.from_bytes(earlier).get(P)
+    assert read is not None and (read.used, len(read.recent)) == (0, 2)
+
+
+def test_earlier_versions_read_the_time_as_a_batch_that_nobody_can_send() -> None:
+    sessions = Sessions()
+    sessions.accepted(P, S, 0, 1, 5, 40, 3, used=1_000)
+    snapshot = sessions.to_bytes()
+    *_, count = struct.unpack_from("<QQQB", snapshot)
+    first, second = struct.iter_unpack("<QIIQQ", snapshot[25:])
+    assert count == 2 and first[1] == 0 and second == (0, 1, 5, 40, 3)
+    assert Sessions.from_bytes(snapshot) == sessions
 
 
 def test_no_producers_are_no_bytes() -> None:

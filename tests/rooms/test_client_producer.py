@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import pydanube
+from pydanube.client.outgoing import RESEND_SECONDS
 from pydanube.client.producer import Producer
 from pydanube.core.names import partition_of_key
 from pydanube.errors import (
@@ -639,6 +640,43 @@ async def test_an_unknown_session_is_replaced_and_everything_numbered_from_zero(
     assert broker.payloads() == [b"a", b"b", b"c"]
     assert [batch.header.first_sequence for batch in broker.stored[TOPIC]] == [0, 0, 1]
     assert len({batch.header.session for batch in broker.stored[TOPIC]}) == 2
+
+
+@scripted(batch_messages=1)
+async def test_what_may_be_stored_under_a_session_that_has_ended_is_not_sent_under_another(
+    broker: ScriptedBroker, producer: Producer
+) -> None:
+    """The first may be stored: sent under a new session it would be stored again. The second was never sent before."""
+    await producer.send(b"a")
+    broker.hold()
+    doubtful = asyncio.ensure_future(producer.send(b"b"))
+    await broker.until("produce", 2)
+    broker.drop()
+    broker.is_holding = False
+    broker.refusals.append(SessionUnknown(PRODUCER_ID, 1))
+    while producer._lanes[0].link is not None:  # noqa: ASYNC110  # it tells nobody
+        await asyncio.sleep(0)
+    fresh = asyncio.ensure_future(producer.send(b"c"))
+    with pytest.raises(SessionUnknown, match="may be stored"):
+        await doubtful
+    assert (await fresh).offset == 1
+    assert broker.payloads() == [b"a", b"c"]
+
+
+@scripted(batch_messages=1)
+async def test_a_batch_in_doubt_is_not_sent_again_after_a_day(broker: ScriptedBroker, producer: Producer) -> None:
+    await producer.send(b"a")
+    broker.hold()
+    doubtful = asyncio.ensure_future(producer.send(b"b"))
+    await broker.until("produce", 2)
+    lane = producer._lanes[0]
+    lane._queue[0].begun_at -= RESEND_SECONDS + 1
+    broker.drop()
+    broker.is_holding = False
+    with pytest.raises(SessionUnknown):
+        await doubtful
+    await producer.send(b"c")
+    assert broker.payloads() == [b"a", b"c"]
 
 
 @scripted()

@@ -226,6 +226,11 @@ async def save_cursors(topic: Topic, clock: Clock) -> list[str]:
 
 async def _seal(topic: Topic, clock: Clock, marker: bytes | None, last: Last | None) -> None:
     topic_log, ownership = topic.log, topic.ownership
+    sessions = topic_log.sessions.newest(SESSIONS_BYTES_MAX)
+    if sessions.cut:
+        topic_log.metrics.sessions_cut["seal"] += sessions.cut
+        extra = {"topic": topic.name, "sessions": sessions.cut}
+        log.warning("sessions of producers cut in a seal: they begin anew with the next owner", extra=extra)
     sealed = Seal(
         last_committed_offset=topic_log.head - 1,
         next_offset=topic_log.head,
@@ -233,7 +238,7 @@ async def _seal(topic: Topic, clock: Clock, marker: bytes | None, last: Last | N
         timestamp=clock.time_us() // 1000,
         epoch=ownership.epoch,
         append_time=topic_log.append_time,
-        sessions=base64.b64encode(topic_log.sessions.newest(SESSIONS_BYTES_MAX).to_bytes()).decode(),
+        sessions=base64.b64encode(sessions.to_bytes(timed=False)).decode(),
     )
     await _release(topic, clock, sealed, marker, last)
     if last is not None and topic.storage is not None:

@@ -239,6 +239,7 @@ class Opener:
         tier = TopicTier(
             name, ownership.epoch, cloud.store, clock, cloud.work, ownership.write_if, self._metadata, cloud.config
         )
+        tier.metrics = self._rooms.telemetry.wal
         await tier.load(known)
         return Storage(tier, cloud.reader, cloud.tiering)
 

@@ -587,9 +587,16 @@ class Topic:
             self._telemetry.forget_subscription(self.name, name)
 
     async def reap(self, now: float) -> None:
-        """Forgets consumers that have not been heard of for so long that they will not come back under their old id."""
-        async with self._changing:
-            await forget_silent(self.name, self.ownership, self.subscriptions, now)
+        """Forgets consumers that have not been heard of for so long that they will not come back under their old id,
+        and sessions of producers that sent nothing for long.
+        """
+        for name, subscription in list(self.subscriptions.items()):
+            silent = [each.consumer_id for each in subscription.consumers if is_silent(each, now)]
+            if silent:
+                await self.ownership.write([Delete(keys.consumer(self.name, name, each)) for each in silent[:100]])
+                for each in silent[:100]:
+                    subscription.forget(each)
+        self.log.end_idle_sessions(is_sure=not self.orphans)
 
     def require(self, name: SubscriptionName) -> Subscription:
         subscription = self.subscriptions.get(name)

@@ -98,10 +98,11 @@ class Draft:
 class Outgoing:
     """A batch that was encoded; never changed while its fate is unknown."""
 
-    __slots__ = ("batch", "begun_at", "done", "rows", "size", "waiters")
+    __slots__ = ("batch", "begun_at", "done", "is_doubtful", "rows", "size", "waiters")
 
     def __init__(self, batch: Batch, draft: Draft) -> None:
         self.batch = batch
+        self.is_doubtful = False  # it was sent, and nobody said that it was not stored
         self.rows = batch.header.rows
         self.size = draft.size
         self.waiters = draft.waiters

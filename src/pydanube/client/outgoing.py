@@ -41,6 +41,7 @@ from pydanube.errors import (
     ProducerFenced,
     ProtocolViolation,
     RateLimited,
+    Refused,
     SessionUnknown,
     Unavailable,
 )
@@ -55,6 +56,10 @@ PRODUCE_OVERHEAD_BYTES: Final = 64  # lengths and command in front of a batch
 ENCODE_ON_LOOP_BYTES: Final = 1024 * 1024
 COMPRESS_ON_LOOP_BYTES: Final = 128 * 1024
 
+# Brokers remember a session for longer than this after its last batch, whatever their clocks do (log/wal.py).
+RESEND_SECONDS: Final = 24 * 3600.0
+# The batch was certainly not stored.
+CERTAIN: Final = (Refused, DiskFull, LogFull, RateLimited)
 # The broker's idea of this session and ours have nothing in common.
 HOPELESS: Final = (InvalidBatch, ProducerFenced, ProtocolViolation)
 
@@ -296,6 +301,7 @@ class ProducerLane(Lane):
         place = self._sent - self._unanswered  # of the oldest without an answer; those before it were refused
         self._unanswered -= 1
         if isinstance(answer, DanubeError):
+            outgoing.is_doubtful |= not isinstance(answer, CERTAIN)
             self._trouble = self._trouble or (answer, outgoing)
         elif answer.kind != "receipt" or self._queue[place] is not outgoing or (place and self._session):
             self._give_up(ProtocolViolation("a batch was answered out of turn, or with no receipt"))
@@ -326,7 +332,7 @@ class ProducerLane(Lane):
         (error, refused), self._trouble = self._trouble, None
         self._sent = 0
         if isinstance(error, SessionUnknown):
-            self._session = 0
+            self._leave_session(error)
             self._reopen(error)
         elif isinstance(error, OutOfSequence) and self._resequence(error):
             self._pump()
@@ -340,6 +346,15 @@ class ProducerLane(Lane):
             self._fail(error)
         else:
             self._forget(refused, error)
+
+    def _leave_session(self, error: DanubeError) -> None:
+        """What comes goes under a new session. What may be stored under the old one is not sent again: that would be
+        another message to the broker, and stored twice if it was stored. Whoever waits for it is told.
+        """
+        self._session = 0
+        for outgoing in [each for each in self._queue if each.is_doubtful]:
+            self._queue.remove(outgoing)
+            self._drop(outgoing, error)
 
     def _resume(self) -> None:
         self._paused = False
@@ -439,6 +454,8 @@ class ProducerLane(Lane):
                 return
         if not unanswered:
             return
+        for place in range(sent - unanswered, sent):
+            self._queue[place].is_doubtful = True
         if self._is_volatile:
             for _ in range(unanswered):  # at most once: they may have arrived
                 place = sent - unanswered
@@ -467,6 +484,9 @@ class ProducerLane(Lane):
 
     async def _open_at(self, link: Link) -> None:
         settings = self._settings
+        late = self._loop.time() - RESEND_SECONDS
+        if self._session and any(each.is_doubtful and each.begun_at < late for each in self._queue):
+            self._leave_session(SessionUnknown(self._producer_id, self._session))  # it may have ended meanwhile
         request = pb.OpenProducer(
             topic=self.topic,
             producer_name=settings.name,
@@ -495,6 +515,6 @@ class ProducerLane(Lane):
 
         try:
             await link.request(pb.Command(open_producer=request), "producer_opened", accept=opened)
-        except SessionUnknown:
-            self._session = 0  # whatever that session has stored, this broker does not know it
+        except SessionUnknown as error:
+            self._leave_session(error)  # whatever that session has stored, this broker does not know it
             await self._open_at(link)

@@ -23,6 +23,7 @@ from pydanube.core.lifecycle import TTL_SECONDS
 from pydanube.core.names import NamespaceName
 from pydanube.core.policies import MIB, UNLIMITED, TopicPolicy
 from pydanube.core.roster import UNACKED_MAX_DEFAULT
+from pydanube.core.sessions import IDLE_HOURS_DEFAULT, SESSIONS_DEFAULT
 from pydanube.core.tiers import Retention, TierConfig
 from pydanube.errors import ConfigError
 
@@ -93,6 +94,8 @@ class DispatchConfig:
 
     max_unacked_messages: int = UNACKED_MAX_DEFAULT
     heartbeat: Heartbeat = HEARTBEAT
+    decoded_bytes: int = 64 * MIB  # of all topics, kept decoded for whoever reads the same place next
+    outbox_bytes: int = 256 * MIB  # of all gRPC consumers, decoded and not sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,9 @@ class StorageConfig:
     segment_bytes: int = 64 * MIB
     segment_seconds: int = 24 * 3600
     wal_bytes_max: int = 0  # of all topics' segments; 0: the disk is the bound
+    pending_bytes: int = 64 * MIB  # that came and are not on disk: then producers wait, or are refused
+    sessions_max: int = SESSIONS_DEFAULT  # of one topic
+    session_seconds: int = IDLE_HOURS_DEFAULT * 3600
     tier: TierConfig = TIER
 
 
@@ -195,6 +201,8 @@ def load(flags: Flags) -> Config:
         dispatch=DispatchConfig(
             max_unacked_messages=values.take("dispatch.max_unacked_messages", UNACKED_MAX_DEFAULT),
             heartbeat=values.take("dispatch.heartbeat_interval", HEARTBEAT),
+            decoded_bytes=values.take("dispatch.decoded_mb", DispatchConfig().decoded_bytes),
+            outbox_bytes=values.take("dispatch.outbox_mb", DispatchConfig().outbox_bytes),
         ),
         policies=_policies(mode, values),
         storage=storage,
@@ -317,6 +325,9 @@ def _storage(flags: Flags, values: Values) -> StorageConfig:
         segment_bytes=values.take("storage.wal.rotation.max_bytes", defaults.segment_bytes),
         segment_seconds=values.take("storage.wal.rotation.max_hours", defaults.segment_seconds),
         wal_bytes_max=values.take("storage.wal.max_mb", defaults.wal_bytes_max),
+        pending_bytes=values.take("storage.wal.pending_mb", defaults.pending_bytes),
+        sessions_max=values.take("storage.wal.sessions_max", defaults.sessions_max),
+        session_seconds=values.take("storage.wal.session_hours", defaults.session_seconds),
         tier=_tier(flags, values),
     )
 

@@ -25,6 +25,7 @@ from pydanube.core.lag import Heartbeat
 from pydanube.core.names import NamespaceName
 from pydanube.core.policies import MIB, TopicPolicy
 from pydanube.core.roster import UNACKED_MAX_ALLOWED
+from pydanube.core.sessions import IDLE_HOURS_MIN, SESSIONS_LIMIT
 from pydanube.errors import ConfigError, InvalidName
 
 T = TypeVar("T")
@@ -207,6 +208,11 @@ SETTINGS: Final[Mapping[str, Check]] = {
     "storage.wal.rotation.max_bytes": whole(MIB, 2**31 - 8 * MIB),
     "storage.wal.rotation.max_hours": whole(1, times=3600),
     "storage.wal.max_mb": whole(0, times=MIB),
+    "storage.wal.pending_mb": whole(1, times=MIB),
+    "storage.wal.sessions_max": whole(1, SESSIONS_LIMIT),
+    "storage.wal.session_hours": whole(IDLE_HOURS_MIN, times=3600),
+    "dispatch.decoded_mb": whole(1, times=MIB),
+    "dispatch.outbox_mb": whole(1, times=MIB),
     "dispatch.max_unacked_messages": whole(1, UNACKED_MAX_ALLOWED),
     "dispatch.heartbeat_interval": heartbeat,
     **{f"policies.{name}": whole(0, 2**32 - 1) for name in TopicPolicy.__slots__},

@@ -114,7 +114,21 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "storage.wal.max_mb": Meaning(
         "Of all topics' segments: publishes are refused until something was uploaded. 0: the disk is the bound."
     ),
+    "storage.wal.pending_mb": Meaning(
+        "What has come and is not on disk yet, of all topics. Beyond it native connections that send are not read "
+        "from, and gRPC sends are refused with RESOURCE_EXHAUSTED, which clients try again; see [operations](operations.md)."
+    ),
+    "storage.wal.sessions_max": Meaning(
+        "Sessions of idempotent producers that one topic remembers. Beyond it no further producer is opened."
+    ),
+    "storage.wal.session_hours": Meaning(
+        "A session without a new message for so long ends. What is sent under it afterwards is refused."
+    ),
     # dispatch
+    "dispatch.decoded_mb": Meaning("Batches kept decoded for gRPC consumers that read the same place, of all topics."),
+    "dispatch.outbox_mb": Meaning(
+        "Messages decoded and not sent yet, of all gRPC consumers. Each may have one message beyond it."
+    ),
     "dispatch.max_unacked_messages": Meaning(
         "How many messages a subscription may have out unacknowledged, over gRPC. Native consumers grant permits."
     ),
@@ -191,6 +205,11 @@ def default(config: Config, key: str) -> object | None:
         "storage.wal.rotation.max_bytes": storage.segment_bytes,
         "storage.wal.rotation.max_hours": storage.segment_seconds / 3600,
         "storage.wal.max_mb": storage.wal_bytes_max / MIB,
+        "storage.wal.pending_mb": storage.pending_bytes / MIB,
+        "storage.wal.sessions_max": storage.sessions_max,
+        "storage.wal.session_hours": storage.session_seconds / 3600,
+        "dispatch.decoded_mb": config.dispatch.decoded_bytes / MIB,
+        "dispatch.outbox_mb": config.dispatch.outbox_bytes / MIB,
         "dispatch.max_unacked_messages": config.dispatch.max_unacked_messages,
         "dispatch.heartbeat_interval": str(config.dispatch.heartbeat),
     }.get(key)

@@ -9,6 +9,10 @@ State is a value per producer, so undoing a group that did not reach the disk is
 batch behind a refused one is then judged against a sequence that has a hole, and is refused too.
 
 Session numbers are `owner epoch << 32 | counter`: epochs never repeat, so numbers grow over all owners.
+
+A session ends when nobody appended under it for long (`idle`, `ended`); the log keeps a record of that. Its number is
+never given again, so a resend that comes later is refused as unknown and cannot pass for a new batch. docs/adr/0001
+has the rules.
 """
 
 from __future__ import annotations
@@ -27,6 +31,15 @@ RECENT_MAX: Final = 8
 _PRODUCER: Final = struct.Struct("<QQQB")
 _LOOSE: Final = 0x80
 _STORED: Final = struct.Struct("<QIIQQ")
+# In a snapshot the time of the last use stands as a first batch without rows: versions that know nothing of it read it
+# as a batch that nobody can send.
+_TIME: Final = 2**64 - 1
+_OTHERS_SIZE: Final = (RECENT_MAX - 1) * _STORED.size
+SESSION_SIZE_MAX_BYTES: Final = _PRODUCER.size + (1 + RECENT_MAX) * _STORED.size
+SESSIONS_DEFAULT: Final = 20_000  # of one topic; their snapshot takes 20 ms and 6 MB
+SESSIONS_LIMIT: Final = 400_000  # twice as many fit into a segment's header: a lost owner's come back on top of ours
+IDLE_HOURS_DEFAULT: Final = 7 * 24
+IDLE_HOURS_MIN: Final = 48  # longer than clients send again, and than a process looks on before it ends a session
 
 
 class Stored(NamedTuple):
@@ -44,17 +57,25 @@ class Producer(NamedTuple):
 
     session: int
     next_sequence: int
-    recent: tuple[Stored, ...]  # oldest first
+    packed: bytes = b""  # its last batches, oldest first, as a snapshot has them: a tenth of what values take
     loose: bool = False  # its next batch may begin anywhere: see `loosen`
+    used: int = 0  # append time, in microseconds, of its last batch or of its opening; 0: not known
+
+    @property
+    def recent(self) -> tuple[Stored, ...]:
+        """Its last batches, oldest first."""
+        return tuple(map(Stored._make, _STORED.iter_unpack(self.packed)))
 
 
 class Sessions:
     """All producers of one topic."""
 
-    __slots__ = ("_producers", "adopts_unknown")
+    __slots__ = ("_floor", "_producers", "adopts_unknown", "cut")
 
     def __init__(self, producers: Mapping[int, Producer] | None = None, *, adopts_unknown: bool = False) -> None:
-        self._producers: dict[int, Producer] = dict(producers or {})
+        self._producers: dict[int, Producer] = dict(producers or {})  # those used last come last
+        self.cut = 0  # producers that `newest` has left out
+        self._floor = 0  # the highest number of a session that has ended here
         # After a takeover from an owner that could not hand over its state, the first batch of a session
         # that nobody here has seen sets its baseline: refusing it would stop a healthy producer for good.
         self.adopts_unknown = adopts_unknown
@@ -80,13 +101,44 @@ class Sessions:
     def next_session(self, producer_id: int, epoch: int) -> int:
         """The number for a new session, greater than any that this producer ever had."""
         known = self._producers.get(producer_id)
-        return max(epoch << 32, known.session if known else 0) + 1
+        return max(epoch << 32, known.session if known else 0, self._floor) + 1
 
-    def opened(self, producer_id: int, session: int) -> None:
+    def opened(self, producer_id: int, session: int, used: int = 0) -> None:
         """A session begins; older ones of this producer are fenced. Repeating it changes nothing."""
         known = self._producers.get(producer_id)
         if known is None or session > known.session:
-            self._producers[producer_id] = Producer(session, 0, ())
+            self._use(producer_id, Producer(session, 0, used=used))
+
+    def idle(self, before: int, now: int, count_max: int) -> list[tuple[int, Producer]]:
+        """Sessions that nobody used since `before`, the oldest first. One of which that is not known is used `now`."""
+        found: list[tuple[int, Producer]] = []
+        undated: list[int] = []
+        for producer_id, producer in self._producers.items():
+            if len(found) + len(undated) >= count_max or producer.used >= before:
+                break
+            if producer.used:
+                found.append((producer_id, producer))
+            else:
+                undated.append(producer_id)
+        for producer_id in undated:
+            self._use(producer_id, self._producers[producer_id]._replace(used=now))
+        return found
+
+    def ends(self, producer_id: int, session: int, next_sequence: int) -> bool:
+        """Whether the session is still as it was when somebody decided that it shall end."""
+        known = self._producers.get(producer_id)
+        return known is not None and (known.session, known.next_sequence) == (session, next_sequence)
+
+    def ended(self, producer_id: int, session: int) -> None:
+        """The session is over, and older ones of this producer: they are unknown from now on."""
+        known = self._producers.get(producer_id)
+        if known is not None and known.session <= session:
+            del self._producers[producer_id]
+        self._floor = max(self._floor, session)
+
+    def _use(self, producer_id: int, producer: Producer) -> None:
+        self._producers.pop(producer_id, None)
+        self._producers[producer_id] = producer
 
     def check(self, producer_id: int, session: int, first_sequence: int, rows: int, crc: int) -> Stored | None:
         """None if the batch is new and next, what is stored if it is a repetition; raises if neither."""
@@ -115,28 +167,33 @@ class Sessions:
         crc: int,
         base_offset: int,
         epoch: int,
+        used: int = 0,
     ) -> None:
-        """The batch is stored, or about to be, at `base_offset`."""
-        known = self._producers.get(producer_id)
-        recent = known.recent if known and known.session == session else ()
-        stored = Stored(first_sequence, rows, crc, base_offset, epoch)
-        self._producers[producer_id] = Producer(session, first_sequence + rows, (*recent[-(RECENT_MAX - 1) :], stored))
+        """The batch is stored, or about to be, at `base_offset`. `used` is its append time."""
+        known = self._producers.pop(producer_id, None)
+        packed = _STORED.pack(first_sequence, rows, crc, base_offset, epoch)
+        if known is not None and known.session == session:
+            packed = known.packed[-_OTHERS_SIZE:] + packed
+        self._producers[producer_id] = Producer(session, first_sequence + rows, packed, used=used)
 
     def recall(self, producer_id: int, session: int, batch: Stored) -> None:
         """Somebody else stored this batch, or it is back from a lost owner's disk. What is further stays as it is."""
         known = self._producers.get(producer_id)
+        packed = _STORED.pack(*batch)
         if known is None or session > known.session:
-            self._producers[producer_id] = Producer(session, batch.first_sequence + batch.rows, (batch,), loose=True)
+            self._use(producer_id, Producer(session, batch.first_sequence + batch.rows, packed, loose=True))
         elif session == known.session and batch.first_sequence >= known.next_sequence:
-            recent = (*known.recent[-(RECENT_MAX - 1) :], batch)
-            self._producers[producer_id] = Producer(session, batch.first_sequence + batch.rows, recent, loose=True)
+            packed = known.packed[-_OTHERS_SIZE:] + packed
+            self._use(
+                producer_id, Producer(session, batch.first_sequence + batch.rows, packed, loose=True, used=known.used)
+            )
 
     def learn(self, others: Sessions) -> None:
         """What somebody else knows of producers, where that is further. They may be further still: see `loosen`."""
         for producer_id, other in others:
             known = self._producers.get(producer_id)
             if known is None or (known.session, known.next_sequence) < (other.session, other.next_sequence):
-                self._producers[producer_id] = other._replace(loose=True)
+                self._use(producer_id, other._replace(loose=True))
 
     def forget(self, void: Iterable[tuple[int, int]]) -> None:
         """Nothing is stored in these ranges [first, end), whatever was said before."""
@@ -148,25 +205,27 @@ class Sessions:
             return place < len(ranges) and ranges[place].first <= offset
 
         for producer_id, producer in self._producers.items() if ranges else ():
-            recent = tuple(each for each in producer.recent if not is_void(each.base_offset))
-            if len(recent) < len(producer.recent):
-                self._producers[producer_id] = producer._replace(recent=recent, loose=True)
+            packed = b"".join(_STORED.pack(*each) for each in producer.recent if not is_void(each.base_offset))
+            if len(packed) < len(producer.packed):
+                self._producers[producer_id] = producer._replace(packed=packed, loose=True)
 
     def copy(self) -> Sessions:
         return Sessions(self._producers, adopts_unknown=self.adopts_unknown)
 
     def newest(self, size_max_bytes: int) -> Sessions:
-        """Those whose last batches are the newest, as many as fit into so many bytes."""
-        size = sum(_PRODUCER.size + len(producer.recent) * _STORED.size for producer in self._producers.values())
+        """Those whose last batches are the newest, as many as fit into so many bytes without their times."""
+        size = sum(_PRODUCER.size + len(producer.packed) for producer in self._producers.values())
         if size <= size_max_bytes:
             return self
         newest: dict[int, Producer] = {}
         for producer_id, producer in sorted(self._producers.items(), key=lambda item: -_last_offset(item[1])):
-            size_max_bytes -= _PRODUCER.size + len(producer.recent) * _STORED.size
+            size_max_bytes -= _PRODUCER.size + len(producer.packed)
             if size_max_bytes < 0:
                 break
             newest[producer_id] = producer
-        return Sessions(newest, adopts_unknown=self.adopts_unknown)
+        kept = Sessions(newest, adopts_unknown=self.adopts_unknown)
+        kept.cut = len(self) - len(kept)
+        return kept
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -181,18 +240,17 @@ class Sessions:
 
     # --- snapshots, kept in segment headers ----------------------------------------------------------
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self, *, timed: bool = True) -> bytes:
+        """Without `timed`: not when each was used last."""
         parts = []
         for producer_id, producer in sorted(self._producers.items()):
-            parts.append(
-                _PRODUCER.pack(
-                    producer_id,
-                    producer.session,
-                    producer.next_sequence,
-                    len(producer.recent) | (_LOOSE if producer.loose else 0),
-                )
-            )
-            parts.extend(_STORED.pack(*stored) for stored in producer.recent)
+            packed = producer.packed
+            if timed and producer.used:
+                packed = _STORED.pack(_TIME, 0, 0, producer.used, 0) + packed
+            count = len(packed) // _STORED.size
+            loose = _LOOSE if producer.loose else 0
+            parts.append(_PRODUCER.pack(producer_id, producer.session, producer.next_sequence, count | loose))
+            parts.append(packed)
         return b"".join(parts)
 
     @classmethod
@@ -202,19 +260,24 @@ class Sessions:
         position = 0
         try:
             while position < len(snapshot):
-                producer_id, session, next_sequence, packed = _PRODUCER.unpack_from(snapshot, position)
-                recent_count = packed & ~_LOOSE
+                producer_id, session, next_sequence, count = _PRODUCER.unpack_from(snapshot, position)
                 position += _PRODUCER.size
-                end = position + recent_count * _STORED.size
-                recent = tuple(Stored._make(fields) for fields in _STORED.iter_unpack(snapshot[position:end]))
-                if len(recent) != recent_count:
+                end = position + (count & ~_LOOSE) * _STORED.size
+                if end > len(snapshot):
                     raise ValueError("a producer snapshot ends in the middle of a batch")
+                used = 0
+                if end > position:
+                    first_sequence, rows, _, time, _ = _STORED.unpack_from(snapshot, position)
+                    if (first_sequence, rows) == (_TIME, 0):
+                        used = time
+                        position += _STORED.size
+                packed = bytes(snapshot[position:end])
                 position = end
-                producers[producer_id] = Producer(session, next_sequence, recent, bool(packed & _LOOSE))
+                producers[producer_id] = Producer(session, next_sequence, packed, bool(count & _LOOSE), used)
         except struct.error as error:
             raise ValueError(f"a producer snapshot ends in the middle of a producer: {error}") from error
-        return cls(producers)
+        return cls(dict(sorted(producers.items(), key=lambda item: item[1].used)))
 
 
 def _last_offset(producer: Producer) -> int:
-    return producer.recent[-1].base_offset if producer.recent else -1
+    return int(_STORED.unpack_from(producer.packed, len(producer.packed) - _STORED.size)[3]) if producer.packed else -1

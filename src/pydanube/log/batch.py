@@ -5,7 +5,7 @@
            4     1  header version  = 1   producer
            5     1  envelope version = 1  producer   of the body's columns; newer ones append nullable ones
            6     1  codec                 producer   0 none, 1 lz4, 2 zstd: of the whole body
-           7     1  flags                 log        1 = session record (no rows)
+           7     1  flags                 log        1 = session record (no rows): a session begins, or ends
            8     8  base_offset           log        offset of row 0; row r has base_offset + r
           16     4  rows                  producer
           20     4  body_length           producer   bytes of the body as stored
@@ -57,7 +57,10 @@ PUBLISH_TIME_MAX: Final = 253_402_300_799_999_999
 # Below this a codec costs more than it saves.
 COMPRESS_BYTES_MIN: Final = 4096
 
-SESSION_RECORD: Final = 1  # flag: carries no rows; a producer session begins here
+SESSION_RECORD: Final = 1  # flag: carries no rows; a producer session begins here, or ends
+# In the logical crc, where a record has none: the session ends. A version that does not know it takes the record for a
+# repeated beginning, which changes nothing, and remembers the session for longer.
+SESSION_ENDS: Final = 1
 
 _HEADER: Final = struct.Struct("<4sBBBBQIIIQQQQQqqIII")
 _CRC: Final = struct.Struct("<I")
@@ -363,6 +366,12 @@ def session_record(*, topic: str, producer_id: int, session: int) -> Batch:
         topic_hash(topic), producer_id, session, 0, 0, 0, 0, 0, 0,
     )  # fmt: skip
     return _finish(header, b"")
+
+
+def session_end(*, topic: str, producer_id: int, session: int, next_sequence: int) -> Batch:
+    """A batch without rows that says: this session is over, if its next sequence is still this one."""
+    begins = session_record(topic=topic, producer_id=producer_id, session=session).header
+    return _finish(begins._replace(first_sequence=next_sequence, logical_crc=SESSION_ENDS), b"")
 
 
 def stamp(batch: Batch, *, base_offset: int, epoch: int, append_time: int) -> Batch:

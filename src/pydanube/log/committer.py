@@ -29,11 +29,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from pydanube.core.sessions import Producer, Sessions, Stored
+from pydanube.core.sessions import SESSION_SIZE_MAX_BYTES, Producer, Sessions, Stored
 from pydanube.errors import (
     DanubeError,
     DiskFailed,
     DiskFull,
+    LimitReached,
     LogClosed,
     LogFull,
     LogStopped,
@@ -42,7 +43,7 @@ from pydanube.errors import (
     ResourcesShort,
     SessionUnknown,
 )
-from pydanube.log.batch import Batch, stamp
+from pydanube.log.batch import SESSION_ENDS, Batch, stamp
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.journal import (
     END_OF_RECORDS,
@@ -55,9 +56,9 @@ from pydanube.log.journal import (
     entry_size,
 )
 from pydanube.log.layout import BALLAST, JOURNALS, SPARE_JOURNAL, journal_path, write_and_sync
-from pydanube.log.recovery import place_segment
-from pydanube.log.segment import UNSYNCED, Group, SegmentHeader, encode_group
-from pydanube.ports import Buffer, Clock, Disk, Work, Write
+from pydanube.log.recovery import write_segment
+from pydanube.log.segment import SNAPSHOT_LENGTH_MAX, UNSYNCED, Group, SegmentHeader, encode_group
+from pydanube.ports import Buffer, Clock, Disk, Work, Write, WriteResult
 from pydanube.telemetry import WalMetrics
 
 log = logging.getLogger(__name__)
@@ -78,9 +79,7 @@ MAKING_MAX: Final = 8
 # Topics that were opened together do not all roll together: each does so a little earlier than it must.
 ROLL_EARLY: Final = 0.2
 _ROOM_CHECK_SECONDS: Final = 0.25
-_SHORT_SECONDS: Final = 0.1
-_SHORT_SECONDS_MAX: Final = 30.0
-_SHORT_LINE_SECONDS: Final = 10.0
+SESSIONS: Final = "sessions of producers in the topic (storage.wal.sessions_max)"
 NEAR_PERCENT: Final = 80  # of the bound: beyond that, what is uploaded leaves the disk whatever local retention says
 
 
@@ -146,6 +145,8 @@ class CommitConfig(Protocol):
     def ballast_bytes(self) -> int: ...
     @property
     def bytes_max(self) -> int: ...
+    @property
+    def sessions_max(self) -> int: ...
 
 
 class Committed(Protocol):
@@ -533,7 +534,7 @@ class Committer:
             append_time=of.append_time,
             max_publish_time=of.max_publish_time,
             flags=UNSYNCED if of.durability == "os" else 0,
-            snapshot=of.sessions.to_bytes(),
+            snapshot=self._snapshot(of),
         )
         segment = await place_segment(self._disk, of.directory, header)
         await self._sync_name(of.directory)
@@ -557,6 +558,16 @@ class Committer:
                 if self._clock.elapsed() - since >= _SHORT_SECONDS_MAX:
                     raise
                 await self._clock.sleep(_SHORT_SECONDS)
+
+    def _snapshot(self, of: Committed) -> bytes:
+        """For a segment's header. Never more than one can have that shall be read again."""
+        if len(of.sessions) * SESSION_SIZE_MAX_BYTES <= SNAPSHOT_LENGTH_MAX:
+            return of.sessions.to_bytes()
+        kept = of.sessions.newest(SNAPSHOT_LENGTH_MAX)
+        if kept.cut:
+            self.metrics.sessions_cut["segment"] += kept.cut
+            log.error("sessions of producers cut in a segment", extra={"topic": of.topic, "sessions": kept.cut})
+        return kept.to_bytes(timed=False)
 
     def _form(self, prepared: Sequence[Committed]) -> list[Forming]:
         """Takes batches from the logs that have a segment, in turn, up to the group's size; numbers and stamps them."""
@@ -598,9 +609,15 @@ class Committer:
             if done.done():
                 continue  # the caller left before anything was decided
             producer_id = header.producer_id
-            if header.flags:
+            if header.flags and header.logical_crc == SESSION_ENDS:
+                if not sessions.ends(producer_id, header.session, header.first_sequence):
+                    done.set_exception(SessionUnknown(producer_id, header.session))  # it was used since, or replaced
+                    continue
                 part.undo.setdefault(producer_id, sessions.get(producer_id))
-                sessions.opened(producer_id, header.session)
+                sessions.ended(producer_id, header.session)
+            elif header.flags:
+                part.undo.setdefault(producer_id, sessions.get(producer_id))
+                sessions.opened(producer_id, header.session, part.append_time)
             elif producer_id:
                 stored = self._check_sequence(of, batch, done)
                 if done.done():
@@ -616,7 +633,7 @@ class Committer:
                 part.undo.setdefault(producer_id, sessions.get(producer_id))
                 sessions.accepted(
                     producer_id, header.session, header.first_sequence, header.rows,
-                    header.body_crc, part.end_offset, of.epoch,
+                    header.body_crc, part.end_offset, of.epoch, part.append_time,
                 )  # fmt: skip
             part.batches.append(stamp(batch, base_offset=part.end_offset, epoch=of.epoch, append_time=part.append_time))
             part.done.append((done, part.end_offset, False))
@@ -626,15 +643,18 @@ class Committer:
             part.size += size
         return part
 
-    @staticmethod
-    def _check_sequence(of: Committed, batch: Batch, done: asyncio.Future[Receipt]) -> Stored | None:
+    def _check_sequence(self, of: Committed, batch: Batch, done: asyncio.Future[Receipt]) -> Stored | None:
         header = batch.header
         try:
             if header.session >> 32 > of.epoch:  # no owner up to now can have issued it
                 raise SessionUnknown(header.producer_id, header.session)
-            return of.sessions.check(
+            stored = of.sessions.check(
                 header.producer_id, header.session, header.first_sequence, header.rows, header.body_crc
             )
+            limit = self._config.sessions_max
+            if len(of.sessions) >= limit and stored is None and of.sessions.get(header.producer_id) is None:
+                raise LimitReached(SESSIONS, limit)  # else it would be adopted
+            return stored
         except Refused as refusal:
             done.set_exception(refusal)
             return None

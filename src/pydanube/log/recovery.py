@@ -24,9 +24,9 @@ from itertools import pairwise
 from typing import Final
 
 from pydanube.core.sessions import Producer, Sessions
-from pydanube.errors import DiskFailed, DiskFull, InvalidBatch, LogDamaged
-from pydanube.log.batch import SESSION_RECORD, topic_hash
-from pydanube.log.catalog import PositionIndex, SegmentFile
+from pydanube.errors import DiskFull, InvalidBatch, LogDamaged
+from pydanube.log.batch import SESSION_ENDS, SESSION_RECORD, topic_hash
+from pydanube.log.catalog import SegmentFile
 from pydanube.log.journal import JournalEntry, decode_journal_header, read_journal
 from pydanube.log.layout import (
     BALLAST,
@@ -699,12 +699,14 @@ class _Scan:
             for header in batch_headers_of(body):
                 if header.producer_id:
                     undo.setdefault(header.producer_id, sessions.get(header.producer_id))
-                    if header.flags & SESSION_RECORD:
-                        sessions.opened(header.producer_id, header.session)
+                    if header.flags & SESSION_RECORD and header.logical_crc == SESSION_ENDS:
+                        sessions.ended(header.producer_id, header.session)
+                    elif header.flags & SESSION_RECORD:
+                        sessions.opened(header.producer_id, header.session, header.append_time)
                     else:
                         sessions.accepted(
                             header.producer_id, header.session, header.first_sequence, header.rows,
-                            header.body_crc, header.base_offset, header.epoch,
+                            header.body_crc, header.base_offset, header.epoch, header.append_time,
                         )  # fmt: skip
                 result.append_time = max(result.append_time, header.append_time)
                 if header.rows:

@@ -65,6 +65,7 @@ from pydanube.ports import (
     Revision,
     Work,
 )
+from pydanube.telemetry import WalMetrics
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +123,8 @@ class TopicTier:
         self.epoch = epoch
         self.history = History()
         self.objects = Objects()
+        self.metrics = WalMetrics()  # the broker's, if there is one
+        self._said_cut = False
         self.sessions = Sessions()  # where producers stand in what objects hold: whoever takes over has only this
         self.expired: list[Descriptor] = []  # below first_offset, and their keys are still there
         self.prefix = topic_prefix(topic)
@@ -382,7 +385,12 @@ class TopicTier:
         """What to write beside descriptors, so that objects and what is known of them change as one."""
         if sessions == self.sessions:
             return []
-        return [Put(keys.sessions(self.topic), sessions.to_bytes())]
+        if sessions.cut:
+            if not self._said_cut:
+                self._said_cut = True
+                log.warning("sessions of producers cut: a lost owner's are not all known", extra={"topic": self.topic})
+            self.metrics.sessions_cut["objects"] += sessions.cut
+        return [Put(keys.sessions(self.topic), sessions.to_bytes(timed=False))]
 
     async def give_up(self, topic_log: TopicLog) -> None:
         """What went bad on this disk before it was uploaded is recorded as void: it is lost, no reader waits for it.

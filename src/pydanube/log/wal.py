@@ -25,12 +25,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from pydanube.core.sessions import Sessions
+from pydanube.core.sessions import IDLE_HOURS_DEFAULT, SESSIONS_DEFAULT, SESSIONS_LIMIT, Sessions
 from pydanube.errors import (
     ConfigError,
     DanubeError,
     FormatTooNew,
     InvalidBatch,
+    LimitReached,
     LogClosed,
     LogDamaged,
     LogFull,
@@ -39,10 +40,10 @@ from pydanube.errors import (
     OffsetTaken,
     TailUnproven,
 )
-from pydanube.log.batch import Batch, session_record, topic_hash
+from pydanube.log.batch import Batch, session_end, session_record, topic_hash
 from pydanube.log.cache import TailCache
 from pydanube.log.catalog import SegmentFile, segment_holding
-from pydanube.log.committer import Committer, Observe, Pending, Receipt, Signal, make_ballast
+from pydanube.log.committer import SESSIONS, Committer, Observe, Pending, Receipt, make_ballast
 from pydanube.log.layout import (
     CHECKPOINT,
     DAMAGE_SUFFIX,
@@ -67,6 +68,7 @@ log = logging.getLogger(__name__)
 MIB: Final = 1024 * 1024
 READ_BYTES: Final = MIB
 MANY_TOPICS: Final = 8  # with so many open, small groups will go through the commit journal
+ENDS_AT_ONCE: Final = 1_000  # records that a look at the sessions makes
 DURABILITIES: Final = ("fsync", "os")
 
 
@@ -82,6 +84,11 @@ class WalConfig:
     cache_bytes: int = 256 * MIB
     pending_bytes: int = 64 * MIB
     ballast_bytes: int = 16 * MIB
+    sessions_max: int = field(default=SESSIONS_DEFAULT, repr=False)  # of one topic: then no producer opens another
+    session_seconds: float = field(default=IDLE_HOURS_DEFAULT * 3600.0, repr=False)  # unused for so long it ends
+    # And only when this process has itself had the log open for so long: a clock that is wrong at the start must not
+    # end a session of which something may be resent. Clients resend for a day (client/outgoing.py).
+    watched_seconds: float = field(default=36 * 3600.0, repr=False)
     # Of the segments of all topics: then publishes are refused. 0: the disk is the bound. No part of a seed's meaning.
     bytes_max: int = field(default=0, repr=False)
 
@@ -93,6 +100,10 @@ class WalConfig:
             raise ConfigError("wal.segment_bytes", self.segment_bytes, "with wal.group_bytes, at most 2 GiB")
         if self.segment_seconds <= 0:
             raise ConfigError("wal.segment_seconds", self.segment_seconds, "more than 0")
+        if self.session_seconds <= 0:
+            raise ConfigError("wal.session_seconds", self.session_seconds, "more than 0")
+        if not 1 <= self.sessions_max <= SESSIONS_LIMIT:
+            raise ConfigError("wal.sessions_max", self.sessions_max, f"1 to {SESSIONS_LIMIT}")
         for name in ("cache_bytes", "ballast_bytes", "bytes_max"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"wal.{name}", getattr(self, name), "0 or more")
@@ -141,6 +152,7 @@ class Wal:
             wal.metrics = wal.committer.metrics = metrics
             metrics.size_bytes = wal.size_bytes
             metrics.bytes_max = wal._config.bytes_max
+            metrics.sessions = wal.sessions
         await disk.lock(LOCK)
         try:
             await check_format(disk)
@@ -166,6 +178,10 @@ class Wal:
     def size_bytes(self) -> int:
         """Of the segments of all open topics. Every file counts until it is removed."""
         return self._committer.size_bytes
+
+    def sessions(self) -> int:
+        """Of producers, in all open topics."""
+        return sum(len(each.sessions) for each in self._logs.values())
 
     def excess_bytes(self) -> int:
         """How much of what is uploaded should be freed now, so that the bound is not met; negative if nothing must."""
@@ -373,6 +389,7 @@ class TopicLog:
         self.disk = wal._disk
         self.segments: list[SegmentFile] = recovered.segments
         self._opening: dict[int, int] = {}  # producer -> newest session that is being opened and not stored yet
+        self._opened_at, self._opened_us = wal._clock.elapsed(), wal._clock.time_us()
         self._kept_from = 0  # retention has removed what lies below
         self._wal = wal
         self._committer = wal._committer
@@ -381,6 +398,10 @@ class TopicLog:
         self._news = Signal()  # something was committed, or nothing will be
         self._changing: set[asyncio.Task[None]] = set()  # segments that are being made for `prepare` or `roll`
         self._checkpointing = asyncio.Lock()  # held while wal.ckpt is read and replaced
+
+    @property
+    def metrics(self) -> WalMetrics:
+        return self._wal.metrics
 
     # --- appending ----------------------------------------------------------------------------------
 
@@ -405,7 +426,11 @@ class TopicLog:
         return await self.submit(batch)
 
     async def open_session(self, producer_id: int) -> int:
-        """A new session for this producer, durably; older ones are refused from now on."""
+        """A new session for this producer, durably; older ones are refused from now on. Raises LimitReached."""
+        if self.sessions.get(producer_id) is None and self._sessions_full():
+            await asyncio.gather(*self._end_idle(is_sure=False), return_exceptions=True)
+            if self._sessions_full():
+                raise LimitReached(SESSIONS, self._wal._config.sessions_max)
         session = max(self.sessions.next_session(producer_id, self.epoch), self._opening.get(producer_id, 0) + 1)
         self._opening[producer_id] = session
         try:
@@ -414,6 +439,47 @@ class TopicLog:
             if self._opening.get(producer_id) == session:
                 del self._opening[producer_id]
         return session
+
+    def _sessions_full(self) -> bool:
+        opening = sum(self.sessions.get(producer_id) is None for producer_id in self._opening)
+        return len(self.sessions) + opening >= self._wal._config.sessions_max
+
+    def end_idle_sessions(self, *, is_sure: bool) -> int:
+        """Ends sessions that nobody used for `session_seconds`, some at a time; how many. Each end is a record.
+
+        Not `is_sure`: a lost owner may have messages that nobody has seen yet. As long as sessions that nobody knows
+        are adopted, none may be forgotten: its resend would be stored again.
+        """
+        if self.closed or self._committer.stopped is not None:
+            return 0
+        return len(self._end_idle(is_sure=is_sure))
+
+    def _end_idle(self, *, is_sure: bool) -> list[asyncio.Future[Receipt]]:
+        sessions, config = self.sessions, self._wal._config
+        watched = self._wal._clock.elapsed() - self._opened_at
+        if sessions.adopts_unknown:
+            # Whoever sent nothing for so long in this epoch is somebody whose session would have ended.
+            if not is_sure or watched < max(config.session_seconds, config.watched_seconds):
+                return []
+            sessions.adopts_unknown = False
+        if watched < config.watched_seconds:
+            return []
+        # The clock as it was when the log was opened, and then the time that passed: what the clock jumped is left out.
+        now = self._opened_us + int(watched * 1_000_000)
+        ending = []
+        for producer_id, known in sessions.idle(now - int(config.session_seconds * 1_000_000), now, ENDS_AT_ONCE):
+            record = session_end(
+                topic=self.topic, producer_id=producer_id, session=known.session, next_sequence=known.next_sequence
+            )
+            ending.append(self.submit(record))
+            ending[-1].add_done_callback(self._session_ended)
+        if ending:
+            log.info("idle sessions of producers end", extra={"topic": self.topic, "sessions": len(ending)})
+        return ending
+
+    def _session_ended(self, ended: asyncio.Future[Receipt]) -> None:
+        if not ended.cancelled() and ended.exception() is None:  # else it goes on: it was used meanwhile, or no room
+            self._wal.metrics.sessions_ended.inc()
 
     async def settled(self) -> None:
         """Returns when the group that is being written now, if any, is decided."""

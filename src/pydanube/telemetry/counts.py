@@ -132,6 +132,9 @@ class WalMetrics:
     handoffs: Count = field(default_factory=Count)  # readers that came from the cloud tier to the log
     size_bytes: Callable[[], int] | None = None
     bytes_max: int = 0  # 0: the disk is the bound
+    sessions: Callable[[], int] | None = None  # of producers, in all topics
+    sessions_ended: Count = field(default_factory=Count)  # nobody used them for long
+    sessions_cut: Counter[str] = field(default_factory=Counter)  # did not fit, by place: objects, seal, segment
 
 
 @dataclass(slots=True, eq=False)

@@ -65,6 +65,7 @@ BROKER_STATES: Final = ("active", "draining", "drained")
 ROTATIONS: Final = ("size", "time", "room", "failure")
 DELETIONS: Final = ("retention", "adopted")
 READS: Final = ("memory", "file", "cloud")
+CUTS: Final = ("objects", "seal", "segment")
 REBALANCES: Final = ("automatic", "manual")
 DEAD_LETTER: Final = "DeadLetter"
 PIECE: Final = 100  # histograms
@@ -230,6 +231,9 @@ class WalNow(NamedTuple):
     handoffs: int
     size_bytes: int | None
     bytes_max: int
+    sessions: int
+    sessions_ended: int
+    sessions_cut: dict[str, int]
 
     @classmethod
     def of(cls, metrics: WalMetrics) -> WalNow:
@@ -242,6 +246,9 @@ class WalNow(NamedTuple):
             metrics.handoffs.value,
             metrics.size_bytes() if metrics.size_bytes is not None else None,
             metrics.bytes_max,
+            metrics.sessions() if metrics.sessions is not None else 0,
+            metrics.sessions_ended.value,
+            dict(metrics.sessions_cut),
         )
 
 
@@ -445,6 +452,12 @@ class Snapshot(NamedTuple):
         yield _counter("danube_wal_reader_create", "Pieces of topics read, by where they were", ("mode",), read)
         text = "Readers that came from the cloud tier to the log"
         yield _counter("danube_handoff_durable_history_to_hot", text, (), [((), wal.handoffs)])
+        text = "Sessions of idempotent producers that are remembered, in all topics"
+        yield _gauge("danube_producer_sessions", text, (), [((), wal.sessions)])
+        text = "Sessions that ended because nobody used them for storage.wal.session_hours"
+        yield _counter("danube_producer_sessions_ended", text, (), [((), wal.sessions_ended)])
+        text = "Sessions that did not fit where the next owner looks: it does not know them"
+        yield _counter("danube_producer_sessions_cut", text, ("place",), _by_word(CUTS, wal.sessions_cut))
         if wal.size_bytes is not None:
             yield _gauge("danube_wal_size_bytes", "Bytes of the log's segments", (), [((), wal.size_bytes)])
             text = "How many they may be before publishes are refused (storage.wal.max_mb); 0: the disk is the bound"
