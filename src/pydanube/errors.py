@@ -28,6 +28,7 @@
     │   ├── MoveRefused          the topic or broker cannot be unloaded as the cluster stands
     │   └── ClientClosed         the client, producer or consumer was closed before
     ├── Unavailable          time may help; the same call can be tried again (`retryable`)
+    │   ├── LogBusy              more has come than the disk takes; try again in a moment
     │   ├── DiskFull             no room; reads go on and publishes resume when there is room
     │   │   └── ResourcesShort       the system gave no open file, or no memory: nothing was written
     │   ├── LogFull              the log is as large as it may be; publishes resume when something was uploaded
@@ -465,6 +466,21 @@ class LogFull(Unavailable):
             f"the log of this broker is full: {self.size_bytes / 2**20:.1f} MB, and storage.wal.max_mb allows "
             f"{self.limit_bytes / 2**20:.0f}. {self.why}. See to the object store, or allow more; publishing then "
             "resumes by itself"
+        )
+
+
+class LogBusy(Unavailable):
+    """`pending_bytes` have come and are not on disk yet, more than `limit_bytes`; nothing of the request was kept."""
+
+    def __init__(self, pending_bytes: int, limit_bytes: int) -> None:
+        super().__init__(pending_bytes, limit_bytes)
+        self.pending_bytes = pending_bytes
+        self.limit_bytes = limit_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"{self.pending_bytes / 2**20:.1f} MB wait for this broker's disk, and storage.wal.pending_mb allows "
+            f"{self.limit_bytes / 2**20:.1f}: try again in a moment"
         )
 
 

@@ -25,6 +25,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from pydanube.api.admission import Admission, Admitting
 from pydanube.errors import DanubeError
 from pydanube.telemetry import RpcMetrics, Telemetry
 from pydanube.wire.status import STATUS, Code, Status, Table, cut, status
@@ -55,11 +56,15 @@ def handler_of(
     table: Table = STATUS,
     tables: Mapping[str, Table] = {},
     size_max_bytes: Mapping[str, int] = {},
+    busy: Mapping[str, Callable[[], DanubeError | None]] = {},
     forwarder: Forwarder | None = None,
     admission: Admission | None = None,
 ) -> grpc.GenericRpcHandler:
-    """`tables` and `size_max_bytes` are by method, for those that differ. `admission`: of the server it is for."""
+    """`tables` and `size_max_bytes` are by method, for those that differ. `busy` says why a request is not even to be
+    decoded now, by method; such methods are bounded in what they receive at the same time (`admission.py`).
+    """
     methods = {}
+    admitted: list[tuple[str, Admission, Any]] = []
     for method in service.methods:
         name = f"{service.name}/{method.name}"
         metrics = telemetry.rpc(snake(service.name.removesuffix("Service")), snake(method.name))
@@ -74,16 +79,26 @@ def handler_of(
         else:
             call = call or _missing(method, servant)
             forward = forwarder.unary(method) if forwarder is not None else None
-            make, behaviour = (
-                grpc.unary_unary_rpc_method_handler,
-                _unary(name, call, metrics, codes, forward, admission),
+            make, behaviour = grpc.unary_unary_rpc_method_handler, _unary(name, call, metrics, codes, forward)
+        read = _reader(method, size_max_bytes.get(method.name))
+        write = GetMessageClass(method.output_type).SerializeToString
+        if (why := busy.get(method.name)) is not None:
+            admission = Admission(why)
+            careful = admission.carefully(behaviour, _refuser(name, metrics, codes))
+            path = f"/{service.full_name}/{method.name}"
+            admitted.append(
+                (
+                    path,
+                    admission,
+                    grpc.stream_unary_rpc_method_handler(careful, request_deserializer=read, response_serializer=write),
+                )
             )
-        methods[method.name] = make(
-            behaviour,
-            request_deserializer=_reader(method, size_max_bytes.get(method.name)),
-            response_serializer=GetMessageClass(method.output_type).SerializeToString,
-        )
-    return grpc.method_handlers_generic_handler(service.full_name, methods)
+            read = _reader(method, size_max_bytes.get(method.name), why, codes, admission.received)
+        methods[method.name] = make(behaviour, request_deserializer=read, response_serializer=write)
+    handler = grpc.method_handlers_generic_handler(service.full_name, methods)
+    for path, admission, careful_handler in admitted:
+        handler = Admitting(handler, path, admission, careful_handler)
+    return handler
 
 
 # --- the layer ----------------------------------------------------------------------------------------
@@ -141,6 +156,14 @@ def _stream(
     return answer
 
 
+def _refuser(name: str, metrics: RpcMetrics, table: Table) -> Callable[[Exception, Any], Awaitable[NoReturn]]:
+    async def refuse(error: Exception, context: Any) -> NoReturn:
+        metrics.errors.inc()
+        await _abort(context, name, error, table)
+
+    return refuse
+
+
 async def _abort(context: Any, name: str, error: Exception, table: Table) -> NoReturn:
     # A write to a client that has left, most of the time; if it has not, it is not left waiting for an end.
     code, sentence = status_of(error, table)
@@ -167,18 +190,27 @@ def _missing(method: MethodDescriptor, servant: object) -> Callable[[Any], Await
     return refuse
 
 
-def _reader(method: MethodDescriptor, size_max_bytes: int | None) -> Callable[[bytes], Message | Refusal]:
+def _reader(
+    method: MethodDescriptor,
+    size_max_bytes: int | None,
+    busy: Callable[[], DanubeError | None] = lambda: None,
+    table: Table = STATUS,
+    received: Callable[[], None] = lambda: None,
+) -> Callable[[bytes], Message | Refusal]:
     """Returns a refusal instead of raising it: gRPC has only a traceback and UNKNOWN for a reader that raises."""
     kind = GetMessageClass(method.input_type)
     parse = kind.FromString
 
     def read(data: bytes) -> Message | Refusal:
+        received()
         if size_max_bytes is not None and len(data) > size_max_bytes:
             return Refusal(
                 Code.INVALID_ARGUMENT,
                 f"a {kind.DESCRIPTOR.name} of {len(data)} bytes is over the limit of {size_max_bytes}: "
                 "no consumer could receive it",
             )
+        if (why := busy()) is not None:
+            return Refusal(*status(why, table))
         try:
             return parse(data)
         except DecodeError:

@@ -165,6 +165,7 @@ class Doors:
             tables={"SendMessage": SEND},
             admission=self._clients,
             size_max_bytes={"SendMessage": grpc_data.MESSAGE_SIZE_MAX_BYTES},
+            busy={"SendMessage": broker.wal.committer.pressure.why_busy},
         )
         consumers = handler_of(
             api["ConsumerService"],

@@ -9,6 +9,14 @@ What a peer can cost is bounded (`StreamLimits`): a frame by its announced lengt
 and requests under way by not reading the socket, deliveries by the permits it granted and by what may wait for the
 socket. Nothing is read from a peer that does not take its answers. Peers that do not greet, do not finish a frame, do
 not take what they asked for, or say nothing at all, are dropped.
+
+What all peers together produced and is not on disk is bounded too (`log/pressure.py`): whoever produces more is
+*held*, that is, not read from. Its acks and pings wait in the socket meanwhile, so that lasts a third of the keepalive
+at most; then it is read from again and what it produces is refused (LogBusy), until there is room.
+
+    reading ──too much is not on disk──► held ──a third of the keepalive──► refusing
+       ▲                                   │ half of the bound is free         │ it is free
+       └───────────────────────────────────┴───────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -40,6 +48,7 @@ from pydanube.errors import (
     DanubeError,
     InvalidBatch,
     LimitReached,
+    LogBusy,
     MessageTooLarge,
     NotServed,
     ProducerUnknown,
@@ -47,7 +56,7 @@ from pydanube.errors import (
     SubscriptionBusy,
     TooManyConnections,
 )
-from pydanube.log.batch import Batch, cut, messages, parse
+from pydanube.log.batch import Batch, cut, messages, parse, parse_header
 from pydanube.ports import Buffer
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -150,6 +159,11 @@ class Connection(asyncio.Protocol):
         self._writable.set()
         self._reading = True
         self._unwritten_bytes = 0
+        self._pressure = self.broker.wal.committer.pressure
+        self._held_since: float | None = None  # not read from because of what it, or all, produced
+        self._refusing = False
+        self._pressed = False  # waits to be called by the pressure
+        self._partial_bytes = self._parsing_bytes = 0  # as counted in the pressure
         self._to_parse: deque[tuple[int, Producing, memoryview]] = deque()
         self._parsing: asyncio.Task[None] | None = None
         now = self.broker.clock.elapsed()
@@ -174,12 +188,11 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.connections.discard(self)
         self._over = True
-        if self._turn is not None:
-            self._turn.cancel()
-            for frame in self._unhandled:  # said while it was there, so these count
-                if frame.kind in ("ack", "nack"):
-                    self._settle(frame)
-            self._unhandled.clear()
+        self._pressure.forget(self._relieved)
+        self._count_partial(0)
+        self._pressure.remove(self._parsing_bytes)
+        self._parsing_bytes = 0
+        self._to_parse.clear()
         self._writable.set()
         for task in list(self._tasks):
             task.cancel()
@@ -229,15 +242,25 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             log.exception("stream broken", extra={"peer": self.peer})
             self.fail(error)
-        self._throttle()
+            return
+        if had == 0:
+            self._frame_since = now
+        partial_bytes = self._decoder.buffered_bytes
+        if partial_bytes != self._partial_bytes:
+            self._count_partial(partial_bytes)
+            if partial_bytes > PARSE_ON_LOOP_BYTES:  # only a batch is so long
+                self._hold()
 
     def check_time(self, now: float) -> None:
         """Drops the peer if it broke a limit of time."""
         limits = self.limits
         self._requests.touch()
+        if self._held_since is not None and now - self._held_since > limits.keepalive_seconds / 3:
+            self._held_since, self._refusing = None, True
+            self._throttle()
         if not self._greeted and now - self._opened_at > limits.handshake_seconds:
             self.abort("it did not greet in time")
-        elif self._decoder.buffered_bytes and now - self._frame_since > limits.frame_seconds:
+        elif self._reading and self._decoder.buffered_bytes and now - self._frame_since > limits.frame_seconds:
             self.abort("it did not finish a frame in time")
         elif not self._writable.is_set() and now - self._stuck_since > limits.stuck_seconds:
             self.abort("it took nothing for too long")
@@ -299,11 +322,41 @@ class Connection(asyncio.Protocol):
         """Stops reading while the peer has asked for more than it may have under way, or does not take its answers."""
         if self._over:
             return
-        busy = self._unwritten_bytes > self.limits.unwritten_bytes or not self._writable.is_set()
-        busy = busy or len(self._tasks) - self._requests.pumps > self.limits.requests or self._turn is not None
+        if self._held_since is None and not self._refusing and self._unwritten_bytes > self.limits.unwritten_bytes:
+            self._held_since = self.broker.clock.elapsed()
+        elif not self._pressed and self._unwritten_bytes <= self.limits.unwritten_bytes:
+            self._held_since, self._refusing = None, False
+        busy = self._held_since is not None or not self._writable.is_set()
+        busy = busy or len(self._tasks) - self._requests.pumps > self.limits.requests
         if busy == self._reading:
             self._reading = not busy
-            self._transport.pause_reading() if busy else self._transport.resume_reading()
+            if busy:
+                self._transport.pause_reading()
+            else:
+                self._heard_at = self._frame_since = self.broker.clock.elapsed()  # it could not be heard meanwhile
+                self._transport.resume_reading()
+
+    def _hold(self) -> None:
+        """All peers together may have produced too much: then this one waits, as it would add to it."""
+        if not (self._pressed or self._refusing or self._over) and self._pressure.holds:
+            self._pressed = True
+            self._held_since = self._held_since or self.broker.clock.elapsed()
+            self._pressure.call_when_relieved(self._relieved)
+            self._throttle()
+            if (
+                self._pressure.held == 1
+            ):  # the first: those that produce just now would each add a batch before they wait
+                for other in self._door.connections:
+                    if other._unwritten_bytes:
+                        other._hold()
+
+    def _relieved(self) -> None:
+        self._pressed = False
+        self._throttle()
+
+    def _count_partial(self, partial_bytes: int) -> None:
+        self._pressure.partial_bytes += partial_bytes - self._partial_bytes
+        self._partial_bytes = partial_bytes
 
     # --- hearing things -----------------------------------------------------------------------------
 
@@ -380,14 +433,40 @@ class Connection(asyncio.Protocol):
         if producing is None:
             self.answer_error(request_id, ProducerUnknown(handle))
             return
+        if self._refusing and (busy := self._why_busy()) is not None:
+            self._refuse(request_id, producing, body, busy)
+            return
         self._unwritten_bytes += len(body)
         self._throttle()
         if self._parsing is None and len(body) <= PARSE_ON_LOOP_BYTES:
             self._append(request_id, producing, body, None)
         else:
             self._to_parse.append((request_id, producing, body))
+            self._parsing_bytes += len(body)
+            self._pressure.add(len(body))
             if self._parsing is None:
                 self._parsing = self.spawn(self._parse_large())
+        self._hold()
+
+    def _why_busy(self) -> LogBusy | None:
+        if self._pressure.is_over:
+            return LogBusy(self._pressure.queued_bytes, self._pressure.limit_bytes)
+        if self._unwritten_bytes > self.limits.unwritten_bytes:
+            return LogBusy(self._unwritten_bytes, self.limits.unwritten_bytes)
+        return None
+
+    def _refuse(self, request_id: int, producing: Producing, body: memoryview, error: DanubeError) -> None:
+        """Without a look at the batch: it is answered in its turn, and what comes behind it is refused, too."""
+        try:
+            header = parse_header(body)
+            producing.check_room()
+        except (InvalidBatch, ProtocolViolation) as violation:
+            self.fail(violation, request_id)
+            return
+        self._pressure.refused += 1
+        sequence, rows = header.first_sequence, header.rows
+        producing.in_flight.append(Undecided(request_id, sequence, rows, 0, failed(error), perf_counter()))
+        self.answer_decided(producing)
 
     async def _parse_large(self) -> None:
         try:
@@ -401,6 +480,8 @@ class Connection(asyncio.Protocol):
                         self.fail(error, request_id)
                         return
                 self._append(request_id, producing, body, batch)
+                self._parsing_bytes -= len(body)
+                self._pressure.remove(len(body))
         finally:
             self._parsing = None
 

@@ -16,6 +16,9 @@ from pydanube.log.wal import Receipt, TopicLog
 
 ROWS_MAX: Final = 2_000
 SIZE_MAX_BYTES: Final = 4 * 1024 * 1024
+# Of a payload until its call is answered: gRPC keeps the request as it came and as it was decoded, we the message.
+COPIES: Final = 3
+CALL_OVERHEAD_BYTES: Final = 1024
 
 
 class Gatherer:
@@ -27,6 +30,7 @@ class Gatherer:
         self._waiting: list[tuple[Envelope, asyncio.Future[int]]] = []
         self._busy = False  # a batch is on its way, or about to be
         self._rows_max = ROWS_MAX
+        self._pressure = topic_log.pressure
 
     @property
     def busy(self) -> bool:
@@ -36,6 +40,7 @@ class Gatherer:
     def send(self, message: Envelope) -> asyncio.Future[int]:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[int] = loop.create_future()
+        self._pressure.add(COPIES * len(message.payload) + CALL_OVERHEAD_BYTES)
         self._waiting.append((message, done))
         if not self._busy:
             self._busy = True
@@ -48,7 +53,7 @@ class Gatherer:
                 batch = self._encode([message for message, _ in taken])
             except InvalidBatch as error:
                 if len(taken) == 1:
-                    _fail(taken, error)
+                    self._fail(taken, error)
                     continue
                 good = self._only_good(taken)
                 if len(good) == len(taken):
@@ -70,7 +75,7 @@ class Gatherer:
                 self._encode([message])
                 good.append((message, done))
             except InvalidBatch as error:
-                _fail([(message, done)], error)
+                self._fail([(message, done)], error)
         return good
 
     def _take(self) -> list[tuple[Envelope, asyncio.Future[int]]]:
@@ -91,10 +96,11 @@ class Gatherer:
 
         def decided(receipt: asyncio.Future[Receipt]) -> None:
             if receipt.cancelled():
-                _fail(taken, InvalidBatch("it was cancelled"))
+                self._fail(taken, InvalidBatch("it was cancelled"))
             elif error := receipt.exception():
-                _fail(taken, error if isinstance(error, DanubeError) else InvalidBatch(str(error)))
+                self._fail(taken, error if isinstance(error, DanubeError) else InvalidBatch(str(error)))
             else:
+                self._release(taken)
                 offset = receipt.result().offset
                 for row, (_, done) in enumerate(taken):
                     if not done.done():
@@ -103,8 +109,13 @@ class Gatherer:
 
         self._log.submit(batch).add_done_callback(decided)
 
+    def _fail(self, taken: list[tuple[Envelope, asyncio.Future[int]]], error: DanubeError) -> None:
+        self._release(taken)
+        for _, done in taken:
+            if not done.done():
+                done.set_exception(error)
 
-def _fail(taken: list[tuple[Envelope, asyncio.Future[int]]], error: DanubeError) -> None:
-    for _, done in taken:
-        if not done.done():
-            done.set_exception(error)
+    def _release(self, taken: list[tuple[Envelope, asyncio.Future[int]]]) -> None:
+        """They need no memory any more."""
+        size_bytes = sum(len(message.payload) for message, _ in taken)
+        self._pressure.remove(COPIES * size_bytes + CALL_OVERHEAD_BYTES * len(taken))

@@ -335,8 +335,9 @@ class Topic:
         return self.producers.touch(identity)
 
     async def publish(self, producer: ProducerId, message: Envelope) -> int:
-        """The message's offset, once it is on disk."""
+        """The message's offset, once it is on disk. Raises LogBusy if too much waits for the disk."""
         self._check_open()
+        self.log.pressure.check()
         self.producers.admit(producer, message)
         offset = await self._gatherer.send(message)
         self.metrics.messages_in.inc()

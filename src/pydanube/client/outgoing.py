@@ -34,6 +34,7 @@ from pydanube.errors import (
     DeadlineExceeded,
     DiskFull,
     InvalidBatch,
+    LogBusy,
     LogFull,
     LogStopped,
     MessageTooLarge,
@@ -59,7 +60,7 @@ COMPRESS_ON_LOOP_BYTES: Final = 128 * 1024
 # Brokers remember a session for longer than this after its last batch, whatever their clocks do (log/wal.py).
 RESEND_SECONDS: Final = 24 * 3600.0
 # The batch was certainly not stored.
-CERTAIN: Final = (Refused, DiskFull, LogFull, RateLimited)
+CERTAIN: Final = (Refused, DiskFull, LogBusy, LogFull, RateLimited)
 # The broker's idea of this session and ours have nothing in common.
 HOPELESS: Final = (InvalidBatch, ProducerFenced, ProtocolViolation)
 
@@ -336,7 +337,7 @@ class ProducerLane(Lane):
             self._reopen(error)
         elif isinstance(error, OutOfSequence) and self._resequence(error):
             self._pump()
-        elif isinstance(error, (DiskFull, LogFull, RateLimited)):
+        elif isinstance(error, (DiskFull, LogBusy, LogFull, RateLimited)):
             self._last_error = error  # whoever waits in vain is told
             self._paused = True
             self._loop.call_later(self._backoff.seconds(), self._resume)

@@ -116,7 +116,8 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     ),
     "storage.wal.pending_mb": Meaning(
         "What has come and is not on disk yet, of all topics. Beyond it native connections that send are not read "
-        "from, and gRPC sends are refused with RESOURCE_EXHAUSTED, which clients try again; see [operations](operations.md)."
+        "from, and gRPC sends are refused with RESOURCE_EXHAUSTED, which clients try again; see "
+        "[operations](operations.md)."
     ),
     "storage.wal.sessions_max": Meaning(
         "Sessions of idempotent producers that one topic remembers. Beyond it no further producer is opened."

@@ -56,6 +56,7 @@ from pydanube.log.journal import (
     entry_size,
 )
 from pydanube.log.layout import BALLAST, JOURNALS, SPARE_JOURNAL, journal_path, write_and_sync
+from pydanube.log.pressure import Pressure
 from pydanube.log.recovery import write_segment
 from pydanube.log.segment import SNAPSHOT_LENGTH_MAX, UNSYNCED, Group, SegmentHeader, encode_group
 from pydanube.ports import Buffer, Clock, Disk, Work, Write, WriteResult
@@ -105,13 +106,11 @@ class Pending(NamedTuple):
 class Signal:
     """Wakes everybody who waits at this moment."""
 
-    __slots__ = ("_waiters",)
+    __slots__ = ("_also", "_waiters")
 
-    def __init__(self) -> None:
-        self._waiters: dict[asyncio.Future[None], None] = {}  # in the order in which they came
-
-    def __len__(self) -> int:
-        return len(self._waiters)
+    def __init__(self, also: Callable[[], None] = lambda: None) -> None:
+        self._waiters: list[asyncio.Future[None]] = []
+        self._also = also  # called, too
 
     async def wait(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -126,6 +125,7 @@ class Signal:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
+        self._also()
 
 
 class CommitConfig(Protocol):
@@ -147,6 +147,8 @@ class CommitConfig(Protocol):
     def bytes_max(self) -> int: ...
     @property
     def sessions_max(self) -> int: ...
+    @property
+    def pending_bytes(self) -> int: ...
 
 
 class Committed(Protocol):
@@ -220,7 +222,9 @@ class Committer:
         self._sparing: asyncio.Task[None] | None = None
         self._said_short = -_SHORT_LINE_SECONDS
         self._wake = asyncio.Event()
-        self._decided = Signal()
+        self.pending_bytes = 0
+        self.pressure = Pressure(config.pending_bytes, lambda: self.pending_bytes)
+        self._decided = Signal(self.pressure.relieve)
         self._journal: _Journal | None = None
         self._journals_made = 0
         self._has_spare = False
@@ -242,7 +246,6 @@ class Committer:
         self.may_answer: Callable[[], bool] = lambda: True  # asked between sync and acknowledgement
         self.when_stopped: Callable[[LogStopped], None] = lambda error: None
         self.why_not_freed: Callable[[], str] = lambda: "Nothing uploads what is in it"  # asked when it is full
-        self.pending_bytes = 0
         self.size_bytes = 0  # of the segments of all open logs
         self._bytes_max = config.bytes_max or sys.maxsize
         self._too_large: LogFull | None = None

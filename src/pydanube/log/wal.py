@@ -58,10 +58,11 @@ from pydanube.log.layout import (
     replace_file,
     topic_directory,
 )
+from pydanube.log.pressure import Pressure
 from pydanube.log.reader import LogReader, first_row_since
 from pydanube.log.recovery import Recovered, RecoveredEpoch, Tail, clear_journals, recover_topic, redo_journals
 from pydanube.ports import Clock, Disk, Work
-from pydanube.telemetry import WalMetrics
+from pydanube.telemetry import PressureNow, WalMetrics
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +154,7 @@ class Wal:
             metrics.size_bytes = wal.size_bytes
             metrics.bytes_max = wal._config.bytes_max
             metrics.sessions = wal.sessions
+            metrics.pressure = wal.pressure_now
         await disk.lock(LOCK)
         try:
             await check_format(disk)
@@ -182,6 +184,12 @@ class Wal:
     def sessions(self) -> int:
         """Of producers, in all open topics."""
         return sum(len(each.sessions) for each in self._logs.values())
+
+    def pressure_now(self) -> PressureNow:
+        pressure = self._committer.pressure
+        return PressureNow(
+            pressure.queued_bytes, pressure.partial_bytes, pressure.limit_bytes, pressure.held, pressure.refused
+        )
 
     def excess_bytes(self) -> int:
         """How much of what is uploaded should be freed now, so that the bound is not met; negative if nothing must."""
@@ -398,6 +406,11 @@ class TopicLog:
         self._news = Signal()  # something was committed, or nothing will be
         self._changing: set[asyncio.Task[None]] = set()  # segments that are being made for `prepare` or `roll`
         self._checkpointing = asyncio.Lock()  # held while wal.ckpt is read and replaced
+
+    @property
+    def pressure(self) -> Pressure:
+        """Of all topics' logs together."""
+        return self._committer.pressure
 
     @property
     def metrics(self) -> WalMetrics:

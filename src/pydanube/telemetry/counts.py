@@ -118,6 +118,16 @@ class RpcMetrics:
     errors: Count = field(default_factory=Count)
 
 
+class PressureNow(NamedTuple):
+    """What has come and is not on disk, at one moment."""
+
+    queued_bytes: int
+    partial_bytes: int  # of frames that have come in part
+    limit_bytes: int
+    held: int  # connections that are not read from
+    refused: int  # calls and batches, since the start
+
+
 @dataclass(slots=True, eq=False)
 class WalMetrics:
     """The log of all topics: commit groups and what was in them. `size_bytes` is asked at each scrape."""
@@ -132,6 +142,7 @@ class WalMetrics:
     handoffs: Count = field(default_factory=Count)  # readers that came from the cloud tier to the log
     size_bytes: Callable[[], int] | None = None
     bytes_max: int = 0  # 0: the disk is the bound
+    pressure: Callable[[], PressureNow] | None = None
     sessions: Callable[[], int] | None = None  # of producers, in all topics
     sessions_ended: Count = field(default_factory=Count)  # nobody used them for long
     sessions_cut: Counter[str] = field(default_factory=Counter)  # did not fit, by place: objects, seal, segment

@@ -25,6 +25,7 @@ from pydanube.telemetry.counts import (
     ClusterMetrics,
     ClusterNow,
     MoveMetrics,
+    PressureNow,
     SubscriptionMetrics,
     TopicMetrics,
     WalMetrics,
@@ -231,6 +232,7 @@ class WalNow(NamedTuple):
     handoffs: int
     size_bytes: int | None
     bytes_max: int
+    pressure: PressureNow | None
     sessions: int
     sessions_ended: int
     sessions_cut: dict[str, int]
@@ -246,6 +248,7 @@ class WalNow(NamedTuple):
             metrics.handoffs.value,
             metrics.size_bytes() if metrics.size_bytes is not None else None,
             metrics.bytes_max,
+            metrics.pressure() if metrics.pressure is not None else None,
             metrics.sessions() if metrics.sessions is not None else 0,
             metrics.sessions_ended.value,
             dict(metrics.sessions_cut),
@@ -452,6 +455,17 @@ class Snapshot(NamedTuple):
         yield _counter("danube_wal_reader_create", "Pieces of topics read, by where they were", ("mode",), read)
         text = "Readers that came from the cloud tier to the log"
         yield _counter("danube_handoff_durable_history_to_hot", text, (), [((), wal.handoffs)])
+        if wal.pressure is not None:
+            queued, partial, limit, held, refused = wal.pressure
+            text = "Bytes that have come and are not on disk yet, wherever they wait"
+            yield _gauge("danube_wal_pending_bytes", text, (), [((), queued)])
+            text = "How many they may be (storage.wal.pending_mb): then producers are not read from, or refused"
+            yield _gauge("danube_wal_pending_limit_bytes", text, (), [((), limit)])
+            yield _gauge("danube_wal_partial_bytes", "Bytes of frames that have come in part", (), [((), partial)])
+            text = "Native connections that are not read from because too much waits for the disk"
+            yield _gauge("danube_wal_held_connections", text, (), [((), held)])
+            text = "Sends refused because too much waits for the disk"
+            yield _counter("danube_wal_busy", text, (), [((), refused)])
         text = "Sessions of idempotent producers that are remembered, in all topics"
         yield _gauge("danube_producer_sessions", text, (), [((), wal.sessions)])
         text = "Sessions that ended because nobody used them for storage.wal.session_hours"

@@ -54,6 +54,7 @@ CODES: Final[Mapping[type[DanubeError], pb.Code]] = {
     Unavailable: pb.UNAVAILABLE,
     errors.DiskFull: pb.DISK_FULL,
     errors.LogFull: pb.LOG_FULL,
+    errors.LogBusy: pb.LOG_BUSY,
     errors.LogClosed: pb.LOG_CLOSED,
     errors.LeaseLost: pb.LEASE_LOST,
     errors.Conflict: pb.CONFLICT,

@@ -32,6 +32,7 @@ from pydanube.errors import (
     InvalidName,
     InvalidObject,
     LimitReached,
+    LogBusy,
     LogDamaged,
     MoveRefused,
     NamespaceExists,
@@ -112,6 +113,7 @@ STATUS: Final[Table] = {
     # time acts
     Unavailable: Code.UNAVAILABLE,
     RateLimited: Code.RESOURCE_EXHAUSTED,
+    LogBusy: Code.RESOURCE_EXHAUSTED,
     # an operator acts
     DataDamaged: Code.INTERNAL,
     LogDamaged: Code.DATA_LOSS,
@@ -130,6 +132,7 @@ SEND: Final[Table] = {
     TopicUnknown: Code.UNAVAILABLE,
     Unavailable: Code.UNAVAILABLE,
     RateLimited: Code.RESOURCE_EXHAUSTED,
+    LogBusy: Code.RESOURCE_EXHAUSTED,
     DataDamaged: Code.INTERNAL,
 }
 

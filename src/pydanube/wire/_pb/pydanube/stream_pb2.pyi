@@ -48,6 +48,7 @@ class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONSUMER_UNKNOWN: _ClassVar[Code]
     RATE_LIMITED: _ClassVar[Code]
     LOG_FULL: _ClassVar[Code]
+    LOG_BUSY: _ClassVar[Code]
     DATA_DAMAGED: _ClassVar[Code]
     DISK_FAILED: _ClassVar[Code]
     LOG_STOPPED: _ClassVar[Code]
@@ -117,6 +118,7 @@ PRODUCER_UNKNOWN: Code
 CONSUMER_UNKNOWN: Code
 RATE_LIMITED: Code
 LOG_FULL: Code
+LOG_BUSY: Code
 DATA_DAMAGED: Code
 DISK_FAILED: Code
 LOG_STOPPED: Code

@@ -1,0 +1,80 @@
+"""Bounds how many large requests gRPC receives at the same time, before a byte of them is decoded.
+
+gRPC reads a unary request as a whole before it calls the method, and as many side by side as come: a thousand of a
+megabyte are a gigabyte that nobody counts. What it calls before is the handler's `service`, which says how a call is to
+be answered. The first RECEIVING_MAX that are being received are answered as usual. Any beyond get the same answer the
+careful way: as a stream of requests, whose only one is read when a place is free, so that most of it stays with the
+client until then. A request is not even read if the broker would refuse it.
+
+    service ─► fewer than RECEIVING_MAX are being received ─► unary: received, decoded, answered
+            └► more ─► stream: waits for a place ─► busy? refused, unread
+                                                 └► read, decoded, answered
+
+Small requests have come with their headers, so hardly any of them goes the careful way, which costs a quarter more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+
+RECEIVING_MAX: Final = 32
+FORGOTTEN_SECONDS: Final = 10.0  # a call that was cancelled before its request had come
+
+
+class Admission:
+    """Of one method. `busy` says why nothing more is to be taken, if so."""
+
+    def __init__(self, busy: Callable[[], Exception | None]) -> None:
+        self._busy = busy
+        self._begun: deque[float] = deque()  # of calls that are being received the usual way
+        self._places = asyncio.Semaphore(RECEIVING_MAX)
+
+    def begins(self) -> bool:
+        """Whether a call may be received the usual way. Then `received` follows, or it is forgotten after a while."""
+        now = asyncio.get_running_loop().time()
+        while self._begun and now - self._begun[0] > FORGOTTEN_SECONDS:
+            self._begun.popleft()
+        if len(self._begun) >= RECEIVING_MAX:
+            return False
+        self._begun.append(now)
+        return True
+
+    def received(self) -> None:
+        if self._begun:
+            self._begun.popleft()
+
+    def carefully(
+        self, answer: Callable[[Any, Any], Awaitable[Any]], refuse: Callable[[Exception, Any], Awaitable[Any]]
+    ) -> Callable[[AsyncIterator[Any], Any], Awaitable[Any]]:
+        """`answer`, for a request that is not read yet."""
+
+        async def answer_when_read(requests: AsyncIterator[Any], context: Any) -> Any:
+            async with self._places:
+                if (busy := self._busy()) is not None:
+                    return await refuse(busy, context)
+                request = await anext(requests, None)
+            if request is None:
+                return await refuse(ValueError("the request is missing"), context)
+            return await answer(request, context)
+
+        return answer_when_read
+
+
+class Admitting(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Chooses the way for one method; all others are the handler's."""
+
+    def __init__(self, handler: grpc.GenericRpcHandler, method: str, admission: Admission, careful: Any) -> None:
+        self._handler = handler
+        self._method = method
+        self._admission = admission
+        self._careful = careful
+
+    def service(self, handler_call_details: Any) -> Any:
+        if handler_call_details.method == self._method and not self._admission.begins():
+            return self._careful
+        return self._handler.service(handler_call_details)
