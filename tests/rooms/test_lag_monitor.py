@@ -182,7 +182,7 @@ async def test_a_reader_that_returns_nothing_for_a_moment_is_asked_again_within_
     assert stream.attempts == [1, 1, 1], "what was never sent does not count as a try"
 
 
-async def nothing(first: int, end: int) -> list[Any]:
+async def nothing(first: int, end: int, bytes_max: int | None = None) -> list[Any]:
     return []
 
 
@@ -192,7 +192,7 @@ async def test_a_reader_that_returns_half_is_asked_for_the_rest() -> None:
     stream = await consume(topic, acks=True)
     read = topic.rows
 
-    async def half(first: int, end: int) -> list[tuple[int, Envelope]]:
+    async def half(first: int, end: int, bytes_max: int | None = None) -> list[tuple[int, Envelope]]:
         return (await read(first, end))[: (end - first) // 2]
 
     topic.rows = half  # type: ignore[method-assign]
@@ -250,7 +250,7 @@ async def test_a_consumer_that_disconnects_while_its_messages_are_read_gets_them
     stream = await consume(topic)
     read, gate = topic.rows, asyncio.Event()
 
-    async def slow(first: int, end: int) -> list[tuple[int, Envelope]]:
+    async def slow(first: int, end: int, bytes_max: int | None = None) -> list[tuple[int, Envelope]]:
         rows = await read(first, end)
         await gate.wait()
         return rows

@@ -668,7 +668,7 @@ async def test_explain_says_that_the_log_cannot_be_read() -> None:
     _, topic = await one_topic(Host())
     stream = await consume(topic)
 
-    async def broken(first: int, end: int) -> list[object]:
+    async def broken(first: int, end: int, bytes_max: int) -> list[object]:
         raise NotServed(ORDERS, "the disk is on fire")
 
     topic.rows = broken  # type: ignore[method-assign,assignment]

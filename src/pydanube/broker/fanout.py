@@ -21,7 +21,7 @@ from pydanube.broker.members import (
     subscription_put,
     subscriptions_in,
 )
-from pydanube.broker.outbox import AnyOutbox, Delivered, MessageOutbox, Outbox, Registration
+from pydanube.broker.outbox import AnyOutbox, Delivered, MessageOutbox, Registration
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.subscription import ATTACH_SECONDS, Services
 from pydanube.broker.watchers import Watchers
@@ -78,8 +78,8 @@ class FanoutSubscription:
     def deliver(self, message: Envelope) -> None:
         connected = [each for each in self._consumers.values() if each.outbox is not None]
         for each in self._choose(connected, message):
-            assert each.outbox is not None
-            if len(each.outbox) < QUEUE_MAX:
+            assert isinstance(each.outbox, MessageOutbox)
+            if len(each.outbox) < QUEUE_MAX and each.outbox.room_bytes > 0:
                 each.outbox.put([Delivered(0, message, 1)])
                 self.metrics.delivered.inc()
                 return
@@ -139,7 +139,7 @@ class FanoutSubscription:
         if registration.outbox is None or registration.attached:
             self._connect(registration)
         registration.attached = True
-        assert registration.outbox is not None
+        assert isinstance(registration.outbox, MessageOutbox)
         return registration.outbox
 
     def detach(self, consumer: ConsumerId, outbox: AnyOutbox) -> None:
@@ -166,7 +166,7 @@ class FanoutSubscription:
     def _connect(self, registration: Registration) -> None:
         if registration.outbox is not None:
             registration.outbox.end()
-        fresh: AnyOutbox = Outbox()
+        fresh: AnyOutbox = MessageOutbox(self._services.outboxes)
         registration.outbox = fresh
         registration.attached = False
         self._ring.put(registration.consumer_id, registration.key_filters)

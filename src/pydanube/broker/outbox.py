@@ -1,20 +1,25 @@
 """What is on its way to one consumer's stream, and the consumer's registration.
 
 The dispatch machine bounds what an outbox can hold: a window, or the consumer's permits. So putting never waits, and
-one slow consumer delays nobody.
+one slow consumer delays nobody. A window counts messages, so what gRPC streams have not sent is bounded in bytes
+besides: each outbox by CONSUMER_BYTES_MAX and all together by the `Budget`. An empty one takes a message in any case.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from pydanube.core.names import ConsumerId
 from pydanube.errors import DanubeError
 from pydanube.log.batch import Batch, Envelope
+
+CONSUMER_BYTES_MAX: Final = 16 * 1024 * 1024
+CHUNK_BYTES: Final = 1024 * 1024  # that a stream takes at a time
+MESSAGE_OVERHEAD_BYTES: Final = 512
 
 
 class Delivered(NamedTuple):
@@ -72,22 +77,94 @@ class Outbox(Generic[Item]):
 
     async def get(self) -> list[Item]:
         """Everything that is queued; waits for something. Empty: it has ended."""
+        await self._something()
+        items = list(self._queue)
+        self._queue.clear()
+        return items
+
+    async def _something(self) -> None:
         while not self._queue and not self._is_over:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        items = list(self._queue)
-        self._queue.clear()
-        return items
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
-MessageOutbox: TypeAlias = Outbox[Delivered]  # of gRPC streams, which go by the subscription's window
+class Budget:
+    """Bytes in the outboxes of all gRPC streams."""
+
+    __slots__ = ("limit_bytes", "size_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+
+
+def cost_bytes(message: Envelope) -> int:
+    return len(message.payload) + MESSAGE_OVERHEAD_BYTES
+
+
+class MessageOutbox(Outbox[Delivered]):
+    """Of a gRPC stream, which goes by the subscription's window. What a stream has taken counts until it asks for more.
+
+    `when_room` is called when there is room again, if somebody wants to know.
+    """
+
+    __slots__ = ("_budget", "_size_bytes", "_taken_bytes", "when_room")
+
+    def __init__(self, budget: Budget) -> None:
+        super().__init__()
+        self._budget = budget
+        self._size_bytes = self._taken_bytes = 0
+        self.when_room: Callable[[], None] | None = None
+
+    @property
+    def room_bytes(self) -> int:
+        """How much may be put now; more than 0 if nothing is here."""
+        free = min(CONSUMER_BYTES_MAX - self._size_bytes, self._budget.limit_bytes - self._budget.size_bytes)
+        return max(free, 0 if self._size_bytes else 1)
+
+    def put(self, items: Iterable[Delivered]) -> None:
+        if not self._is_over:
+            added = list(items)
+            self._count(sum(cost_bytes(each.message) for each in added))
+            super().put(added)
+
+    def clear(self) -> list[Delivered]:
+        dropped = super().clear()
+        self._count(-sum(cost_bytes(each.message) for each in dropped))
+        return dropped
+
+    def end(self, error: DanubeError | None = None) -> None:
+        self._count(-self._size_bytes)
+        self._taken_bytes = 0
+        self.when_room = None
+        super().end(error)
+
+    async def get(self) -> list[Delivered]:
+        """About CHUNK_BYTES of what is queued, at least one; waits for something. Empty: it has ended."""
+        self._count(-self._taken_bytes)
+        self._taken_bytes = 0
+        if self.when_room is not None and (not self._size_bytes or self.room_bytes >= CONSUMER_BYTES_MAX // 2):
+            when_room, self.when_room = self.when_room, None
+            when_room()
+        await self._something()
+        items: list[Delivered] = []
+        while self._queue and self._taken_bytes < CHUNK_BYTES:
+            items.append(self._queue.popleft())
+            self._taken_bytes += cost_bytes(items[-1].message)
+        return items
+
+    def _count(self, more_bytes: int) -> None:
+        self._size_bytes += more_bytes
+        self._budget.size_bytes += more_bytes
+
+
 BatchOutbox: TypeAlias = Outbox[DeliveredBatch]  # of native streams, which grant permits
 AnyOutbox: TypeAlias = Outbox[Any]
 

@@ -19,7 +19,9 @@ from typing import Any, Final, TypeVar
 
 from pydanube.broker.cursors import Cursors
 from pydanube.broker.hosting import Hosting
+from pydanube.broker.kept import Kept
 from pydanube.broker.opening import Cloud, Rooms
+from pydanube.broker.outbox import Budget
 from pydanube.broker.quorum import Members
 from pydanube.broker.rescue import Rescuer
 from pydanube.broker.stores import Stores
@@ -41,7 +43,7 @@ from pydanube.log.wal import Wal, WalConfig
 from pydanube.ports import Clock, Disk, MetadataStore, ObjectStore, Work
 from pydanube.stores.files import FileDisk
 from pydanube.stores.system import SystemClock, SystemWork
-from pydanube.telemetry import Room, Telemetry
+from pydanube.telemetry import DispatchNow, Room, Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -177,9 +179,21 @@ class Broker:
         metadata = ObservedStore(await open_metadata())
         objects = await open_objects(metadata)
         timer = Timer(self.clock)
-        self.cursors = Cursors(metadata, self.clock, self.telemetry.moves.acks_cut)
+        self.cursors = Cursors(metadata, self.clock)
+        kept = Kept(config.dispatch.decoded_bytes, self.clock, timer)
+        outboxes = Budget(config.dispatch.outbox_bytes)
         services = Services(
-            self.clock, timer, self.cursors, self._dead_letter, lambda: self.broker_url, self._may_serve
+            self.clock,
+            timer,
+            self.cursors,
+            self._dead_letter,
+            lambda: self.broker_url,
+            kept,
+            outboxes,
+            self._may_serve,
+        )
+        self.telemetry.dispatch = lambda: DispatchNow(
+            kept.size_bytes, kept.limit_bytes, outboxes.size_bytes, outboxes.limit_bytes
         )
         defaults = Defaults(config.dispatch.heartbeat, config.dispatch.max_unacked_messages)
         self.topics = Topics(

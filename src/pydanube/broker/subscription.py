@@ -14,18 +14,24 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from pydanube.broker.cursors import Cursors
+from pydanube.broker.kept import Kept
 from pydanube.broker.outbox import (
+    CHUNK_BYTES,
     AnyOutbox,
     BatchOutbox,
+    Budget,
     Delivered,
     DeliveredBatch,
     MessageOutbox,
     Outbox,
     Registration,
+    cost_bytes,
 )
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.timer import Timer
@@ -110,7 +116,7 @@ class Source(Protocol):
     @property
     def retained_from(self) -> int: ...
 
-    async def rows(self, first: int, end: int) -> list[tuple[int, Envelope]]: ...
+    async def rows(self, first: int, end: int, bytes_max: int | None = None) -> list[tuple[int, Envelope]]: ...
 
     async def batches(self, first: int, end: int, bytes_max: int) -> list[Batch]: ...
 
@@ -125,6 +131,8 @@ class Services(NamedTuple):
     cursors: Cursors
     dead_letter: Callable[[TopicName, Envelope], Awaitable[None]]
     broker_url: Callable[[], str]  # as bound, which is known only when the doors are open
+    kept: Kept
+    outboxes: Budget
     may_serve: Callable[[], bool] = lambda: True  # False while the broker's lease may have run out
 
 
@@ -157,6 +165,7 @@ class Subscription:
         for each in self._consumers.values():
             each.silent_since = services.clock.elapsed()  # those of an earlier process have their time again
         self._work: deque[tuple[Send | ReadKeys | DeadLetter, AnyOutbox | None]] = deque()
+        self._parked: dict[AnyOutbox, deque[Send]] = {}  # for consumers whose outbox has no room, in order
         self._has_work = asyncio.Event()
         self._closed = False
         self._beat_at = 0.0
@@ -293,7 +302,7 @@ class Subscription:
             registration.native = False
             self._connect(registration)
         registration.attached = True
-        assert registration.outbox is not None
+        assert isinstance(registration.outbox, MessageOutbox)
         return registration.outbox
 
     def attach_native(self, consumer: ConsumerId) -> BatchOutbox:
@@ -322,7 +331,7 @@ class Subscription:
             self._step(Forgotten(consumer))
 
     def _connect(self, registration: Registration) -> None:
-        fresh: AnyOutbox = Outbox()
+        fresh: AnyOutbox = Outbox() if registration.native else MessageOutbox(self._services.outboxes)
         previous, registration.outbox = registration.outbox, fresh
         permits = Permits(0, 0) if registration.native else None
         refused = self._step(Joined(registration.consumer_id, permits, registration.key_filters))
@@ -331,6 +340,7 @@ class Subscription:
             holder = self._consumers.get(refused.active)
             raise SubscriptionBusy(self._source.name, self.name, holder.name if holder else "another")
         if previous is not None:
+            self._parked.pop(previous, None)
             previous.end()
         registration.attached = False
         now = self._services.clock.elapsed()
@@ -346,6 +356,7 @@ class Subscription:
         registration.attached = False
         registration.silent_since = self._services.clock.elapsed()
         if outbox is not None:
+            self._parked.pop(outbox, None)
             outbox.end(error)
             self._step(Left(registration.consumer_id))
 
@@ -416,6 +427,7 @@ class Subscription:
         self.seeks += 1
         sends = [effect for effect, _ in self._work if isinstance(effect, Send)]
         self._work.clear()
+        self._parked.clear()
         unsent = {each.consumer_id: each.outbox.clear() for each in self._consumers.values() if each.outbox is not None}
         self._step(Sought(offset))
         for send in sends:
@@ -582,15 +594,25 @@ class Subscription:
         if registration.native:
             await self._send_batches(send, registration, outbox)
             return
+        assert isinstance(outbox, MessageOutbox)
+        if outbox in self._parked:
+            self._parked[outbox].append(send)  # behind what waits already
+            return
         unsent: Ranges = ()
+        parked: Ranges = ()
         rows: list[tuple[int, Envelope]] = []
-        seeks = self.seeks
+        seeks, room_bytes = self._seeks, outbox.room_bytes
         for place, (first, end) in enumerate(send.ranges):
-            if place % TURN_RANGES == TURN_RANGES - 1:
-                await asyncio.sleep(0)
-            got = await self._rows(first, end)
+            if room_bytes <= 0:
+                parked = send.ranges[place:]
+                break
+            got = await self._rows(first, end, room_bytes)
             rows += got
+            room_bytes -= sum(cost_bytes(message) for _, message in got)
             reached = got[-1][0] + 1 if got else first
+            if reached < end and room_bytes <= 0:
+                parked = (OffsetRange(reached, end), *send.ranges[place + 1 :])
+                break
             if reached < end:  # what comes behind it waits, or it would come before it
                 unsent = (OffsetRange(reached, end), *send.ranges[place + 1 :])
                 break
@@ -599,9 +621,18 @@ class Subscription:
         if rows:
             outbox.put(Delivered(offset, message, send.attempt) for offset, message in rows)
             self._count(send, len(rows), sum(len(message.payload) for _, message in rows))
+        if parked and isinstance(outbox, MessageOutbox):
+            self._parked[outbox] = deque([replace(send, ranges=parked)])
+            outbox.when_room = partial(self._unpark, outbox)
         if unsent:
             self._step(Shipped(send.consumer, 0, unsent))
             self._hold_back(outbox)
+
+    def _unpark(self, outbox: AnyOutbox) -> None:
+        """The consumer took something: what waited for room goes first."""
+        sends = self._parked.pop(outbox, ())
+        self._work.extendleft((send, outbox) for send in reversed(sends))
+        self._has_work.set()
 
     def _hold_back(self, outbox: AnyOutbox) -> None:
         """Something could not be read: what is queued behind it for the same consumer waits too, to keep the order."""
@@ -659,9 +690,9 @@ class Subscription:
         if unsent and size_bytes < size_max:
             self._hold_back(outbox)
 
-    async def _rows(self, first: int, end: int) -> list[tuple[int, Envelope]]:
+    async def _rows(self, first: int, end: int, bytes_max: int) -> list[tuple[int, Envelope]]:
         """What the log has of [first, end) now. A reader with nothing to give is asked again by the heartbeat."""
-        return await self._read(self._source.rows(first, end))
+        return await self._read(self._source.rows(first, end, bytes_max))
 
     async def _read(self, reading: Awaitable[list[Read]]) -> list[Read]:
         try:
@@ -689,18 +720,19 @@ class Subscription:
         """Copies, then counts them as done. A copy that fails is tried again later."""
         done = effect.range.first
         try:
-            for offset, message in await self._source.rows(*effect.range):
-                attributes = dead_letter_attributes(
-                    message.attributes,
-                    topic=self._source.name,
-                    subscription=self.name,
-                    offset=offset,
-                    producer_id=producer_id(self._source.name, message.producer_name or ""),
-                    broker_addr=self._services.broker_url(),
-                    tries=effect.tries,
-                )
-                await self._services.dead_letter(TopicName(effect.topic), message._replace(attributes=attributes))
-                done = offset + 1
+            while rows := await self._source.rows(done, effect.range.end, CHUNK_BYTES):
+                for offset, message in rows:
+                    attributes = dead_letter_attributes(
+                        message.attributes,
+                        topic=self._source.name,
+                        subscription=self.name,
+                        offset=offset,
+                        producer_id=producer_id(self._source.name, message.producer_name or ""),
+                        broker_addr=self._services.broker_url(),
+                        tries=effect.tries,
+                    )
+                    await self._services.dead_letter(TopicName(effect.topic), message._replace(attributes=attributes))
+                    done = offset + 1
         except DanubeError as error:
             self._say(logging.WARNING, "dead letter not copied", offset=done, why=str(error))
         self.metrics.dead_lettered.inc(done - effect.range.first)

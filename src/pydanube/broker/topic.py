@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from bisect import bisect_right
-from collections import OrderedDict
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -31,7 +30,7 @@ from pydanube.broker.members import (
     subscription_put,
     subscriptions_in,
 )
-from pydanube.broker.outbox import Registration
+from pydanube.broker.outbox import Registration, cost_bytes
 from pydanube.broker.ownership import Ownership, Reservation
 from pydanube.broker.subscription import Services, Subscription
 from pydanube.broker.tiering import Tiering
@@ -72,7 +71,6 @@ from pydanube.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 LATEST: Final = None
-DECODED_MAX: Final = 64  # batches kept as values, shared by subscriptions that read the same place
 CLOUD_READERS_MAX: Final = 1_000
 _READ_BYTES: Final = 256 * 1024
 
@@ -142,8 +140,8 @@ class Topic:
         self._defaults = defaults
         self._reservation = reservation
         self._gatherer = Gatherer(topic_log, reservation)
-        self._decoded: OrderedDict[tuple[int, int], list[Envelope]] = OrderedDict()
-        self._piece: list[Batch] = []  # what was read last
+        self._kept = services.kept
+        self._me = object()  # of this topic in what all keep
         self._cloud_ends: set[int] = set()  # where those stand who read history; only counted
         self._changing = asyncio.Lock()  # subscriptions are made and removed one at a time
         self._closing: NotServed | None = None
@@ -390,10 +388,10 @@ class Topic:
 
     # --- reading ------------------------------------------------------------------------------------
 
-    async def rows(self, first: int, end: int) -> list[tuple[int, Envelope]]:
-        """Offsets and messages of [first, end), as far as they are committed."""
+    async def rows(self, first: int, end: int, bytes_max: int | None = None) -> list[tuple[int, Envelope]]:
+        """Offsets and messages of [first, end), as far as they are committed; the one that reaches `bytes_max` is last."""
         found: list[tuple[int, Envelope]] = []
-        offset = first
+        offset, room_bytes = first, sys.maxsize if bytes_max is None else bytes_max
         while offset < end:
             batches = await self._read(offset, bool(found))
             if not batches:
@@ -401,7 +399,11 @@ class Topic:
             for batch in batches:
                 base, upto = batch.header.base_offset, min(end, batch.header.end_offset)
                 decoded = self._decode(batch)
-                found += [(at, decoded[at - base]) for at in range(max(offset, base), upto)]
+                for at in range(max(offset, base), upto):
+                    found.append((at, decoded[at - base]))
+                    room_bytes -= cost_bytes(decoded[at - base])
+                    if room_bytes <= 0:
+                        return found
                 offset = upto
                 if offset >= end:
                     break
@@ -431,12 +433,14 @@ class Topic:
 
     async def _read(self, offset: int, something: bool) -> list[Batch]:
         """As the log reads. Whoever has `something` already is told of a gap or an error only when he asks for it."""
-        place = bisect_right(self._piece, offset, key=lambda batch: batch.header.end_offset)
-        if place < len(self._piece) and self._piece[place].header.base_offset <= offset:
-            return self._piece[place:]  # a small window asks for the same piece of a file again and again
+        piece: list[Batch] = self._kept.get(self._me) or []
+        for place, batch in enumerate(piece):
+            if batch.header.base_offset <= offset < batch.header.end_offset:
+                return piece[place:]  # a small window asks for the same piece of a file again and again
         try:
-            self._piece = await self._stored(offset, _READ_BYTES)
-            return self._piece
+            piece = await self._stored(offset, _READ_BYTES)
+            self._kept.put(self._me, piece, sum(batch.header.size_bytes for batch in piece))
+            return piece
         except DanubeError:
             if something:
                 return []
@@ -528,14 +532,11 @@ class Topic:
 
     def _decode(self, batch: Batch) -> list[Envelope]:
         # A batch of the log and one that the cloud tier made may begin at the same offset and be of different length.
-        key = (batch.header.base_offset, batch.header.rows)
-        decoded = self._decoded.get(key)
+        key = (self._me, batch.header.base_offset, batch.header.rows)
+        decoded: list[Envelope] | None = self._kept.get(key)
         if decoded is None:
-            decoded = self._decoded[key] = messages(batch)
-            while len(self._decoded) > DECODED_MAX:
-                self._decoded.popitem(last=False)
-        else:
-            self._decoded.move_to_end(key)
+            decoded = messages(batch)
+            self._kept.put(key, decoded, sum(map(cost_bytes, decoded)))
         return decoded
 
     # --- subscriptions ------------------------------------------------------------------------------

@@ -6,7 +6,7 @@
 
 One bound for all topics (`wal.pending_bytes`). A server that can make its peer wait stops reading from it (`holds`) and
 goes on when it is called (`call_when_relieved`); one that cannot refuses (`check`), and the same call may be tried
-again. Both only keep more from coming: what has come goes on, so a batch larger than the bound is stored like any other.
+again. Both only keep more from coming: what has come goes on, so a batch larger than the bound is stored like others.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from pydanube.telemetry.counts import (
     ClusterMetrics,
     ClusterNow,
     Count,
+    DispatchNow,
     Histogram,
     Level,
     MoveMetrics,
@@ -41,6 +42,7 @@ __all__ = [
     "ClusterMetrics",
     "ClusterNow",
     "Count",
+    "DispatchNow",
     "Histogram",
     "JsonLines",
     "Level",
@@ -77,6 +79,7 @@ class Telemetry:
         self.redirects = Counter[tuple[str, str]]()  # clients sent elsewhere, by reason and namespace
         # Asked at each scrape.
         self.cluster: Callable[[], ClusterNow] | None = None  # None: a broker that is alone
+        self.dispatch: Callable[[], DispatchNow] | None = None
         self.unopened: Callable[[], int] | None = None  # topics that could not be opened
         self.room: Callable[[], Room] | None = None  # of the disk; None: there is none
         self._topics: dict[str, TopicMetrics] = {}
@@ -148,6 +151,7 @@ class Telemetry:
                 self.loop_lag.copy(),
                 dict(self.redirects),
                 self.unopened() if self.unopened is not None else 0,
+                self.dispatch() if self.dispatch is not None else None,
             ),
             room=self.room,
             process=self._process,

@@ -118,6 +118,15 @@ class RpcMetrics:
     errors: Count = field(default_factory=Count)
 
 
+class DispatchNow(NamedTuple):
+    """What is in memory for consumers, of all topics, at one moment."""
+
+    decoded_bytes: int
+    decoded_limit_bytes: int
+    outbox_bytes: int
+    outbox_limit_bytes: int
+
+
 class PressureNow(NamedTuple):
     """What has come and is not on disk, at one moment."""
 

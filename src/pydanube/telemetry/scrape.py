@@ -24,6 +24,7 @@ from pydanube.telemetry.counts import (
     CloudMetrics,
     ClusterMetrics,
     ClusterNow,
+    DispatchNow,
     MoveMetrics,
     PressureNow,
     SubscriptionMetrics,
@@ -289,6 +290,7 @@ class BrokerNow(NamedTuple):
     loop_lag: Buckets
     redirects: dict[tuple[str, str], int]
     unopened: int
+    dispatch: DispatchNow | None = None
 
 
 class Room(NamedTuple):
@@ -433,6 +435,16 @@ class Snapshot(NamedTuple):
         yield _counter("danube_client_redirects", text, ("reason", "topic_ns"), redirects)
         text = "Milliseconds by which the event loop was late, looked at ten times a second"
         yield _histogram("danube_event_loop_lag_ms", text, (), [((), self.broker.loop_lag)])
+        if self.broker.dispatch is not None:
+            decoded, decoded_max, outboxes, outboxes_max = self.broker.dispatch
+            text = "Bytes of messages kept decoded for whoever reads the same place next"
+            yield _gauge("danube_dispatch_decoded_bytes", text, (), [((), decoded)])
+            text = "How many they may be (dispatch.decoded_mb)"
+            yield _gauge("danube_dispatch_decoded_limit_bytes", text, (), [((), decoded_max)])
+            text = "Bytes of messages that gRPC consumers, and those of non-reliable topics, have not been sent yet"
+            yield _gauge("danube_dispatch_outbox_bytes", text, (), [((), outboxes)])
+            text = "How many they may be (dispatch.outbox_mb); each consumer may have one message beyond it"
+            yield _gauge("danube_dispatch_outbox_limit_bytes", text, (), [((), outboxes_max)])
         yield from self._of_the_log()
         yield from self._of_the_cloud()
         yield from self._of_the_disk()
