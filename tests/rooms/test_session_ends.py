@@ -196,6 +196,21 @@ async def test_a_clock_that_jumps_forward_ends_nothing() -> None:
 
 
 @simulated
+async def test_a_clock_that_was_ahead_at_the_start_and_is_put_right_ends_nothing() -> None:
+    machine = Machine()
+    log = await started(machine)
+    producer = await Producer.open(log)
+    machine.clock.jump(1000 * DAY)
+    log = await reopened("kill", machine, log, epoch=2)
+    await asyncio.sleep(HOUR)
+    machine.clock.jump(-1000 * DAY)
+    await log.append(producer.make("a"))
+    await asyncio.sleep(2 * DAY)
+    assert await end_idle(log) == 0
+    assert (await log.append(producer.make("b"))).offset == 1
+
+
+@simulated
 async def test_a_clock_that_is_wrong_at_the_start_ends_nothing_that_may_be_resent() -> None:
     machine = Machine()
     log = await started(machine)

@@ -389,7 +389,7 @@ class Topic:
     # --- reading ------------------------------------------------------------------------------------
 
     async def rows(self, first: int, end: int, bytes_max: int | None = None) -> list[tuple[int, Envelope]]:
-        """Offsets and messages of [first, end), as far as they are committed; the one that reaches `bytes_max` is last."""
+        """Offsets and messages of [first, end), as far as they are committed, until they have `bytes_max`."""
         found: list[tuple[int, Envelope]] = []
         offset, room_bytes = first, sys.maxsize if bytes_max is None else bytes_max
         while offset < end:

@@ -477,8 +477,9 @@ class TopicLog:
             sessions.adopts_unknown = False
         if watched < config.watched_seconds:
             return []
-        # The clock as it was when the log was opened, and then the time that passed: what the clock jumped is left out.
-        now = self._opened_us + int(watched * 1_000_000)
+        # The clock as it was when the log was opened, and then the time that passed, or the clock if that says less: a
+        # jump in either direction makes sessions last longer, never shorter.
+        now = min(self._opened_us + int(watched * 1_000_000), self._wal._clock.time_us())
         ending = []
         for producer_id, known in sessions.idle(now - int(config.session_seconds * 1_000_000), now, ENDS_AT_ONCE):
             record = session_end(
