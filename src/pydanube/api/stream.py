@@ -221,6 +221,11 @@ class Connection(asyncio.Protocol):
             self._handle_some()
         if had == 0:
             self._frame_since = now
+        partial_bytes = self._decoder.buffered_bytes
+        if partial_bytes != self._partial_bytes and not self._over:
+            self._count_partial(partial_bytes)
+            if partial_bytes > PARSE_ON_LOOP_BYTES:  # only a batch is so long
+                self._hold()
 
     def _handle_some(self) -> None:
         """Handles frames, in order. After many acks others have their turn first, and nothing is read meanwhile."""
