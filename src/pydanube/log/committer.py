@@ -942,13 +942,19 @@ class Committer:
         writes = [Write(segment.path, segment.copied, data) for segment, data in chosen.items()]
         ends = {segment: segment.end for segment in chosen}
         results = await self._disk.write(writes, sync=False)
+        again: list[str] = []
         for (segment, end), result in zip(ends.items(), results, strict=True):
-            if isinstance(result, DiskFailed) and not await self._is_gone(segment):
-                raise result
-            if result is None or isinstance(result, DiskFailed):
+            if segment not in self._uncopied:
+                # It was ended meanwhile, with all of this; retention may even have removed it.
+                again += [segment.path] if result is None else []
+            elif result is None or (isinstance(result, DiskFailed) and await self._is_gone(segment)):
                 self._forget_copies(segment, end)
+            elif isinstance(result, DiskFailed):
+                raise result
             else:
                 await self._disk_is_full(result)  # they stay in memory and in the journal until there is room
+        if again:
+            await self._disk.sync(again)  # the same bytes, which are safe; but nobody would ever sync the file again
         return bool(self._uncopied) and not any(results)
 
     async def _is_gone(self, segment: SegmentFile) -> bool:
