@@ -982,6 +982,10 @@ class Committer:
         if segment in self._uncopied:
             end = segment.end
             await write_and_sync(self._disk, segment.path, segment.copied, *self._uncopied[segment])
+            if segment not in self._uncopied:  # copied by others meanwhile, perhaps behind the sync
+                for failure in await self._disk.sync([segment.path]):
+                    if failure is not None:
+                        raise failure
             self._forget_copies(segment, end)
         elif segment.synced < segment.end:
             (failure,) = await self._disk.sync([segment.path])
