@@ -35,11 +35,13 @@ from pydanube.errors import (
     DiskFull,
     InvalidBatch,
     LogBusy,
+    LogClosed,
     LogFull,
     LogStopped,
     MessageTooLarge,
     OutOfSequence,
     ProducerFenced,
+    ProducerUnknown,
     ProtocolViolation,
     RateLimited,
     Refused,
@@ -60,7 +62,7 @@ COMPRESS_ON_LOOP_BYTES: Final = 128 * 1024
 # Brokers remember a session for longer than this after its last batch, whatever their clocks do (log/wal.py).
 RESEND_SECONDS: Final = 24 * 3600.0
 # The batch was certainly not stored.
-CERTAIN: Final = (Refused, DiskFull, LogBusy, LogFull, RateLimited)
+CERTAIN: Final = (Refused, DiskFull, LogBusy, LogClosed, LogFull, ProducerUnknown, RateLimited)
 # The broker's idea of this session and ours have nothing in common.
 HOPELESS: Final = (InvalidBatch, ProducerFenced, ProtocolViolation)
 
