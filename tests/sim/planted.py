@@ -179,7 +179,9 @@ class Without:
         self._suffix = suffix
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> int | None:
-        kept = [each for each in compares if not (each.key.startswith(self._prefix) and each.key.endswith(self._suffix))]
+        kept = [
+            each for each in compares if not (each.key.startswith(self._prefix) and each.key.endswith(self._suffix))
+        ]
         revision: int | None = await self._store.transact(kept, operations)
         return revision
 

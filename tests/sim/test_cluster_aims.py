@@ -98,7 +98,7 @@ def test_a_schedule_aims_at_something_in_nearly_every_seed() -> None:
 
 @simulated
 async def test_the_third_transaction_on_a_reservation_is_hit_and_no_other() -> None:
-    faulty, real, aims, _ = store(Aim("transact reserve", left=3, what="fail"))
+    faulty, _, aims, _ = store(Aim("transact reserve", left=3, what="fail"))
     key = keys.reserve(TOPIC)
     for value in (b"1", b"2"):
         assert await faulty.transact([], [Put(key, value)]) is not None

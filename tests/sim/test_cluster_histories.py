@@ -249,7 +249,9 @@ def test_the_command_says_of_a_failing_seed_what_it_takes_and_how_to_see_it_agai
     assert lines[0] == "seeds 2 to 4 on 1 process"
     assert f"schedule, 1 of {len(planned(3))} faults:" in lines and f"  {planned(3)[2]}" in lines
     assert "  again: python -m pydanube.testing.sim --only cluster --seed 3 --count 1 --digest abcd" in lines
-    assert lines[-1].startswith("seed 2: 3 clusters (0 of 100 topics and more), 1 failed, 0.2 h simulated, 3 messages acknowledged")
+    assert lines[-1].startswith(
+        "seed 2: 3 clusters (0 of 100 topics and more), 1 failed, 0.2 h simulated, 3 messages acknowledged"
+    )
     schedules = [planned(seed) for seed in (2, 3, 4)]
     faults, kills = sum(map(len, schedules)), sum(each.kind == "kill" for each in chain(*schedules))
     assert f", 3 delivered, 3 checked, {faults} faults, " in lines[-1] and lines[-1].endswith(" s")

@@ -333,10 +333,10 @@ class Clients:
         hanging_up = asyncio.get_running_loop().call_at(until, self._hang_up, outbox)
         try:
             while True:
-                items = await outbox.get()
+                items: list[Any] = await outbox.get()
                 if not items:
                     return
-                messages = _rows(items) if native else items
+                messages: list[Delivered] = _rows(items) if native else items
                 if node.wire.answers_lost:
                     await asyncio.sleep(1.0)  # they are lost on the way, and the connection with them
                     return
@@ -377,7 +377,7 @@ class Clients:
                 if native and not subscription.is_healthy(identity):
                     return
                 if native:
-                    size_bytes = sum(item.batch.header.size_bytes for item in items)
+                    size_bytes: int = sum(item.batch.header.size_bytes for item in items)
                     subscription.grant(identity, Permits(len(messages), size_bytes))
         finally:
             hanging_up.cancel()

@@ -460,7 +460,7 @@ class Breaking:
             lambda: self._namespace(broker, dice),
         ):
             with contextlib.suppress(DanubeError):
-                await ask()  # type: ignore[operator]
+                await ask()
         if broker.cloud is not None:
             broker.cloud.tiering.standing()
             broker.cloud.tiering.why_not_freed()

@@ -85,7 +85,9 @@ class Pressure(NamedTuple):
         topics = dice.choice(MANY_TOPICS) if dice.random() < MANY_SHARE else 0
         limits = tuple(dice.choice(values) for _, _, values in LIMITS)
         if topics:  # a start, and a takeover, take longer than a lease; but not for ever
-            limits = tuple(8 if name == "CLAIMS_MAX" else each for (_, name, _), each in zip(LIMITS, limits, strict=True))
+            limits = tuple(
+                8 if name == "CLAIMS_MAX" else each for (_, name, _), each in zip(LIMITS, limits, strict=True)
+            )
         quick = dice.random() < 0.3  # what is sent is uploaded at once, and what nobody describes goes as soon
         tier = TierConfig(
             upload_seconds=10.0 if quick else 60.0,

@@ -88,7 +88,9 @@ class ClusterTotals:
     def kinds(self) -> str:
         """How many faults there were of each kind, and how many calls were hit that were aimed at."""
         faults = ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items()))
-        return f"{faults}; hit: {', '.join(f'{target} {count}' for target, count in sorted(self.hits.items())) or 'none'}"
+        return (
+            f"{faults}; hit: {', '.join(f'{target} {count}' for target, count in sorted(self.hits.items())) or 'none'}"
+        )
 
     @property
     def operations(self) -> str:

@@ -410,7 +410,9 @@ class _Run:
     async def _give_up(self, breaking: Breaking, topic: TopicName) -> None:
         """An operator has seen that bytes are lost, and moves the topic: what is lost is recorded then."""
         for _ in range(10):
-            if not await self._until(lambda: "" if self.town.any_host(topic) else f"nobody serves {topic}", DRAIN_SECONDS):
+            if not await self._until(
+                lambda: "" if self.town.any_host(topic) else f"nobody serves {topic}", DRAIN_SECONDS
+            ):
                 return
             try:
                 await self.town.unload(topic)

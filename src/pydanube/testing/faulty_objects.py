@@ -55,12 +55,13 @@ class FaultyObjects:
             await self._clock.sleep(1.0)
             raise Unreachable("object store", "nobody answered in time")
         shot = self.aim("object put", ())
-        body = [bytes(each) for each in data] if shot is not None else data
+        if shot is not None:
+            data = [bytes(each) for each in data]  # it may be sent later
 
         def send(seconds: float) -> None:
-            sail(self._clock, seconds, lambda: self._late(key, body, create))
+            sail(self._clock, seconds, lambda: self._late(key, data, create))
 
-        return await self._call(lambda: self._under.put(key, body, create=create), shot, send, changes=True)
+        return await self._call(lambda: self._under.put(key, data, create=create), shot, send, changes=True)
 
     async def _late(self, key: str, data: Sequence[Buffer], create: bool) -> None:
         with contextlib.suppress(Conflict):
