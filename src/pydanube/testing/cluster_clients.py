@@ -391,7 +391,7 @@ class Clients:
 def _rows(items: Sequence[DeliveredBatch]) -> list[Delivered]:
     """What is meant of batches, message by message."""
     found: list[Delivered] = []
-    for batch, ranges, attempt in items:
+    for batch, ranges, attempt, _ in items:
         base, rows = batch.header.base_offset, messages_of(batch)
         found += [Delivered(at, rows[at - base], attempt) for first, end in ranges for at in range(first, end)]
     return found
