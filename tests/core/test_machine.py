@@ -111,6 +111,7 @@ class World:
         self.done: set[int] = set()
         self.missing: set[int] = set()
         self.ever_missing: set[int] = set()
+        self.sought = False
         self.ever_sent: Counter[int] = Counter()  # how often since the last seek
         self.dead_letters: set[int] = set()
         self.cursor = 0
@@ -132,11 +133,13 @@ class World:
             self.ever_sent.clear()
             self.shipping = [replace(send, ranges=()) for send in self.shipping]
         held_before = dict(self.held)
-        head_before = self.machine.progress.head
+        # After a seek, what was not handed out since is known from deliveries before it only.
+        known_end = self.machine.progress.next_fresh if self.sought else self.machine.progress.head
+        self.sought = self.sought or sought
         effects = self.machine.step(event, self.now)
         refused = {n for effect in effects if isinstance(effect, AckRefused) for n in flat(effect.ranges)}
         if isinstance(event, Acked):
-            acked = {offset for offset in flat(event.ranges) if offset < head_before}
+            acked = {offset for offset in flat(event.ranges) if offset < known_end}
             assert refused == set(flat(event.ranges)) - acked, "what is committed can be acknowledged, and nothing else"
             self.done |= acked
         self.forget_landed(event, held_before)

@@ -23,7 +23,6 @@ from pydanube.cli.output import (
     Output,
     OutputOption,
     id_text,
-    orphan_fields,
     payload_fields,
     payload_text,
     print_done,
@@ -275,6 +274,12 @@ def _state_fields(state: ours.TopicStateResponse, output: Output) -> dict[str, o
     orphans = [f"offsets {each.first} up to {each.end}: {each.sentence}" for each in state.orphans]
     waits = {"on_crash": "wait: for its own broker"} if state.waits else {}
     return {"state": f"{state.state}: {state.sentence}{phase}", **waits, **({"orphans": orphans} if orphans else {})}
+
+
+def orphan_fields(orphan: ours.OrphanState) -> dict[str, object]:
+    """Offsets that only a lost broker's disk may have, for JSON and tables."""
+    names = ("first", "end", "epoch", "sentence")
+    return {**{name: getattr(orphan, name) for name in names}, "broker_id": id_text(orphan.broker_id)}
 
 
 def tier_fields(tiers: ours.Tiers) -> dict[str, object]:

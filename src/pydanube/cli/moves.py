@@ -16,9 +16,9 @@ from typing import Annotated, Final
 
 import typer
 
-from pydanube.cli.admin import ENDPOINT, OURS, TopicArgument, ask, topics
+from pydanube.cli.admin import ENDPOINT, OURS, TopicArgument, ask, orphan_fields, topics
 from pydanube.cli.completion import broker_ids
-from pydanube.cli.output import Output, OutputOption, id_text, orphan_fields, print_done, print_json, print_rows
+from pydanube.cli.output import Output, OutputOption, id_text, print_done, print_json, print_rows
 from pydanube.cli.rpc import Connection
 from pydanube.core.names import parse_broker_id
 from pydanube.wire._pb.pydanube import admin_pb2 as ours

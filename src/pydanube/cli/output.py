@@ -14,8 +14,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pydanube.wire._pb.pydanube import admin_pb2 as ours
-
 PAYLOAD_SHOWN_MAX_BYTES: Final = 1024
 PROGRESS_SECONDS: Final = 1.0  # a run that is over before then needs none
 PIPE_WIDTH: Final = 10_000  # a table in a pipe never wraps: whoever reads it cuts by lines
@@ -39,12 +37,6 @@ def print_json(value: object) -> None:
 def id_text(number: int) -> str | None:
     """A broker's or node's id as commands print it: text, since JSON readers round numbers above 2^53. None: nobody."""
     return str(number) if number else None
-
-
-def orphan_fields(orphan: ours.OrphanState) -> dict[str, object]:
-    """Offsets that only a lost broker's disk may have."""
-    names = ("first", "end", "epoch", "sentence")
-    return {**{name: getattr(orphan, name) for name in names}, "broker_id": id_text(orphan.broker_id)}
 
 
 def print_rows(
