@@ -43,7 +43,7 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("broker.topics",), "REAP_SECONDS", (10.0, 300.0)),
     (("broker.cursors",), "PER_TRANSACTION", (1, 2, 60)),
     (("broker.cursors",), "ACKS_MAX", (3, 1000)),
-    (("broker.topic",), "DECODED_MAX", (1, 64)),
+    (("broker.outbox",), "CONSUMER_BYTES_MAX", (1_500, 16 << 20)),  # two messages, of those that there are
     (("broker.topic",), "_READ_BYTES", (300, 256 * 1024)),
     (("broker.gather",), "ROWS_MAX", (1, 2, 2000)),
     (("broker.fanout",), "QUEUE_MAX", (2, 1000)),
