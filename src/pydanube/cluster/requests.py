@@ -32,6 +32,7 @@ SINGLE: Final = (
 )
 SINGLE_DRAIN: Final = "Cannot unload broker: single broker cluster detected. Unload requires at least 2 brokers."
 LOOK_SECONDS: Final = 1.0
+DRAINED_SECONDS: Final = 1.0
 TRIES: Final = 5
 
 
@@ -211,13 +212,20 @@ class Requests:
         return DrainProgress(True, topics, [t for t in topics if t in still and t not in failed], failed)
 
     async def drained(self, broker: BrokerId, topics: Sequence[TopicName], timeout_seconds: float) -> DrainProgress:
-        """Waits until no topic is pending, `timeout_seconds` at most."""
+        """Waits until no topic is pending, `timeout_seconds` at most; then a moment until the broker is called drained,
+        which the leader does when somebody else has the last one.
+        """
         deadline = self._clock.elapsed() + timeout_seconds
         while True:
             version = self._view.version
             progress = self.drain_progress(broker, topics)
+            state = self._view.states.get(broker)
+            if not progress.pending:
+                if progress.failed or state is None or state.value.mode is not Mode.DRAINING:
+                    return progress
+                deadline = min(deadline, self._clock.elapsed() + DRAINED_SECONDS)
             left = deadline - self._clock.elapsed()
-            if not progress.pending or left <= 0:
+            if left <= 0:
                 return progress
             await self._view.changed(version, min(left, LOOK_SECONDS))
 
