@@ -8,7 +8,6 @@ any more, so that a defect is never planted in vain.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import textwrap
 from collections.abc import Callable, Sequence
@@ -87,8 +86,13 @@ class SyncsTheOldFileAfterARoll(Careless):
 
 
 def segment_names_are_not_synced(patch: pytest.MonkeyPatch) -> None:
-    exchange(patch, recovery, "write_segment", ("await disk.sync_directory(directory)", "pass"))
-    patch.setattr(committer, "write_segment", recovery.write_segment)
+    original = committer.Committer._sync_name
+
+    async def careless(self: committer.Committer, directory: str) -> None:
+        if not directory.startswith("wal/"):
+            await original(self, directory)
+
+    patch.setattr(committer.Committer, "_sync_name", careless)
 
 
 def journals_go_before_the_segments_are_synced(patch: pytest.MonkeyPatch) -> None:
@@ -182,22 +186,28 @@ def a_snapshot_forgets_the_oldest_batch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sessions.Sessions, "to_bytes", careless)
 
 
+STOPS_UNLESS_PREPARED = """\
+        failure = error
+        if why != PREPARED:
+            self._stop(error)
+    del"""
+
+
 # --- failures -----------------------------------------------------------------------------------------
 
 
 def a_segment_in_doubt_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """Was in the program: `prepare` took any failure for "nothing was made", and recovery sorted by random names."""
 
-    async def prepare(self: Any, of: Any) -> None:
-        async with self._exclusive:
-            if of.active is None and not of.closed and self.stopped is None:
-                with contextlib.suppress(DiskFull, DiskFailed):
-                    of.adopt(await self._new_segment(of))
-
     async def order(self: Any, starts: list[Any], *_: Any) -> list[Any]:
         return sorted(starts, key=lambda start: int(start.first_offset))
 
-    patch.setattr(committer.Committer, "prepare", prepare)
+    exchange(
+        patch,
+        committer.Committer,
+        "_make_segment",
+        ("        failure = error\n        self._stop(error)\n    del", STOPS_UNLESS_PREPARED),
+    )
     patch.setattr(recovery._EpochRecovery, "_order_starts", order)
 
 

@@ -90,6 +90,8 @@ class IdempotentProducer:
         self._send_again(boot, log, answers_lost=dice.random() < 0.3)
         while self._in_flight or self._left > 0:
             if not self._history.quiet:
+                if self._history.together and not self._in_flight and not self._unacked:
+                    await self._history.rest(dice)
                 while self._left > 0 and self._may_send() and dice.random() < 0.8:
                     self._send_new(boot, log)
             if not self._in_flight and self._unacked:

@@ -48,10 +48,10 @@ class Pressure:
     @classmethod
     def draw(cls, dice: Random) -> Pressure:
         config = WalConfig(
-            segment_bytes=dice.choice((1024, 1024, 4096, 16384)),
-            segment_seconds=dice.choice((0.01, 0.2, 3600.0, 3600.0)),
-            group_bytes=dice.choice((1024, 4096, 16384)),
-            journal_bytes=dice.choice((4096, 8192, 8192, 32768)),
+            segment_bytes=dice.choice((1024, 8192, 65536, 65536)),
+            segment_seconds=dice.choice((0.02, 3600.0, 3600.0, 3600.0)),
+            group_bytes=dice.choice((1024, 16384, 65536)),
+            journal_bytes=dice.choice((4096, 8192, 16384, 32768)),
             copy_bytes=dice.choice((1024, 8192)),
             cache_bytes=dice.choice((0, 8192, 1 << 20)),
             pending_bytes=dice.choice((1024, 4096, 1 << 20)),

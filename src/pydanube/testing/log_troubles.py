@@ -52,6 +52,8 @@ class Troubles:
             log = boot.logs[model.topic]
             for _ in range(dice.choice((0, 1, 2)) if len(history.models) < 10 else 0):
                 boot.process.spawn(self._follow(log, model)).add_done_callback(self._ended)
+        if len(history.models) > 1 and dice.random() < 0.6:
+            self._beside(boot, self._pile_up(boot, boot.logs[history.models[0].topic]))
         try:
             while True:
                 await asyncio.sleep(dice.random() * history.boot_seconds / 6)
@@ -234,10 +236,16 @@ class Troubles:
             except LogStopped:
                 return
 
-    async def _between(self, log: TopicLog) -> None:
+    async def _pile_up(self, boot: Boot, log: TopicLog) -> None:
+        """Between two groups somebody takes his time, again and again: then many topics wait for the next one."""
+        while not log.closed and not boot.ended.is_set():
+            await asyncio.sleep(self._dice.random() * self._history.pace_seconds)
+            await self._between(log, 2 * self._history.pace_seconds)
+
+    async def _between(self, log: TopicLog, seconds_max: float = 0.001) -> None:
         async with log.between_groups():
             head = log.head
-            await asyncio.sleep(self._dice.random() * 0.001)
+            await asyncio.sleep(self._dice.random() * seconds_max)
             if log.head != head:
                 raise Broken(f"{log.topic} goes on from {head} to {log.head} between two groups")
 
