@@ -198,7 +198,8 @@ class History:
         # others there is time for what happens in the background.
         self.boot_seconds = dice.choice((0.005, 0.02, 0.05, 0.05, 0.5, 2.0))
         self.pace_seconds = self.boot_seconds / dice.choice((4, 10, 20))
-        self.together = dice.random() < 0.6
+        self.together = dice.random() < 0.5
+        self.tick_seconds = min(0.1, max(0.003, self.pace_seconds))
         self._troubles = Troubles(self)
 
     def say(self, event: str) -> None:
@@ -230,7 +231,7 @@ class History:
         """What a producer waits between two batches. If all wait for the same moment, groups have many topics."""
         if self.together:
             now = asyncio.get_running_loop().time()
-            await asyncio.sleep(self.pace_seconds - now % self.pace_seconds)
+            await asyncio.sleep(self.tick_seconds - now % self.tick_seconds)
         else:
             await asyncio.sleep(dice.random() * self.pace_seconds)
 

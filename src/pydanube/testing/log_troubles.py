@@ -52,8 +52,8 @@ class Troubles:
             log = boot.logs[model.topic]
             for _ in range(dice.choice((0, 1, 2)) if len(history.models) < 10 else 0):
                 boot.process.spawn(self._follow(log, model)).add_done_callback(self._ended)
-        if len(history.models) > 1 and dice.random() < 0.6:
-            self._beside(boot, self._pile_up(boot, boot.logs[history.models[0].topic]))
+        if history.together and len(history.models) > 1:
+            self._beside(boot, self._pile_up(boot))
         try:
             while True:
                 await asyncio.sleep(dice.random() * history.boot_seconds / 6)
@@ -227,7 +227,7 @@ class Troubles:
             if not first <= found <= log.current_offset():
                 raise Broken(f"{model.topic} has a time at offset {found}, and offsets from {first} to {log.head}")
         elif kind == "between":
-            await boot.process.call(self._between(log))
+            await boot.process.call(self._between(log, dice.random() * 0.001))
         elif kind == "settled":
             await boot.process.call(log.settled())
         elif not model.reserves:
@@ -236,16 +236,17 @@ class Troubles:
             except LogStopped:
                 return
 
-    async def _pile_up(self, boot: Boot, log: TopicLog) -> None:
-        """Between two groups somebody takes his time, again and again: then many topics wait for the next one."""
-        while not log.closed and not boot.ended.is_set():
-            await asyncio.sleep(self._dice.random() * self._history.pace_seconds)
-            await self._between(log, 2 * self._history.pace_seconds)
+    async def _pile_up(self, boot: Boot) -> None:
+        """Nothing is committed around the moments at which producers wake up: the next group has many topics."""
+        loop, tick, before = asyncio.get_running_loop(), self._history.tick_seconds, 0.0002
+        while not boot.ended.is_set() and not all(log.closed for log in boot.logs.values()):
+            await asyncio.sleep((-before - loop.time()) % tick)
+            await self._between(self._dice.choice(list(boot.logs.values())), 2 * before)
 
-    async def _between(self, log: TopicLog, seconds_max: float = 0.001) -> None:
+    async def _between(self, log: TopicLog, seconds: float) -> None:
         async with log.between_groups():
             head = log.head
-            await asyncio.sleep(self._dice.random() * seconds_max)
+            await asyncio.sleep(seconds)
             if log.head != head:
                 raise Broken(f"{log.topic} goes on from {head} to {log.head} between two groups")
 
