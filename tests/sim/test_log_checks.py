@@ -43,6 +43,7 @@ def test_a_log_goes_on(told: list[Told], one: bool) -> None:
         [Told("write", JOURNAL, "ENOSPC"), Told("write", SPARE, "ENOSPC")],
         [Told("sync", NEW_SEGMENT, "EIO"), Told("sync", NEW_SEGMENT, "EIO")],
         [Told("rename", SEGMENT, "lost")],
+        [Told("sync", SEGMENT, "EIO"), Told("write", NEW_SEGMENT, "ENOSPC")],
         [Told("sync_directory", "wal/default/t/0001", "EIO")],
         [Told("sync", SEGMENT, "EIO"), Told("write", SEGMENT, "EIO")],
     ],

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from pydanube.log.layout import SPARE_JOURNAL
 from pydanube.log.wal import TopicLog, Wal
 from pydanube.testing.faulty_disk import Told
 from pydanube.testing.log_model import Broken
@@ -23,23 +22,25 @@ _WAITERS_MAX = 12  # readers that wait at one time, in a history
 
 def stop_is_justified(told: Sequence[Told], *, one_synced_topic: bool) -> bool:
     """Whether a log that was told of these failures may stop. `one_synced_topic`: no journal is ever used."""
-    once = full_journals = full_spares = 0
+    once = full_journals = full = 0
     for failure in told:
         failed = failure.why in ("EIO", "lost") or (failure.why == "ENOSPC" and failure.operation == "sync")
         bytes_of = failure.operation in ("write", "sync")
         if failure.again or any(name in failure.path for name in _ASIDE) or failure.operation in ("read", "list"):
             continue
         if not failed:
-            # Room that is lacking stops nobody, except where overwriting needs some: then a record may be there.
-            full_journals += failure.why == "ENOSPC" and bytes_of and failure.path.endswith(".journal")
-            full_spares += failure.why == "ENOSPC" and failure.path == SPARE_JOURNAL
+            # Room that is lacking stops nobody by itself. Where overwriting needs some, a record may be there.
+            is_record = bytes_of and failure.path.endswith(".journal")
+            full_journals += failure.why == "ENOSPC" and is_record
+            full += failure.why == "ENOSPC" and not is_record
         elif failure.path.endswith((".journal", ".tmp")) and (bytes_of or failure.operation == "create"):
             once += 1  # another file is taken, once
         elif failure.path.endswith(".wal") and bytes_of and one_synced_topic:
             once += 1  # the group goes to a new segment, once
         else:
             return True
-    return once + full_journals >= 2 or (once + full_journals > 0 and full_spares > 0)
+    # What may be there after a failure needs another file: without room for that nobody can say that it was refused.
+    return once + full_journals >= 2 or (once + full_journals > 0 and full > 0)
 
 
 def check_sizes(wal: Wal) -> None:
