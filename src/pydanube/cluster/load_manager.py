@@ -143,13 +143,16 @@ class LoadManager:
     async def _abandon_some(self, broker: BrokerId, topics: Sequence[TopicName]) -> bool:
         compares: list[Compare] = []
         operations: list[Put | Delete] = []
+        # Before anything is waited for: a write of ours that was not answered may be done meanwhile, and the topic have
+        # another owner. That the dead broker does not have it, which is revision 0, is no reason to give it away.
+        seen = {topic: self._view.compare(keys.assignment(broker, topic)) for topic in topics}
+        topics = [topic for topic, compare in seen.items() if compare.revision]
         waits = await asyncio.gather(*map(self._waits, topics))
         for topic, wait in zip(topics, waits, strict=True):
             marker = Marker(reason=BROKER_LOST, from_broker=broker, wait=wait, timestamp=self._clock.time_us() // 1000)
-            assignment = keys.assignment(broker, topic)
-            compares.append(self._view.compare(assignment))
-            operations += [Put(keys.unassigned(topic), marker.to_bytes()), Delete(assignment)]
-        return await self._write(compares, operations)
+            compares.append(seen[topic])
+            operations += [Put(keys.unassigned(topic), marker.to_bytes()), Delete(keys.assignment(broker, topic))]
+        return not operations or await self._write(compares, operations)
 
     async def _waits(self, topic: TopicName) -> bool:
         item = await self._store.get(keys.on_crash(topic))
@@ -181,10 +184,10 @@ class LoadManager:
     async def _start(self, start: Start) -> bool:
         marker = start.marker
         assert marker.from_broker is not None
-        compares = [
-            Compare(keys.unassigned(start.topic), 0),
-            self._view.compare(keys.assignment(marker.from_broker, start.topic)),
-        ]
+        assigned = self._view.compare(keys.assignment(marker.from_broker, start.topic))
+        if not assigned.revision:
+            return False  # it is not there any more
+        compares = [Compare(keys.unassigned(start.topic), 0), assigned]
         operations: list[Put | Delete] = [Put(keys.unassigned(start.topic), marker.to_bytes())]
         if start.entry is not None:
             operations.append(Put(keys.rebalancing(start.entry.timestamp), start.entry.to_bytes()))

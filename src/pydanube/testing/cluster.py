@@ -86,6 +86,7 @@ class Node:
         self.known_id = 0  # its broker's, from the first boot on
         self.paused_at = -1.0  # when it was paused last
         self.failed_at = -1.0  # when a call of its disk failed last, in this process
+        self.ended_at = -1.0  # when its process, which may still be there, gave itself up
         self.work: ApartWork
         self.forgotten = (0, 0.0)  # a lease that the store forgot before its time, and until when it may believe in it
 
@@ -116,7 +117,7 @@ class Node:
         self.metadata.usual_seconds = town.store_seconds
         self.metadata.aim = self.objects.aim = self._aim
         self.work = ApartWork(town.dice)
-        self.failed_at = -1.0
+        self.failed_at = self.ended_at = -1.0
         self.process = Process(f"broker {self.number}.{self.boots}")
         config = replace(
             town.config,
@@ -141,6 +142,8 @@ class Node:
             )
         )
         broker.topics.remote = _Neighbours(self, broker)
+        if broker.cluster is not None and broker.cluster.ended is not None:
+            broker.cluster.ended.add_done_callback(lambda _: self._note_end(broker))
         self.broker = broker
         self.known_id = broker.broker_id
         return broker
@@ -149,8 +152,13 @@ class Node:
         aims = self.town.aims
         return aims.meet(self, call, about) if aims is not None else None
 
+    def _note_end(self, broker: Broker) -> None:
+        if self.broker is broker and self.ended_at < 0:
+            self.ended_at = self.clock.elapsed()
+
     def _disk_failed(self, call: str) -> None:
-        self.failed_at = self.clock.elapsed()
+        if self.ended_at < 0:  # else it is over already
+            self.failed_at = self.clock.elapsed()
 
     def _open_disk(self) -> MemoryDisk | ProcessDisk:
         if isinstance(self.disk, FaultyDisk):

@@ -39,6 +39,7 @@ NEVER: Final[Mapping[str, str]] = {
     "Broker.start": "it opens real stores and doors; simulated brokers are given theirs",
     "Broker.run": "threads, for who serves requests",
     "Topic.discard_orphan": "an operator gives up acknowledged messages: nothing is promised of them",
+    "Subscription.withhold": "nobody calls it but a test",
     "Topic.swap_objects": "compaction by Spark, which writes objects itself",
     "TopicTier.damaged": "objects that the store has changed: it never does here",
 }

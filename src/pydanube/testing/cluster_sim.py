@@ -62,7 +62,7 @@ STEPS_MAX: Final = 3_000_000
 CROWD_USED: Final = 8  # of a hundred topics and more
 MANY_BOOT_SECONDS: Final = 240.0
 COUNTED_EVERY: Final = 16  # counting every call of a public operation costs a tenth of a run
-CHECKED_MIN: Final = 50
+CHECKED_MIN: Final = 30
 
 
 @dataclass(slots=True)
@@ -379,7 +379,8 @@ class _Run:
     def _note_stop(self, node: Node, error: BaseException | None) -> None:
         if (node.number, node.boots) not in self._stops:
             self._stops.add((node.number, node.boots))
-            ago = self.now() - node.failed_at if node.failed_at >= 0 else -1.0
+            ended_at = node.ended_at if node.ended_at >= 0 else self.now()
+            ago = ended_at - node.failed_at if node.failed_at >= 0 else -1.0
             self.history.add(Stopped(node.number, f"{type(error).__name__}: {error}", ago, self.now()))
 
     async def _heal(self, breaking: Breaking, topics: Sequence[TopicName]) -> None:
