@@ -109,7 +109,7 @@ def test_the_same_seed_gives_the_same_history_in_another_process() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", FOUND_BY)
 def test_a_planted_defect_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a checker. First where it was found before; if the code has changed since, wherever it is found."""
     tweak = PLANTED[name](monkeypatch)

@@ -136,6 +136,9 @@ class Breaking:
             return
         back = self._come_back(node) if what == "kill" else self._go_on(node, node.process)
         node.kill() if what == "kill" else node.pause()
+        if what == "pause" and seconds > self._ttl:  # and what it was in the middle of takes its time when it goes on
+            for target in ("list topic", "list storage"):
+                self._arm(Aim(target, 1, "delay", 4.0, shots=2, node=node.number))
         self._tasks.append(outside(self.guarded(self._after(seconds, back)), f"struck {what}"))
 
     async def _after(self, seconds: float, then: Coroutine[Any, Any, None]) -> None:
@@ -172,15 +175,33 @@ class Breaking:
     async def slow_takeover(self, node: Node, dice: Random) -> None:
         """It is killed, or its lease forgotten, and whoever gets its topics is slow, or stands still, in a claim."""
         target = dice.choice(("transact owner", "transact owner", "list storage", "list topic"))
-        what = dice.choice(("delay", "delay_behind", "pause", "pause_behind", "pause_behind"))
-        seconds = self._ttl * dice.uniform(1.0, 2.0) if what.startswith("pause") else dice.uniform(0.3, 6.0)
-        self._arm(Aim(target, dice.randint(1, 4), what, seconds))
-        if dice.random() < 0.4:  # and what comes behind it is slow, too
-            self._arm(Aim(dice.choice(("list storage", "list topic")), dice.randint(2, 5), "delay", 3.0, shots=4))
+        what = dice.choice(("delay", "delay", "delay_behind", "pause", "pause_behind", "pause_behind"))
+        is_long = what.startswith("pause")
+        seconds = self._ttl * dice.uniform(1.0, 2.0) if is_long else dice.uniform(0.3, 6.0)
+        self._arm(Aim(target, dice.randint(1, 3), what, seconds, shots=1 if is_long else 4))
         if dice.random() < 0.5:
             await self.kill(node, dice)
         else:
             await self.lease_expiry(node, dice)
+
+    async def late_move(self, node: Node, dice: Random) -> None:
+        """A topic moves, and what it writes of its history comes late, when somebody else may be about to write."""
+        if node.broker is None or not node.alive:
+            return
+        shots, seconds = dice.randint(1, 3), dice.uniform(1.5, 7.0)
+        self._arm(Aim("transact history", dice.randint(1, 2), "late", seconds, shots=shots))
+        self._arm(Aim("object put", dice.randint(1, 4), "delay", dice.uniform(1.0, 5.0), shots=3))
+        await self.town.unload(dice.choice(self.topics[:4]), asked=node)
+
+    async def all_slow(self, node: Node, dice: Random) -> None:
+        """Every disk and the way to the metadata store, for everybody: what is quick elsewhere overlaps now."""
+        nodes = list(self.town.living)
+        for each in nodes:
+            _faults(each).delays, _faults(each).delay_seconds_max = 1.0, 0.5
+            each.metadata.delay_max_seconds = 0.8
+        await _pause(dice, 15.0, 40.0)
+        for each in nodes:
+            _faults(each).delays = each.metadata.delay_max_seconds = 0.0
 
     # --- processes ------------------------------------------------------------------------------------------
 
@@ -256,7 +277,7 @@ class Breaking:
     # --- network --------------------------------------------------------------------------------------------
 
     async def metadata_cut(self, node: Node, dice: Random) -> None:
-        await self._for_a_while(node, dice, node.metadata, "cut")
+        await self._for_a_while(node, dice, node.metadata, "cut", seconds=(5.0, 40.0, 60.0))
 
     async def metadata_mute(self, node: Node, dice: Random) -> None:
         await self._for_a_while(node, dice, node.metadata, "mute")
@@ -348,10 +369,19 @@ class Breaking:
             await _pause(dice, 5.0, 60.0)
             work.dies = 0.0
 
-    async def _for_a_while(self, node: Node, dice: Random, what: Any, field: str, value: Any = True) -> None:
+    async def _for_a_while(
+        self,
+        node: Node,
+        dice: Random,
+        what: Any,
+        field: str,
+        value: Any = True,
+        *,
+        seconds: Sequence[float] = (5.0, 40.0),
+    ) -> None:
         if node.alive:
             setattr(what, field, value)
-            await _pause(dice, 0.5, dice.choice((5.0, 40.0)))
+            await _pause(dice, 0.5, dice.choice(seconds))
             setattr(what, field, type(value)())
             if what is node.metadata:
                 await self.activate(node)
@@ -570,6 +600,8 @@ KINDS: Final[dict[str, FaultKind]] = {
         Breaking.slow_start,
         Breaking.slow_takeover,
         Breaking.worker_dies,
+        Breaking.late_move,
+        Breaking.all_slow,
         Breaking.kill,
         Breaking.power_cut,
         Breaking.restart,
@@ -610,7 +642,7 @@ KINDS: Final[dict[str, FaultKind]] = {
 }
 
 # What is most worth interrupting, and being interrupted, comes more often.
-_OFTEN: Final = {"kill": 3, "power_cut": 3, "unload": 4, "restart": 2, "pause": 2, "aimed": 14}
+_OFTEN: Final = {"kill": 3, "power_cut": 3, "unload": 4, "restart": 2, "pause": 2, "aimed": 14, "all_slow": 2, "slow_takeover": 2, "late_move": 2}
 _DRAWN: Final = [kind for kind in sorted(KINDS) for _ in range(_OFTEN.get(kind, 1))]
 
 

@@ -32,7 +32,7 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("core.ownership",), "RESERVE_SECONDS", (0.0, 2.0)),
     (("broker.topics",), "REST_SECONDS", (0.5, 0.5, 2.0, 10.0)),
     (("broker.moving",), "REST_BYTES", (300, 64 * 1024)),
-    (("broker.moving",), "REST_SECONDS", (1.0, 4.0, 30.0)),
+    (("broker.moving",), "REST_SECONDS", (1.0, 1.0, 30.0)),
     (("broker.moving",), "SEAL_SECONDS", (0.5, 3.0, 30.0)),
     (("broker.rescue",), "RUNS_MAX", (1, 2, 30)),
     (("broker.rescue",), "READ_BETWEEN_GROUPS", (1, 4, 1000)),

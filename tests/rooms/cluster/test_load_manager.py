@@ -649,3 +649,16 @@ async def test_a_topic_that_is_assigned_and_not_served_is_offered_again() -> Non
     assert town.hosts(ORDERS) == []
     a.claims_fail = None
     assert await town.until(lambda: town.hosts(ORDERS) == [1], 10.0) < 6.0
+
+
+@simulated
+async def test_a_topic_that_a_lost_broker_does_not_have_any_more_is_not_given_away_again() -> None:
+    """As a leader would whose first write was done without an answer: by now a living broker has claimed the topic."""
+    town, a, b, c = await three()
+    [topic] = await town.create_on(a, "/default/orders")
+    leader = next(node for node in (a, b, c) if node.cluster.leader == node.cluster.broker)
+    await town.until(lambda: leader.cluster.host_of(topic) == a.broker, 5.0)
+    manager = leader.cluster._load_manager
+    assert await ask(leader, manager._abandon_some(b.broker, [topic]))
+    assert await town.store.get(keys.unassigned(topic)) is None
+    assert town.hosts(topic) == [a.broker]
