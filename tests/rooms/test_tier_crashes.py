@@ -46,7 +46,7 @@ async def everything(host: TierHost, orders: Topic, teller: Teller) -> None:
     """Uploads, merges, a manifest and one that replaces it, sweeps; the log is freed behind them."""
     for _ in range(7):
         await teller.tell(orders)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(2.0)  # each is uploaded before the next one comes
     await asyncio.sleep(7)
 
 
@@ -89,7 +89,7 @@ async def test_the_scenes_show_everything_that_can_happen() -> None:
     await everything(host, orders, Teller())
     state, described = await state_of(host)
     assert state.history.manifest == "manifest-1-2.json"
-    assert {"data-0-2-1-m1.parquet", "data-3-5-1-m3.parquet"} <= {each.object_id for each in described}
+    assert {"data-0-2-1-m2.parquet", "data-3-5-1-m4.parquet"} <= {each.object_id for each in described}
     assert orders.log.first_offset > 4
     assert {"default/orders/data-2-2-1.parquet", "default/orders/manifest-1-1.json"} <= set(host.shelf.deleted)
 
