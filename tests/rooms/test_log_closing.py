@@ -54,3 +54,17 @@ async def test_no_descriptor_for_the_ballast_stops_nobody() -> None:
     log = await wal.topic(TOPIC, epoch=1)
     assert (await log.append(batch("a"))).offset == 0
     assert wal.committer.stopped is None
+
+
+@simulated
+async def test_a_journal_that_cannot_be_kept_for_lack_of_room_is_removed() -> None:
+    machine = Machine()
+    wal = await machine.boot(journal_bytes=4096)
+    logs = [await wal.topic(f"/default/t{n}", epoch=1) for n in range(3)]
+    machine.hardware.aims.append(Aim("rename", 1, "ENOSPC", "journal/spare.tmp"))
+    for n in range(40):
+        for future in [log.submit(batch(f"{n}", topic=log.topic)) for log in logs]:
+            await future
+    assert not machine.hardware.aims, "no journal was emptied"
+    assert wal.committer.stopped is None
+    await wal.close()

@@ -1010,9 +1010,12 @@ class Committer:
         try:
             await self._sync_copies(dirty)
             if keep:
-                # Its records carry an id that no later journal has, so they can never be taken for new ones.
-                await self._disk.rename(journal.path, SPARE_JOURNAL)
-            else:
+                try:
+                    # Its records carry an id that no later journal has, so they can never be taken for new ones.
+                    await self._disk.rename(journal.path, SPARE_JOURNAL)
+                except DiskFull:  # not even for a name: the next journal is made from nothing
+                    keep = False
+            if not keep:
                 await self._disk.remove(journal.path)
             await self._disk.sync_directory(JOURNALS)
             self._has_spare |= keep

@@ -662,18 +662,25 @@ class ProcessDisk:
             self._need_room_for_a_name("make", path)
         if missing and aim is not None and aim.what == "ENOSPC":
             raise self._tell("make", path, "ENOSPC")
+        # All are made before any is synced: whoever makes one beside this call finds ours in what it would take away.
         for ancestor in missing:
-            if ancestor in disk._current:
-                continue  # another call made it meanwhile
-            disk._number += 1
-            disk._change_name(_NameChange(disk._number, parent(ancestor), _last(ancestor)))
+            if ancestor not in disk._current:
+                disk._number += 1
+                disk._change_name(_NameChange(disk._number, parent(ancestor), _last(ancestor)))
+                self._unnamed.add(ancestor)
+        for ancestor in missing:
+            if ancestor not in self._unnamed:
+                continue  # another call has synced its name meanwhile
             until = disk._number
             await self._pause(path)
             failed = "EIO" if aim is not None and aim.what == "EIO" else ""
             if failed or self._lacks_descriptor(aim, None):
-                # The sync of the name fails; the directory goes again, else the next call would believe it synced.
-                disk._number += 1
-                disk._change_name(_NameChange(disk._number, parent(ancestor), _last(ancestor), gone=True))
+                # The sync of the name fails; the directories go again, if nobody is in them.
+                for made in reversed(missing):
+                    if made in self._unnamed and made in disk._current and not disk._current[made]:
+                        disk._number += 1
+                        disk._change_name(_NameChange(disk._number, parent(made), _last(made), gone=True))
+                        self._unnamed.discard(made)
                 raise self._tell("make", path, failed or "EMFILE")
             disk._sync_directory(parent(ancestor), until)
         await self._strike(aim, early=False)

@@ -58,9 +58,11 @@ def check_waiters(log: TopicLog) -> None:
 
 
 async def check_ended(
-    wal: Wal, logs: Sequence[TopicLog], process: Process, *, open_files: Sequence[str], hangs: bool
+    wal: Wal, logs: Sequence[TopicLog], process: Process, *, open_files: Sequence[str], hangs: bool, full: bool
 ) -> None:
-    """Everything was closed in good order: nothing that it needed is still there. `hangs`: a call never answered."""
+    """Everything was closed in good order: nothing that it needed is still there. `hangs`: a call never
+    answered; `full`: there was no room for something.
+    """
     await asyncio.sleep(1.0)  # whoever waited has heard of it
     inside = wal.committer
     left = {
@@ -68,8 +70,10 @@ async def check_ended(
         "bytes of segments": inside.size_bytes,
         "logs ready": len(inside._ready),
         "logs waiting": len(inside._waiting),
-        "bytes to copy": inside._uncopied_bytes,
-        "segments to copy": len(inside._uncopied),
+        "waiting for a group": len(inside._decided),
+        # Without room they stay in the journal, which stays too.
+        "bytes to copy": 0 if full else inside._uncopied_bytes,
+        "segments to copy": 0 if full else len(inside._uncopied),
         "topics": len(wal._logs),
         "files open and unsynced": len(open_files),
     }

@@ -582,7 +582,10 @@ class History:
             if boot.wal.committer.stopped is None:
                 logs = list(boot.logs.values())
                 open_files, hangs = self._open_files(boot), boot.disk.hangs
-                await boot.process.call(check_ended(boot.wal, logs, boot.process, open_files=open_files, hangs=hangs))
+                full = any(told.why in ("ENOSPC", "EMFILE") for told in boot.disk.told)
+                await boot.process.call(
+                    check_ended(boot.wal, logs, boot.process, open_files=open_files, hangs=hangs, full=full)
+                )
         except ProcessDied:
             return
         except (DataDamaged, DiskFull) as error:
