@@ -197,7 +197,10 @@ class Audit:
 
     def hole(self, end: int) -> None:
         """The log does not have [next, end)."""
-        given_up = self._model.is_dropped(self.next) or self._model.is_dropped(end - 1)
+        model = self._model
+        given_up = model.is_dropped(self.next) or model.is_dropped(end - 1)
+        # What a disk that failed did not drop is back after a restart, and retention has gone on behind it.
+        given_up |= model.is_dropped(self.next - 1) and end <= model.truncated_before
         if end not in self._model.starts and end < self._head and not given_up:
             raise Broken(f"{self._model.topic} has nothing for offsets {self.next} up to {end}")
         self._missing(self.next, end)
