@@ -542,7 +542,8 @@ class ProcessDisk:
         kept = len(flight.data) if why == "lost" else disk.dice.randint(0, len(flight.data))
         if why == "ENOSPC":
             kept = min(kept, max(0, len(flight.data) - 1))
-        return disk._write(path, flight.position, flight.data[:kept]) or self._tell("write", path, why)
+        short = self._note("write", path, disk._write(path, flight.position, flight.data[:kept]))
+        return short or self._tell("write", path, why)
 
     async def sync(self, paths: Sequence[str]) -> list[WriteResult]:
         failures = await self._sync_all([assert_inside(path) for path in paths])
