@@ -419,22 +419,24 @@ PLANTED: dict[str, Callable[[pytest.MonkeyPatch], Tweak]] = {
     "a claim behind the loss, as it was": claim_ends_behind_the_loss,
 }
 
-# A seed that finds it. When the code changes it may be another one: the long test looks for the first.
+# A seed that finds it. When the code changes it may be another one: the long test looks for the first. Those of PLANTED
+# that are not here have not been found yet, or by seeds of an earlier simulator (docs/proof.md).
 FOUND_BY: dict[str, int] = {
-    "ack before fsync": 0,
+    "ack before fsync": 1,
     "next owner starting at 0": 0,
-    "a stale seal trusted": 1,
+    "a stale seal trusted": 4,
     "a reservation ignored": 0,
-    "notification without heartbeat": 557,
+    "notification without heartbeat": 5,
     "cursor saved before ack": 0,
-    "descriptor written before the object": 0,
-    "rescue that does not ask the owner": 0,
+    "descriptor written before the object": 3,
+    "rescue that does not ask the owner": 1,
     "offsets before the reservation": 0,
     "retention takes one object too many": 966,
-    "rest beside a commit": 84,
+    "sweep of any epoch without a fence": 944,
+    "rest beside a commit": 6,
     "reservation over any revision": 75,
     "adoption drops nothing": 204,
-    "claim without its registration": 681,
+    "claim without its registration": 7,
     "rest beside extend, as it was": 415,
     "claims at the start of a lost broker, as they were": 91,
     "a claim behind the loss, as it was": 263,

@@ -642,7 +642,17 @@ KINDS: Final[dict[str, FaultKind]] = {
 }
 
 # What is most worth interrupting, and being interrupted, comes more often.
-_OFTEN: Final = {"kill": 3, "power_cut": 3, "unload": 4, "restart": 2, "pause": 2, "aimed": 14, "all_slow": 2, "slow_takeover": 2, "late_move": 2}
+_OFTEN: Final = {
+    "kill": 3,
+    "power_cut": 3,
+    "unload": 4,
+    "restart": 2,
+    "pause": 2,
+    "aimed": 14,
+    "all_slow": 2,
+    "slow_takeover": 2,
+    "late_move": 2,
+}
 _DRAWN: Final = [kind for kind in sorted(KINDS) for _ in range(_OFTEN.get(kind, 1))]
 
 
