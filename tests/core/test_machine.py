@@ -133,14 +133,20 @@ class World:
             self.ever_sent.clear()
             self.shipping = [replace(send, ranges=()) for send in self.shipping]
         held_before = dict(self.held)
-        # After a seek, what was not handed out since is known from deliveries before it only.
-        known_end = self.machine.progress.next_fresh if self.sought else self.machine.progress.head
         self.sought = self.sought or sought
+        sent_before = Counter(self.ever_sent)
+        head_before = self.machine.progress.head
         effects = self.machine.step(event, self.now)
         refused = {n for effect in effects if isinstance(effect, AckRefused) for n in flat(effect.ranges)}
         if isinstance(event, Acked):
-            acked = {offset for offset in flat(event.ranges) if offset < known_end}
-            assert refused == set(flat(event.ranges)) - acked, "what is committed can be acknowledged, and nothing else"
+            asked = set(flat(event.ranges))
+            # After a seek, what was not sent since is known from deliveries before it only.
+            known = {at for at in asked if not self.sought or at in self.done or sent_before[at]}
+            known = {offset for offset in known if offset < head_before}
+            assert not refused & known, "what is committed can be acknowledged"
+            late = {at for at in asked & self.ever_missing if at < head_before}  # what a lost owner had may be, or not
+            assert asked - known - late <= refused, "and nothing else"
+            acked = asked - refused
             self.done |= acked
         self.forget_landed(event, held_before)
         for effect in effects:

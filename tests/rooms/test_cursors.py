@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from pydanube.broker.cursors import PER_TRANSACTION
 from pydanube.broker.topic import Topic
+from pydanube.core import keys
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind as Kind
 from tests.rooms.brokers import (
@@ -303,3 +306,47 @@ async def test_a_subscription_that_was_removed_writes_no_cursor_any_more() -> No
     await topic.unsubscribe(SubscriptionName(SUB))
     await asyncio.sleep(10)
     assert await host.metadata.value(CURSOR) is None
+
+
+@simulated
+async def test_a_removed_subscription_does_not_move_the_cursor_of_the_next_of_its_name() -> None:
+    host = Host()
+    broker, topic = await one_topic(host)
+    streams = [await consume(topic, f"s{number:03}", acks=True) for number in range(PER_TRANSACTION + 1)]
+    await publish_many(topic, 3)
+    await settle()
+    name = SubscriptionName(f"s{PER_TRANSACTION:03}")
+    last = keys.cursor(topic.name, name)
+    gates = [asyncio.Event(), asyncio.Event()]
+    transact, seen = host.metadata.transact, 0
+
+    async def slow(compares: Any, operations: Any) -> Any:
+        nonlocal seen
+        cursors = [each.key for each in operations if each.key.endswith("/cursor")]
+        if len(cursors) == PER_TRANSACTION:
+            await gates[0].wait()
+        if last in cursors and not any(each.key == keys.subscription(topic.name, name) for each in operations):
+            seen += 1
+            if seen == 2:  # the first is that of `unsubscribe`
+                await gates[1].wait()
+        return await transact(compares, operations)
+
+    host.metadata.transact = slow  # type: ignore[method-assign]
+    await asyncio.sleep(4.5)  # all but one are on their way, and that one is in the second group
+    streams[-1].leave()
+    broker.cursors._leaving.clear()
+    removing = asyncio.create_task(topic.unsubscribe(name))
+    await settle()
+    gates[0].set()
+    await settle()
+    await removing
+    again = await consume(topic, name, start=0)
+    await settle()
+    assert again.texts == ["0", "1", "2"]
+    gates[1].set()
+    await asyncio.sleep(1)
+    host.kill()
+    topic = await find_topic(await host.boot())
+    again = await consume(topic, name)
+    await settle()
+    assert again.texts == ["0", "1", "2"]

@@ -68,6 +68,28 @@ async def test_an_ack_without_the_number_counts_for_what_was_delivered_since() -
     assert again.offsets == [0, 1, 2, 3, 4] and stream.subscription.get_lag_info().lag_messages == 8
 
 
+@pytest.mark.parametrize("kind", Kind)
+@simulated
+async def test_an_ack_from_before_a_seek_hides_nothing_that_waits_for_its_turn(kind: Kind) -> None:
+    _, topic = await one_topic(Host(unacked_max=1))
+    stream = await consume(topic, SUB, kind, start=0)
+    await publish_many(topic, 5)
+    for offset in range(4):
+        await settle()
+        stream.ack(offset)
+    await settle()
+    assert stream.offsets == [0, 1, 2, 3, 4]
+    await stream.subscription.move_to(0)
+    await settle()
+    assert stream.offsets[5:] == [0]
+    with pytest.raises(AckOutdated):
+        stream.ack(4)  # of the delivery before
+    for offset in range(4):
+        stream.ack(offset)
+        await settle()
+    assert stream.offsets[5:] == [0, 1, 2, 3, 4]
+
+
 @simulated
 async def test_the_next_owner_knows_what_was_delivered_before_a_seek() -> None:
     host = Host(unacked_max=10)

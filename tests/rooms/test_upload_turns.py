@@ -158,3 +158,32 @@ async def test_a_step_that_fails_makes_place_as_one_that_succeeds() -> None:
     tiering: Any = topics[0].storage
     assert (tiering.tiering._quick._value, tiering.tiering._slow._value) == (AT_ONCE, SLOW_AT_ONCE)
     assert not tiering.tiering._turns
+
+
+class Stuck(Doors):
+    """A call that hangs and cannot be given up at once: as a thread in a file system that does not answer."""
+
+    async def put(self, key: str, data: Sequence[Buffer], *, create: bool = False) -> ObjectInfo:
+        try:
+            return await super().put(key, data, create=create)
+        except asyncio.CancelledError:
+            await asyncio.sleep(5.0)
+            raise
+
+
+@simulated
+async def test_steps_that_take_long_to_be_given_up_do_not_end_the_uploads() -> None:
+    host = TierHost(SOON)
+    doors = host.objects = Stuck()
+    broker = await host.boot()
+    topics = [await make_topic(broker, f"/default/t{number}") for number in range(SLOW_AT_ONCE + AT_ONCE + 2)]
+    for each in topics:
+        doors.hanging.add(each.name.name)
+        await publish(each, "a")
+    await asyncio.sleep(4 * SLOW_SECONDS)
+    [tiering] = [task for task in broker._tasks if task.get_name() == "tiering"]
+    assert not tiering.done()
+    quick = await make_topic(broker, "/default/quick")  # its step does not wait for those that were given up
+    await publish(quick, "a")
+    await asyncio.sleep(2 * SLOW_SECONDS)
+    assert quick.storage is not None and quick.storage.tier.objects.end == 1

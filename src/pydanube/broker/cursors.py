@@ -159,11 +159,13 @@ class Cursors:
         for start in range(0, len(due), PER_TRANSACTION):
             async with self._writing:
                 group = []
-                for each in due[start : start + PER_TRANSACTION]:
+                # Now: whoever was removed since must not move the cursor of another of its name.
+                for each in [one for one in due[start : start + PER_TRANSACTION] if one in self._dirty]:
                     group.append((each, each.saved()))
                     if group[-1][1].holes:
                         await asyncio.sleep(0)  # sixty of two thousand ranges each take a while
-                await self._save_together(group)
+                if group:
+                    await self._save_together(group)
 
     async def _save_last(self, due: Sequence[Positioned]) -> None:
         async with self._writing:

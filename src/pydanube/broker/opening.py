@@ -29,7 +29,7 @@ from pydanube.core.ownership import Owner, Start, next_reservation
 from pydanube.core.policies import Delivery, TopicPolicy, effective
 from pydanube.core.sessions import Sessions
 from pydanube.core.tiers import Retention, TierConfig
-from pydanube.errors import Conflict, InvalidObject, ObjectDamaged, TailUnproven, TopicUnknown, Unavailable
+from pydanube.errors import Conflict, InvalidObject, LogClosed, ObjectDamaged, TailUnproven, TopicUnknown, Unavailable
 from pydanube.log.cloud import CloudReader
 from pydanube.log.tier import TopicTier
 from pydanube.log.wal import HandedOver, TopicLog, Wal
@@ -321,6 +321,8 @@ class Opener:
         False: nobody can say that now, and everything stays.
         """
         rooms = self._rooms
+        if rooms.wal.is_open(name):  # it is still being closed
+            raise LogClosed(name)
         if seen.owner is not None and seen.owner.deleted:
             await remove_files(rooms.disk, name)
             return True

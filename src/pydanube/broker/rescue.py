@@ -394,7 +394,7 @@ class Rescuer:
         try:
             # If it was our own disk that had them: they are read as they are in the store now, marked.
             await topic.forget_own(orphan, brought.damaged)
-        except DanubeError as error:
+        except (DanubeError, OSError) as error:  # history is stored: what is known here must say so all the same
             log.warning("files of a rescued epoch are left", extra={"topic": topic.name, "why": str(error)})
         topic.adopted(
             [each for each in topic.orphans if each.epoch != orphan.epoch] + ([left] if left else []),

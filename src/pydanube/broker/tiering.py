@@ -97,7 +97,7 @@ class _Turn:
 
     __slots__ = ("carried", "lane", "limit", "since")
 
-    def __init__(self, carried: Carried, lane: asyncio.Semaphore, limit: asyncio.Timeout, since: float) -> None:
+    def __init__(self, carried: Carried, lane: asyncio.Semaphore | None, limit: asyncio.Timeout, since: float) -> None:
         self.carried = carried
         self.lane = lane
         self.limit = limit
@@ -337,7 +337,8 @@ class Tiering:
             raise DeadlineExceeded("a step of uploading", SLOW_SECONDS) from None
         finally:
             self._turns.pop(turn, None)
-            turn.lane.release()
+            if turn.lane is not None:
+                turn.lane.release()
 
     async def _let_others_by(self, now: float) -> None:
         """Steps that take long make place for others."""
@@ -345,6 +346,8 @@ class Tiering:
             turn.carried.is_slow = True
             if self._slow.locked():
                 turn.limit.reschedule(asyncio.get_running_loop().time())
+                turn.lane = None  # told once; and to end may take as long as the store hangs
+                self._quick.release()
             else:
                 await self._slow.acquire()  # does not wait: there is a place
                 turn.lane = self._slow

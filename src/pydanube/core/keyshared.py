@@ -402,6 +402,10 @@ class KeySharedDispatch(Machine):
         queue.due = due
         heappush(self._due, (due, queue.key))
 
+    def _undelivered(self, first: int, end: int) -> list[OffsetRange]:
+        queued = [OffsetRange(each, each + 1) for each in self._kept(first, end) if each not in self._tries]
+        return queued + self._unread.overlap(first, end)
+
     def _kept(self, first: int, end: int) -> list[int]:
         """Offsets of [first, end) in queues, by offset. What is settled is skipped as ranges."""
         progress = self.progress

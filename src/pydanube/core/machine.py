@@ -233,11 +233,16 @@ class Machine(ABC):
         refused: list[OffsetRange] = []
         in_order = all(before.end <= after.first for before, after in pairwise(ranges))
         for first, end in ranges if in_order else OffsetRanges(ranges):
-            if end > known_end:
-                refused.append(OffsetRange(max(first, known_end), end))
+            if known_end < min(end, self.progress.head):
+                refused += self.progress.settled.gaps(max(first, known_end), min(end, self.progress.head))
+            if end > self.progress.head:
+                refused.append(OffsetRange(max(first, self.progress.head), end))
             first, end = max(first, self.progress.next_unacked), min(end, known_end)
             if first < end:
-                committed.append(OffsetRange(first, end))
+                undelivered = OffsetRanges(self._undelivered(first, end)) if self._sought else OffsetRanges()
+                refused += undelivered
+                committed += undelivered.gaps(first, end)
+        refused.sort()
         self._refuse(refused)
         return committed
 
@@ -425,6 +430,10 @@ class Machine(ABC):
     @abstractmethod
     def _failed(self, first: int, end: int, tries: Tries, asked_seconds: float) -> None:
         """A delivery failed; keep the message until its verdict is carried out."""
+
+    def _undelivered(self, first: int, end: int) -> list[OffsetRange]:
+        """What of these is below `next_fresh` and was never sent."""
+        return []
 
     @abstractmethod
     def _revealed(self, first: int, end: int) -> None:

@@ -270,6 +270,10 @@ class Wal:
                     await self._disk.sync_directory(directory)
                     self._names_synced.add(directory)
 
+    def is_open(self, topic: str) -> bool:
+        """Also while it is being closed."""
+        return topic in self._logs
+
     async def lost_log(self, topic: str, last: int | None = None) -> ClosedLog:
         """What this disk has of a topic that is not open here, up to epoch `last`: to be read, never to be added to.
 
