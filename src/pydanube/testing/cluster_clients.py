@@ -274,7 +274,7 @@ class Clients:
             subscription.is_healthy(identity)
             if isinstance(topic, Topic) and isinstance(subscription, Subscription):
                 await topic.gaps()
-                subscription.seek(await topic.offset_at(node.clock.time_us() - 40_000_000))
+                await subscription.move_to(await topic.offset_at(node.clock.time_us() - 40_000_000))
                 await topic.peek(topic.first_offset, 2)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.3):

@@ -18,12 +18,14 @@ from pydanube.core.sessions import RECENT_MAX
 from pydanube.errors import (
     DanubeError,
     DiskFull,
+    LimitReached,
     LogClosed,
     LogFull,
     LogStopped,
     NotServed,
     ProducerFenced,
     Refused,
+    SessionUnknown,
 )
 from pydanube.log.committer import Receipt
 from pydanube.log.wal import TopicLog
@@ -53,6 +55,8 @@ class IdempotentProducer:
         self._unacked: dict[int, Sent] = {}  # by number, in order
         # The newest of the session, acknowledged or not: whoever lost the answers sends them all again.
         self._recent: deque[Sent] = deque(maxlen=RECENT_MAX)
+        self._used_at = 0.0  # when what the session has for certain was sent
+        self._sent_at: dict[int, float] = {}  # by number
         self._unknown: set[int] = set()  # perhaps stored, by an owner that was not allowed to say so
         # Batch, answer, and whether nothing was before it: then there is no excuse for refusing it.
         self._in_flight: deque[tuple[Sent, asyncio.Future[Receipt], bool]] = deque()
@@ -112,6 +116,8 @@ class IdempotentProducer:
                 await self._settle(boot)
                 await asyncio.sleep(dice.random() * 0.2)
                 self._send_again(boot, log)
+            except SessionUnknown as refusal:
+                await self._session_ended(boot, log, refusal)
             except Refused as refusal:
                 if sent.number not in self._unacked:
                     raise Broken(f"{self._model._name(sent.number)} is acknowledged and refused: {refusal}") from None
@@ -121,6 +127,15 @@ class IdempotentProducer:
                     await self._settle(boot)
                 if not self._in_flight or dice.random() < 0.5:
                     self._send_again(boot, log)
+
+    async def _session_ended(self, boot: Boot, log: TopicLog, refusal: SessionUnknown) -> None:
+        """Nobody used it for so long that the log may forget it. What had no answer is not sent again."""
+        history = self._history
+        unused = asyncio.get_running_loop().time() - self._used_at
+        if not history.sessions_end or unused < history.session_seconds:
+            raise Broken(f"a session that was used {unused:.3f} s ago is unknown: {refusal}")
+        self._in_flight.clear()
+        await self._open(boot, log)
 
     def _may_send(self) -> bool:
         """Not while the oldest that the log remembers is unacknowledged: it must be possible to send that again."""
@@ -138,7 +153,14 @@ class IdempotentProducer:
         except LATER:
             await asyncio.sleep(self._dice.random() * 0.2)
             raise LogClosed(log.topic) from None  # try again from the start
+        except LimitReached:
+            if not self._history.sessions_end:
+                raise Broken(f"{log.topic} refuses a session, and has room for it") from None
+            self._history.outcome.counts["sessions refused"] += 1
+            await asyncio.sleep(0.05)  # as long as one of them may live
+            raise LogClosed(log.topic) from None
         self._next_sequence = 0
+        self._used_at = asyncio.get_running_loop().time()
         self._history.say(f"session {self._model.topic} {self._producer_id}")
         if old is not None and self._dice.random() < 0.3:
             await self._try_fenced(boot, log, old, old_sequence)
@@ -152,6 +174,10 @@ class IdempotentProducer:
             await boot.process.wait(_submit(self._history, self._model, boot, log, sent))
         except (ProducerFenced, *LATER):
             return
+        except SessionUnknown:
+            if self._history.sessions_end:
+                return
+            raise
         raise Broken(f"{self._model._name(number)} was accepted in a session that was replaced")
 
     def _send_new(self, boot: Boot, log: TopicLog) -> None:
@@ -173,6 +199,7 @@ class IdempotentProducer:
 
     def _send(self, boot: Boot, log: TopicLog, sent: Sent) -> None:
         first = not self._in_flight and next(iter(self._unacked), None) == sent.number
+        self._sent_at.setdefault(sent.number, asyncio.get_running_loop().time())
         answer = _submit(self._history, self._model, boot, log, sent, told=self._dice.random() < 0.3)
         self._in_flight.append((sent, answer, first))
 
@@ -186,6 +213,8 @@ class IdempotentProducer:
                 if isinstance(error, NotServed):
                     self._unknown.add(sent.number)
                 continue
+            except SessionUnknown:
+                continue  # the next one that is sent finds it out
             except Refused:
                 if sent.number not in self._unacked:
                     raise Broken(f"{self._model._name(sent.number)} is acknowledged and refused") from None
@@ -194,6 +223,8 @@ class IdempotentProducer:
 
     def _acknowledged(self, sent: Sent, receipt: Receipt) -> None:
         self._model.receipt(sent, receipt.offset, receipt.epoch)
+        if not receipt.duplicate:  # else it is not used: it was stored long ago, perhaps
+            self._used_at = max(self._used_at, self._sent_at[sent.number])
         if self._unacked.pop(sent.number, None) is not None:
             self._history.outcome.counts["acknowledged"] += 1
         if any(number < sent.number and number not in self._unknown for number in self._unacked):

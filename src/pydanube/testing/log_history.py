@@ -187,6 +187,9 @@ class History:
         self._work = SimWork(Random(dice.randrange(2**62)))
         self.pressure = Pressure.draw(dice)
         self._config = self.pressure.config
+        self.sessions_end = self._config.session_seconds < 1  # who waits a moment may be forgotten
+        # A clock that jumps between two processes may end a session early, but not before this one has watched it.
+        self.session_seconds = min(self._config.session_seconds, self._config.watched_seconds)
         self.crowded = dice.random() < CROWDED_SHARE
         self.models: list[TopicModel] = []
         for number in range(dice.randint(20, 60) if self.crowded else dice.choice((1, 2, 2, 3, 4))):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from types import ModuleType
 from typing import Any, Final
@@ -30,6 +30,7 @@ _CONSTANTS: Final[tuple[tuple[ModuleType, str, tuple[Any, ...]], ...]] = (
     (recovery, "_REDO_BYTES", (8 * 1024 * 1024, 600)),
     (reader, "_PIECE_BYTES_MIN", (64 * 1024, 300)),
 )
+SESSIONS_END: Final = 0.3  # of the histories: sessions that nobody uses for a moment end, and there may be few
 _FILL_BYTES: Final = (2048, 2048, 512)
 # Where aimed faults go: everything, segments, journals, checkpoints, the ballast.
 _PLACES: Final = ("", "", "", ".wal", "journal/", "wal.ckpt", "BALLAST")
@@ -58,6 +59,10 @@ class Pressure:
             ballast_bytes=dice.choice((0, 4096)),
             bytes_max=dice.choice((0, 0, 0, 20_000, 60_000)),
         )
+        own = Random(repr(config))
+        if own.random() < SESSIONS_END:
+            few = own.choice((1, 2, 20_000))
+            config = replace(config, session_seconds=0.05, watched_seconds=0.02, sessions_max=few)
         return cls(config, tuple(dice.choice(values) for _, _, values in _CONSTANTS), dice.choice(_FILL_BYTES))
 
     @contextmanager

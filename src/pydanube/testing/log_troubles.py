@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydanube.errors import (
@@ -62,6 +63,8 @@ class Troubles:
                 check_sizes(boot.wal)
                 if model.reserves and not log.closed:
                     boot.process.run(history.reserve, log)
+                if history.sessions_end:
+                    self._counts["sessions ended"] += boot.process.run(partial(log.end_idle_sessions, is_sure=True))
                 await dice.choice(self._all)(boot, log, model)
                 if boot.wal.full is not None and dice.random() < 0.5:
                     await self.make_room(boot)
@@ -218,6 +221,10 @@ class Troubles:
             if ends != sorted(ends) or (ends and (ends[0] != log.first_offset or ends[-1] > log.head)):
                 raise Broken(f"{model.topic} says that it holds {ranges}, from {log.first_offset} to {log.head}")
             wal.excess_bytes()
+            if wal.pressure_now().queued_bytes < 0 or wal.sessions() < len(log.sessions):
+                raise Broken(f"the log counts {wal.pressure_now()} and {wal.sessions()} sessions")
+            if not log.closed and not wal.is_open(model.topic):
+                raise Broken(f"{model.topic} is open and not known")
         elif kind == "time":
             try:
                 first = log.first_offset
