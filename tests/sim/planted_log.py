@@ -176,12 +176,12 @@ def a_repetition_is_acknowledged_before_the_sync(patch: pytest.MonkeyPatch) -> N
 def a_snapshot_forgets_the_oldest_batch(patch: pytest.MonkeyPatch) -> None:
     original = sessions.Sessions.to_bytes
 
-    def careless(self: sessions.Sessions) -> bytes:
+    def careless(self: sessions.Sessions, **how: bool) -> bytes:
         copy = self.copy()
         for producer_id, producer in list(copy):
             if len(producer.recent) == sessions.RECENT_MAX:
-                copy.put(producer_id, producer._replace(recent=producer.recent[1:]))
-        return original(copy)
+                copy.put(producer_id, producer._replace(packed=producer.packed[sessions._STORED.size :]))
+        return original(copy, **how)
 
     patch.setattr(sessions.Sessions, "to_bytes", careless)
 

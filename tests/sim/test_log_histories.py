@@ -113,11 +113,11 @@ def test_the_fixed_histories_meet_every_public_operation_and_every_limit() -> No
 # one by now, the search begins at 0.
 FOUND_AT = {
     "last group trusted without a copy": 352,
-    "journal removed before the segments are synced": 113,
+    "journal removed before the segments are synced": 173,
     "snapshot of a new file knows what is not stored": 172,
     "redo without a sync": 19,
     "retention removes before it says so": 18,
-    "name of a replaced file not synced": 42,
+    "name of a replaced file not synced": 732,
     "cache drops what only the journal has": 38,
     "snapshot forgets the oldest batch": 110,
     "segment in doubt forgotten": 585,
