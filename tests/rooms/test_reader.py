@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from pydanube.errors import LogDamaged, OffsetOutOfRange
+from pydanube.errors import LogClosed, LogDamaged, OffsetOutOfRange
 from pydanube.log.batch import Batch
 from pydanube.log.catalog import INDEX_STEP_BYTES
 from pydanube.log.wal import TopicLog, Wal
@@ -394,3 +394,20 @@ async def test_two_damaged_places_in_one_segment_are_told_apart() -> None:
         with pytest.raises(LogDamaged) as damage:
             await log.read(offset)
         assert (damage.value.first, damage.value.end) == (offset, offset + 1)
+
+
+@simulated
+async def test_a_reader_of_a_closed_log_does_not_call_files_damaged_that_the_next_opener_removed() -> None:
+    machine = Machine()
+    wal = await machine.boot(cache_bytes=0, segment_bytes=4000)
+    log = await wal.topic(TOPIC, epoch=1)
+    await fill(log, *(f"{n} " + "x" * 500 for n in range(30)))
+    reader = log.reader(0)
+    assert await reader.read(1)
+    await log.close()
+    again = await wal.topic(TOPIC, epoch=2)
+    await again.append(batch("x"))
+    await again.truncate(again.head)
+    with pytest.raises(LogClosed):
+        while await reader.read(1):
+            pass

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pydanube.errors import InvalidBatch, LogDamaged
+from pydanube.errors import InvalidBatch, LogClosed, LogDamaged
 from pydanube.log.batch import HEADER_SIZE, Batch, decode, load, parse_header
 from pydanube.log.cache import Tail
 from pydanube.log.catalog import SegmentFile
@@ -34,6 +34,7 @@ class Readable(Protocol):
     head: int
     disk: Disk
     tail: Tail
+    closed: bool  # whoever opens it again may remove files that this one knows
 
     def segment_for(self, offset: int) -> SegmentFile: ...
 
@@ -54,7 +55,8 @@ class LogReader:
     async def read(self, bytes_max: int) -> list[Batch]:
         """Whole batches, the first holding `offset`; [] at the head. The total is about `bytes_max`.
 
-        Raises OffsetOutOfRange where this disk does not hold the offset, LogDamaged where it cannot be read.
+        Raises OffsetOutOfRange where this disk does not hold the offset, LogDamaged where it cannot be read, LogClosed
+        where the log is closed and the file gone: it is another one's by now.
         """
         if self.offset >= self._log.head:
             return []
@@ -89,6 +91,8 @@ class LogReader:
             return []
         except FileNotFoundError:
             self._log.segment_for(self.offset)  # raises if it was retention
+            if self._log.closed:
+                raise LogClosed(self._log.topic) from None
             raise self._damage(segment, segment.end_offset, "the file is missing") from None
 
     async def _step_over(self, segment: SegmentFile, end: int, why: str) -> None:

@@ -359,6 +359,7 @@ class ClosedLog:
         self.recovered = recovered
         self.segments = recovered.segments
         self.tail = TailCache(0).new_tail()
+        self.closed = False
 
     def reader(self, offset: int) -> LogReader:
         return LogReader(self, offset)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from pydanube.log.wal import TopicLog, Wal
 from pydanube.testing.faulty_disk import Told
 from pydanube.testing.log_model import Broken
-from pydanube.testing.loop import Process, SimLoop
+from pydanube.testing.loop import Process, SimLoop, SimTask
 
 # Failures of these are told to whoever asked for them; the log itself goes on.
 _ASIDE = ("wal.ckpt", ".torn", ".damage", "FORMAT", ".quarantined")
+READING_SECONDS = 60
 _WAITERS_MAX = 12  # readers that wait at one time, in a history
 
 
@@ -63,7 +65,15 @@ async def check_ended(
     """Everything was closed in good order: nothing that it needed is still there. `hangs`: a call never
     answered; `full`: there was no room for something.
     """
-    await asyncio.sleep(1.0)  # whoever waited has heard of it
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop)
+    here = asyncio.current_task()
+    tasks: list[SimTask[Any]] = []
+    for _ in range(READING_SECONDS):  # whoever waited has heard of it; whoever reads a slow file may take a while
+        await asyncio.sleep(1.0)
+        tasks = [task for task in loop._tasks if task.process is process and not task.done() and task is not here]
+        if not tasks:
+            break
     inside = wal.committer
     left = {
         "bytes queued": inside.pending_bytes,
@@ -81,10 +91,6 @@ async def check_ended(
         left[f"batches queued in {log.topic}"] = len(log.pending)
         left[f"readers waiting for {log.topic}"] = sum(not waiter.done() for waiter in log._waiters)
         left[f"sessions being opened in {log.topic}"] = len(log._opening)
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, SimLoop)
-    here = asyncio.current_task()
-    tasks = [task for task in loop._tasks if task.process is process and not task.done() and task is not here]
     left["tasks"] = 0 if hangs else len(tasks)
     found = {name: count for name, count in left.items() if count}
     if found:

@@ -192,7 +192,7 @@ class Troubles:
                 if model.durability == "os":
                     return
                 raise Broken(f"a reader met damage where none was done: {error}") from error
-            except (DiskFailed, DiskFull):
+            except (DiskFailed, DiskFull, LogClosed):
                 return
 
     async def _poll(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
