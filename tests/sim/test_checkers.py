@@ -281,6 +281,15 @@ def test_a_repetition_a_rescued_message_and_a_shared_subscription_break_no_order
     assert broken(shared) == set()
 
 
+def test_a_rescued_message_that_comes_again_without_its_mark_breaks_no_order() -> None:
+    """The first delivery counts, and that one was marked."""
+    rescued = [*BEGIN, got("b", 1, key="k"), got("a", 0, key="k", rescued=True)]
+    assert broken([*rescued, got("a", 0, key="k")]) == set()
+    assert broken([*BEGIN, got("b", 1, key="k"), got("a", 0, key="k"), got("a", 0, key="k", rescued=True)]) == {
+        "key_order"
+    }
+
+
 def test_a_message_that_was_received_and_never_answered_for_was_not_delivered() -> None:
     events = [*BEGIN, *sent("a", "b"), got("a", 0), got("b", 1), Done(TOPIC, "sub", 1, 1)]
     assert broken([*events, kept({0: "a", 1: "b"})]) == set(), "it may still come"

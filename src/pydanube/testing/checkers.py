@@ -327,9 +327,11 @@ def key_order(history: History) -> Found:
         newest: dict[tuple[str, str], int] = {}
         seen: set[tuple[str, int]] = set()
         for got in history.of(Got, topic):
-            if got.subscription not in ordered or got.rescued or (got.subscription, got.offset) in seen:
+            if got.subscription not in ordered or (got.subscription, got.offset) in seen:
                 continue
-            seen.add((got.subscription, got.offset))
+            seen.add((got.subscription, got.offset))  # also if it was rescued: what comes again need not be marked
+            if got.rescued:
+                continue
             before = newest.get((got.subscription, got.key), -1)
             if got.offset < before:
                 what = f"{got.subscription} received {got.offset} of key {got.key!r} after {before}"
