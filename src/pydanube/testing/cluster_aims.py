@@ -163,6 +163,11 @@ class Aims:
     def arm(self, aim: Aim) -> None:
         self._armed.append(aim)
 
+    def disarm(self, aim: Aim) -> None:
+        """It hits nobody any more."""
+        if aim in self._armed:
+            self._armed.remove(aim)
+
     def clear(self) -> None:
         self._armed.clear()
 

@@ -16,10 +16,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from pydanube.broker import moving
 from pydanube.broker.retention import Change, RetentionDesk
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
-from pydanube.core import keys
+from pydanube.core import keys, leading
 from pydanube.core.delivery import Backoff, FailurePolicy, Poison
 from pydanube.core.lag import Heartbeat
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
@@ -34,6 +35,8 @@ from pydanube.testing.history import Damaged, Fault, History, life
 from pydanube.testing.loop import Process, ProcessDied
 
 FAULT_SECONDS: Final = 8.5  # on average between two faults
+LATE_SHARE: Final = 0.4  # of the seeds have one of _LATE, too
+LATE_AFTER_SECONDS: Final = 25.0  # there is something to move by then, and it is seen what came of it
 BOOT_SECONDS_MAX: Final = 60.0
 DEAD_LETTERS: Final = TopicName("/default/dead")
 REDELIVERIES: Final = 2
@@ -60,9 +63,16 @@ def plan(seed: int, *, nodes: int, first: float, end: float) -> list[Planned]:
     while True:
         at += dice.uniform(0.5, 2 * FAULT_SECONDS)
         if at >= end:
-            return schedule
+            break
         kind = dice.choice(_DRAWN)
         schedule.append(Planned(len(schedule), at, kind, dice.randint(1, nodes), dice.getrandbits(62)))
+    # With dice of their own: seeds without them are the runs that they were.
+    dice = Random(seed ^ 0xA1B5)
+    if dice.random() < LATE_SHARE:
+        kind, at = dice.choice(_LATE), dice.uniform(first + LATE_AFTER_SECONDS, end - LATE_AFTER_SECONDS)
+        schedule.append(Planned(0, at, kind, dice.randint(1, nodes), dice.getrandbits(62)))
+        schedule.sort(key=lambda each: each.at)
+    return [each._replace(number=number) for number, each in enumerate(schedule)]
 
 
 class Breaking:
@@ -192,6 +202,52 @@ class Breaking:
         self._arm(Aim("transact history", dice.randint(1, 2), "late", seconds, shots=shots))
         self._arm(Aim("object put", dice.randint(1, 4), "delay", dice.uniform(1.0, 5.0), shots=3))
         await self.town.unload(dice.choice(self.topics[:4]), asked=node)
+
+    async def late_claim(self, node: Node, dice: Random) -> None:
+        """Its lease is forgotten and it does not hear of that: it takes messages, and reserves offsets for them, while
+        whoever gets its topics has looked at them and not yet claimed.
+        """
+        for target, shots in (("renew", 6), ("get registration", 2)):
+            self._arm(Aim(target, 1, "fail", shots=shots, node=node.number))
+        # Not so long that the leader gives the topic to somebody else, which refuses the claim anyway.
+        self._arm(Aim("transact owner", 1, "delay", leading.CLAIM_SECONDS * dice.uniform(0.5, 0.95), shots=4))
+        port, port.drop_every = node.metadata, 1
+        await self.lease_expiry(node, dice)
+        port.drop_every = 0
+
+    async def late_seal(self, node: Node, dice: Random) -> None:
+        """A topic moves, and its seal arrives when the move is undone and its owner has taken more messages."""
+        topic = dice.choice(self.topics[:4])
+        host = self.town.any_host(topic)
+        if host is None:
+            return
+        moving.SEAL_SECONDS = seconds = dice.choice((0.5, 2.0))  # type: ignore[misc]
+        late = Aim("transact seal", 1, "late", seconds + dice.uniform(3.0, 9.0), shots=4, node=host.number)
+        self._arm(late)
+        with contextlib.suppress(DanubeError, ProcessDied):
+            await self.town.unload(topic, asked=host)
+        self.aims.disarm(late)
+
+    async def late_change(self, node: Node, dice: Random) -> None:
+        """A topic moves, and the move is given up because what it writes of its history is not answered. That arrives
+        when the topic moves again, between what the owner reads then and what it writes.
+        """
+        topic = dice.choice(self.topics[:4])
+        host = self.town.any_host(topic)
+        if host is None:
+            return
+        patience, pause = dice.uniform(1.0, 2.0), dice.uniform(1.0, 6.0)
+        usual_seconds, moving.UPLOAD_SECONDS = moving.UPLOAD_SECONDS, patience  # type: ignore[misc]
+        moving.REST_BYTES = 0  # type: ignore[misc]
+        late = Aim("transact history", 1, "late", patience + pause + dice.uniform(2.0, 4.0), shots=3, node=host.number)
+        self._arm(late)
+        with contextlib.suppress(DanubeError, ProcessDied):
+            await self.town.unload(topic, asked=host)
+        self.aims.disarm(late)
+        moving.UPLOAD_SECONDS = usual_seconds  # type: ignore[misc]
+        await asyncio.sleep(pause)
+        self._arm(Aim("object put", 1, "delay", 6.0, node=host.number))
+        await self.town.unload(topic, asked=host)
 
     async def all_slow(self, node: Node, dice: Random) -> None:
         """Every disk and the way to the metadata store, for everybody: what is quick elsewhere overlaps now."""
@@ -601,6 +657,9 @@ KINDS: Final[dict[str, FaultKind]] = {
         Breaking.slow_takeover,
         Breaking.worker_dies,
         Breaking.late_move,
+        Breaking.late_claim,
+        Breaking.late_seal,
+        Breaking.late_change,
         Breaking.all_slow,
         Breaking.kill,
         Breaking.power_cut,
@@ -653,7 +712,8 @@ _OFTEN: Final = {
     "slow_takeover": 2,
     "late_move": 2,
 }
-_DRAWN: Final = [kind for kind in sorted(KINDS) for _ in range(_OFTEN.get(kind, 1))]
+_LATE: Final = ("late_claim", "late_seal", "late_change")  # at most one in a run
+_DRAWN: Final = [kind for kind in sorted(KINDS) if kind not in _LATE for _ in range(_OFTEN.get(kind, 1))]
 
 
 async def _pause(dice: Random, low: float, high: float) -> None:

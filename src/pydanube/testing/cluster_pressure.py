@@ -62,6 +62,8 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("log.tier_tidy",), "DELETED_AT_ONCE", (1, 2, 100)),
     (("log.wal",), "MANY_TOPICS", (1, 8)),
 )
+# What a fault may change for the rest of a run (cluster_faults.py).
+CHANGED: Final = (("broker.moving", "UPLOAD_SECONDS"),)
 
 
 class Pressure(NamedTuple):
@@ -140,7 +142,8 @@ def under(pressure: Pressure) -> Iterator[None]:
     """The limits are those of `pressure` until it ends. One run at a time."""
     places = [(_module(name), constant) for names, constant, _ in LIMITS for name in names]
     values = [value for (names, _, _), value in zip(LIMITS, pressure.limits, strict=True) for _ in names]
-    saved = [getattr(module, constant) for module, constant in places]
+    changed = [*places, *((_module(name), constant) for name, constant in CHANGED)]
+    saved = [getattr(module, constant) for module, constant in changed]
     at_once, holes = members.gather_bounded.__defaults__, Progress.saved.__defaults__
     try:
         for (module, constant), value in zip(places, values, strict=True):
@@ -150,5 +153,5 @@ def under(pressure: Pressure) -> Iterator[None]:
         yield
     finally:
         members.gather_bounded.__defaults__, Progress.saved.__defaults__ = at_once, holes
-        for (module, constant), value in zip(places, saved, strict=True):
+        for (module, constant), value in zip(changed, saved, strict=True):
             setattr(module, constant, value)
