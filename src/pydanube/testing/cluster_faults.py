@@ -30,6 +30,7 @@ from pydanube.errors import DanubeError, TopicExists
 from pydanube.ports import Item
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.cluster_aims import Aim, Aims, draw, outside
+from pydanube.testing.cluster_clients import Clients, number_of
 from pydanube.testing.faulty_disk import Faults, FaultyDisk
 from pydanube.testing.history import Damaged, Fault, History, life
 from pydanube.testing.loop import Process, ProcessDied
@@ -40,6 +41,7 @@ LATE_AFTER_SECONDS: Final = 25.0  # there is something to move by then, and it i
 BOOT_SECONDS_MAX: Final = 60.0
 DEAD_LETTERS: Final = TopicName("/default/dead")
 REDELIVERIES: Final = 2
+RUSH: Final = 24  # messages that clients send at once, where a fault has them
 
 
 class Planned(NamedTuple):
@@ -94,6 +96,7 @@ class Breaking:
         self.damaged: set[TopicName] = set()  # topics of which bytes were changed
         self._tasks: list[asyncio.Task[None]] = []
         self._deleted = False
+        self.clients: Clients | None = None  # whom a fault may have send
         self.aims = town.aims = Aims(self._strike, say)
 
     async def run(self, schedule: Sequence[Planned]) -> None:
@@ -204,16 +207,35 @@ class Breaking:
         await self.town.unload(dice.choice(self.topics[:4]), asked=node)
 
     async def late_claim(self, node: Node, dice: Random) -> None:
-        """Its lease is forgotten and it does not hear of that: it takes messages, and reserves offsets for them, while
-        whoever gets its topics has looked at them and not yet claimed.
+        """The lease of an owner is forgotten and it does not hear of that: it takes messages, and reserves offsets for
+        them, while whoever gets its topics has looked at them and not yet claimed.
         """
+        topic = dice.choice(self.topics[:4])
+        host = self.town.any_host(topic)
+        if host is None or host.broker is None:
+            return
         for target, shots in (("renew", 6), ("get registration", 2)):
-            self._arm(Aim(target, 1, "fail", shots=shots, node=node.number))
+            self._arm(Aim(target, 1, "fail", shots=shots, node=host.number))
         # Not so long that the leader gives the topic to somebody else, which refuses the claim anyway.
-        self._arm(Aim("transact owner", 1, "delay", leading.CLAIM_SECONDS * dice.uniform(0.5, 0.95), shots=4))
-        port, port.drop_every = node.metadata, 1
-        await self.lease_expiry(node, dice)
+        leading.CLAIM_SECONDS = 3.0  # type: ignore[misc]
+        late = Aim("transact owner", 1, "delay", dice.uniform(1.5, 2.7), shots=6)
+        self._arm(late)
+        port, port.drop_every = host.metadata, 1
+        sending = asyncio.create_task(self._send_on(host, topic, dice), name="send on")
+        try:
+            await self.lease_expiry(host, dice)
+        finally:
+            sending.cancel()
+        self.aims.disarm(late)
         port.drop_every = 0
+
+    async def _send_on(self, host: Node, topic: TopicName, dice: Random) -> None:
+        """Clients have much to say as long as this broker believes that it has the topic."""
+        for number in range(RUSH):
+            if self.clients is None or not host.serves(topic):
+                return
+            self.clients.start(self.clients.send(topic, "rush", f"rush-{number_of(topic)}:{number}"))
+            await _pause(dice, 0.1, 0.4)
 
     async def late_seal(self, node: Node, dice: Random) -> None:
         """A topic moves, and its seal arrives when the move is undone and its owner has taken more messages."""

@@ -286,6 +286,7 @@ class _Run:
         self.hits = breaking.aims.hits
         self.history.add(Lease(TTL_SECONDS, self.now()))
         clients = Clients(town, self.history, self.dice, given=recorder.given, hurry=pressure.hurry)
+        breaking.clients = clients
         await self._prepare(breaking, clients, reliable, others)
         crowd = await self._crowd(clients)
         watching = [
