@@ -419,8 +419,7 @@ PLANTED: dict[str, Callable[[pytest.MonkeyPatch], Tweak]] = {
     "a claim behind the loss, as it was": claim_ends_behind_the_loss,
 }
 
-# A seed that finds it. When the code changes it may be another one: the long test looks for the first. Those of PLANTED
-# that are not here have not been found yet, or by seeds of an earlier simulator (docs/proof.md).
+# A seed that finds it. When the code changes it may be another one: the long test looks for the first.
 FOUND_BY: dict[str, int] = {
     "ack before fsync": 1,
     "next owner starting at 0": 0,
@@ -432,11 +431,14 @@ FOUND_BY: dict[str, int] = {
     "rescue that does not ask the owner": 1,
     "offsets before the reservation": 0,
     "retention takes one object too many": 966,
+    "any history key is an answer": 90,
     "sweep of any epoch without a fence": 944,
     "rest beside a commit": 6,
     "reservation over any revision": 75,
+    "claim ignores the reservation it read": 5,
     "adoption drops nothing": 204,
     "claim without its registration": 7,
+    "a move undone without reassert": 18,
     "rest beside extend, as it was": 415,
     "claims at the start of a lost broker, as they were": 91,
     "a claim behind the loss, as it was": 263,

@@ -295,9 +295,9 @@ class _Run:
         ]
         await breaking.run(self.schedule)
         await asyncio.sleep(max(0.0, FAULTS_UNTIL - self.now()))
+        clients.quiet = True  # who has begun to think for long is done when everything has healed
         await self._heal(breaking, [*reliable, *others])
         clients.publishing = False
-        clients.quiet = True
         await self._settle([*reliable, *others], [*reliable, DEAD_LETTERS], crowd)
         await clients.stop()
         await self._look_for_growth([*reliable, *others])
