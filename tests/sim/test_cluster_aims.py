@@ -110,6 +110,16 @@ async def test_the_third_transaction_on_a_reservation_is_hit_and_no_other() -> N
 
 
 @simulated
+async def test_what_is_not_aimed_at_any_more_is_not_hit() -> None:
+    aim = Aim("transact owner", left=2, what="fail")
+    faulty, _, aims, _ = store(aim)
+    assert await faulty.transact([], [Put(keys.owner(TOPIC), b"x")]) is not None
+    aims.disarm(aim)
+    aims.disarm(aim)
+    assert await faulty.transact([], [Put(keys.owner(TOPIC), b"y")]) is not None
+
+
+@simulated
 async def test_a_lost_answer_is_a_change_that_was_made() -> None:
     faulty, real, _, _ = store(Aim("transact owner", left=1, what="lose"))
     with pytest.raises(Unreachable):

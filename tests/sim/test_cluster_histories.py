@@ -18,7 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from pydanube.testing import cluster_report, cluster_sim, sim
+from pydanube.broker import moving
+from pydanube.core import leading
+from pydanube.testing import cluster_faults, cluster_report, cluster_sim, sim
 from pydanube.testing.checkers import Violation
 from pydanube.testing.cluster_faults import KINDS
 from pydanube.testing.cluster_met import NEVER, OPERATIONS
@@ -160,6 +162,28 @@ def test_every_kind_of_fault_occurs_in_enough_seeds_and_there_are_enough_of_them
         seeds.update({each.kind for each in schedule})
     assert faults / 500 >= 10
     assert {kind for kind in KINDS if seeds[kind] < 0.05 * 500} == set()
+
+
+def test_faults_with_dice_of_their_own_change_no_other() -> None:
+    """Whoever adds a kind to them keeps all seeds in which it does not occur."""
+    schedules = [planned(seed) for seed in range(100)]
+    for schedule in schedules:
+        assert [each.number for each in schedule] == list(range(len(schedule)))
+        assert [each.at for each in schedule] == sorted(each.at for each in schedule)
+        assert sum(each.kind in cluster_faults._LATE for each in schedule) <= 1
+    ordinary = [[each.kind for each in schedule if each.kind not in cluster_faults._LATE] for schedule in schedules]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster_faults, "LATE_SHARE", 0.0)
+        assert [[each.kind for each in planned(seed)] for seed in range(100)] == ordinary
+
+
+@pytest.mark.slow
+def test_a_fault_that_takes_the_patience_of_moves_away_gives_it_back() -> None:
+    usual = moving.UPLOAD_SECONDS, moving.SEAL_SECONDS, moving.REST_BYTES, leading.CLAIM_SECONDS
+    seed = FOUND_BY["any history key is an answer"]
+    outcome = run_seed(seed, leave_out=[each.number for each in planned(seed) if each.kind != "late_change"])
+    assert outcome.faults == {"late_change": 1} and not outcome.problems, told(outcome)
+    assert (moving.UPLOAD_SECONDS, moving.SEAL_SECONDS, moving.REST_BYTES, leading.CLAIM_SECONDS) == usual
 
 
 def test_totals_say_which_kind_of_fault_is_too_rare() -> None:
