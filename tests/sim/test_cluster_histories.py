@@ -183,7 +183,7 @@ def test_a_fault_that_takes_the_patience_of_moves_away_gives_it_back() -> None:
     seed = FOUND_BY["any history key is an answer"]
     outcome = run_seed(seed, leave_out=[each.number for each in planned(seed) if each.kind != "late_change"])
     assert outcome.faults == {"late_change": 1} and not outcome.problems, told(outcome)
-    assert (moving.UPLOAD_SECONDS, moving.SEAL_SECONDS, moving.REST_BYTES, leading.CLAIM_SECONDS) == usual
+    assert usual == (moving.UPLOAD_SECONDS, moving.SEAL_SECONDS, moving.REST_BYTES, leading.CLAIM_SECONDS)
 
 
 def test_totals_say_which_kind_of_fault_is_too_rare() -> None:
