@@ -90,6 +90,14 @@ class Member(Protocol):
         ...
 
 
+class DeletionCutOff(Exception):
+    """The topic was being deleted when its broker, or the store, went away. It is claimed, and must be erased."""
+
+    def __init__(self, ownership: Ownership) -> None:
+        super().__init__(ownership.topic)
+        self.ownership = ownership
+
+
 class Opener:
     """Opens topics. It does not know which are open: one of a name at a time is up to the caller."""
 
@@ -113,7 +121,7 @@ class Opener:
         is_awaited: Callable[[], bool] = lambda: False,
     ) -> AnyTopic:
         """Claims the topic and opens it. Raises Conflict if owner or marker is not what it was, if the topic is not
-        one to `take`, or if this broker's `session` is another by the time of the claim; TopicUnknown.
+        one to `take`, or if this broker's `session` is another by the time of the claim; TopicUnknown; DeletionCutOff.
         """
         # At once: clients wait for a topic that moves, and each of these is a way to a majority and back.
         try:
@@ -127,7 +135,7 @@ class Opener:
         seen = self._settled(name, seen)
         items = {item.key: item for item in below}
         kind, own, subject = (items.get(key(name)) for key in (keys.delivery, keys.topic_policy, keys.schema))
-        if kind is None:
+        if kind is None and await self._metadata.get(keys.topic(name)) is None:
             raise TopicUnknown(name)
         policy = effective(json.loads(own.value) if own else None, json.loads(shared.value) if shared else None)
         schema_subject = json.loads(subject.value) if subject else None
@@ -137,6 +145,12 @@ class Opener:
         # comes before us, our claim is refused, for the marker is gone. So it need not be read again afterwards. Of a
         # lost owner that cannot be said.
         is_stable = marker_revision is not None and (seen.owner is None or seen.sealed is not None)
+        if kind is None:
+            behind = max(seen.covered_end, seen.reserved_end or 0)  # nothing is given out any more
+            ownership = await self._claim(name, seen, behind, member, session, marker_revision)
+            if await self._metadata.get(keys.delivery(name)) is not None:
+                raise Conflict(keys.delivery(name))  # it was deleted and made anew while we looked
+            raise DeletionCutOff(ownership)
         await self.remove_older(name, seen, seen.epoch - 1)
         topic: AnyTopic
         if Delivery(json.loads(kind.value)) is Delivery.NON_RELIABLE:

@@ -28,8 +28,8 @@ from pydanube.broker.members import (
     remove_below,
 )
 from pydanube.broker.moving import LastSnapshots, Phases, release_fanout, seal
-from pydanube.broker.opening import AnyTopic, Member, Opener, Rooms, Take
-from pydanube.broker.ownership import look
+from pydanube.broker.opening import AnyTopic, DeletionCutOff, Member, Opener, Rooms, Take
+from pydanube.broker.ownership import Ownership, look
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
@@ -319,29 +319,38 @@ class Topics:
                 await topic.close("the topic is being deleted")
             except DiskFull as error:  # its log needs no ending, and deleting makes room
                 log.warning("log of a deleted topic left unfinished", extra={"topic": name, "why": str(error)})
-            ownership = topic.ownership
-            await ownership.reassert()  # a descriptor that was given up and comes late must not outlive its topic
-            tombstone = Owner(
-                epoch=ownership.epoch,
-                session=self._session,
-                broker_id=self._rooms.broker_id,
-                start_offset=0,
-                released=True,
-                deleted=True,
-            )
-            await remove_below(
-                self._metadata,
-                ownership,
-                [keys.below_topic(name), keys.below_storage(name)],
-                [
-                    Delete(keys.topic(name)),
-                    Delete(keys.namespace_topic(name)),
-                    Delete(keys.assignment(self._rooms.broker_id, name)),
-                    Put(keys.owner(name), tombstone.to_bytes()),  # epochs go on if the name is used again
-                ],
-            )
-            await remove_files(self._rooms.disk, name)
-            await self._remove_objects(name, ownership.epoch)
+            await topic.ownership.reassert()  # a descriptor that was given up and comes late must not outlive its topic
+            await self._erase(topic.ownership)
+
+    async def _erase(self, ownership: Ownership) -> None:
+        """With the topic's lock. Cut off at any point, it is finished by whoever opens the topic next.
+
+        How it delivers goes first: a topic without that is one that is being deleted, whatever else is left of it. That
+        it exists goes last, so that no new one of its name finds what the old one had.
+        """
+        name = ownership.topic
+        tombstone = Owner(
+            epoch=ownership.epoch,
+            session=self._session,
+            broker_id=self._rooms.broker_id,
+            start_offset=0,
+            released=True,
+            deleted=True,
+        )
+        await ownership.write([Delete(keys.delivery(name))])
+        await remove_below(
+            self._metadata,
+            ownership,
+            [keys.below_topic(name), keys.below_storage(name)],
+            [
+                Delete(keys.topic(name)),
+                Delete(keys.namespace_topic(name)),
+                Delete(keys.assignment(self._rooms.broker_id, name)),
+                Put(keys.owner(name), tombstone.to_bytes()),  # epochs go on if the name is used again
+            ],
+        )
+        await remove_files(self._rooms.disk, name)
+        await self._remove_objects(name, ownership.epoch)
         log.info("topic deleted", extra={"topic": name})
 
     # --- opening and closing ------------------------------------------------------------------------
@@ -363,6 +372,8 @@ class Topics:
             if isinstance(result, Conflict) and self.elsewhere is not None:
                 # It is another broker's; or if it is ours, it is claimed again like any other that we do not serve.
                 log.warning("topic not claimed", extra={"topic": name, "why": str(result)})
+            elif isinstance(result, TopicUnknown):
+                log.info("topic is gone", extra={"topic": name})  # deleted meanwhile, or its deletion was finished
             elif isinstance(result, DanubeError):
                 self.unopened[name] = str(result)
                 log.error("topic not opened", extra={"topic": name, "why": str(result)})
@@ -417,15 +428,20 @@ class Topics:
         """Claims and opens; with the topic's lock. What ends behind `lose_all` is closed again: others have it."""
         self._check_not_closing(name)
         losses = self._losses
-        topic = await self._opener.open(
-            name,
-            self.elsewhere,
-            owner_revision,
-            marker_revision,
-            session=session,
-            take=take,
-            is_awaited=lambda: name in self._awaited,
-        )
+        try:
+            topic = await self._opener.open(
+                name,
+                self.elsewhere,
+                owner_revision,
+                marker_revision,
+                session=session,
+                take=take,
+                is_awaited=lambda: name in self._awaited,
+            )
+        except DeletionCutOff as found:
+            log.warning("deletion of a topic was cut off, and is finished", extra={"topic": name})
+            await self._erase(found.ownership)
+            raise TopicUnknown(name) from None
         if self._closing:
             await topic.close(self._closing)
             self._check_not_closing(name)

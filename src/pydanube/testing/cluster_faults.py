@@ -26,7 +26,7 @@ from pydanube.core.lag import Heartbeat
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
 from pydanube.core.ownership import Owner
 from pydanube.core.policies import Delivery
-from pydanube.errors import DanubeError, TopicExists
+from pydanube.errors import DanubeError, TopicExists, TopicUnknown
 from pydanube.ports import Item
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.cluster_aims import Aim, Aims, draw, outside
@@ -269,7 +269,8 @@ class Breaking:
         moving.UPLOAD_SECONDS = usual_seconds  # type: ignore[misc]
         await asyncio.sleep(pause)
         self._arm(Aim("object put", 1, "delay", 6.0, node=host.number))
-        await self.town.unload(topic, asked=host)
+        if host.broker is not None and host.broker.cluster is not None:  # else it was killed meanwhile
+            await self.town.unload(topic, asked=host)
 
     async def all_slow(self, node: Node, dice: Random) -> None:
         """Every disk and the way to the metadata store, for everybody: what is quick elsewhere overlaps now."""
@@ -605,7 +606,17 @@ class Breaking:
         if node.broker is None or not node.alive or self._deleted:
             return
         self._deleted = True
-        await node.call(node.broker.topics.delete(self.topics[0]))
+        while True:
+            try:
+                if (broker := node.broker) is not None:
+                    await node.call(broker.topics.delete(self.topics[0]))
+                    break
+            except TopicUnknown:  # the answer was lost, or somebody finished what was cut off
+                break
+            except (DanubeError, ProcessDied):
+                pass
+            await asyncio.sleep(1.0)
+            node = dice.choice(self.town.living or [node])
         await _pause(dice, 0.1, 10.0)
         await self.make(self.topics[0])
 

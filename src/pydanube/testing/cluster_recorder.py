@@ -163,6 +163,8 @@ class Recorder:
             self._history.add(Released(label, owner.epoch, self._sealed.get(topic, 0), clean, self._now()))
         elif self._epochs.get(topic) != owner.epoch:  # else its owner wrote it anew
             self._epochs[topic] = owner.epoch
+            if keys.delivery(topic) not in self._town.metadata._items:
+                return  # claimed to finish its deletion: nothing is given out in that epoch
             item = self._town.metadata._items.get(keys.registration(BrokerId(owner.broker_id)))
             member = Registration.from_bytes(item.value) if item else None
             is_member = member is not None and member.session == owner.session
