@@ -26,6 +26,7 @@ from pydanube.errors import (
     SubscriptionBusy,
     Unreachable,
 )
+from pydanube.log.batch import Envelope, encode, rows_of, stamp
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import to_wire
 from tests.rooms.scripted import TOPIC, ScriptedBroker
@@ -678,3 +679,49 @@ def test_partitions_share_the_window_and_one_loop() -> None:
             assert {frame.command.ack.consumer for frame in acks} == {1, 2, 3}
 
     run(inside())
+
+
+def deliver_sought(broker: ScriptedBroker, first: int, payloads: list[bytes], seeks: int) -> None:
+    batch = stamp(
+        encode(rows_of([Envelope(each) for each in payloads]), topic=TOPIC), base_offset=first, epoch=1, append_time=1
+    )
+    deliver = pb.Deliver(consumer=1, ranges=[first, first + len(payloads)], attempt=1, seeks=seeks)
+    broker.peers[-1].send(pb.Command(deliver=deliver), *batch.buffers)
+
+
+@scripted()
+async def test_an_ack_that_a_seek_made_void_hides_nothing_on_the_next_connection(
+    broker: ScriptedBroker, consumer: Consumer
+) -> None:
+    broker.answers["seek"] = lambda peer, frame: peer.answer(frame, offset_found=pb.OffsetFound(offset=0, seeks=1))
+    broker.answers["ack"] = lambda peer, frame: None  # its answer is lost with the connection
+    deliver_sought(broker, 0, [b"a", b"b"], 0)
+    for each in await receive(consumer, 2):
+        await each.ack()
+    await broker.until("ack")
+    await consumer.seek(0)
+    broker.answers["ack"] = lambda peer, frame: peer.answer(frame, done=pb.Done())
+
+    def subscribe(peer: Any, frame: Any) -> None:
+        broker.on_subscribe(peer, frame)
+        deliver_sought(broker, 0, [b"a", b"b"], 1)
+
+    broker.answers["subscribe"] = subscribe
+    broker.drop()
+    assert [message.payload for message in await receive(consumer, 2)] == [b"a", b"b"]
+
+
+@scripted()
+async def test_what_was_on_its_way_when_a_seek_was_answered_is_not_shown(
+    broker: ScriptedBroker, consumer: Consumer
+) -> None:
+    def seek(peer: Any, frame: Any) -> None:
+        peer.answer(frame, offset_found=pb.OffsetFound(offset=2, seeks=1))
+        deliver_sought(broker, 7, [b"stale"], 0)
+        deliver_sought(broker, 2, [b"fresh"], 1)
+
+    broker.answers["seek"] = seek
+    deliver_sought(broker, 5, [b"a", b"b"], 0)
+    assert (await consumer.receive()).payload == b"a"
+    await consumer.seek(2)
+    assert (await consumer.receive()).payload == b"fresh"

@@ -22,8 +22,11 @@ from typing import Any, Final
 
 import grpc
 
+from pydanube.errors import DeadlineExceeded
+
 RECEIVING_MAX: Final = 32
 FORGOTTEN_SECONDS: Final = 10.0  # a call that was cancelled before its request had come
+READING_SECONDS: Final = 60.0  # a request that does not come gives its place to another
 
 
 class Admission:
@@ -57,7 +60,11 @@ class Admission:
             async with self._places:
                 if (busy := self._busy()) is not None:
                     return await refuse(busy, context)
-                request = await anext(requests, None)
+                try:
+                    async with asyncio.timeout(READING_SECONDS):
+                        request = await anext(requests, None)
+                except TimeoutError:
+                    return await refuse(DeadlineExceeded("receiving the request", READING_SECONDS), context)
             if request is None:
                 return await refuse(ValueError("the request is missing"), context)
             return await answer(request, context)

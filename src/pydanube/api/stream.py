@@ -267,7 +267,7 @@ class Connection(asyncio.Protocol):
             self.abort("it did not greet in time")
         elif self._reading and self._decoder.buffered_bytes and now - self._frame_since > limits.frame_seconds:
             self.abort("it did not finish a frame in time")
-        elif not self._writable.is_set() and now - self._stuck_since > limits.stuck_seconds:
+        elif (self._over or not self._writable.is_set()) and now - self._stuck_since > limits.stuck_seconds:
             self.abort("it took nothing for too long")
         elif self._reading and now - self._heard_at > 2 * limits.keepalive_seconds:
             self.abort("it was silent for too long")
@@ -295,6 +295,7 @@ class Connection(asyncio.Protocol):
     def hang_up(self) -> None:
         """Ends the connection when what was said is written."""
         self._over = True
+        self._stuck_since = self.broker.clock.elapsed()
         self._transport.close()
 
     def abort(self, why: str) -> None:

@@ -171,7 +171,7 @@ class Consuming:
         self.outbox = outbox
         self._messages = self._bytes = 0  # granted and not used yet, as the peer sees it
         self._unlent_bytes = 0  # of these, what the subscription has not been told of
-        self._lent_bytes = 0  # what it was told of, and is not on the wire
+        self._lent_bytes = 0  # what it was told of, and is not on the wire; below 0: a batch was larger than that
         self._unsent_max = unsent_bytes_max
 
     @property
@@ -191,14 +191,16 @@ class Consuming:
         size = item.batch.header.size_bytes
         self._messages -= min(self._messages, sum(end - first for first, end in item.ranges))
         self._bytes -= min(self._bytes, size)
-        self._lent_bytes -= min(self._lent_bytes, size)
+        self._lent_bytes -= size
         self._lend()
 
     def stretched(self, item: DeliveredBatch, parts: list[DeliveredBatch]) -> None:
         """It goes out in parts, which are longer together: the subscription took less from the permits than the peer
         will, so the difference comes off what it has not been told of yet.
         """
-        self._unlent_bytes -= sum(part.batch.header.size_bytes for part in parts) - item.batch.header.size_bytes
+        more_bytes = sum(part.batch.header.size_bytes for part in parts) - item.batch.header.size_bytes
+        self._unlent_bytes -= more_bytes
+        self._lent_bytes += more_bytes
 
     def _lend(self, messages: int = 0) -> None:
         if not isinstance(self.subscription, Subscription):
@@ -246,8 +248,8 @@ def pieces(item: DeliveredBatch, frame_size_max: int) -> list[DeliveredBatch]:
     """
     found: list[DeliveredBatch] = []
     for first, end in item.ranges:
-        found += [DeliveredBatch(each, ((each.header.base_offset, each.header.end_offset),), item.attempt)
-                  for each in _halved(item.batch, first, end, frame_size_max)]  # fmt: skip
+        for part in _halved(item.batch, first, end, frame_size_max):
+            found.append(item._replace(batch=part, ranges=((part.header.base_offset, part.header.end_offset),)))
     return found
 
 

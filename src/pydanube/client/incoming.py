@@ -43,7 +43,7 @@ SETTLED_SECONDS: Final = 30.0
 class _Verdict:
     """An ack or a nack on its way: of these offsets, until the broker has applied it."""
 
-    __slots__ = ("delay_ms", "done", "is_ack", "ranges", "reason", "seeks")
+    __slots__ = ("delay_ms", "done", "is_ack", "is_void", "ranges", "reason", "seeks")
 
     def __init__(
         self, ranges: Sequence[tuple[int, int]], seeks: int, *, is_ack: bool, delay_ms: int = 0, reason: str = ""
@@ -51,6 +51,7 @@ class _Verdict:
         self.ranges = ranges
         self.seeks = seeks  # of the deliveries
         self.is_ack = is_ack
+        self.is_void = False  # a seek has come since it was sent: whatever is answered, it is not sent again
         self.delay_ms = delay_ms
         self.reason = reason
         self.done: asyncio.Future[None] | None = None  # for `flush`
@@ -115,7 +116,7 @@ class ConsumerLane(Lane):
         self._settled_epoch = 0  # their batches are not newer
         self._known_end = 0  # the broker knew everything below to be acknowledged
         self._seeks = 0  # how often the subscription was moved before the newest delivery
-        self._own_seeks = 0  # what was asked before one of them is of no interest
+        self._sought_to = 0  # the answer to a seek of ours on this connection had this number
         self._is_scheduled = False
 
     # --- for the application ------------------------------------------------------------------------
@@ -199,13 +200,14 @@ class ConsumerLane(Lane):
             self._sought()
         elif found.seeks > self._seeks:
             self._sought()
-            self._seeks = found.seeks
+            self._seeks = self._sought_to = found.seeks
 
     def _sought(self) -> None:
         """Nothing of what was delivered before counts any more, and no ack of it may be sent again."""
-        self._own_seeks += 1
         self._collect()
         self._forget_unsent()
+        for verdict in self._unconfirmed:
+            verdict.is_void = True
         self._settled.clear()
         self._drop_inbox()
 
@@ -246,15 +248,14 @@ class ConsumerLane(Lane):
         while self._unsent:
             verdict = self._unsent.popleft()
             self._unconfirmed[verdict] = None
-            answered = partial(self._answered, self.generation, self._own_seeks, verdict)
+            answered = partial(self._answered, self.generation, verdict)
             link.ask(verdict.command(self.handle), answered)
 
-    def _answered(self, generation: int, own_seeks: int, verdict: _Verdict, answer: frames.Frame | DanubeError) -> None:
+    def _answered(self, generation: int, verdict: _Verdict, answer: frames.Frame | DanubeError) -> None:
         if generation != self.generation:
             return  # of a handle that has ended: it is sent again
         del self._unconfirmed[verdict]
-        is_void = isinstance(answer, AckOutdated) or own_seeks != self._own_seeks
-        if not isinstance(answer, DanubeError) or is_void:
+        if not isinstance(answer, DanubeError) or isinstance(answer, AckOutdated) or verdict.is_void:
             verdict.settle()
         elif not answer.retryable:
             # Nobody may ever ask: the application goes on, so this is the only sign that something was not applied.
@@ -283,11 +284,14 @@ class ConsumerLane(Lane):
         if ranges[0][0] < header.base_offset or ranges[-1][1] > header.end_offset:
             raise ProtocolViolation(f"ranges {ranges} are not in the batch delivered with them")
         self._progressed()
+        delivery = Delivery(self, batch, ranges, attempt, len(body), seeks)
+        if seeks < self._sought_to:
+            self.consumed(delivery)  # it was on its way when we sought, and nobody wants it any more
+            return
         if seeks != self._seeks:
             self._sought()
             self._seeks = seeks
         self._epoch = max(self._epoch, header.epoch)
-        delivery = Delivery(self, batch, ranges, attempt, len(body), seeks)
         if self._settled:
             rest = self._without_settled(ranges, header.epoch)
             if not rest:
@@ -325,7 +329,11 @@ class ConsumerLane(Lane):
     # --- the lane -----------------------------------------------------------------------------------
 
     def _on_lost(self, error: DanubeError) -> None:
-        self._unsent.extendleft(reversed(self._unconfirmed))
+        for verdict in reversed(self._unconfirmed):
+            if verdict.is_void:
+                verdict.settle()
+            else:
+                self._unsent.appendleft(verdict)
         self._unconfirmed.clear()
         self._settled.clear()
         self._drop_inbox()
@@ -390,6 +398,7 @@ class ConsumerLane(Lane):
             self._attach(link, answer.consumer)
             link.consumers[answer.consumer] = self
             self._owed_messages = self._owed_bytes = 0
+            self._sought_to = 0  # nothing of the connection before comes here, and the topic may have been made anew
             self._collect()
             if 0 < self._epoch < answer.created:
                 self._forget_unsent()
