@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from pydanube.api import admission
-from pydanube.api.admission import Admission
+from pydanube.api.admission import Intake
 from pydanube.broker.service import Broker
 from pydanube.config import StorageConfig
 from pydanube.errors import LogBusy
@@ -244,7 +244,7 @@ async def test_requests_are_answered_alike_whichever_way_they_are_received(
 
 @simulated
 async def test_only_so_many_requests_are_received_at_once_and_a_cancelled_one_is_forgotten() -> None:
-    bounded = Admission(lambda: None)
+    bounded = Intake(lambda: None)
     assert [bounded.begins() for _ in range(admission.RECEIVING_MAX + 1)].count(True) == admission.RECEIVING_MAX
     bounded.received()
     assert [bounded.begins(), bounded.begins()] == [True, False]

@@ -259,16 +259,12 @@ def a_lack_of_descriptors_is_a_broken_disk(patch: pytest.MonkeyPatch) -> None:
 def readers_that_gave_up_are_remembered(patch: pytest.MonkeyPatch) -> None:
     """Was in the program."""
 
-    async def wait_beyond(self: Any, offset: int) -> None:
-        while self.head <= offset and not self.closed:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            if isinstance(self._waiters, list):
-                self._waiters.append(waiter)
-            else:
-                self._waiters[waiter] = None
-            await waiter
+    async def wait(self: Any) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = None
+        await waiter
 
-    patch.setattr(wal.TopicLog, "wait_beyond", wait_beyond)
+    patch.setattr(committer.Signal, "wait", wait)
 
 
 def dropped_segments_are_counted(patch: pytest.MonkeyPatch) -> None:

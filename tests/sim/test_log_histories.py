@@ -1,7 +1,7 @@
 """Hundreds of random lives of the log, and the proof that they would notice.
 
-Every defect in PLANTED (planted_log.py) is put into the log or between the log and its disk, one at a time; each must be
-found within a thousand such histories. A check that has never found anything proves nothing.
+Every defect in PLANTED (planted_log.py) is put into the log or between the log and its disk, one at a time; each must
+be found within a thousand such histories. A check that has never found anything proves nothing.
 """
 
 from __future__ import annotations

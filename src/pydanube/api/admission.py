@@ -29,7 +29,7 @@ FORGOTTEN_SECONDS: Final = 10.0  # a call that was cancelled before its request 
 READING_SECONDS: Final = 60.0  # a request that does not come gives its place to another
 
 
-class Admission:
+class Intake:
     """Of one method. `busy` says why nothing more is to be taken, if so."""
 
     def __init__(self, busy: Callable[[], Exception | None]) -> None:
@@ -75,10 +75,10 @@ class Admission:
 class Admitting(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Chooses the way for one method; all others are the handler's."""
 
-    def __init__(self, handler: grpc.GenericRpcHandler, method: str, admission: Admission, careful: Any) -> None:
+    def __init__(self, handler: grpc.GenericRpcHandler, method: str, intake: Intake, careful: Any) -> None:
         self._handler = handler
         self._method = method
-        self._admission = admission
+        self._admission = intake
         self._careful = careful
 
     def service(self, handler_call_details: Any) -> Any:

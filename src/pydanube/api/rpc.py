@@ -25,7 +25,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from pydanube.api.admission import Admission, Admitting
+from pydanube.api.admission import Admitting, Intake
 from pydanube.errors import DanubeError
 from pydanube.telemetry import RpcMetrics, Telemetry
 from pydanube.wire.status import STATUS, Code, Status, Table, cut, status
@@ -62,9 +62,10 @@ def handler_of(
 ) -> grpc.GenericRpcHandler:
     """`tables` and `size_max_bytes` are by method, for those that differ. `busy` says why a request is not even to be
     decoded now, by method; such methods are bounded in what they receive at the same time (`admission.py`).
+    `admission`: of connections, by the server it is for.
     """
     methods = {}
-    admitted: list[tuple[str, Admission, Any]] = []
+    admitted: list[tuple[str, Intake, Any]] = []
     for method in service.methods:
         name = f"{service.name}/{method.name}"
         metrics = telemetry.rpc(snake(service.name.removesuffix("Service")), snake(method.name))
@@ -79,25 +80,28 @@ def handler_of(
         else:
             call = call or _missing(method, servant)
             forward = forwarder.unary(method) if forwarder is not None else None
-            make, behaviour = grpc.unary_unary_rpc_method_handler, _unary(name, call, metrics, codes, forward)
+            make, behaviour = (
+                grpc.unary_unary_rpc_method_handler,
+                _unary(name, call, metrics, codes, forward, admission),
+            )
         read = _reader(method, size_max_bytes.get(method.name))
         write = GetMessageClass(method.output_type).SerializeToString
         if (why := busy.get(method.name)) is not None:
-            admission = Admission(why)
-            careful = admission.carefully(behaviour, _refuser(name, metrics, codes))
+            intake = Intake(why)
+            careful = intake.carefully(behaviour, _refuser(name, metrics, codes))
             path = f"/{service.full_name}/{method.name}"
             admitted.append(
                 (
                     path,
-                    admission,
+                    intake,
                     grpc.stream_unary_rpc_method_handler(careful, request_deserializer=read, response_serializer=write),
                 )
             )
-            read = _reader(method, size_max_bytes.get(method.name), why, codes, admission.received)
+            read = _reader(method, size_max_bytes.get(method.name), why, codes, intake.received)
         methods[method.name] = make(behaviour, request_deserializer=read, response_serializer=write)
     handler = grpc.method_handlers_generic_handler(service.full_name, methods)
-    for path, admission, careful_handler in admitted:
-        handler = Admitting(handler, path, admission, careful_handler)
+    for path, intake, careful_handler in admitted:
+        handler = Admitting(handler, path, intake, careful_handler)
     return handler
 
 

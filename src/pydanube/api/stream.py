@@ -188,6 +188,12 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.connections.discard(self)
         self._over = True
+        if self._turn is not None:
+            self._turn.cancel()
+            for frame in self._unhandled:  # said while it was there, so these count
+                if frame.kind in ("ack", "nack"):
+                    self._settle(frame)
+            self._unhandled.clear()
         self._pressure.forget(self._relieved)
         self._count_partial(0)
         self._pressure.remove(self._parsing_bytes)
@@ -247,14 +253,7 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             log.exception("stream broken", extra={"peer": self.peer})
             self.fail(error)
-            return
-        if had == 0:
-            self._frame_since = now
-        partial_bytes = self._decoder.buffered_bytes
-        if partial_bytes != self._partial_bytes:
-            self._count_partial(partial_bytes)
-            if partial_bytes > PARSE_ON_LOOP_BYTES:  # only a batch is so long
-                self._hold()
+        self._throttle()
 
     def check_time(self, now: float) -> None:
         """Drops the peer if it broke a limit of time."""
@@ -333,7 +332,7 @@ class Connection(asyncio.Protocol):
         elif not self._pressed and self._unwritten_bytes <= self.limits.unwritten_bytes:
             self._held_since, self._refusing = None, False
         busy = self._held_since is not None or not self._writable.is_set()
-        busy = busy or len(self._tasks) - self._requests.pumps > self.limits.requests
+        busy = busy or len(self._tasks) - self._requests.pumps > self.limits.requests or self._turn is not None
         if busy == self._reading:
             self._reading = not busy
             if busy:
@@ -401,9 +400,10 @@ class Connection(asyncio.Protocol):
             if consuming is None:
                 raise ConsumerUnknown(handle)
             if is_ack:
-                consuming.ack(ranges)
+                consuming.ack(ranges, ack.seeks if ack.HasField("seeks") else None)
             else:
-                consuming.nack(ranges, nack.delay_ms / 1000, nack.reason)
+                delivered_at = nack.seeks if nack.HasField("seeks") else None
+                consuming.nack(ranges, nack.delay_ms / 1000, nack.reason, delivered_at)
         except DanubeError as error:
             if request_id:
                 self.answer_error(request_id, error)

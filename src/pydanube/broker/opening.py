@@ -171,7 +171,7 @@ class Opener:
             )
         try:
             await topic.open(below if is_stable else None)
-        except Exception:  # the next try opens everything anew
+        except BaseException:  # also if who asked has left: the next try opens everything anew
             await topic.close("it could not be opened", owned=False)
             raise
         self._unused.pop(name, None)
@@ -203,7 +203,7 @@ class Opener:
                 reserved = more, ownership.revision
                 self._prepare(topic_log)
             storage = await self._storage(name, ownership, seen.items if is_stable else None)
-        except Exception:
+        except BaseException:
             await topic_log.close()
             raise
         reservation = Reservation(ownership, topic_log, rooms.services.clock, *reserved)

@@ -179,7 +179,7 @@ class Broker:
         metadata = ObservedStore(await open_metadata())
         objects = await open_objects(metadata)
         timer = Timer(self.clock)
-        self.cursors = Cursors(metadata, self.clock)
+        self.cursors = Cursors(metadata, self.clock, self.telemetry.moves.acks_cut)
         kept = Kept(config.dispatch.decoded_bytes, self.clock, timer)
         outboxes = Budget(config.dispatch.outbox_bytes)
         services = Services(

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -601,8 +601,10 @@ class Subscription:
         unsent: Ranges = ()
         parked: Ranges = ()
         rows: list[tuple[int, Envelope]] = []
-        seeks, room_bytes = self._seeks, outbox.room_bytes
+        seeks, room_bytes = self.seeks, outbox.room_bytes
         for place, (first, end) in enumerate(send.ranges):
+            if place % TURN_RANGES == TURN_RANGES - 1:
+                await asyncio.sleep(0)
             if room_bytes <= 0:
                 parked = send.ranges[place:]
                 break

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -434,9 +435,9 @@ class Topic:
     async def _read(self, offset: int, something: bool) -> list[Batch]:
         """As the log reads. Whoever has `something` already is told of a gap or an error only when he asks for it."""
         piece: list[Batch] = self._kept.get(self._me) or []
-        for place, batch in enumerate(piece):
-            if batch.header.base_offset <= offset < batch.header.end_offset:
-                return piece[place:]  # a small window asks for the same piece of a file again and again
+        place = bisect_right(piece, offset, key=lambda batch: batch.header.end_offset)
+        if place < len(piece) and piece[place].header.base_offset <= offset:
+            return piece[place:]  # a small window asks for the same piece of a file again and again
         try:
             piece = await self._stored(offset, _READ_BYTES)
             self._kept.put(self._me, piece, sum(batch.header.size_bytes for batch in piece))
@@ -592,12 +593,8 @@ class Topic:
         """Forgets consumers that have not been heard of for so long that they will not come back under their old id,
         and sessions of producers that sent nothing for long.
         """
-        for name, subscription in list(self.subscriptions.items()):
-            silent = [each.consumer_id for each in subscription.consumers if is_silent(each, now)]
-            if silent:
-                await self.ownership.write([Delete(keys.consumer(self.name, name, each)) for each in silent[:100]])
-                for each in silent[:100]:
-                    subscription.forget(each)
+        async with self._changing:
+            await forget_silent(self.name, self.ownership, self.subscriptions, now)
         self.log.end_idle_sessions(is_sure=not self.orphans)
 
     def require(self, name: SubscriptionName) -> Subscription:

@@ -25,9 +25,9 @@ import itertools
 import logging
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from pydanube.core.sessions import SESSION_SIZE_MAX_BYTES, Producer, Sessions, Stored
 from pydanube.errors import (
@@ -57,12 +57,13 @@ from pydanube.log.journal import (
 )
 from pydanube.log.layout import BALLAST, JOURNALS, SPARE_JOURNAL, journal_path, write_and_sync
 from pydanube.log.pressure import Pressure
-from pydanube.log.recovery import write_segment
+from pydanube.log.recovery import place_segment
 from pydanube.log.segment import SNAPSHOT_LENGTH_MAX, UNSYNCED, Group, SegmentHeader, encode_group
-from pydanube.ports import Buffer, Clock, Disk, Work, Write, WriteResult
+from pydanube.ports import Buffer, Clock, Disk, Work, Write
 from pydanube.telemetry import WalMetrics
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # What one sync costs, in bytes written: about 0.2 ms. Decides between many syncs and writing twice.
 SYNC_COST_BYTES: Final = 192 * 1024
@@ -77,9 +78,14 @@ COPY_FILES: Final = 64  # written to between two groups
 # Segments at once, of busy topics that have filled theirs, and of all others: more would only keep each other, and the
 # commits, from the disk.
 MAKING_MAX: Final = 8
+# Why a segment is made, besides `size`, `time` and `failure` of the one before it.
+FIRST, PREPARED, ROOM = "first", "prepared", "room"
 # Topics that were opened together do not all roll together: each does so a little earlier than it must.
 ROLL_EARLY: Final = 0.2
 _ROOM_CHECK_SECONDS: Final = 0.25
+_SHORT_SECONDS: Final = 0.1
+_SHORT_SECONDS_MAX: Final = 30.0
+_SHORT_LINE_SECONDS: Final = 10.0
 SESSIONS: Final = "sessions of producers in the topic (storage.wal.sessions_max)"
 NEAR_PERCENT: Final = 80  # of the bound: beyond that, what is uploaded leaves the disk whatever local retention says
 
@@ -109,8 +115,11 @@ class Signal:
     __slots__ = ("_also", "_waiters")
 
     def __init__(self, also: Callable[[], None] = lambda: None) -> None:
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: dict[asyncio.Future[None], None] = {}  # in the order in which they came
         self._also = also  # called, too
+
+    def __len__(self) -> int:
+        return len(self._waiters)
 
     async def wait(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -294,7 +303,7 @@ class Committer:
         async with self._exclusive:
             making = self._making.get(of)
             if making is None and of.active is None and not of.closed and self.stopped is None:
-                making = self._begin_segment(of, None)
+                making = self._begin_segment(of, PREPARED)
         if making is not None:
             await asyncio.shield(making)
 
@@ -306,7 +315,7 @@ class Committer:
                 if of.closed or self.stopped is not None or (active is not None and active.end == active.start):
                     return
                 begun = self._making.get(of)
-                making = begun or self._begin_segment(of, "room")
+                making = begun or self._begin_segment(of, ROOM)
             failure = await asyncio.shield(making)
             if begun is None:
                 if failure is not None and not isinstance(failure, DiskFull):
@@ -465,11 +474,11 @@ class Committer:
         now = self._clock.time_us()
         for each in logs:
             active = each.active
-            why = self._why_to_roll(each, active, now) if active is not None else None
-            if active is None or why is not None:
+            why = self._why_to_roll(each, active, now) if active is not None else FIRST
+            if why is not None:
                 self._begin_segment(each, why)
 
-    def _begin_segment(self, of: Committed, why: str | None) -> asyncio.Task[Exception | None]:
+    def _begin_segment(self, of: Committed, why: str) -> asyncio.Task[Exception | None]:
         """Only between two groups: what the new segment's header says of the log must hold until it is adopted."""
         assert self._exclusive.locked() and of not in self._making
         self._ready.pop(of, None)
@@ -478,7 +487,7 @@ class Committer:
         self._making[of] = making
         return making
 
-    async def _make_segment(self, of: Committed, why: str | None) -> Exception | None:
+    async def _make_segment(self, of: Committed, why: str) -> Exception | None:
         """Ends the log's segment and makes the next, beside the groups of other logs. Returns what went wrong.
 
         Nobody cancels it: between the rename and the adoption nothing may be given up. What goes wrong is this log's
@@ -486,16 +495,16 @@ class Committer:
         """
         failure: Exception | None = None
         try:
-            async with self._makers_for_busy if why == "size" else self._makers:
+            async with self._makers_for_busy if why in ("size", "failure") else self._makers:
                 if self.stopped is None:
                     if of.active is not None:
                         await self._sync_segment(of, of.active)
                     of.adopt(await self._new_segment(of))
-                    if why is not None:
+                    if why not in (FIRST, PREPARED):
                         self.metrics.rotations[why] += 1
         except DiskFull as error:
             failure = error
-            if why != "room":  # else it goes on in the one it has
+            if why not in (ROOM, PREPARED):  # else it goes on in the one it has, or its first batch finds out
                 self._refuse_pending(of, error)
         except Exception as error:
             failure = error
@@ -505,7 +514,7 @@ class Committer:
             self._ready[of] = None
         self._wake.set()
         self._decided.fire()
-        if isinstance(failure, DiskFull):
+        if isinstance(failure, DiskFull) and why != PREPARED:
             try:
                 await self._disk_is_full(failure)
             except DiskFailed as error:
@@ -513,7 +522,9 @@ class Committer:
         return failure
 
     def _why_to_roll(self, of: Committed, segment: SegmentFile, now_us: int) -> str | None:
-        """`size` or `time`; None: there is room, and it is young."""
+        """`size`, `time` or `failure`; None: there is room, and it is young."""
+        if segment.failed:
+            return "failure"
         if segment.end == segment.start:
             return None
         if segment.end >= self._config.segment_bytes:
@@ -550,7 +561,7 @@ class Committer:
         except DiskFull as error:
             raise DiskFailed(directory, "sync", str(error)) from error
 
-    async def _patiently(self, call: Callable[[], Awaitable[None]]) -> None:
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Calls again, for a while, if the system has no descriptor: where giving up would stop the log."""
         since = self._clock.elapsed()
         while True:
@@ -744,7 +755,8 @@ class Committer:
         part.take_back()
         self._refuse(part, failure)
         await self._disk_is_full(failure)
-        await self._disk.truncate(segment.path, segment.copied)  # what is committed behind it, the journal has
+        with contextlib.suppress(ResourcesShort):  # what stands there is overwritten all the same
+            await self._disk.truncate(segment.path, segment.copied)  # what is committed behind it, the journal has
         segment.filled = segment.zeroed = segment.copied
 
     def _fill_ahead(self, of: Committed, segment: SegmentFile) -> None:
@@ -783,7 +795,9 @@ class Committer:
         assert self._exclusive.locked()
         self._unfilled.pop(of, None)
         segment = of.active
-        if segment is None or segment.synced < segment.end or segment in self._filling or of.closed:
+        if of.closed or of in self._making or segment in self._filling:
+            return False
+        if segment is None or segment.synced < segment.end:
             return False
         self._filling[segment] = asyncio.create_task(self._fill(segment), name=f"fill {segment.path}")
         return True
@@ -799,7 +813,24 @@ class Committer:
                 segment.zeroed = self._config.segment_bytes  # then it grows group by group
                 segment.filled = segment.end
                 await self._disk.truncate(segment.path, segment.end)
-        segment.filled = segment.copied
+            elif not segment.released:
+                log.error("sync failed", extra={"path": segment.path, "why": result.why})
+                segment.failed = True
+        except (OSError, DiskFull, DiskFailed) as error:  # nothing that is committed needs this
+            log.warning("zeros not cut off", extra={"path": segment.path, "why": str(error)})
+        finally:
+            del self._filling[segment]
+            self._wake.set()
+
+    def _can_write(self) -> bool:
+        return any(each.active not in self._filling for each in self._ready)
+
+    async def filled(self) -> None:
+        """Ends the filling of files with zeros; returns when none is being filled."""
+        if self._pausing is not None:
+            self._pausing.cancel()
+        if self._filling:
+            await asyncio.wait(self._filling.values())
 
     async def _write_journaled(self, parts: Sequence[Forming]) -> bool:
         """All parts as one record, if that is cheaper than a sync each. False if nothing was done."""
@@ -839,7 +870,7 @@ class Committer:
         except (DiskFull, DiskFailed) as failure:
             log.error("journal sync failed", extra={"why": str(failure)})
             try:
-                await self._patiently(self._next_journal)
+                await self._patiently(lambda: self._next_journal(after_failure=True))
                 await self._patiently(lambda: self._write_record(entries))
             except (DiskFull, DiskFailed) as again:
                 raise DiskFailed(JOURNALS, "sync", str(again)) from again
@@ -889,10 +920,13 @@ class Committer:
         )
         if self._sparing is not None:
             await self._sparing
-        if not self._has_spare:
-            await self._make_spare()
-        self._has_spare = False
-        await write_and_sync(self._disk, SPARE_JOURNAL, 0, encode_journal_header(header), END_OF_RECORDS)
+        try:
+            await self._begin_spare(header)
+        except DiskFailed as failure:  # nothing mentions it yet
+            if after_failure:
+                raise
+            log.error("journal not made, trying another file", extra={"why": failure.why})
+            await self._begin_spare(header)
         await self._disk.rename(SPARE_JOURNAL, path)
         await self._sync_name(JOURNALS)
         self._journals_made += 1
@@ -910,8 +944,8 @@ class Committer:
         """Makes it beside the groups; if there is no room, the first group that needs it finds out."""
         try:
             await self._make_spare()
-        except DiskFull as error:
-            await self._disk_is_full(error)
+        except (DiskFull, DiskFailed) as error:
+            log.warning("spare journal not made", extra={"why": str(error)})  # the first who needs one tries again
         except Exception as error:
             self._stop(error)
         finally:
@@ -965,7 +999,7 @@ class Committer:
         if not segment.released:
             return False
         try:
-            await self._disk.size(segment.path)
+            await self._patiently(lambda: self._disk.size(segment.path))
         except FileNotFoundError:
             return True
         return False
@@ -1008,7 +1042,7 @@ class Committer:
         if any(segment.copied < end for segment, end in dirty.items()):
             return  # no room for the copies yet: the journal is still needed, and recovery will redo it
         try:
-            await self._sync_copies(dirty)
+            await self._patiently(lambda: self._sync_copies(dirty))
             if keep:
                 try:
                     # Its records carry an id that no later journal has, so they can never be taken for new ones.
@@ -1019,6 +1053,7 @@ class Committer:
                 await self._disk.remove(journal.path)
             await self._disk.sync_directory(JOURNALS)
             self._has_spare |= keep
+            self._emptied = None
         except ResourcesShort as error:
             self._say_short(error)  # the journal stays, or its name does: a restart redoes it, which changes nothing
         except Exception as error:

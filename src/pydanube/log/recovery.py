@@ -24,9 +24,9 @@ from itertools import pairwise
 from typing import Final
 
 from pydanube.core.sessions import Producer, Sessions
-from pydanube.errors import DiskFull, InvalidBatch, LogDamaged
+from pydanube.errors import DiskFailed, DiskFull, InvalidBatch, LogDamaged
 from pydanube.log.batch import SESSION_ENDS, SESSION_RECORD, topic_hash
-from pydanube.log.catalog import SegmentFile
+from pydanube.log.catalog import PositionIndex, SegmentFile
 from pydanube.log.journal import JournalEntry, decode_journal_header, read_journal
 from pydanube.log.layout import (
     BALLAST,
@@ -268,14 +268,19 @@ async def read_segment_header(disk: Disk, path: str) -> tuple[SegmentHeader, int
 
 
 async def write_segment(disk: Disk, directory: str, header: SegmentHeader, *content: bytes) -> SegmentFile:
-    """Makes a new segment that survives from the moment its name appears."""
+    """Makes a new segment that survives from the moment its name appears. For recovery, which begins anew."""
     segment = await place_segment(disk, directory, header, *content)
     await disk.sync_directory(directory)
     return segment
 
 
 async def place_segment(disk: Disk, directory: str, header: SegmentHeader, *content: bytes) -> SegmentFile:
-    """A new segment under its name, which the caller syncs. If it raises DiskFull, there is none."""
+    """A new segment under its name, which the caller syncs.
+
+    Before the rename nothing mentions the file: one that cannot be written or synced is given up for another, once.
+    From the rename on nobody can say whether the name is there after a crash, so the caller must not go on in any
+    other segment. Raises DiskFull if nothing was made, else DiskFailed.
+    """
     path = f"{directory}/{file_name(header.first_offset, header.segment_id)}"
     encoded = encode_segment_header(header)
     temporary = path + TEMPORARY_SUFFIX

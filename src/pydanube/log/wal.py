@@ -43,7 +43,7 @@ from pydanube.errors import (
 from pydanube.log.batch import Batch, session_end, session_record, topic_hash
 from pydanube.log.cache import TailCache
 from pydanube.log.catalog import SegmentFile, segment_holding
-from pydanube.log.committer import SESSIONS, Committer, Observe, Pending, Receipt, make_ballast
+from pydanube.log.committer import SESSIONS, Committer, Observe, Pending, Receipt, Signal, make_ballast
 from pydanube.log.layout import (
     CHECKPOINT,
     DAMAGE_SUFFIX,
@@ -753,6 +753,8 @@ class TopicLog:
             await committer.next_group()
         committer.refuse_pending(self)
         try:
+            if self._changing:  # what it makes is this log's, and ends with it
+                await asyncio.wait(self._changing)
             await committer.made(self)  # a segment that appeared behind the end would be taken for lost
             if self.active is not None:
                 await committer.settle(self)
@@ -767,9 +769,7 @@ class TopicLog:
             _release(self.segments)
             self._uncount(self.segments)
             self._wal._logs.pop(self.topic, None)
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            self._news.fire()
             self._ended.set()
 
     async def _finish(self, active: SegmentFile) -> None:

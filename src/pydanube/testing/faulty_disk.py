@@ -466,6 +466,7 @@ class ProcessDisk:
         self._disk = disk
         self._draw = disk.dice.random
         self._failed: set[_File] = set()  # files whose syncs fail from now on, in this process
+        self._unnamed: set[str] = set()  # directories that were made and whose names are not synced yet
         self._unsynced: dict[_File, None] = {}  # files that keep a descriptor: written, and not synced since
         self._renamed_in: set[str] = set()  # directories that are open for the sync that follows a rename
 
@@ -523,7 +524,10 @@ class ProcessDisk:
                 told.path for told in self.told[told_before:] if told.operation == "write" and told.why == "EMFILE"
             }
             failures = await self._sync_all([flight.path for flight in flights if flight.path not in closed])
-            results = [result or failures.get(flight.path) for result, flight in zip(results, flights, strict=True)]
+            results = [
+                result if isinstance(result, DiskFailed) else failures.get(flight.path) or result
+                for result, flight in zip(results, flights, strict=True)
+            ]
         return results
 
     def _write_one(self, flight: _Flight, aim: Aim | None) -> WriteResult:
@@ -658,7 +662,7 @@ class ProcessDisk:
         for ancestor in ancestors:
             if disk._current.get(parent(ancestor), {}).get(_last(ancestor)) is not None:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), ancestor)
-        missing = [ancestor for ancestor in ancestors if ancestor not in disk._current]
+        missing = [ancestor for ancestor in ancestors if ancestor not in disk._current or ancestor in self._unnamed]
         if missing:
             self._need_room_for_a_name("make", path)
         if missing and aim is not None and aim.what == "ENOSPC":
@@ -684,6 +688,7 @@ class ProcessDisk:
                         self._unnamed.discard(made)
                 raise self._tell("make", path, failed or "EMFILE")
             disk._sync_directory(parent(ancestor), until)
+            self._unnamed.discard(ancestor)
         await self._strike(aim, early=False)
         if missing and aim is not None and aim.what == "lost":
             raise self._tell("make", path, "lost")

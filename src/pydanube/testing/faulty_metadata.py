@@ -24,7 +24,7 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 from pydanube.errors import LeaseLost, Unreachable
-from pydanube.ports import Clock, Compare, Delete, Event, Item, LeaseId, MetadataStore, Put, Revision
+from pydanube.ports import Clock, Compare, Delete, Event, Item, LeaseId, MetadataStore, Put, Revision, Usage
 from pydanube.testing.cluster_aims import Shot
 
 T = TypeVar("T")

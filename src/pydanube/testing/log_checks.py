@@ -54,7 +54,7 @@ def check_sizes(wal: Wal) -> None:
 
 def check_waiters(log: TopicLog) -> None:
     """Readers that gave up waiting are forgotten."""
-    waiting = len(log._waiters)
+    waiting = len(log._news)
     if waiting > _WAITERS_MAX:
         raise Broken(f"{log.topic} remembers {waiting} waiting readers; there are a few")
 
@@ -89,7 +89,7 @@ async def check_ended(
     }
     for log in logs:
         left[f"batches queued in {log.topic}"] = len(log.pending)
-        left[f"readers waiting for {log.topic}"] = sum(not waiter.done() for waiter in log._waiters)
+        left[f"readers waiting for {log.topic}"] = len(log._news)
         left[f"sessions being opened in {log.topic}"] = len(log._opening)
     left["tasks"] = 0 if hangs else len(tasks)
     found = {name: count for name, count in left.items() if count}

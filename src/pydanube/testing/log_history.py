@@ -271,9 +271,9 @@ class History:
             if self.crowded:
                 clients.append(IdempotentProducer(self, model, 1, Random(dice.randrange(2**62))))
                 continue
-            for producer_id in range(1, 1 + dice.choice((0, 1, 1, 2))):
+            for producer_id in range(1, 1 + dice.choice((0, 1, 1, 1, 2))):
                 clients.append(IdempotentProducer(self, model, producer_id, Random(dice.randrange(2**62))))
-            for _ in range(dice.choice((0, 1)) if clients else 1):
+            for _ in range(dice.choice((0, 1, 1)) if clients else 1):
                 clients.append(PlainProducer(self, model, Random(dice.randrange(2**62))))
         return clients
 

@@ -23,7 +23,12 @@ _CONSTANTS: Final[tuple[tuple[ModuleType, str, tuple[Any, ...]], ...]] = (
     (committer, "SYNC_COST_BYTES", (192 * 1024, 192 * 1024, 192 * 1024, 2048)),
     (committer, "FILL_BELOW_BYTES", (64 * 1024, 1024)),
     (committer, "COPY_AFTER_SECONDS", (0.1, 0.1, 0.01, 0.001)),
-    (committer, "FILL_AFTER_SECONDS", (0.01, 0.0001)),
+    (committer, "FILL_AFTER_SECONDS", (0.002, 0.0001)),
+    (committer, "FILL_FROM_GROUP", (3, 1)),
+    (committer, "COPY_FILES", (64, 2, 1)),
+    (committer, "MAKING_MAX", (8, 1)),
+    (committer, "_SHORT_SECONDS", (0.1, 0.001)),
+    (committer, "_SHORT_LINE_SECONDS", (10.0, 0.01)),
     (committer, "_ROOM_CHECK_SECONDS", (0.25, 0.01)),
     (wal, "MANY_TOPICS", (1, 2, 3, 8)),
     (recovery, "READ_BYTES", (1024 * 1024, 700)),
@@ -83,6 +88,9 @@ class Pressure:
 
 def draw_aim(dice: Random, seconds: float) -> Aim:
     """One call of one boot that lasts about so many seconds, and what it meets."""
+    if dice.random() < 0.1:  # a record of a journal, which not many calls are
+        operation = dice.choice(("sync", "sync", "write"))
+        return Aim(operation, dice.randint(1, 4), dice.choice(("EIO", "EIO", "lost", "power")), ".journal")
     where = dice.choice(_PLACES)
     operation = dice.choice(_NAMED.get(where) or _OPERATIONS)
     if operation in ("make_directory", "sync_directory") and where != "journal/":
