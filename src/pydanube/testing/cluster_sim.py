@@ -37,7 +37,7 @@ from pydanube.ports import Put
 from pydanube.testing import cluster_clients
 from pydanube.testing.checkers import Violation, check
 from pydanube.testing.cluster import Cluster, Node
-from pydanube.testing.cluster_clients import Clients
+from pydanube.testing.cluster_clients import VISITOR, Clients
 from pydanube.testing.cluster_faults import DEAD_LETTERS, REDELIVERIES, Breaking, Planned, plan
 from pydanube.testing.cluster_met import OPERATIONS
 from pydanube.testing.cluster_pressure import Pressure, under
@@ -494,6 +494,9 @@ class _Run:
                 if node is not None and found is not None:
                     with contextlib.suppress(DanubeError, ProcessDied):
                         await node.call(visitors.pass_by(node, found))
+                    if VISITOR in found.subscriptions:  # it gave up in the middle
+                        with contextlib.suppress(DanubeError, ProcessDied):
+                            await node.call(found.unsubscribe(VISITOR))
         afterwards = []
         for _ in range(8):
             await asyncio.sleep(0.7)
