@@ -90,6 +90,10 @@ class EtcdCluster:
         try:
             answer = await self._calls.once(etcd.MEMBER_ADD, request)
         except Refusal as refusal:
+            if MEMBER_NOT_FOUND in refusal.details:  # the one that is asked is still taking leave of another
+                raise Unavailable(
+                    f"{peer_url} cannot be added yet: a member that was removed is still leaving"
+                ) from None
             raise _explained(refusal, f"{peer_url} cannot be added") from None
         return _members(answer.members)
 
@@ -156,10 +160,11 @@ LATER: Final = {
     "unhealthy cluster": "a member is down or has only just come back; try again when all are up",
     "in sync with leader": "it has not caught up with the leader yet; try again soon",
 }
+MEMBER_NOT_FOUND: Final = "member not found"
 NEVER: Final = {
     "not enough started members": "too few members would be left for a majority; start those that are down first",
     "can only promote a learner": "it is a voter already",
-    "member not found": "there is no such member; `danube admin cluster status` shows those that are",
+    MEMBER_NOT_FOUND: "there is no such member; `danube admin cluster status` shows those that are",
 }
 
 
