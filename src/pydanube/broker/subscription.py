@@ -637,7 +637,9 @@ class Subscription:
         self._has_work.set()
 
     def _hold_back(self, outbox: AnyOutbox) -> None:
-        """Something could not be read: what is queued behind it for the same consumer waits too, to keep the order."""
+        """Something could not be read, or was too large: what is queued behind it for the same consumer waits too, to
+        keep the order.
+        """
         later = [effect for effect, target in self._work if target is outbox and isinstance(effect, Send)]
         self._work = deque(each for each in self._work if each[1] is not outbox or not isinstance(each[0], Send))
         for send in later:
@@ -689,7 +691,7 @@ class Subscription:
         outbox.put(DeliveredBatch(batch, tuple(meant), send.attempt, seeks) for batch, meant in found)
         self._count(send, rows, size_bytes)
         self._step(Shipped(send.consumer, size_bytes, tuple(unsent)))
-        if unsent and size_bytes < size_max:
+        if unsent:
             self._hold_back(outbox)
 
     async def _rows(self, first: int, end: int, bytes_max: int) -> list[tuple[int, Envelope]]:

@@ -281,15 +281,21 @@ class View:
         return None
 
     def _assign(self, broker: BrokerId, topic: TopicName, revision: Revision | None) -> None:
+        """Two brokers may seem to have a topic for a while: single keys are read out of turn. The newest word counts."""
         if revision is not None:
             self.assigned.setdefault(broker, {})[topic] = revision
-            self.hosts[topic] = broker
             self._tally.assign(broker, topic)
+            host = self.hosts.get(topic, broker)
+            if self.assigned[host][topic] <= revision:
+                self.hosts[topic] = broker
             return
         self._tally.unassign(broker, topic)
         self.assigned.get(broker, {}).pop(topic, None)
         if self.hosts.get(topic) == broker:
             del self.hosts[topic]
+            others = [(topics[topic], other) for other, topics in self.assigned.items() if topic in topics]
+            if others:
+                self.hosts[topic] = max(others)[1]
         if not self.assigned.get(broker, True):
             del self.assigned[broker]
 

@@ -182,13 +182,17 @@ class Clients:
             await self._between()
 
     async def send(self, topic: TopicName, name: str, text: str) -> None:
-        """Until it is answered."""
+        """Until it is answered. Many who never wait longer would keep a slow disk busy with their copies for ever."""
         self._sent(topic, [text])
+        patience = 0.125
         while self.working:
             try:
                 answer = await self._ask(topic, _publication(text, name, self._given))
             except (DanubeError, TimeoutError, ProcessDied):
                 await self._pause(0.2, 2.0)
+                patience = min(2 * patience, 30.0)
+                if patience > 4.0:
+                    await asyncio.sleep(patience)
             else:
                 self._acked([text], answer)
                 return
