@@ -96,14 +96,19 @@ class Requests:
         self.consumers: list[int] = []
         self.methods: list[tuple[str, MethodDescriptor]] = []
         self.weights: list[float] = []
+        self.count = 0
         for door, service in services():
             for method in service.methods:
                 self.methods.append((door, method))
                 self.weights.append(0.2 if service.name in DULL else WEIGHTS.get(method.name, 2))
 
     def draw(self) -> tuple[str, MethodDescriptor, bytes]:
-        """A door, a method, and the bytes to send there."""
-        [(door, method)] = self.random.choices(self.methods, self.weights)
+        """A door, a method, and the bytes to send there. First each method once: chance may forget a rare one."""
+        if self.count < len(self.methods):
+            door, method = self.methods[self.count]
+        else:
+            [(door, method)] = self.random.choices(self.methods, self.weights)
+        self.count += 1
         if self.random.random() < 0.02:
             return door, method, self.random.randbytes(self.random.choice([1, 7, 50, 2000]))
         request = self.message(GetMessageClass(method.input_type))

@@ -13,6 +13,7 @@ from pydanube.core.delivery import Backoff, FailurePolicy, Poison
 from pydanube.core.names import SubscriptionName, TopicName, producer_id
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.policies import TopicPolicy
+from pydanube.core.roster import Permits
 from pydanube.errors import LimitReached, NotServed, SubscriptionBusy, SubscriptionUnknown
 from tests.rooms.brokers import (
     OFF,
@@ -734,3 +735,26 @@ async def test_what_is_delivered_refused_repeated_and_given_up_is_counted() -> N
     assert metrics.exhausted == {Poison.DROP.value: 1}
     wal = broker.telemetry.wal
     assert wal.appends.value == 1 and wal.groups.value == 1 and wal.append_bytes.value > 0
+
+
+@simulated
+async def test_what_a_native_consumer_has_no_bytes_for_is_not_overtaken_by_what_comes_behind_it() -> None:
+    _, topic = await one_topic(Host())
+    await publish_many(topic, 12, at_once=1)
+    name = SubscriptionName(SUB)
+    identity = await topic.subscribe(name, Kind.EXCLUSIVE, "consumer", (), 0, native=True)
+    subscription = topic.require(name)
+    outbox = subscription.attach_native(identity)
+    subscription.grant(identity, Permits(6, 1 << 20))
+    await settle()
+    subscription.detach(identity, outbox)  # it had six of them, which come as their second attempt
+    identity = await topic.subscribe(name, Kind.EXCLUSIVE, "consumer", (), 0, native=True)
+    outbox = subscription.attach_native(identity)
+    subscription.grant(identity, Permits(12, 1_000))
+    got: list[int] = []
+    while len(got) < 12:
+        items = await outbox.get()
+        got += [at for each in items for first, end in each.ranges for at in range(first, end)]
+        size_bytes = sum(each.batch.header.size_bytes for each in items)
+        subscription.grant(identity, Permits(12, size_bytes))
+    assert got == list(range(12))
