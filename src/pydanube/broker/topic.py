@@ -454,6 +454,8 @@ class Topic:
         if (orphan := self.orphan_at(offset)) is not None:
             # This disk may have it. Nobody knows yet what of it was sent again, and is not to be seen.
             raise OffsetOutOfRange(self.name, offset, orphan.end, self.head)
+        if self.orphans and (elsewhere := await self._in_the_store(offset, bytes_max)) is not None:
+            return elsewhere
         try:
             found = self._without_orphans(await self.log.read(offset, bytes_max=bytes_max))
             if offset in self._cloud_ends:  # where somebody had read to the end of what the cloud tier has
@@ -478,13 +480,42 @@ class Topic:
             following = min([following, *(each.start for each in self.orphans if each.start > offset)])
             raise OffsetOutOfRange(self.name, offset, following, self.head) from None
 
+    async def _in_the_store(self, offset: int, bytes_max: int) -> list[Batch] | None:
+        """What was rescued of files that are still here is read as it is in the store: marked, without what was sent
+        again. They stay until all of it is rescued. None: it is none of that.
+        """
+        if self.storage is None or not any(first <= offset < end for first, end in self._rescued_in_part()):
+            return None
+        stored = await self.storage.reader.read(self.storage.tier, offset, bytes_max)
+        if stored is not None:
+            self._count_cloud_read(offset, stored)
+            return stored
+        void_end = next((end for first, end in (await self.gaps())[1] if first <= offset < end), None)
+        if void_end is not None:
+            raise OffsetOutOfRange(self.name, offset, void_end, self.head)
+        return None
+
+    def _rescued_in_part(self) -> list[tuple[int, int]]:
+        """What this disk has of lost epochs below the rest of their orphan."""
+        return [
+            (segment.first_offset, orphan.start)
+            for orphan in self.orphans
+            for segment in self.log.lost_segments(orphan.epoch, orphan.start)
+            if segment.first_offset < orphan.start
+        ]
+
     def _without_orphans(self, batches: list[Batch]) -> list[Batch]:
-        """Those before the first orphan that this disk has, too."""
+        """Those before the first orphan that this disk has, too, and before what was rescued of it."""
+        if not self.orphans:
+            return batches
+        rescued = self._rescued_in_part()
         for place, batch in enumerate(batches):
             first, end = batch.header.base_offset, batch.header.end_offset
             if any(each.start < end and first < each.end for each in self.orphans):
                 start = min(each.start for each in self.orphans if each.end > first)
                 return [*batches[:place], *([cut(batch, first, start)] if first < start else [])]
+            if place and any(start <= first < rescued_end for start, rescued_end in rescued):
+                return batches[:place]
         return batches
 
     def _count_cloud_read(self, offset: int, batches: Sequence[Batch]) -> None:
