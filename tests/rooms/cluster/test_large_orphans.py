@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from pydanube.broker.rescue import Rescuer
+from pydanube.broker.rescue import RESCUED, Rescuer
+from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.core.tiers import TierConfig
@@ -154,6 +155,27 @@ async def test_a_topic_can_be_moved_and_uploads_go_on_between_two_objects(monkey
 def _orphan_start(town: Cluster, node: Node, topic: TopicName) -> int:
     found: Any = node.topic(topic)
     return found.orphans[0].start if found is not None and found.orphans else 0
+
+
+@simulated
+async def test_a_topic_that_moves_back_between_two_objects_reads_what_was_rescued_as_it_is_in_the_store() -> None:
+    """Its own disk has it too, but without the mark."""
+    town, topic, session = await begun()
+    await send(town, topic, session, range(6))
+    node = await lose(town, topic)
+    first = town.host(topic)
+    assert first is not None
+    first.objects.delay_max_seconds = 4.0  # each object takes a while
+    await boot_active(node)
+    await town.until(lambda: _orphan_start(town, first, topic) >= 4, 300)
+    node.objects.delay_max_seconds = 1_000.0  # the rest is adopted later
+    await bring_home(town, topic, node.number)
+    found = node.topic(topic)
+    assert isinstance(found, Topic) and found.log.lost_segments(found.orphans[0].epoch, found.orphans[0].start)
+    node.objects.delay_max_seconds = 0.0
+    rows = await found.rows(0, 3)
+    assert [offset for offset, _ in rows] == [0, 1, 2]
+    assert all(RESCUED in row.attributes for _, row in rows)
 
 
 @simulated
