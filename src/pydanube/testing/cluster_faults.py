@@ -27,6 +27,7 @@ from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
 from pydanube.core.ownership import Owner
 from pydanube.core.policies import Delivery
 from pydanube.errors import DanubeError, TopicExists, TopicUnknown
+from pydanube.log.segment import SegmentHeader, decode_segment_header, segment_header_length
 from pydanube.ports import Item
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.cluster_aims import Aim, Aims, draw, outside
@@ -498,8 +499,9 @@ class Breaking:
         segments = [
             path for path in node.disk.paths() if path.startswith("wal/default/topic-") and path.endswith(".wal")
         ]
-        newest = {path.rpartition("/")[0]: path for path in segments}  # they are sorted
-        segments = [path for path in segments if newest[path.rpartition("/")[0]] != path]
+        headers = {path: _segment_header(node.disk.durable(path)) for path in segments}
+        followed = {header.previous_id for header in headers.values() if header is not None}
+        segments = [path for path, header in headers.items() if header is not None and header.segment_id in followed]
         for path in dice.sample(segments, min(len(segments), 1)):
             durable = node.disk.durable(path)
             if durable:
@@ -761,3 +763,8 @@ def _requests(node: Node) -> Any:
 def _faults(node: Node) -> Faults:
     assert isinstance(node.disk, FaultyDisk)
     return node.disk.faults
+
+
+def _segment_header(data: bytes | None) -> SegmentHeader | None:
+    length = segment_header_length(data or b"")
+    return None if data is None or length is None else decode_segment_header(data[:length])
