@@ -281,7 +281,7 @@ class View:
         return None
 
     def _assign(self, broker: BrokerId, topic: TopicName, revision: Revision | None) -> None:
-        """Two brokers may seem to have a topic for a while: single keys are read out of turn. The newest word counts."""
+        """Two may seem to have a topic for a while, as single keys are read out of turn: the newest word counts."""
         if revision is not None:
             self.assigned.setdefault(broker, {})[topic] = revision
             self._tally.assign(broker, topic)
