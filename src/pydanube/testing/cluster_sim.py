@@ -62,9 +62,8 @@ STEPS_MAX: Final = 3_000_000
 CROWD_USED: Final = 8  # of a hundred topics and more
 MANY_BOOT_SECONDS: Final = 240.0
 COUNTED_EVERY: Final = 16  # counting every call of a public operation costs a tenth of a run
-CHECKED_MIN: Final = (
-    10  # retention and a deletion leave few messages to compare; hardly any means that nothing was proved
-)
+CHECKED_MIN: Final = 10  # retention and a deletion leave few messages to compare; fewer prove nothing
+LOOKS: Final = 8  # at what is left when clients have come and gone
 OWN_ROUNDS: Final = ("rescue disk",)  # what a broker does now and then by itself, for seconds where its disk is slow
 
 
@@ -103,7 +102,7 @@ def settings() -> str:
     `Pressure.of`.
     """
     constants = {**vars(cluster_clients), **globals()}
-    limits = ("STEPS_MAX", "CHECKED_MIN", "COUNTED_EVERY", "OPERATIONS", "OWN_ROUNDS")
+    limits = ("STEPS_MAX", "CHECKED_MIN", "COUNTED_EVERY", "LOOKS", "OPERATIONS", "OWN_ROUNDS")
     return repr(sorted((name, value) for name, value in constants.items() if name.isupper() and name not in limits))
 
 
@@ -499,15 +498,22 @@ class _Run:
                     if VISITOR in found.subscriptions:  # it gave up in the middle
                         with contextlib.suppress(DanubeError, ProcessDied):
                             await node.call(found.unsubscribe(VISITOR))
-        afterwards = []
-        for _ in range(8):
-            await asyncio.sleep(0.7)
+        afterwards: list[list[Counter[str]]] = []
+        grown: list[Grew] = []
+        for look in range(40):
+            await asyncio.sleep(0.7 if look < LOOKS else 3.0)
             afterwards.append([left_in(node) for node in nodes])
-        for place, node in enumerate(nodes):
-            for what in sorted({what for each in afterwards for what in each[place]}):
-                least, most = min(each[place][what] for each in afterwards), max(each[place][what] for each in before)
-                if least > most:
-                    self.history.add(Grew(node.number, what, most, least, self.now()))
+            grown = [
+                Grew(node.number, what, most, least, self.now())
+                for place, node in enumerate(nodes)
+                for what in sorted({what for each in afterwards for what in each[place]})
+                if (least := min(each[place][what] for each in afterwards))
+                > (most := max(each[place][what] for each in before))
+            ]
+            if look + 1 >= LOOKS and not grown:
+                break  # else it may be a step that takes long: dozens of files removed, 0.1 s each
+        for each in grown:
+            self.history.add(each)
 
     async def _end(self, recorder: Recorder, topics: Sequence[TopicName]) -> None:
         await recorder.read(topics, DEAD_LETTERS)
