@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.object_keys import is_part
+from pydanube.core.object_keys import is_part, path_of
 from pydanube.errors import Conflict, DiskFailed, Unreachable
 from pydanube.ports import Write, WriteResult
 from pydanube.stores import file_objects
-from pydanube.stores.file_objects import UPLOADING, FileObjectStore, path_of
+from pydanube.stores.file_objects import UPLOADING, FileObjectStore
 from pydanube.stores.files import FileDisk
 from pydanube.stores.memory import MemoryDisk
 from pydanube.testing.faulty_disk import Faults, FaultyDisk

@@ -27,9 +27,9 @@ def test_keys_are_those_of_the_seeds() -> None:
     assert keys.LEADER == "/cluster/leader"
 
 
-names = st.from_regex(r"\A[a-z0-9_-]{1,8}\Z")
+names = st.from_regex(r"\A[a-z0-9_-]{1,4}(\.[a-z0-9_-]{1,3}){0,2}\Z")
 topics = st.builds(TopicName.of, names, names)
-subscriptions = st.sampled_from(["s", "cursor", "a b", "subscriptions", "owner"]).map(SubscriptionName)
+subscriptions = st.sampled_from(["s", "cursor", "a b", "subscriptions", "owner", "a.b", "..."]).map(SubscriptionName)
 brokers = st.integers(1, 2**63 - 1).map(BrokerId)
 
 
@@ -71,7 +71,7 @@ def test_an_inverse_knows_its_own_kind_only(topic: TopicName, subscription: Subs
 
 @pytest.mark.parametrize(
     "key",
-    ["", "/", "/cluster/register/x", "/cluster/brokers/0/a/b", "/cluster/unassigned/a/b.c", "/topics/a b/c",
+    ["", "/", "/cluster/register/x", "/cluster/brokers/0/a/b", "/cluster/unassigned/a/b..c", "/topics/a b/c",
      "/topics//", "/namespaces/a b/policy", "/storage/topics/a/b/objects/12", "/topics/a/b/subscriptions/"],
 )  # fmt: skip
 def test_keys_that_no_builder_makes_are_nobodys(key: str) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.core.names import (
+    OBJECTS_AT_THE_ROOT,
     NamespaceName,
     SubscriptionName,
     TopicName,
@@ -19,7 +20,11 @@ from pydanube.core.names import (
 from pydanube.errors import InvalidName
 
 
-@pytest.mark.parametrize("text", ["/default/orders", "/ns_1/a-b_c", "/été/größe", "/default/orders-part-0", "/1/2"])
+@pytest.mark.parametrize(
+    "text",
+    ["/default/orders", "/ns_1/a-b_c", "/été/größe", "/default/orders-part-0", "/1/2",
+     "/shop.eu/orders.v1", "/1.2/3.4.5", "/default/danube-store.json", "/__a/_._", "/default/-.-"],
+)  # fmt: skip
 def test_good_topic_names_print_as_they_were_written(text: str) -> None:
     topic = TopicName(text)
     assert str(topic) == text
@@ -30,7 +35,8 @@ def test_good_topic_names_print_as_they_were_written(text: str) -> None:
     "text",
     [
         "", "/", "//", "default/orders", "/default", "/default/", "//orders", "/default/orders/", "/a/b/c",
-        "x/default/orders", "/default/a.b", "/default/..", "/default/a b", "/default/a#b", "/default/orders\n",
+        "x/default/orders", "/default/a..b", "/default/a.", "/default/.a", "/default/.",
+        "/default/..", "/../a", "/a./b", "/default/a b", "/default/a#b", "/default/orders\n",
         "/default/a\x00", "/default/" + "x" * 201, "/default/" + "é" * 101, "/default/e\u0301", "/default/\ud800",
     ],
 )  # fmt: skip
@@ -46,7 +52,7 @@ def test_a_name_that_is_accepted_is_safe_as_a_directory(text: str) -> None:
     except InvalidName:
         return
     for part in (topic.namespace, topic.name):
-        assert part not in ("", ".", "..") and not set(part) & set("/\\.\0: ")
+        assert part and not set(part) & set("/\\\0: ") and not part.startswith(".") and not part.endswith(".")
         assert len(part.encode()) <= 200
 
 
@@ -58,7 +64,10 @@ def test_a_partition_knows_its_base_and_number() -> None:
     assert (base.base, base.partition_number) == (base, None)
 
 
-@pytest.mark.parametrize("text", ["/d/a-part-", "/d/a-part-01", "/d/a-part-x", "/d/-part-0", "/d/a-part-1234567"])
+@pytest.mark.parametrize(
+    "text",
+    ["/d/a-part-", "/d/a-part-01", "/d/a-part-x", "/d/-part-0", "/d/a-part-1234567", "/d/a.-part-0", "/d/a-part-0.1"],
+)
 def test_what_only_looks_like_a_partition_is_a_plain_topic(text: str) -> None:
     assert TopicName(text).partition_number is None
     assert TopicName(text).base == text
@@ -75,7 +84,7 @@ def test_names_survive_pickling() -> None:
     assert type(topic) is TopicName and topic == "/default/orders"
 
 
-@pytest.mark.parametrize("text", ["sub", "my subscription", "ß-1.2:x", "x" * 200])
+@pytest.mark.parametrize("text", ["sub", "my subscription", "ß-1.2:x", "x" * 200, "a.b", ".a", "a.", "..."])
 def test_subscription_names_may_be_any_printable_text(text: str) -> None:
     assert SubscriptionName(text) == text
 
@@ -84,6 +93,13 @@ def test_subscription_names_may_be_any_printable_text(text: str) -> None:
 def test_subscription_names_that_would_break_a_key_are_refused(text: str) -> None:
     with pytest.raises(InvalidName, match="is not a subscription name"):
         SubscriptionName(text)
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTS_AT_THE_ROOT))
+def test_a_namespace_is_not_called_as_an_object_at_the_root_of_the_store(name: str) -> None:
+    for make in (lambda: NamespaceName(name), lambda: TopicName(f"/{name}/orders")):
+        with pytest.raises(InvalidName, match="an object of every object store is called so"):
+            make()
 
 
 def test_a_namespace_is_one_part() -> None:

@@ -13,6 +13,7 @@ from pydanube.broker.topic import Topic
 from pydanube.config import StorageConfig
 from pydanube.core import keys
 from pydanube.core.names import TopicName
+from pydanube.core.object_keys import path_of
 from pydanube.core.policies import TopicPolicy
 from pydanube.core.tiers import History, Retention
 from pydanube.errors import Unreachable
@@ -157,6 +158,15 @@ async def test_an_object_in_a_directory_is_listed_by_its_path(calls: Calls) -> N
     await upload(calls, 1)
     [only] = (await calls.ours.StorageList(pb.StorageListRequest(topic=TOPIC))).objects
     assert only.url == "/var/lib/dan ube/default/orders/data-0-0-1.parquet"
+
+
+@served(storage=StorageConfig(url="file:///var/lib/danube/"), make_objects=MemoryObjectStore)
+async def test_an_object_of_a_topic_with_dots_is_listed_by_the_path_that_a_directory_has_it_under(calls: Calls) -> None:
+    dotted = "/default/orders.eu.v1"
+    await calls.send(await calls.create_producer(dotted), topic=dotted)
+    await upload_now(await topic_of(calls, dotted))
+    [only] = (await calls.ours.StorageList(pb.StorageListRequest(topic=dotted))).objects
+    assert only.url == f"/var/lib/danube/{path_of('default/orders.eu.v1/data-0-0-1.parquet')}"
 
 
 @served()

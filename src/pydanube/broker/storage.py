@@ -20,6 +20,7 @@ from pydanube.broker.topic import Topic
 from pydanube.broker.topics import Topics
 from pydanube.core import keys
 from pydanube.core.names import TopicName
+from pydanube.core.object_keys import path_of
 from pydanube.core.ownership import Orphan
 from pydanube.core.places import Fate
 from pydanube.core.ranges import OffsetRange, OffsetRanges
@@ -77,7 +78,7 @@ class StorageDesk:
         """What other programs call an object: a path if the store is a directory, else a URL."""
         parts = urlsplit(self._url)
         if parts.scheme == "file":
-            return f"{normpath(unquote(parts.path))}/{key}"
+            return f"{normpath(unquote(parts.path))}/{path_of(key)}"
         return f"{self._url.rstrip('/')}/{key}"
 
     # --- list ---------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@
 
 A name is checked when it is made, so holding a TopicName means holding a good one. Names are strings: they
 print, compare, pickle and key dictionaries as such. They become metadata keys, directories and object names
-unchanged, which is why slashes, dots and overlong names are refused here, once.
+unchanged, which is why slashes and overlong names are refused here, once. A dot stands between two other characters:
+no name is `.` or `..`, is hidden, or ends as no file of some system may end.
 
 Ids are numbers in [1, 2**63): the Java client reads them as signed and takes 0 for "none". Producer and
 consumer ids are hashes of names, so that a client may come back with its old id after a restart or a move.
@@ -28,11 +29,16 @@ ConsumerId = NewType("ConsumerId", int)
 PART_SIZE_MAX_BYTES: Final = 200  # a file name holds 255; suffixes and temporary names need some of them
 ID_END: Final = 1 << 63
 
-_PART: Final = re.compile(r"[\w-]+")
-_PARTITION: Final = re.compile(r"(?P<base>.*[^/])-part-(?P<number>0|[1-9][0-9]{0,5})", re.DOTALL)
+# Objects at the root of an object store, where namespaces are directories: some stores cannot have both.
+OBJECTS_AT_THE_ROOT: Final = frozenset({"danube-cluster.json", "danube-store.json"})
+
+_PART: Final = re.compile(r"[\w-]+(?:\.[\w-]+)*")
+# The base is a name itself: /ns/a.-part-0 is a plain topic, because /ns/a. is none.
+_PARTITION: Final = re.compile(r"(?P<base>.*[^/.])-part-(?P<number>0|[1-9][0-9]{0,5})", re.DOTALL)
 
 _PART_RULE: Final = (
-    f"letters, digits, '_' and '-' only (no dot, space or slash), 1 to {PART_SIZE_MAX_BYTES} bytes of UTF-8"
+    "letters, digits, '_' and '-', with single dots between them (no space or slash), "
+    f"1 to {PART_SIZE_MAX_BYTES} bytes of UTF-8"
 )
 
 
@@ -44,6 +50,8 @@ class NamespaceName(str):
     def __new__(cls, text: str) -> Self:
         if not _is_part(text):
             raise InvalidName("namespace name", text, f"use {_PART_RULE}")
+        if text in OBJECTS_AT_THE_ROOT:
+            raise InvalidName("namespace name", text, "an object of every object store is called so; choose another")
         return super().__new__(cls, text)
 
 
@@ -57,6 +65,8 @@ class TopicName(str):
         if len(parts) != 3 or parts[0] or not all(map(_is_part, parts[1:])):
             rule = f"it should be /namespace_name/topic_name, each of {_PART_RULE}"
             raise InvalidName("topic name", text, rule)
+        if parts[1] in OBJECTS_AT_THE_ROOT:
+            NamespaceName(parts[1])  # says why not
         return super().__new__(cls, text)
 
     @classmethod

@@ -11,13 +11,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from pydanube.core.object_keys import path_of
 from pydanube.core.tiers import PARQUET
 from pydanube.spark.errors import NotUploaded, StoreNotHere
 from pydanube.spark.options import Everywhere, PerTopic, SourceOptions
 from pydanube.spark.plan import Offsets, Piece, TopicState, advance, between, resolve
 from pydanube.spark.reach import Reach
 from pydanube.spark.rows import arrow_schema
-from pydanube.stores.file_objects import path_of
 from pydanube.stores.object_settings import parse_url
 
 log = logging.getLogger(__name__)

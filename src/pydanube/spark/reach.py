@@ -27,6 +27,7 @@ from pydanube.client.client import Client
 from pydanube.client.messages import StorageInfo
 from pydanube.client.thread import LoopThread
 from pydanube.core.names import TopicName
+from pydanube.core.object_keys import path_of
 from pydanube.core.tiers import Descriptor, Objects, manifest_from_bytes
 from pydanube.errors import (
     ConfigError,
@@ -41,7 +42,6 @@ from pydanube.log.batch import Batch
 from pydanube.log.snapshots import read_snapshot
 from pydanube.spark.options import Connection
 from pydanube.spark.plan import TopicState
-from pydanube.stores.file_objects import path_of
 from pydanube.stores.object_settings import parse_url
 from pydanube.stores.object_urls import OpenObjectStore, open_object_store
 

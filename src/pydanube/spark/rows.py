@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pydanube.core.object_keys import path_of
 from pydanube.core.tiers import RAW, Descriptor
 from pydanube.errors import InvalidObject, NotServed, ObjectDamaged, OffsetOutOfRange
 from pydanube.log.batch import ENVELOPE, Batch, decode
@@ -50,7 +51,6 @@ from pydanube.spark.plan import (
     readable,
 )
 from pydanube.spark.reach import Reach
-from pydanube.stores.file_objects import path_of
 from pydanube.stores.object_settings import parse_url
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ share the directory: nobody removes what a live process is writing, and nothing 
 What somebody was told of must survive a power cut, also if another process, killed since, put it there: `put`, `head`
 and the `Conflict` of a create sync the directory before they say that an object exists. Reading does not.
 
-A key is its path, with two exceptions that our own keys never need, because a directory cannot hold a file and a
-directory of one name: a file's name has a dot, a directory's has none.
+A key is its path, with two exceptions (`core/object_keys.path_of`), because a directory cannot hold a file and a
+directory of one name: a file's name has a dot, a directory's has none. Topics with dots in their names need the second.
 
     a/b       a/b.%          a last part without a dot
     v1.2/a.b  v1%2/a.b       another part with one
@@ -33,7 +33,7 @@ from hashlib import blake2b
 from itertools import count
 from typing import Final
 
-from pydanube.core.object_keys import check_key, is_part
+from pydanube.core.object_keys import NO_DOT, is_part, path_of
 from pydanube.errors import Conflict, DirectoryInUse, DiskFailed, DiskFull, Unreachable
 from pydanube.ports import Buffer, Disk, Elsewhere, Entry, ObjectInfo, Write
 from pydanube.stores.listing import Found, Listing
@@ -41,7 +41,6 @@ from pydanube.stores.pace import Pace
 from pydanube.stores.paths import parent
 
 UPLOADING: Final = ".uploading~"  # no key has a tilde
-NO_DOT: Final = ".%"  # behind a file's name that would have no dot
 EVERYTHING: Final = 1 << 62  # longer than any file
 # Objects may be on the disk of the log, whose syncs wait for what the disk is told to write before them: a fifth of a
 # second for an object of 50 MB that is synced as a whole, a millisecond or two for a piece.
@@ -281,12 +280,6 @@ def _pieces(buffers: Sequence[Buffer]) -> Iterator[list[memoryview]]:
 
 
 # --- keys and paths ---------------------------------------------------------------------------------
-
-
-def path_of(key: str) -> str:
-    """Where the object is, relative to the root. Raises InvalidName."""
-    *directories, last = check_key(key).split("/")
-    return "/".join([*(part.replace(".", "%") for part in directories), last if "." in last else last + NO_DOT])
 
 
 def _directory_of(key: str) -> str:
