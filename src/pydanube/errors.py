@@ -27,6 +27,7 @@
     │   ├── BrokerUnknown        no such broker in the cluster
     │   ├── MoveRefused          the topic or broker cannot be unloaded as the cluster stands
     │   └── ClientClosed         the client, producer or consumer was closed before
+    │       └── NeverOpened          it was not opened yet: `async with` is missing
     ├── Unavailable          time may help; the same call can be tried again (`retryable`)
     │   ├── LogBusy              more has come than the disk takes; try again in a moment
     │   ├── DiskFull             no room; reads go on and publishes resume when there is room
@@ -415,6 +416,13 @@ class ClientClosed(Refused):
 
     def __str__(self) -> str:
         return f"{self.what} is closed"
+
+
+class NeverOpened(ClientClosed):
+    """`what` was made, and used before it was opened."""
+
+    def __str__(self) -> str:
+        return f"{self.what} was never opened: use async with (with, for the blocking client), or await its open()"
 
 
 # --- time acts ------------------------------------------------------------------------------------

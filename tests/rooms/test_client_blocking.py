@@ -16,7 +16,7 @@ import pydanube
 from pydanube.client.blocking import Client, Consumer, Message
 from pydanube.client.drafts import MESSAGE_OVERHEAD_BYTES
 from pydanube.client.thread import LoopThread
-from pydanube.errors import BufferFull, ClientClosed, DeadlineExceeded, MessageTooLarge
+from pydanube.errors import BufferFull, ClientClosed, DeadlineExceeded, MessageTooLarge, NeverOpened
 from pydanube.testing.brokers import TestBroker
 
 pytestmark = pytest.mark.timeout(60)
@@ -236,6 +236,15 @@ def test_a_closed_client_says_so_every_time_and_may_be_closed_again(broker: Test
             with pytest.raises(ClientClosed):
                 use()
         client.close()
+
+
+def test_what_was_never_opened_says_so_without_async_too(client: Client) -> None:
+    with pytest.raises(NeverOpened, match="the client was never opened"):
+        pydanube.blocking.connect("danube://127.0.0.1:1").list_topics()
+    with pytest.raises(NeverOpened):
+        client.producer("/default/unopened").send(b"x")
+    with pytest.raises(NeverOpened):
+        list(client.consumer("/default/unopened", subscription="s"))
 
 
 def test_a_client_that_could_not_connect_can_be_closed() -> None:

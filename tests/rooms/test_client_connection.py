@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 import pydanube
+from pydanube.client.client import TIMEOUT_SECONDS
 from pydanube.client.connection import BACKOFF_MAX_SECONDS, Address, Backoff, addresses_of
 from pydanube.client.incoming import ConsumerLane
+from pydanube.config import ClusterConfig
 from pydanube.errors import (
     ClientClosed,
     ConfigError,
@@ -63,6 +65,13 @@ def test_waiting_grows_to_a_bound_and_is_never_the_same() -> None:
     waits = [backoff.seconds() for _ in range(50)]
     assert waits[0] <= 0.05 and all(BACKOFF_MAX_SECONDS / 2 <= wait <= BACKOFF_MAX_SECONDS for wait in waits[10:])
     assert len(set(waits)) == 50
+
+
+def test_a_call_waits_for_longer_than_a_takeover_takes_at_the_default_lease() -> None:
+    lease = ClusterConfig().ttl_seconds
+    assert (
+        1.5 * lease <= TIMEOUT_SECONDS
+    )  # from the last renewal; then the leader notices, and somebody opens the topic
 
 
 def test_one_broker_that_answers_is_enough() -> None:

@@ -21,6 +21,7 @@ from pydanube.errors import (
     ClientClosed,
     ConfigError,
     DeadlineExceeded,
+    NeverOpened,
     NotServed,
     OffsetOutOfRange,
     SubscriptionBusy,
@@ -137,6 +138,30 @@ async def test_closing_ends_a_loop_that_waits(broker: ScriptedBroker, consumer: 
     assert await waiting == 0
     with pytest.raises(ClientClosed):
         await consumer.receive()
+
+
+def test_a_consumer_that_was_never_opened_says_so_instead_of_ending() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker, pydanube.connect(broker.url) as client:
+            consumer = client.consumer(TOPIC, subscription="s")
+
+            async def loop() -> None:
+                async for _ in consumer:
+                    pass
+
+            async def batches() -> None:
+                async for _ in consumer.batches():
+                    pass
+
+            for use in (loop, batches, consumer.receive, consumer.flush, lambda: consumer.seek("earliest")):
+                with pytest.raises(NeverOpened, match=f"the consumer of {TOPIC} was never opened: use async with"):
+                    await use()
+            async with consumer:
+                pass
+            with pytest.raises(ClientClosed, match="is closed"):
+                await consumer.receive()
+
+    run(inside())
 
 
 def test_closed_producers_and_consumers_leave_nothing_on_the_connection() -> None:

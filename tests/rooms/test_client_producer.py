@@ -23,6 +23,7 @@ from pydanube.errors import (
     LogFull,
     LogStopped,
     MessageTooLarge,
+    NeverOpened,
     NotServed,
     OutOfSequence,
     ProducerFenced,
@@ -798,6 +799,21 @@ def test_closing_flushes_and_what_comes_later_is_refused() -> None:
             assert "close_producer" in broker.kinds()
             with pytest.raises(ClientClosed):
                 await producer.send(b"b")
+
+    run(inside())
+
+
+def test_a_producer_that_was_never_opened_says_so() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker, pydanube.connect(broker.url) as client:
+            producer = client.producer(TOPIC)
+            with pytest.raises(NeverOpened, match=f"the producer of {TOPIC} was never opened: use async with"):
+                await producer.send(b"a")
+            with pytest.raises(NeverOpened):
+                producer.send_nowait(b"a")
+            with pytest.raises(NeverOpened):
+                await producer.flush()
+            assert broker.payloads() == []
 
     run(inside())
 

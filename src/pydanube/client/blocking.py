@@ -31,7 +31,7 @@ from pydanube.client.messages import BatchView, Delivery, Lag, Located, MessageV
 from pydanube.client.outgoing import ProducerLane
 from pydanube.client.producer import Payload
 from pydanube.client.thread import LoopThread
-from pydanube.errors import BufferFull, ClientClosed
+from pydanube.errors import BufferFull, ClientClosed, NeverOpened
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -78,6 +78,7 @@ class Client:
     ) -> None:
         self._client = client.Client(url, token=token, tls=tls, timeout=timeout)
         self._thread: LoopThread | None = None
+        self._was_opened = False
 
     def open(self) -> Self:
         """As entering the `with` block."""
@@ -88,6 +89,7 @@ class Client:
             thread.stop()
             raise
         self._thread = thread
+        self._was_opened = True
         return self
 
     def close(self) -> None:
@@ -160,14 +162,17 @@ class Client:
 
     def _running(self) -> LoopThread:
         if self._thread is None:
-            raise ClientClosed("the client")
+            raise self._not_open()
         return self._thread
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._thread is None:
             coroutine.close()
-            raise ClientClosed("the client")
+            raise self._not_open()
         return self._thread.call(coroutine)
+
+    def _not_open(self) -> ClientClosed:
+        return (ClientClosed if self._was_opened else NeverOpened)("the client")
 
 
 class Producer:

@@ -24,7 +24,7 @@ Compression: TypeAlias = Literal["none", "lz4", "zstd"]
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
-TIMEOUT_SECONDS: Final = 30.0
+TIMEOUT_SECONDS: Final = 60.0  # a broker that dies is replaced when its lease is over: 32 s, and the time to notice
 BUFFER_BYTES: Final = 32 * MIB
 BATCH_BYTES: Final = 1 * MIB
 BATCH_BYTES_MAX: Final = 32 * MIB

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 from pydanube.client.connection import Brokers, patiently, within
 from pydanube.client.incoming import ConsumerLane, ConsumerSettings
 from pydanube.client.messages import Delivery, Message, MessageBatch, Place
-from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded
+from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded, NeverOpened
 
 # A consumer that never has to wait would never let anything else run.
 TURN_MESSAGES: Final = 2_000
@@ -62,6 +62,7 @@ class Consumer:
         self._delivery: Delivery | None = None
         self._since_turn = 0
         self._is_open = False
+        self._was_opened = False
         self._changing = asyncio.Lock()  # held while it opens or closes, so that nobody opens a second set of lanes
         self._arrived = asyncio.Event()
         self._advancing = asyncio.Lock()
@@ -102,7 +103,7 @@ class Consumer:
             await asyncio.gather(*opening, *(lane.stop() for lane in lanes), return_exceptions=True)
             raise
         self._lanes = lanes
-        self._is_open = True
+        self._is_open = self._was_opened = True
 
     async def close(self, *, timeout: float | None = None) -> None:
         """Sends what was acknowledged, gives back the rest. An `async for` that waits ends. Waits for an `open`."""
@@ -184,6 +185,7 @@ class Consumer:
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Returns when the broker has applied every ack and nack so far."""
+        self._check_opened()
         seconds = self._timeout if timeout is None else timeout
         await within(f"flushing acks of {self.topic}", seconds, _together(lane.flush() for lane in self._lanes))
 
@@ -192,6 +194,7 @@ class Consumer:
 
         Messages that were handed over before are not taken back, and acknowledging them does no harm.
         """
+        self._check_opened()
         seconds = self._timeout if timeout is None else timeout
         what = f"seeking {self.topic}"
         await _together(patiently(what, seconds, partial(lane.seek, to)) for lane in self._lanes)
@@ -224,6 +227,7 @@ class Consumer:
 
     async def _wait(self) -> bool:
         """Returns when the inbox has something; False: the consumer is closed. Raises what ended one of its lanes."""
+        self._check_opened()
         if self._since_turn >= TURN_MESSAGES:
             self._since_turn = 0
             await asyncio.sleep(0)
@@ -237,6 +241,11 @@ class Consumer:
             await self._arrived.wait()
             self._since_turn = 0
         return self._is_open
+
+    def _check_opened(self) -> None:
+        """An `async for` over a consumer that was not opened would end at once, as if there were no messages."""
+        if not self._was_opened:
+            raise NeverOpened(f"the consumer of {self.topic}")
 
     def _dropped(self, lane: ConsumerLane) -> None:
         """The lane's connection is gone: what it delivered and nobody has yet comes again."""

@@ -21,7 +21,7 @@ from pydanube.client.drafts import MESSAGE_OVERHEAD_BYTES, ProducerSettings
 from pydanube.client.messages import Receipt
 from pydanube.client.outgoing import ProducerLane
 from pydanube.core.names import partition_of_key
-from pydanube.errors import BufferFull, ClientClosed, DanubeError, DeadlineExceeded, MessageTooLarge
+from pydanube.errors import BufferFull, ClientClosed, DanubeError, DeadlineExceeded, MessageTooLarge, NeverOpened
 
 Payload: TypeAlias = bytes | bytearray | memoryview
 
@@ -67,6 +67,7 @@ class Producer:
         self._only: ProducerLane | None = None  # of a topic without partitions
         self._turn = 0
         self._is_open = False
+        self._was_opened = False
         self._changing = asyncio.Lock()  # held while it opens or closes, so that nobody opens a second set of lanes
         self._loop: asyncio.AbstractEventLoop
 
@@ -93,7 +94,7 @@ class Producer:
             raise
         self._lanes = lanes
         self._only = lanes[0] if len(lanes) == 1 else None
-        self._is_open = True
+        self._is_open = self._was_opened = True
 
     async def close(self, *, timeout: float | None = None) -> None:
         """Flushes, then lets go. Raises what `flush` raises, after letting go all the same. Waits for an `open`."""
@@ -295,7 +296,7 @@ class Producer:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise ClientClosed(f"the producer of {self.topic}")
+            raise (ClientClosed if self._was_opened else NeverOpened)(f"the producer of {self.topic}")
 
 
 def _as_bytes(payload: object) -> bytes:

@@ -160,7 +160,7 @@ class Connection:
     tls_ca: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
-    timeout_seconds: float = 30.0
+    timeout_seconds: float = 60.0  # as the client: longer than a takeover
 
     @classmethod
     def of(cls, given: Given) -> Connection:
@@ -181,7 +181,7 @@ class Connection:
             tls_ca=given.text("tls.ca"),
             tls_cert=given.text("tls.cert"),
             tls_key=given.text("tls.key"),
-            timeout_seconds=float(given.number("timeout") or 30),
+            timeout_seconds=float(given.number("timeout") or 60),
         )
 
 
