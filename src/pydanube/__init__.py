@@ -34,13 +34,16 @@ if TYPE_CHECKING:
     from pydanube.client.messages import Message as Message
     from pydanube.client.messages import MessageBatch as MessageBatch
     from pydanube.client.messages import Receipt as Receipt
+    from pydanube.client.messages import Statistics as Statistics
     from pydanube.client.messages import TopicInfo as TopicInfo
     from pydanube.client.producer import Producer as Producer
     from pydanube.errors import DanubeError as DanubeError
 
 _HOMES: Final = {
     **dict.fromkeys(("Client", "connect"), "pydanube.client.client"),
-    **dict.fromkeys(("Lag", "Located", "Message", "MessageBatch", "Receipt", "TopicInfo"), "pydanube.client.messages"),
+    **dict.fromkeys(
+        ("Lag", "Located", "Message", "MessageBatch", "Receipt", "Statistics", "TopicInfo"), "pydanube.client.messages"
+    ),
     "Consumer": "pydanube.client.consumer",
     "Producer": "pydanube.client.producer",
     "DanubeError": "pydanube.errors",
@@ -57,6 +60,7 @@ __all__ = [
     "MessageBatch",
     "Producer",
     "Receipt",
+    "Statistics",
     "TopicInfo",
     "__version__",
     "blocking",

@@ -238,6 +238,23 @@ def test_a_closed_client_says_so_every_time_and_may_be_closed_again(broker: Test
         client.close()
 
 
+def test_a_message_sent_soon_has_a_future_of_threads(client: Client) -> None:
+    with client.producer("/default/soon") as producer:
+        told: list[int] = []
+        futures = [producer.send_soon(b"%d" % number) for number in range(5)]
+        futures[0].add_done_callback(lambda done: told.append(done.result().offset))
+        assert [future.result(10).offset for future in futures] == [0, 1, 2, 3, 4]
+        producer.flush()
+        assert told == [0] and producer.buffered_bytes == 0
+    with pytest.raises(ClientClosed):
+        producer.send_soon(b"late")
+
+
+def test_a_blocking_client_knows_whether_it_is_connected(client: Client) -> None:
+    assert client.is_connected and client.ping(timeout=5) >= 0
+    assert client.statistics().connections_opened == 1
+
+
 def test_what_was_never_opened_says_so_without_async_too(client: Client) -> None:
     with pytest.raises(NeverOpened, match="the client was never opened"):
         pydanube.blocking.connect("danube://127.0.0.1:1").list_topics()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import pydanube
+import pydanube.testing
 from pydanube.client.client import TIMEOUT_SECONDS
 from pydanube.client.connection import BACKOFF_MAX_SECONDS, Address, Backoff, addresses_of
 from pydanube.client.incoming import ConsumerLane
@@ -27,7 +28,7 @@ from pydanube.errors import (
 )
 from pydanube.log.batch import Envelope, encode, rows_of, stamp
 from pydanube.testing.ports import free_ports
-from pydanube.wire import frames
+from pydanube.wire import frames, strangers
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import to_wire
 from tests.rooms.scripted import TOPIC, ScriptedBroker
@@ -90,6 +91,91 @@ def test_nobody_who_answers_is_told_with_every_address() -> None:
             async with pydanube.connect(f"127.0.0.1:{port}", timeout=0.3):
                 pass
         assert caught.value.retryable
+
+    run(inside())
+
+
+def test_a_broker_that_is_not_there_is_said_once() -> None:
+    async def inside() -> None:
+        one, other = (f"danube://127.0.0.1:{port}" for port in free_ports(2))
+        with pytest.raises(DeadlineExceeded) as caught:
+            await pydanube.connect(one, timeout=0.2).open()
+        assert str(caught.value) == f"connecting took longer than 0.2 s: {one} cannot be reached: Connection refused"
+        with pytest.raises(DeadlineExceeded) as caught:
+            await pydanube.connect([one, other], timeout=0.2).open()
+        both = " and ".join(sorted([one, other]))
+        assert str(caught.value) == f"connecting took longer than 0.2 s: {both} cannot be reached: Connection refused"
+
+    run(inside())
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"\0\0\x18\x04\0\0\0\0\0\0\x04\0@\0\0", "that is a gRPC port .*; the native port is usually 6651"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "that is an HTTP port .*; the native port is usually 6651"),
+        (b"\x15\x03\x03\0\x02\x02\x0a", r"that port speaks TLS: use danube\+tls://"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "that is an SSH port"),
+    ],
+)
+def test_a_wrong_port_is_named(answer: bytes, says: str) -> None:
+    async def inside() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(answer)
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ConfigError, match=says):
+            await pydanube.connect(f"danube://127.0.0.1:{port}", timeout=5).open()
+        server.close()
+
+    run(inside())
+
+
+def test_a_grpc_port_of_a_real_broker_is_named() -> None:
+    async def inside() -> None:
+        async with pydanube.testing.broker(memory=True) as broker:
+            for url in (broker.grpc_url, broker.admin_url):
+                with pytest.raises(ConfigError, match="that is a gRPC port"):
+                    await pydanube.connect(url.replace("http://", "danube://"), timeout=5).open()
+
+    run(inside())
+
+
+def test_no_greeting_of_a_broker_is_taken_for_a_stranger() -> None:
+    for size in (9, 1024, frames.HANDSHAKE_SIZE_MAX):  # with the length in front, little endian
+        assert strangers.advice(size.to_bytes(4, "little") + bytes(8)) is None
+
+
+def test_a_client_knows_whether_it_is_connected_and_how_often_that_ended() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker:
+            client = pydanube.connect(broker.url, timeout=5)
+            assert not client.is_connected and client.statistics().connections_opened == 0
+            async with client, client.producer(TOPIC), client.consumer(TOPIC, subscription="s"):
+                assert client.is_connected and await client.ping() >= 0
+                before = client.statistics()
+                assert before == pydanube.Statistics([broker.url], 1, 0, 1, 1, "")
+                broker.drop()
+                await client.ping()  # on a new connection: nobody answers on the old one
+                after = client.statistics()
+                assert client.is_connected and after.connections_opened >= 2 and after.connections_lost == 1
+                assert after.last_error.startswith(f"{broker.url} cannot be reached")
+            assert not client.is_connected
+
+    run(inside())
+
+
+def test_a_ping_that_nobody_answers_says_why() -> None:
+    async def inside() -> None:
+        broker = ScriptedBroker()
+        async with broker, pydanube.connect(broker.url, timeout=5) as client:
+            await broker.close()
+            with pytest.raises(DeadlineExceeded, match=r"a ping took longer than 0\.2 s: .* cannot be reached"):
+                await client.ping(timeout=0.2)
+            assert not client.is_connected
 
     run(inside())
 
@@ -268,7 +354,7 @@ def test_a_silent_broker_is_noticed_and_left() -> None:
 def test_a_peer_of_another_protocol_is_a_violation_and_not_asked_for_ever() -> None:
     async def inside() -> None:
         async with ScriptedBroker() as broker:
-            broker.answers["hello"] = lambda peer, frame: peer.transport.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            broker.answers["hello"] = lambda peer, frame: peer.transport.write(b"what is a hello?\r\n")
             with pytest.raises(ProtocolViolation):
                 await pydanube.connect(broker.url, timeout=5).open()
             assert broker.connections == 1

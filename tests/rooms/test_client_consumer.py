@@ -140,6 +140,38 @@ async def test_closing_ends_a_loop_that_waits(broker: ScriptedBroker, consumer: 
         await consumer.receive()
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("key_shared", pb.KEY_SHARED), ("key-shared", pb.KEY_SHARED), ("KeyShared", pb.KEY_SHARED),
+     ("failover", pb.FAILOVER), ("fail-over", pb.FAILOVER), ("shared", pb.SHARED)],
+)  # fmt: skip
+def test_the_type_of_a_subscription_may_be_spelt_as_commands_do(text: str, kind: int) -> None:
+    async def inside() -> None:
+        async with (
+            ScriptedBroker() as broker,
+            pydanube.connect(broker.url) as client,
+            client.consumer(TOPIC, subscription="s", type=text),  # type: ignore[arg-type]
+        ):
+            [asked] = [frame.command.subscribe for frame in broker.heard if frame.kind == "subscribe"]
+            assert asked.type == kind
+
+    run(inside())
+
+
+def test_several_topics_for_one_consumer_or_producer_are_refused_with_a_sentence() -> None:
+    async def inside() -> None:
+        client = pydanube.connect("danube://127.0.0.1:1")
+        several: Any = ["/default/a", "/default/b"]
+        with pytest.raises(ConfigError, match="one topic, as text"):
+            client.consumer(several, subscription="s")
+        with pytest.raises(ConfigError, match="one topic, as text"):
+            client.producer(several, name="p")
+        with pytest.raises(ConfigError, match="type = 'nobody' is not allowed: one of exclusive, shared"):
+            client.consumer(TOPIC, subscription="s", type="nobody")  # type: ignore[arg-type]
+
+    run(inside())
+
+
 def test_a_consumer_that_was_never_opened_says_so_instead_of_ending() -> None:
     async def inside() -> None:
         async with ScriptedBroker() as broker, pydanube.connect(broker.url) as client:

@@ -803,6 +803,40 @@ def test_closing_flushes_and_what_comes_later_is_refused() -> None:
     run(inside())
 
 
+def test_a_message_sent_soon_tells_its_future() -> None:
+    async def inside() -> None:
+        async with ScriptedBroker() as broker, pydanube.connect(broker.url) as client:
+            async with client.producer(TOPIC) as producer:
+                told: list[int] = []
+                futures = [producer.send_soon(b"%d" % number) for number in range(3)]
+                for future in futures:
+                    future.add_done_callback(lambda done: told.append(done.result().offset))
+                producer.send_nowait(b"3")
+                await producer.flush()
+                assert [future.result().offset for future in futures] == told == [0, 1, 2]
+                assert producer.buffered_bytes == 0
+            assert broker.payloads() == [b"0", b"1", b"2", b"3"]
+
+    run(inside())
+
+
+def test_a_message_sent_soon_that_fails_tells_its_future_and_nobody_else() -> None:
+    async def inside() -> None:
+        async with (
+            ScriptedBroker() as broker,
+            pydanube.connect(broker.url) as client,
+            client.producer(TOPIC, buffer_bytes=100) as producer,
+        ):
+            broker.answers["produce"] = lambda peer, frame: peer.refuse(frame, MessageTooLarge(5, 4))
+            future = producer.send_soon(b"x" * 100)
+            with pytest.raises(BufferFull):
+                producer.send_soon(b"y")
+            await producer.flush()
+            assert isinstance(future.exception(), MessageTooLarge)
+
+    run(inside())
+
+
 def test_a_producer_that_was_never_opened_says_so() -> None:
     async def inside() -> None:
         async with ScriptedBroker() as broker, pydanube.connect(broker.url) as client:

@@ -19,6 +19,7 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -27,9 +28,19 @@ import pyarrow as pa
 
 from pydanube.client import admin, client, consumer, producer
 from pydanube.client.connection import within
-from pydanube.client.messages import BatchView, Delivery, Lag, Located, MessageView, Place, Receipt, TopicInfo
+from pydanube.client.messages import (
+    BatchView,
+    Delivery,
+    Lag,
+    Located,
+    MessageView,
+    Place,
+    Receipt,
+    Statistics,
+    TopicInfo,
+)
 from pydanube.client.outgoing import ProducerLane
-from pydanube.client.producer import Payload
+from pydanube.client.producer import Payload, Prepared
 from pydanube.client.thread import LoopThread
 from pydanube.errors import BufferFull, ClientClosed, NeverOpened
 
@@ -111,6 +122,22 @@ class Client:
     @property
     def brokers(self) -> list[str]:
         return self._client.brokers
+
+    @property
+    def is_connected(self) -> bool:
+        return self._client.is_connected
+
+    @_like(client.Client.ping)
+    def ping(self, *args: Any, **kwargs: Any) -> float:
+        return self._call(self._client.ping(*args, **kwargs))
+
+    def statistics(self) -> Statistics:
+        """As the async one."""
+
+        async def asked() -> Statistics:  # in the thread that changes them
+            return self._client.statistics()
+
+        return self._call(asked())
 
     @_like(client.Client.producer)
     def producer(self, *args: Any, **kwargs: Any) -> Producer:
@@ -221,6 +248,20 @@ class Producer:
         with self._counting:
             self._handed_bytes += message[-1]
 
+    def send_soon(
+        self, payload: Payload, *, key: str | None = None, attributes: Mapping[str, str] | None = None
+    ) -> Future[Receipt]:
+        """As the async one, with a future of `concurrent.futures`. Its callbacks run in the client's thread."""
+        message = self._producer.prepare(payload, key, attributes)
+        if self.buffered_bytes >= self._producer.buffer_bytes:
+            raise BufferFull(self.topic, self._producer.buffer_bytes)
+        future: Future[Receipt] = Future()
+        future.set_running_or_notify_cancel()  # it is on its way: nobody can take it back
+        self._thread.soon(self._take_soon, message, future)
+        with self._counting:
+            self._handed_bytes += message[-1]
+        return future
+
     def flush(self, *, timeout: float | None = None) -> None:
         self._thread.call(self._producer.flush(timeout=timeout))
         self._raise()
@@ -242,10 +283,29 @@ class Producer:
         with self._counting:
             self._handed_bytes -= size
 
+    def _take_soon(self, message: Prepared, future: Future[Receipt]) -> None:
+        waiter: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        waiter.add_done_callback(lambda done: _copy(done, future))
+        try:
+            self._producer.take(*message, waiter)
+        except Exception as error:
+            waiter.set_exception(error)
+        with self._counting:
+            self._handed_bytes -= message[-1]
+
     def _raise(self) -> None:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+def _copy(done: asyncio.Future[Receipt], future: Future[Receipt]) -> None:
+    if done.cancelled():
+        future.set_exception(ClientClosed("the client"))
+    elif (error := done.exception()) is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(done.result())
 
 
 class Message(MessageView):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Iterable, Sequence
 from secrets import token_hex
@@ -13,12 +14,23 @@ from pydanube.client.connection import Brokers, addresses_of, patiently
 from pydanube.client.consumer import Consumer
 from pydanube.client.drafts import ProducerSettings
 from pydanube.client.incoming import ConsumerSettings
-from pydanube.client.messages import TYPES, Lag, Located, Place, StorageInfo, SubscriptionType, TopicInfo, place_of
+from pydanube.client.messages import (
+    Lag,
+    Located,
+    Place,
+    Statistics,
+    StorageInfo,
+    SubscriptionType,
+    TopicInfo,
+    place_of,
+    type_of,
+)
 from pydanube.client.producer import Producer
 from pydanube.client.publisher import Publisher
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.tiers import Descriptor
 from pydanube.errors import ConfigError, TopicUnknown
+from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
 Compression: TypeAlias = Literal["none", "lz4", "zstd"]
 
@@ -74,7 +86,8 @@ class Client:
 
     async def open(self) -> Self:
         """As entering the `async with` block: returns when a broker has answered."""
-        await patiently(f"connecting to {', '.join(self._brokers.known)}", self.timeout, self._brokers.any)
+        silent = f"no answer from {', '.join(self._brokers.known)}"
+        await patiently("connecting", self.timeout, self._brokers.any, silent)
         return self
 
     async def close(self) -> None:
@@ -93,6 +106,30 @@ class Client:
     def brokers(self) -> list[str]:
         """The URLs of all brokers known so far."""
         return self._brokers.known
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a connection to some broker is open now. Asks nobody: a client that is not used opens none again."""
+        return self._brokers.is_connected
+
+    async def ping(self, *, timeout: float | None = None) -> float:
+        """Asks some broker for a sign of life, and connects again if need be; returns the seconds that it took.
+
+        Raises DeadlineExceeded, which says why nobody answered: for a `/readyz`, with a short timeout.
+        """
+        seconds = self.timeout if timeout is None else timeout
+        loop = asyncio.get_running_loop()
+        begun_at = loop.time()
+
+        async def asked() -> None:
+            await (await self._brokers.any()).request(pb.Command(ping=pb.Ping()), "pong")
+
+        await patiently("a ping", seconds, asked)
+        return loop.time() - begun_at
+
+    def statistics(self) -> Statistics:
+        """Which connections there are, how often one was opened and lost, and why the last one was."""
+        return self._brokers.statistics()
 
     # --- messages -----------------------------------------------------------------------------------
 
@@ -123,7 +160,8 @@ class Client:
         A batch is sent when the broker is ready for one, `linger` seconds after its first message at the earliest, and
         before it has more than `batch_messages` or `batch_bytes`. `buffer_bytes` bound what has no receipt yet.
         """
-        name = TopicName(topic).name + "-" + token_hex(4) if name is None else name
+        checked = _check_topic(topic)
+        name = f"{checked.name}-{token_hex(4)}" if name is None else name
         _check_name("name", name)
         if not 1 <= batch_bytes <= BATCH_BYTES_MAX:
             raise ConfigError("batch_bytes", batch_bytes, f"from 1 to {BATCH_BYTES_MAX}")
@@ -182,24 +220,22 @@ class Client:
 
         `window_messages` and `window_bytes` bound what was delivered and not handed to the application yet.
         """
+        _check_topic(topic)
         name = f"{subscription}-{token_hex(4)}" if name is None else name
         _check_name("name", name)
-        if type not in TYPES:
-            raise ConfigError("type", type, f"one of {', '.join(TYPES)}")
         for key, number in (("window_messages", window_messages), ("window_bytes", window_bytes)):
             if not 1 <= number <= 1 << 40:
                 raise ConfigError(key, number, "from 1 to 2**40")
         settings = ConsumerSettings(
             subscription=SubscriptionName(subscription),
             name=name,
-            type=TYPES[type],
+            type=type_of(type),
             start=place_of(start),
             key_filters=tuple(key_filters),
             window_messages=window_messages,
             window_bytes=window_bytes,
         )
         seconds = self.timeout if timeout is None else timeout
-        TopicName(topic)
 
         async def parts() -> list[str]:
             return [*await self._admin.parts(topic, seconds)]
@@ -218,7 +254,7 @@ class Client:
         """
         if start < 0 or (end is not None and end < start):
             raise ConfigError("start", start, "0 <= start <= end")
-        return Fetch(self._admin, TopicName(topic), start, end, self.timeout if timeout is None else timeout)
+        return Fetch(self._admin, _check_topic(topic), start, end, self.timeout if timeout is None else timeout)
 
     def publisher(self, topic: str, name: str) -> Publisher:
         """Stores batches that are encoded already, for those who can tell afterwards which of them arrived."""
@@ -302,6 +338,13 @@ class Client:
     async def unsubscribe(self, topic: str, subscription: str, *, timeout: float | None = None) -> None:
         """Removes the subscription and its cursor. Raises SubscriptionBusy while a consumer is connected."""
         await self._admin.unsubscribe(topic, subscription, timeout)
+
+
+def _check_topic(topic: object) -> TopicName:
+    """Raises ConfigError, or InvalidName."""
+    if not isinstance(topic, str):
+        raise ConfigError("topic", topic, "one topic, as text: /namespace/name. For several, make one for each")
+    return TopicName(topic)
 
 
 def _check_name(key: str, name: str) -> None:

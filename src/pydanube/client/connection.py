@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from pydanube.client.link import Link, tls_refusal
+from pydanube.client.messages import Statistics
 from pydanube.errors import (
     ClientClosed,
     ConfigError,
@@ -29,6 +32,7 @@ from pydanube.errors import (
     Unavailable,
     Unreachable,
 )
+from pydanube.wire import strangers
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -94,8 +98,11 @@ class Backoff:
         await asyncio.sleep(self.seconds())
 
 
-async def patiently(what: str, seconds: float, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Calls `attempt` until it succeeds or fails for good. Raises DeadlineExceeded, which says what went wrong last."""
+async def patiently(what: str, seconds: float, attempt: Callable[[], Awaitable[T]], silent: str = "") -> T:
+    """Calls `attempt` until it succeeds or fails for good. Raises DeadlineExceeded, which says what went wrong last.
+
+    `silent` is what it says if nothing did, because the first attempt is still waiting.
+    """
     backoff = Backoff()
     last: DanubeError | None = None
     try:
@@ -109,7 +116,7 @@ async def patiently(what: str, seconds: float, attempt: Callable[[], Awaitable[T
                     last = error
                 await backoff.sleep()
     except TimeoutError:
-        raise DeadlineExceeded(what, seconds, str(last or "")) from last
+        raise DeadlineExceeded(what, seconds, str(last or silent)) from last
 
 
 async def within(what: str, seconds: float, waiting: Awaitable[T]) -> T:
@@ -134,6 +141,24 @@ class Brokers:
         self._let_down: dict[str, float] = {}  # by URL: when a broker last could not help
         self._named_by: dict[str, str] = {}  # URLs: who last said that a topic is there
         self._closed = False
+        self._opened = self._lost = 0
+        self._last_error: DanubeError | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a connection is open now. May be asked in any thread."""
+        return any(link.usable for link in list(self._links.values()))
+
+    def statistics(self) -> Statistics:
+        links = [link for link in self._links.values() if link.usable]
+        return Statistics(
+            connected=sorted(link.url for link in links),
+            connections_opened=self._opened,
+            connections_lost=self._lost,
+            producers=sum(len(link.producers) for link in links),
+            consumers=sum(len(link.consumers) for link in links),
+            last_error=str(self._last_error or ""),
+        )
 
     @property
     def known(self) -> list[str]:
@@ -148,14 +173,14 @@ class Brokers:
             self._look_for_better(best)
             return best
         refusal: DanubeError | None = None
-        why = []
+        why: dict[Address, DanubeError] = {}
         for address in random.sample(list(self._known), len(self._known)):
             try:
                 return await self.link(address)
             except DanubeError as error:
                 refusal = refusal if error.retryable else error
-                why.append(str(error))
-        raise refusal or Unreachable(", ".join(self.known), "; ".join(why))
+                why[address] = error
+        raise refusal or _nobody(why)
 
     async def owner(self, topic: str) -> tuple[Link, int]:
         """A link to the topic's broker, and of how many partitions it is the base. Raises TopicUnknown."""
@@ -244,8 +269,14 @@ class Brokers:
 
     def _dialed(self, address: Address, task: asyncio.Task[Link]) -> None:
         self._dialing.pop(address, None)
-        if not task.cancelled() and task.exception() is not None:  # perhaps nobody waits for it any more
+        if not task.cancelled() and (error := task.exception()) is not None:  # perhaps nobody waits for it any more
             self.disappointed(str(address))
+            self._last_error = error if isinstance(error, DanubeError) else self._last_error
+
+    def _gone(self, link: Link) -> None:
+        if not self._closed:
+            self._lost += 1
+            self._last_error = link.ended
 
     async def _dial(self, address: Address) -> Link:
         url = str(address)
@@ -260,13 +291,15 @@ class Brokers:
                 await asyncio.shield(link.welcome)
         except TimeoutError:
             error = Unreachable(url, f"no answer within {DIAL_SECONDS:g} s")
-            if link is not None:
+            if link is not None:  # as of HTTP servers, which wait for an empty line
+                hint = f"somebody took the connection, and said nothing within {DIAL_SECONDS:g} s"
+                error = Unreachable(url, f"{hint}; if that is no broker's native port: {strangers.NATIVE}")
                 link.end(error)
             raise error from None
         except ssl.SSLError as error:
             raise tls_refusal(url, error) from error
         except OSError as error:
-            raise Unreachable(url, error.strerror or str(error)) from error
+            raise Unreachable(url, _in_words(error)) from error
         except asyncio.CancelledError:
             if link is not None:
                 link.end(Unreachable(url, "given up"))
@@ -276,9 +309,29 @@ class Brokers:
             raise ClientClosed("the client")
         self._known.setdefault(address)
         self._links[address] = link
+        self._opened += 1
+        link.closed.add_done_callback(lambda _: self._gone(link))
         log.debug("connected", extra={"broker": url})
         return link
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClientClosed("the client")
+
+
+def _nobody(why: dict[Address, DanubeError]) -> DanubeError:
+    """Why no broker answered: each named once, and a reason that all share said once."""
+    if len(why) == 1:
+        return next(iter(why.values()))
+    reasons = {str(address): getattr(error, "why", "") or str(error) for address, error in why.items()}
+    shared = set(reasons.values())
+    if len(shared) == 1:
+        return Unreachable(" and ".join(sorted(reasons)), shared.pop())
+    return Unreachable("the brokers", "; ".join(f"{url}: {reason}" for url, reason in sorted(reasons.items())))
+
+
+def _in_words(error: OSError) -> str:
+    """asyncio says which address it called, and nothing else; we have named it."""
+    if isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    return os.strerror(error.errno) if error.errno else str(error)

@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeAlias, cast
 
 from pydanube.errors import ConfigError, DanubeError, InvalidBatch, NotServed, ProtocolViolation, Unreachable
 from pydanube.ports import Buffer
-from pydanube.wire import frames
+from pydanube.wire import frames, strangers
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import from_wire
 
@@ -227,6 +227,9 @@ class Link(asyncio.Protocol):
             return
         self._heard_at = self._loop.time()
         self._pinged_at = None
+        if not self.welcome.done() and (advice := strangers.advice(data)) is not None:
+            self.end(ConfigError("url", self.url, advice))
+            return
         try:
             for frame in self._decoder.feed(data):
                 if self.ended is None:
@@ -253,7 +256,9 @@ class Link(asyncio.Protocol):
         elif kind == "ping":
             self.say(pb.Command(request_id=command.request_id, pong=pb.Pong()))
         elif kind == "pong":
-            pass  # being heard is all it is for
+            answer = self._waiting.pop(command.request_id, None)  # none: being heard is all it is for
+            if answer is not None:
+                answer(frame)
         elif kind == "goodbye":
             self._goodbye()
         else:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 Durability: TypeAlias = Literal["memory", "os", "fsync"]
 Place: TypeAlias = Literal["earliest", "latest"] | int | datetime
-SubscriptionType: TypeAlias = Literal["exclusive", "shared", "failover", "key_shared"]
+# As commands and pages spell them, too.
+SubscriptionType: TypeAlias = Literal["exclusive", "shared", "failover", "key_shared", "fail-over", "key-shared"]
 
 DURABILITIES: Final[Mapping[int, Durability]] = {pb.MEMORY: "memory", pb.OS: "os", pb.FSYNC: "fsync"}
 TYPES: Final[Mapping[str, pb.SubscriptionType]] = {
@@ -30,6 +31,15 @@ TYPES: Final[Mapping[str, pb.SubscriptionType]] = {
     "key_shared": pb.KEY_SHARED,
 }
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def type_of(text: str) -> pb.SubscriptionType:
+    """Raises ConfigError. Hyphens, underscores and capitals make no difference: key-shared is key_shared."""
+    plain = str(text).lower().replace("-", "").replace("_", "")
+    for name, kind in TYPES.items():
+        if plain == name.replace("_", ""):
+            return kind
+    raise ConfigError("type", text, f"one of {', '.join(TYPES)}")
 
 
 def place_of(place: Place) -> pb.Place:
@@ -377,3 +387,18 @@ class Lag(NamedTuple):
         return cls(
             None, sum(lag.head for lag in lags), messages, "; ".join(dict.fromkeys(lag.sentence for lag in lags))
         )
+
+
+class Statistics(NamedTuple):
+    """A client's connections: which brokers, how often one was opened and lost so far, and what uses them now.
+
+    `producers` and `consumers` are counted by topic and partition. `last_error` says why a connection was last lost, or
+    could not be opened; it is empty if that never happened.
+    """
+
+    connected: list[str]
+    connections_opened: int
+    connections_lost: int
+    producers: int
+    consumers: int
+    last_error: str

@@ -2,6 +2,7 @@
 
 send         waits for room, then for the receipt
 send_nowait  waits for nothing; `flush` tells what became of it
+send_soon    waits for nothing; a future tells what became of it
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from pydanube.core.names import partition_of_key
 from pydanube.errors import BufferFull, ClientClosed, DanubeError, DeadlineExceeded, MessageTooLarge, NeverOpened
 
 Payload: TypeAlias = bytes | bytearray | memoryview
+# Lane, payload, key, attributes, and how much of the buffer it takes.
+Prepared: TypeAlias = tuple[ProducerLane, bytes, str | None, Mapping[str, str] | None, int]
 
 # One message fits into a batch, with its key and attributes.
 PAYLOAD_SIZE_MAX_BYTES: Final = 60 * 1024 * 1024
@@ -204,9 +207,28 @@ class Producer:
         lane.append(payload, key, attributes and dict(attributes), size, None)
         self._buffered_bytes += size
 
-    def prepare(
-        self, payload: Payload, key: str | None, attributes: Mapping[str, str] | None
-    ) -> tuple[ProducerLane, bytes, str | None, Mapping[str, str] | None, int]:
+    def send_soon(
+        self, payload: Payload, *, key: str | None = None, attributes: Mapping[str, str] | None = None
+    ) -> asyncio.Future[Receipt]:
+        """As `send_nowait`; the future gets the receipt, or the error. Its callbacks run on the event loop.
+
+        Raises BufferFull, with nothing taken. What goes wrong with the message later is for its future: `flush` waits
+        for it and does not raise it. Costs about twice as much as `send_nowait`. Cancelling it takes nothing back.
+
+        >>> def stored(future):
+        ...     print("error" if future.exception() else f"offset {future.result().offset}")
+        >>> async with client.producer("/default/readings") as readings:
+        ...     readings.send_soon(b"21.5").add_done_callback(stored)
+        offset 0
+        """
+        if self._buffered_bytes >= self.buffer_bytes:
+            raise BufferFull(self.topic, self.buffer_bytes)
+        message = self.prepare(payload, key, attributes)
+        waiter: asyncio.Future[Receipt] = self._loop.create_future()
+        self.take(*message, waiter)
+        return waiter
+
+    def prepare(self, payload: Payload, key: str | None, attributes: Mapping[str, str] | None) -> Prepared:
         """A copy of a message for `take`, and at its end how much of the buffer it takes. For facades, in any thread.
 
         Raises what `send_nowait` raises, but for BufferFull.
@@ -225,10 +247,16 @@ class Producer:
         return lane, payload, key, attributes, size
 
     def take(
-        self, lane: ProducerLane, payload: bytes, key: str | None, attributes: Mapping[str, str] | None, size: int
+        self,
+        lane: ProducerLane,
+        payload: bytes,
+        key: str | None,
+        attributes: Mapping[str, str] | None,
+        size: int,
+        waiter: asyncio.Future[Receipt] | None = None,
     ) -> None:
         """What was prepared, whether there is room or not. Raises if the producer has failed since."""
-        lane.append(payload, key, attributes, size, None)
+        lane.append(payload, key, attributes, size, waiter)
         self._buffered_bytes += size
 
     async def room(self, *, timeout: float | None = None) -> None:
