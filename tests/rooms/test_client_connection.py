@@ -12,6 +12,7 @@ import pytest
 
 import pydanube
 import pydanube.testing
+from pydanube.client import connection
 from pydanube.client.client import TIMEOUT_SECONDS
 from pydanube.client.connection import BACKOFF_MAX_SECONDS, Address, Backoff, addresses_of
 from pydanube.client.incoming import ConsumerLane
@@ -120,16 +121,22 @@ def test_a_broker_that_is_not_there_is_said_once() -> None:
 )
 def test_a_wrong_port_is_named(answer: bytes, says: str) -> None:
     async def inside() -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(answer)
-            await reader.read()
-            writer.close()
+        async with ScriptedBroker() as broker:
+            broker.answers["hello"] = lambda peer, frame: peer.transport.write(answer)
+            with pytest.raises(ConfigError, match=says):
+                await pydanube.connect(broker.url, timeout=5).open()
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        with pytest.raises(ConfigError, match=says):
-            await pydanube.connect(f"danube://127.0.0.1:{port}", timeout=5).open()
-        server.close()
+    run(inside())
+
+
+def test_a_port_that_says_nothing_may_be_the_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "DIAL_SECONDS", 0.05)
+
+    async def inside() -> None:
+        async with ScriptedBroker() as broker:
+            del broker.answers["hello"]
+            with pytest.raises(DeadlineExceeded, match=r"said nothing within .*: the native port is usually 6651"):
+                await pydanube.connect(broker.url, timeout=1).open()
 
     run(inside())
 

@@ -186,7 +186,7 @@ def test_a_stream_reads_each_message_once_while_its_range_changes_tier(
 
 
 def test_history_is_read_by_sparks_own_reader_and_is_the_same(spark: SparkSession, place: Place) -> None:
-    topic = place.new_topic("fast")
+    topic = place.new_topic("fast.v1")
     for first in (0, 100, 200):
         place.send(topic, numbers(first, first + 100), keys=["k"])
         place.upload(topic)
