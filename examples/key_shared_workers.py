@@ -68,7 +68,7 @@ async def main(url: str, accounts: int = 20, events: int = 25) -> Ledger:
                 if number == 15:
                     await leave(workers.pop(0))
                 await asyncio.sleep(0.005)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             await ledger.done.wait()
         for worker in workers:
             await leave(worker)

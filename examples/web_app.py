@@ -26,6 +26,7 @@ from starlette.routing import Route
 import pydanube
 
 TOPIC = "/default/orders.web"
+READY_SECONDS = 2.0  # whoever asks does not wait for longer
 
 
 async def create_order(request: Request) -> JSONResponse:
@@ -46,7 +47,7 @@ async def ready(request: Request) -> JSONResponse:
     if request.app.state.watching.done():
         return JSONResponse({"ready": False, "why": "the consumer has ended"}, status_code=503)
     try:
-        seconds = await request.app.state.client.ping(timeout=1)
+        seconds = await request.app.state.client.ping(timeout=READY_SECONDS)
     except pydanube.DanubeError as error:
         return JSONResponse({"ready": False, "why": str(error)}, status_code=503)
     return JSONResponse({"ready": True, "seconds": seconds})

@@ -19,7 +19,17 @@ from pydanube.wire._pb.pydanube import stream_pb2 as stream_pb
 from pydanube.wire.convert import START_HEADER
 from tests.rooms.doors import TOPIC, Calls, refused, served
 
-BAD_NAMES = ["", "orders", "/default", "/default/", "//orders", "/a/b/c", "x/default/a", "/default/a..b", "/default/a b"]
+BAD_NAMES = [
+    "",
+    "orders",
+    "/default",
+    "/default/",
+    "//orders",
+    "/a/b/c",
+    "x/default/a",
+    "/default/a..b",
+    "/default/a b",
+]
 UNKNOWN_ID = 12345
 
 
