@@ -15,6 +15,7 @@ from pydanube.client.consumer import Consumer
 from pydanube.client.drafts import ProducerSettings
 from pydanube.client.incoming import ConsumerSettings
 from pydanube.client.messages import (
+    TYPES,
     Lag,
     Located,
     Place,
@@ -23,11 +24,11 @@ from pydanube.client.messages import (
     SubscriptionType,
     TopicInfo,
     place_of,
-    type_of,
 )
 from pydanube.client.producer import Producer
 from pydanube.client.publisher import Publisher
 from pydanube.core.names import SubscriptionName, TopicName
+from pydanube.core.policies import type_name
 from pydanube.core.tiers import Descriptor
 from pydanube.errors import ConfigError, TopicUnknown
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -223,13 +224,16 @@ class Client:
         _check_topic(topic)
         name = f"{subscription}-{token_hex(4)}" if name is None else name
         _check_name("name", name)
+        kind = type_name(type)
+        if kind is None:
+            raise ConfigError("type", type, f"one of {', '.join(TYPES)}")
         for key, number in (("window_messages", window_messages), ("window_bytes", window_bytes)):
             if not 1 <= number <= 1 << 40:
                 raise ConfigError(key, number, "from 1 to 2**40")
         settings = ConsumerSettings(
             subscription=SubscriptionName(subscription),
             name=name,
-            type=type_of(type),
+            type=TYPES[kind],
             start=place_of(start),
             key_filters=tuple(key_filters),
             window_messages=window_messages,

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 Durability: TypeAlias = Literal["memory", "os", "fsync"]
 Place: TypeAlias = Literal["earliest", "latest"] | int | datetime
-# As commands and pages spell them, too.
 SubscriptionType: TypeAlias = Literal["exclusive", "shared", "failover", "key_shared", "fail-over", "key-shared"]
 
 DURABILITIES: Final[Mapping[int, Durability]] = {pb.MEMORY: "memory", pb.OS: "os", pb.FSYNC: "fsync"}
@@ -31,15 +30,6 @@ TYPES: Final[Mapping[str, pb.SubscriptionType]] = {
     "key_shared": pb.KEY_SHARED,
 }
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def type_of(text: str) -> pb.SubscriptionType:
-    """Raises ConfigError. Hyphens, underscores and capitals make no difference: key-shared is key_shared."""
-    plain = str(text).lower().replace("-", "").replace("_", "")
-    for name, kind in TYPES.items():
-        if plain == name.replace("_", ""):
-            return kind
-    raise ConfigError("type", text, f"one of {', '.join(TYPES)}")
 
 
 def place_of(place: Place) -> pb.Place:

@@ -32,6 +32,16 @@ class SubscriptionKind(enum.Enum):
     KEY_SHARED = "KeyShared"
 
 
+# As people write them, in commands, in the client and on the pages.
+TYPE_NAMES: Final = ("exclusive", "shared", "failover", "key_shared")
+
+
+def type_name(text: str) -> str | None:
+    """One of `TYPE_NAMES`, however it is spelled: `key-shared`, `KeyShared` and `fail-over` too. None: no type."""
+    letters = text.lower().replace("-", "").replace("_", "")
+    return next((name for name in TYPE_NAMES if name.replace("_", "") == letters), None)
+
+
 MIB: Final = 1 << 20
 U32_MAX: Final = (1 << 32) - 1
 
