@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Final
 
-NATIVE: Final = "the native one is 6651 unless `danube broker --stream-addr` names another"
+NATIVE: Final = "the native port is usually 6651"
 
 _SETTINGS: Final = 4  # the type of the frame that every HTTP/2 server sends first
 _HTTP2_HEADER_BYTES: Final = 9
 _ALERT: Final = b"\x15\x03"
 # Servers that speak first, or that answer our greeting with a complaint.
 _BEGINNINGS: Final = (
-    (b"HTTP/", "an HTTP port"),
+    (b"HTTP/", "an HTTP port (a web admin's or a metrics port, perhaps)"),
     (b"<", "a port that answers with HTML or XML"),
     (b"SSH-", "an SSH port"),
     (b"-ERR", "a Redis port"),
@@ -33,7 +33,7 @@ def advice(first: bytes) -> str | None:
     if first[:2] == _ALERT:
         return "that port speaks TLS: use danube+tls://"
     if _is_http2(first):
-        return f"that is a gRPC port; {NATIVE}"
+        return f"that is a gRPC port (for official clients, or for danube admin); {NATIVE}"
     for beginning, what in _BEGINNINGS:
         if first.startswith(beginning):
             return f"that is {what}; {NATIVE}"
