@@ -104,6 +104,7 @@ EXEMPT = (
             "moves",
         )
     ),
+    Exempt("cli/listening.py", "wire.frames", "tells a native port by the frame that it answers strangers with"),
     Exempt("cli/completion.py", "wire._pb", "asks the admin services for names, as `danube admin` does"),
 )
 

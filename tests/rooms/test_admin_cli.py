@@ -1,4 +1,4 @@
-"""`danube admin` on one broker: places to seek to, and a broker that is not there."""
+"""`danube admin` on one broker: places to seek to, lists, and a broker that is not there, or is somebody else."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 import pydanube
+from pydanube.cli.exits import Exit
 from pydanube.testing.brokers import TestBroker
 from tests.e2e.processes import danube_here
 
@@ -53,7 +54,8 @@ def test_a_subscription_goes_on_where_it_is_told(broker: TestBroker, words: tupl
 @pytest.mark.parametrize("words", [(), ("earliest", "--latest"), ("--offset", 1, "--time", "2000-01-01")])
 def test_one_place_is_asked_for(broker: TestBroker, words: tuple[object, ...]) -> None:
     said = seek(broker, *words)
-    assert said.startswith("danube: TO") and "--earliest, --latest, --offset or --time" in said
+    assert said.startswith("danube: one place: TO (" if words else "danube: say where: TO (")
+    assert said.endswith("--earliest, --latest, --offset or --time\n") and "None" not in said
 
 
 @pytest.mark.parametrize("time", ["yesterday", "earliest", "7"])
@@ -70,11 +72,118 @@ def test_what_is_no_time_is_refused_by_the_option_that_asked_for_one(broker: Tes
 )
 def test_a_broker_that_is_not_there_is_one_sentence_that_says_what_to_do(words: str) -> None:
     done = danube_here("admin", "--endpoint", "http://127.0.0.1:1", *words.split())
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (Exit.UNREACHABLE, "")
     assert done.stderr == (
         "danube: the broker at 127.0.0.1:1 cannot be reached: nobody answers there; `danube broker` starts one, "
         "--endpoint names another\n"
     )
+
+
+def admin(broker: TestBroker, *words: object) -> str:
+    done = danube_here("admin", "--endpoint", broker.admin_url, *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_all_topics_are_listed_unless_a_namespace_or_a_broker_is_named(broker: TestBroker) -> None:
+    admin(broker, "namespaces", "create", "shop")
+    admin(broker, "topics", "create", "/shop/carts")
+    names = ["/default/orders", "/shop/carts"]
+    assert [each["name"] for each in json.loads(admin(broker, "topics", "list", "-o", "json"))] == names
+    for words in (("shop",), ("--namespace", "shop")):
+        assert [line.split()[1] for line in admin(broker, "topics", "list", *words).splitlines()] == names[1:]
+    [one] = json.loads(admin(broker, "brokers", "list", "-o", "json"))
+    assert admin(broker, "topics", "list", "--broker", one["broker_id"]).count("Topic: ") == 2
+    twice = danube_here("admin", "--endpoint", broker.admin_url, "topics", "list", "shop", "--broker", one["broker_id"])
+    assert twice.returncode == Exit.USAGE and "none for all topics" in twice.stderr
+    missing = danube_here("admin", "--endpoint", broker.admin_url, "topics", "list", "nowhere")
+    assert missing.returncode == Exit.NOT_FOUND and "no namespace nowhere" in missing.stderr
+
+
+def test_namespaces_are_listed_where_people_look_for_them(broker: TestBroker) -> None:
+    listed = admin(broker, "namespaces", "list")
+    assert "Namespace: default\n" in listed and listed == admin(broker, "brokers", "namespaces")
+    assert "default" in json.loads(admin(broker, "namespaces", "list", "-o", "json"))
+
+
+def test_a_name_that_cannot_be_is_told_its_format_once(broker: TestBroker) -> None:
+    done = danube_here("admin", "--endpoint", broker.admin_url, "topics", "create", "hello")
+    assert done.returncode == Exit.USAGE and done.stderr.count("/namespace_name/topic_name") == 1
+    told = danube_here("admin", "--endpoint", broker.admin_url, "topics", "describe", "hello")
+    assert told.returncode == Exit.USAGE and told.stderr.count("/namespace_name/topic_name") == 1
+
+
+def test_members_of_a_broker_that_is_alone_are_refused_with_the_reason(broker: TestBroker) -> None:
+    done = danube_here("admin", "--endpoint", broker.admin_url, "cluster", "status")
+    assert done.returncode == Exit.REFUSED and "standalone" in done.stderr
+    assert "implemented" not in done.stderr.lower()
+
+
+# --- exit codes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("topics create /default/orders", Exit.REFUSED),
+        ("topics nonsense", Exit.USAGE),
+        ("subscriptions set-heartbeat /default/orders billing 1ms", Exit.USAGE),
+        ("topics describe /default/nowhere", Exit.NOT_FOUND),
+        ("subscriptions lag /default/orders nobody", Exit.NOT_FOUND),
+        ("namespaces topics default", Exit.DONE),
+    ],
+)
+def test_the_exit_code_says_which_kind_of_failure_it_was(broker: TestBroker, words: str, code: Exit) -> None:
+    done = danube_here("admin", "--endpoint", broker.admin_url, *words.split())
+    assert done.returncode == code, done.stderr
+
+
+# --- the wrong port -------------------------------------------------------------------------------------
+
+
+def test_a_port_that_is_another_one_is_named(broker: TestBroker) -> None:
+    native = broker.url.replace("danube://", "http://")
+    for wrong, what in ((broker.grpc_url, "the client port"), (native, "the native port")):
+        done = danube_here("admin", "--endpoint", wrong, "brokers", "list")
+        address = wrong.removeprefix("http://")
+        assert done.returncode == Exit.USAGE and done.stderr == (
+            f"danube: {address} is {what}; the admin port is 50051 unless `danube broker --admin-addr` says otherwise "
+            "(--endpoint)\n"
+        )
+    for wrong, what in ((broker.admin_url, "the admin port"), (native, "the native port")):
+        done = danube_here("consume", "-s", wrong, "-t", ORDERS, "-m", "x")
+        assert done.returncode == Exit.USAGE and f"is {what}; the client port is 6650" in done.stderr
+
+
+def test_a_port_of_http_is_told_from_a_broker_that_is_away(broker: TestBroker) -> None:
+    assert broker._doors is not None
+    done = danube_here("admin", "--endpoint", f"http://{broker._doors.metrics_addr}", "brokers", "list")
+    assert done.returncode == Exit.USAGE and "is an HTTP port" in done.stderr
+
+
+def test_a_host_that_nobody_knows_is_a_sentence() -> None:
+    done = danube_here("admin", "--endpoint", "http://nobody.invalid:50051", "brokers", "list")
+    assert done.returncode == Exit.UNREACHABLE and done.stderr == (
+        "danube: the broker at nobody.invalid:50051 cannot be reached: no host of the name nobody.invalid is known; "
+        "check --endpoint\n"
+    )
+
+
+# --- words ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("prodce", "produce"),
+        ("topics list", "danube admin topics"),
+        ("subscription list", "danube admin subscriptions"),
+        ("admin topic", "topics"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_told_which_one_may_be_meant(words: str, meant: str) -> None:
+    done = danube_here(*words.split())
+    assert done.returncode == Exit.USAGE and f"Did you mean '{meant}'?" in done.stderr
 
 
 def test_jobs_are_listed_for_scripts() -> None:

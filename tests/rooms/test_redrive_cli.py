@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import pydanube
+from pydanube.cli.exits import Exit
 from pydanube.client.redrive import CHUNK_MESSAGES, ledger_name
 from pydanube.testing.brokers import TestBroker
 from tests.e2e.processes import danube_here, until
@@ -127,19 +128,19 @@ def test_options_choose(
 )
 def test_mistakes_are_one_sentence(broker: TestBroker, words: tuple[str, ...], said: str) -> None:
     done = danube_here("admin", "topics", "redrive", DEAD, "--service-addr", broker.url, *words)
-    assert done.returncode == 1
+    assert done.returncode == Exit.USAGE
     [line] = done.stderr.splitlines()
     assert line.startswith(f"danube: {said}")
 
 
-def test_a_topic_that_takes_nothing_is_named_and_the_exit_code_is_1(
+def test_a_topic_that_takes_nothing_is_named_and_the_exit_code_says_so(
     broker: TestBroker, client: pydanube.blocking.Client
 ) -> None:
     with client.producer(DEAD) as dead:
         dead.send(b"1", attributes={"x-original-topic": "/default/gone"})
         dead.send(b"2")
     done = danube_here("admin", "topics", "redrive", DEAD, "--service-addr", broker.url)
-    assert done.returncode == 1
+    assert done.returncode == Exit.REFUSED
     lines = done.stdout.splitlines()
     assert lines[0].startswith("To: /default/gone: 1 messages, REFUSED: ")
     assert "Not sent: 1 do not say where they came from: --to sends them somewhere" in lines

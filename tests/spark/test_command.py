@@ -33,9 +33,9 @@ def danube(*words: str) -> subprocess.CompletedProcess[str]:
         (("run", "audit", "--set", "topic"), "name=value"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_1(words: tuple[str, ...], said: str) -> None:
+def test_a_mistake_is_one_line_and_exit_code_2(words: tuple[str, ...], said: str) -> None:
     done = danube_here("pipeline", *words)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert said in done.stderr and len(done.stderr.splitlines()) == 1
 
 
@@ -51,7 +51,7 @@ def test_a_remote_spark_without_its_packages_is_one_line_that_names_them(
     (tmp_path / "grpc_status.py").write_text("raise ImportError('No module named grpc_status')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     done = danube("run", "audit", "--set", "topic=/default/t", "--remote", "local[2]")
-    assert done.returncode == 1
+    assert done.returncode == 2
     [line] = [line for line in done.stderr.splitlines() if not line.startswith("{")]
     assert "pip install 'pyspark[connect]'" in line
 

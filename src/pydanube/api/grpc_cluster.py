@@ -28,6 +28,7 @@ NOT_FOUND: Final = "not_found"
 STRATEGIES: Final = {"fair": "Fair", "balanced": "Balanced", "weighted_load": "WeightedLoad"}
 DRAIN_SECONDS: Final = 60.0
 NO_CLUSTER: Final = "a standalone broker has nobody to share its load with"
+ALONE: Final = "this broker is standalone, not part of a cluster: it keeps its metadata itself, and has no members"
 NOT_OURS: Final = "this cluster's etcd is run by somebody else: its members are managed there, with etcdctl"
 
 
@@ -38,7 +39,7 @@ class BrokerAdmin:
     @property
     def _cluster(self) -> Cluster:
         if self._broker.cluster is None:
-            raise Refusal(Code.UNIMPLEMENTED, f"it is not implemented: {NO_CLUSTER}")
+            raise Refusal(Code.UNIMPLEMENTED, NO_CLUSTER)
         return self._broker.cluster
 
     # --- who is there ---------------------------------------------------------------------------------
@@ -252,7 +253,7 @@ class ClusterAdmin:
     @property
     def _members(self) -> Members:
         if self._broker.cluster is None:
-            raise Refusal(Code.UNIMPLEMENTED, "it is not implemented: a standalone broker is no cluster")
+            raise Refusal(Code.UNIMPLEMENTED, ALONE)
         if self._broker.members is None:
             raise Refusal(Code.FAILED_PRECONDITION, NOT_OURS)
         return self._broker.members

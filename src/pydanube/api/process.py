@@ -103,7 +103,8 @@ async def _serve(config: Config, announce: Callable[[Listening], None], stopping
     give_back_large_blocks()
     telemetry = Telemetry()
     metrics = MetricsDoor(telemetry)
-    await open_metrics(metrics, config.broker.metrics_addr)
+    await _check_directory(config)
+    await open_metrics(metrics, config.broker)
     try:
         broker = await _started(config, telemetry, stopping)
         if broker is not None:
@@ -176,6 +177,13 @@ async def _web_admin(config: Config, doors: Doors, stream_url: str) -> AsyncIter
     async with serving(listener, config.web_addr, settings) as web_addr:
         log.info("web admin opened", extra={"address": web_addr})
         yield web_addr
+
+
+async def _check_directory(config: Config) -> None:
+    try:
+        await Broker.check_directory(config)
+    except DirectoryInUse as error:
+        raise DirectoryInUse(str(config.data_dir), error.pid) from error  # the name that the operator knows
 
 
 async def _started(config: Config, telemetry: Telemetry, stopping: asyncio.Event) -> Broker | None:

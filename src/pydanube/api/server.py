@@ -33,7 +33,7 @@ from pydanube.api.stream import StreamDoor
 from pydanube.api.tls import server_context
 from pydanube.broker.service import Broker
 from pydanube.cluster.cluster import Cluster
-from pydanube.config import open_files, reachable
+from pydanube.config import BrokerConfig, open_files, reachable
 from pydanube.core.lifecycle import Mode, serve_until
 from pydanube.errors import ConfigError
 from pydanube.telemetry import ClusterNow
@@ -122,7 +122,7 @@ class Doors:
             self._broker.telemetry.cluster = functools.partial(_now, self._broker, self._broker.cluster)
         self._broker.telemetry.about = {"version": _version(), "mode": self._broker.config.mode}
         if not self._metrics.address:
-            await open_metrics(self._metrics, addresses.metrics_addr)
+            await open_metrics(self._metrics, addresses)
         self.metrics_addr = self._metrics.address
         self._metrics.not_ready = self._not_ready
         self.admin_addr = _listen("--admin-addr", self._admin, addresses.admin_addr)
@@ -225,12 +225,17 @@ class Doors:
         return f"the broker is {state.mode.value}: {state.reason}"
 
 
-async def open_metrics(door: MetricsDoor, address: str) -> None:
-    """Raises ConfigError for an address that cannot be had."""
+async def open_metrics(door: MetricsDoor, addresses: BrokerConfig) -> None:
+    """Raises ConfigError for an address that cannot be had: for the clients' one, if that is taken as well."""
     try:
-        await door.open(address)
+        await door.open(addresses.metrics_addr)
     except OSError as error:
-        raise _unusable("--prom-exporter", address, error) from error
+        host, _, port = addresses.client_addr.rpartition(":")
+        try:
+            _try(host.strip("[]"), int(port))
+        except OSError as other:
+            raise _unusable("--broker-addr", addresses.client_addr, other) from other
+        raise _unusable("--prom-exporter", addresses.metrics_addr, error) from error
 
 
 def _version() -> str:

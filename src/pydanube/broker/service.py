@@ -38,7 +38,7 @@ from pydanube.core.names import BrokerId, TopicName, parse_broker_id
 from pydanube.errors import DanubeError
 from pydanube.log.batch import Envelope
 from pydanube.log.cloud import CloudReader
-from pydanube.log.layout import read_file, replace_file
+from pydanube.log.layout import LOCK, read_file, replace_file
 from pydanube.log.wal import Wal, WalConfig
 from pydanube.ports import Clock, Disk, MetadataStore, ObjectStore, Work
 from pydanube.stores.files import FileDisk
@@ -122,6 +122,19 @@ class Broker:
             await broker._abandon()
             raise
         return broker
+
+    @staticmethod
+    async def check_directory(config: Config) -> None:
+        """Raises DirectoryInUse if a live process has it: to be said before anything else."""
+        directory = Path(config.data_dir)
+        if not (directory / LOCK).is_file():
+            return
+        disk = FileDisk(directory)
+        try:
+            await disk.lock(LOCK)
+            await disk.unlock(LOCK)
+        finally:
+            disk.close()
 
     @classmethod
     async def start_on(

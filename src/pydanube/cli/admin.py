@@ -1,7 +1,7 @@
 """`danube admin`: what an operator asks and orders, over a broker's admin port.
 
 Names and lines are the reference's danube-admin's. Every command takes `--output json`; a refusal is the broker's own
-sentence and exit code 1. What concerns one subscription is in `subscriptions.py`.
+sentence and the exit code for its kind. What concerns one subscription is in `subscriptions.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import typer
 from google.protobuf.message import Message
 
 from pydanube.cli.completion import DEFAULT_ENDPOINT, broker_ids, namespace_names, subscription_names, topic_names
+from pydanube.cli.exits import NotThere, Usage
 from pydanube.cli.output import (
     Output,
     OutputOption,
@@ -30,6 +31,7 @@ from pydanube.cli.output import (
     print_rows,
 )
 from pydanube.cli.rpc import CALL_SECONDS, Connection, is_passing
+from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
@@ -112,12 +114,21 @@ def leader_broker(output: OutputOption = Output.table) -> None:
 
 @brokers.command("namespaces")
 def list_namespaces(output: OutputOption = Output.table) -> None:
-    """All namespaces."""
-    found = ask(BROKERS, "ListNamespaces", pb.Empty(), pb.NamespaceListResponse).namespaces
-    _print_names(list(found), "Namespace", output)
+    """All namespaces; as `namespaces list`."""
+    _print_names(_namespaces(), "Namespace", output)
+
+
+def _namespaces() -> list[str]:
+    return list(ask(BROKERS, "ListNamespaces", pb.Empty(), pb.NamespaceListResponse).namespaces)
 
 
 # --- namespaces ---------------------------------------------------------------------------------------
+
+
+@namespaces.command("list")
+def list_all_namespaces(output: OutputOption = Output.table) -> None:
+    """All namespaces."""
+    list_namespaces(output)
 
 
 @namespaces.command("topics")
@@ -154,24 +165,53 @@ def delete_namespace(namespace: NamespaceArgument, output: OutputOption = Output
 
 @topics.command("list")
 def list_topics(
+    only: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAMESPACE",
+            help="Only topics of this namespace.",
+            show_default=False,
+            autocompletion=namespace_names,
+        ),
+    ] = None,
     namespace: Annotated[
-        str | None, typer.Option(help="The topics of this namespace.", autocompletion=namespace_names)
+        str | None, typer.Option(help="The same, as an option.", autocompletion=namespace_names)
     ] = None,
     broker: Annotated[
         str | None, typer.Option(help="The topics that this broker serves, by its id.", autocompletion=broker_ids)
     ] = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """The topics of a namespace, or of a broker."""
-    if (namespace is None) == (broker is None):
-        raise ConfigError("--namespace", namespace, "give either --namespace or --broker")
-    if namespace is not None:
-        listed = ask(TOPICS, "ListNamespaceTopics", pb.NamespaceRequest(name=namespace), pb.TopicInfoListResponse)
+    """All topics, or those of a namespace, or those that a broker serves."""
+    if sum(each is not None for each in (only, namespace, broker)) > 1:
+        raise Usage("give one of NAMESPACE, --namespace and --broker, or none for all topics")
+    namespace = only if namespace is None else namespace
+    if broker is not None:
+        found = list(
+            ask(TOPICS, "ListBrokerTopics", pb.BrokerRequest(broker_id=broker), pb.TopicInfoListResponse).topics
+        )
+    elif namespace is not None:
+        found = _topics_of([namespace.strip("/")])
+        if not found and namespace.strip("/") not in _namespaces():
+            raise NotThere(f"there is no namespace {namespace}: `danube admin namespaces list` shows those that are")
     else:
-        listed = ask(TOPICS, "ListBrokerTopics", pb.BrokerRequest(broker_id=broker), pb.TopicInfoListResponse)
+        found = _topics_of(_namespaces())
     columns = ("name", "broker_id", "delivery")
-    rows = [{name: getattr(each, name) for name in columns} for each in listed.topics]
+    rows = [{name: getattr(each, name) for name in columns} for each in found]
     print_rows(rows, columns, output, line=lambda row: f"Topic: {row['name']} ({row['delivery'] or 'not open'})")
+
+
+def _topics_of(names: Iterable[str]) -> list[pb.TopicInfo]:
+    async def call() -> list[pb.TopicInfo]:
+        found: list[pb.TopicInfo] = []
+        async with Connection(ENDPOINT.get(), "--endpoint") as broker:
+            for name in sorted(names):
+                request = pb.NamespaceRequest(name=name)
+                listed = await broker.call(f"{TOPICS}/ListNamespaceTopics", request, pb.TopicInfoListResponse)
+                found += listed.topics
+        return found
+
+    return asyncio.run(call())
 
 
 @topics.command("create")
@@ -187,7 +227,7 @@ def create_topic(
     output: OutputOption = Output.table,
 ) -> None:
     """Create a topic, or all partitions of one."""
-    name = f"/{namespace}/{topic.lstrip('/')}" if namespace is not None and topic.count("/") < 2 else topic
+    name = TopicName(f"/{namespace}/{topic.lstrip('/')}" if namespace is not None and topic.count("/") < 2 else topic)
     strategy = pb.Reliable if dispatch_strategy is Dispatch.reliable else pb.NonReliable
     if partitions is None:
         request = pb.NewTopicRequest(name=name, schema_subject=schema_subject, dispatch_strategy=strategy)

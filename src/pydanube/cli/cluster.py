@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pydanube.cli.admin import BROKERS, ENDPOINT, OURS, TOPICS, ask, brokers
 from pydanube.cli.completion import broker_ids
+from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, id_text, print_done, print_fields, print_rows
 from pydanube.cli.rpc import CALL_SECONDS, Connection
 from pydanube.errors import ConfigError, DanubeError, Unreachable
@@ -30,7 +31,6 @@ from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 CLUSTER: Final = "danube_admin.ClusterAdmin"
 HELP: Final = "The members of the metadata store: status, add-node, promote-node, remove-node."
-EXIT_FAILED: Final = 1
 WATCH_SECONDS: Final = 0.5
 
 app = typer.Typer(no_args_is_help=True)
@@ -83,7 +83,7 @@ def unload_broker(
         for line in found.failed_topics:
             print(f"Failed: {line}")
     if found.failed:
-        raise typer.Exit(EXIT_FAILED)
+        raise typer.Exit(Exit.INCOMPLETE if found.succeeded else Exit.REFUSED)
 
 
 async def _unload(request: pb.UnloadBrokerRequest) -> pb.UnloadBrokerResponse:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from pydanube.cli.exits import NotThere
 from pydanube.cli.owners import Owners
 from pydanube.cli.rpc import Connection, is_passing, with_retries
 from pydanube.core.names import TopicName
@@ -94,7 +95,7 @@ async def _topics(connection: Connection, topic: TopicName) -> list[str]:
         retries_max=2,
     )
     if not answer.partitions:
-        raise DanubeError(
+        raise NotThere(
             f"there is no topic {topic}: consumers create none; `danube produce` does, or `danube admin topics create`"
         )
     return list(answer.partitions)

@@ -1,7 +1,7 @@
 """`danube produce` and `danube consume`, with the flags of the reference's danube-cli.
 
-Exit codes: 0 done, 1 something was refused or did not come, 2 a mistake on the command line, 130 Ctrl-C. What was done
-until then is in the summary either way. Messages and results go to stdout, everything else to stderr.
+Exit codes are those of `exits.py`. What was done until then is in the summary either way. Messages and results go to
+stdout, everything else to stderr.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import typer
 from pydanube.cli.completion import topic_names
 from pydanube.cli.consuming import Wish
 from pydanube.cli.consuming import consume as consume_all
+from pydanube.cli.exits import Exit, Usage
 from pydanube.cli.output import Output, OutputOption, Progress, payload_fields, payload_text, print_json
 from pydanube.cli.places import PLACES, parse_place
 from pydanube.cli.producing import Order, Outgoing, Schema, Sent, by_line, repeated
@@ -124,7 +125,7 @@ def produce(
     finally:
         report.print_summary()  # also after Ctrl-C, and when the broker went away
     if report.errors:
-        raise typer.Exit(1)
+        raise typer.Exit(Exit.INCOMPLETE)
 
 
 async def _produce(connection: Connection, order: Order, source: AsyncIterator[Outgoing], report: Report) -> None:
@@ -176,7 +177,7 @@ def _source(
     if message is not None:
         return repeated(Outgoing(message.encode("utf-8", "surrogateescape"), key), count)
     if file is None and sys.stdin.isatty():
-        raise ConfigError("--message", None, "give --message, --file, or lines on standard input")
+        raise Usage("say what to send: --message, --file, or lines on standard input")
     from_stdin = file is None or str(file) == "-"
     if file is not None and not as_lines:
         return repeated(Outgoing(sys.stdin.buffer.read() if from_stdin else file.read_bytes(), key), count)
@@ -259,7 +260,7 @@ def consume(
     danube consume -t /default/orders -m from-the-first --start earliest
 
     A new subscription gets what is published from now on, or from --start on; one that exists goes on where it was
-    (`danube admin subscriptions seek` moves it). With --count and --timeout the exit code is 1 if fewer came.
+    (`danube admin subscriptions seek` moves it). With --count and --timeout the exit code is 5 if fewer came.
     """
     wish = Wish(
         topic=TopicName(topic),
@@ -278,7 +279,7 @@ def consume(
     finally:
         screen.print_summary()
     if not complete:
-        raise typer.Exit(1)
+        raise typer.Exit(Exit.INCOMPLETE)
 
 
 async def _consume(connection: Connection, wish: Wish, screen: Screen) -> bool:

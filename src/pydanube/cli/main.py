@@ -1,9 +1,9 @@
 """The door of the `danube` command: finds the subcommands, and answers for their errors.
 
-A user never sees a traceback. What we know is wrong is one line on stderr and exit code 1;
-a mistake on the command line is typer's message and exit code 2; Ctrl-C is 130; a reader that
-leaves early (`danube log dump | head`) ends the command quietly. An error nobody foresaw is one
-line too, exit code 70, and `python -X dev -m pydanube …` shows where it came from.
+A user never sees a traceback. What we know is wrong is one line on stderr and an exit code for its kind
+(`exits.py`); a mistake on the command line is typer's message; a reader that leaves early
+(`danube log dump | head`) ends the command quietly. An error nobody foresaw is one line too, exit
+code 70, and `python -X dev -m pydanube …` shows where it came from.
 """
 
 import os
@@ -15,10 +15,8 @@ from typing import Annotated
 import typer
 
 from pydanube import __version__
-
-EXIT_ERROR = 1
-EXIT_BUG = 70  # EX_SOFTWARE: ours to fix, not the user's
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+from pydanube.cli.exits import Exit, code_of
+from pydanube.cli.words import Words
 
 
 def broker() -> None:
@@ -35,12 +33,13 @@ def admin() -> None:
 
 def main() -> None:
     """Runs the command in `sys.argv` and exits; the console scripts and `python -m pydanube`."""
+    code: str | int | None
     try:
         build_app()(prog_name="danube")  # always leaves by SystemExit or an error
     except SystemExit as leaving:
         code = _flush(leaving.code)
     except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
+        code = Exit.INTERRUPTED
     except BrokenPipeError:
         code = _abandon_stdout()
     except Exception as error:
@@ -57,6 +56,7 @@ def build_app(*, whole: bool = False) -> typer.Typer:
         help="PyDanube, a reliable pub/sub and streaming platform.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,  # errors are main()'s to report
+        cls=Words,
     )
     app.callback()(_options)
     from pydanube.cli import broker, data, pipeline, top
@@ -119,14 +119,13 @@ def _report(error: Exception) -> int:
     if sys.flags.dev_mode:
         raise error
     if isinstance(error, DanubeError):
-        message, code = str(error), EXIT_ERROR
+        message = str(error)
     elif isinstance(error, OSError):
-        message, code = _describe(error), EXIT_ERROR
+        message = _describe(error)
     else:
         message = f"internal error: {type(error).__name__}: {error} (python -X dev -m pydanube shows where)"
-        code = EXIT_BUG
     print(f"danube: {' '.join(message.split())}", file=sys.stderr)
-    return code
+    return code_of(error)
 
 
 def _describe(error: OSError) -> str:
@@ -147,7 +146,7 @@ def _flush(code: str | int | None) -> str | int | None:
 def _abandon_stdout() -> int:
     """Sends what is left of stdout nowhere, or the interpreter's last flush would complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return EXIT_ERROR
+    return Exit.REFUSED
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import typer.main
 
+from pydanube.cli.exits import MEANINGS
 from pydanube.cli.main import build_app
 
 INTRODUCTION: Final = """\
@@ -24,8 +25,8 @@ Every command says with `--help` what is on this page. The rules are the same fo
 
 - A terminal gets tables, a pipe plain lines, and `--output json` is for scripts. Results go to standard output,
   everything else to standard error.
-- Exit code 0: done. 1: refused, not there, or something is wrong; one line says what and what to do. 2: a mistake on
-  the command line. 130: Ctrl-C.
+- Whatever goes wrong is one line on standard error, which says what and what to do, and an exit code for its kind:
+  [below](#exit-codes).
 - `danube-broker`, `danube-admin` and `danube-cli`, the original's names, are `danube broker`, `danube admin` and
   `danube`.
 - `danube --install-completion` teaches bash, zsh or fish to complete commands, options, and names of topics,
@@ -54,6 +55,7 @@ def _walk(words: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 def _lines() -> Iterator[str]:
     yield INTRODUCTION
+    yield from _exit_codes()
     yield from _contents()
     for words, command in commands():
         if not hasattr(command, "commands"):
@@ -66,6 +68,16 @@ def _lines() -> Iterator[str]:
             yield from _help(command)
             yield f"Options of `{words}` stand before the command's name: `{words} {_example(command)} …`.\n"
             yield from _arguments(command)
+
+
+def _exit_codes() -> Iterator[str]:
+    yield "## Exit codes\n"
+    yield "| code | |"
+    yield "|---|---|"
+    for code, meaning in MEANINGS.items():
+        yield f"| {code:d} | {_cell(meaning)} |"
+    yield "\n`danube admin storage verify` and `danube log verify` have codes of their own, see there.\n"
+    yield "## All commands\n"
 
 
 def _contents() -> Iterator[str]:

@@ -18,12 +18,11 @@ import typer
 
 from pydanube.cli.admin import ENDPOINT, OURS, TopicArgument, ask, orphan_fields, topics
 from pydanube.cli.completion import broker_ids
+from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, id_text, print_done, print_json, print_rows
 from pydanube.cli.rpc import Connection
 from pydanube.core.names import parse_broker_id
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
-
-EXIT_FAILED: Final = 1
 
 HELP: Final = "What a lost broker may have written, and nobody else has."
 
@@ -67,7 +66,7 @@ def unload_topic(
             for note in each.notes:
                 print(f"  {each.topic}: {note}")
     if not moved:
-        raise typer.Exit(EXIT_FAILED)
+        raise typer.Exit(Exit.REFUSED if all(result.failure for result in results) else Exit.INCOMPLETE)
 
 
 async def _unload(request: ours.UnloadTopicRequest, *, tell: bool) -> list[ours.UnloadResult]:

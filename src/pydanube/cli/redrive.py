@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pydanube.cli.admin import ENDPOINT, topics
 from pydanube.cli.completion import topic_names
+from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, payload_fields, payload_text, print_fields, print_rows
 from pydanube.cli.places import parse_time
 from pydanube.cli.rpc import target
@@ -26,7 +27,6 @@ from pydanube.errors import ConfigError
 if TYPE_CHECKING:
     from pydanube.client.redrive import Letter, Outcome, Selection
 
-EXIT_FAILED: Final = 1
 STREAM_PORT: Final = 6651
 WHICH: Final = "Which of them (all that are given must fit)"
 TIME: Final = "a time as 2026-11-15T09:00:00Z, or 30s, 15m, 2h or 7d ago"
@@ -125,7 +125,7 @@ def redrive(
     else:
         _print_outcome(outcome)
     if outcome.failures:
-        raise typer.Exit(EXIT_FAILED)
+        raise typer.Exit(Exit.INCOMPLETE if outcome.sent else Exit.REFUSED)
 
 
 async def _redrive(

@@ -3,8 +3,9 @@
     async with Connection("http://127.0.0.1:6650") as broker:
         answer = await broker.call("danube.Discovery/TopicPartitions", request, pb.TopicPartitionsResponse)
 
-What a broker refuses is a `BrokerRefused` with its sentence; a broker that is not there is `Unreachable`. Both are one
-line for the user. There is no TLS yet: an https address is refused, not silently downgraded.
+What a broker refuses is a `BrokerRefused` with its sentence; a broker that is not there is `Unreachable`; an address
+where something else listens is a `WrongPort`. All are one line for the user. There is no TLS yet: an https address is
+refused, not silently downgraded.
 """
 
 from __future__ import annotations
@@ -18,12 +19,18 @@ from urllib.parse import urlsplit
 import grpc
 from google.protobuf.message import Message
 
+from pydanube.cli import listening
+from pydanube.cli.exits import Usage
 from pydanube.errors import ConfigError, DanubeError, Unreachable
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
 CALL_SECONDS: Final = 10.0
+NO_METHOD: Final = "Method not found!"  # gRPC's own words
+CLIENT_FLAG: Final = "--service-addr"
+PORTS: Final = {"admin": 50051, "client": 6650}  # unless a broker is told otherwise
+PORT_FLAGS: Final = {"admin": "--admin-addr", "client": "--broker-addr"}
 RETRIES_MAX: Final = 8
 BACKOFF_BASE_SECONDS: Final = 0.2
 BACKOFF_MAX_SECONDS: Final = 2.0
@@ -50,7 +57,13 @@ class BrokerRefused(DanubeError):
         self.sentence = sentence
 
     def __str__(self) -> str:
+        if self.code == grpc.StatusCode.UNIMPLEMENTED.name and self.sentence != NO_METHOD:
+            return self.sentence  # which says why it is not to be had
         return f"{self.sentence} ({self.code})"
+
+
+class WrongPort(Usage):
+    """Somebody listens at the address, but not the port that was wanted."""
 
 
 class Connection:
@@ -89,7 +102,7 @@ class Connection:
         try:
             response: M = await call(request, timeout=seconds, metadata=headers)
         except grpc.aio.AioRpcError as error:
-            raise self.failure(error) from error
+            raise await self.explained(error) from error
         return response
 
     async def stream(self, method: str, request: Message, answer: type[M]) -> AsyncIterator[M]:
@@ -100,7 +113,7 @@ class Connection:
             async for message in call:
                 yield message
         except grpc.aio.AioRpcError as error:
-            raise self.failure(error) from error
+            raise await self.explained(error) from error
         finally:
             call.cancel()
 
@@ -113,6 +126,30 @@ class Connection:
             why = f"nobody answers there; `danube broker` starts one, {self._flag} names another"
             return Unreachable(f"the broker at {self.address}", why)
         return BrokerRefused(code.name, sentence)
+
+    async def explained(self, error: grpc.aio.AioRpcError) -> DanubeError:
+        """The failure, after a look at who listens there if it may be somebody else."""
+        failure = self.failure(error)
+        wanted = "client" if self._flag == CLIENT_FLAG else "admin"
+        if isinstance(failure, BrokerRefused) and failure.sentence == NO_METHOD:
+            found = await listening.services_at(self._channel)
+            if wanted not in found:
+                what = f"the {found.pop()} port" if found else "a gRPC port, but no broker's"
+                return self._wrong(what, wanted)
+        elif isinstance(failure, Unreachable) and error.code() is grpc.StatusCode.UNAVAILABLE:
+            host = urlsplit(f"//{self.address}").hostname or ""
+            if not await asyncio.to_thread(listening.is_known, host):
+                why = f"no host of the name {host} is known; check {self._flag}"
+                return Unreachable(f"the broker at {self.address}", why)
+            listener = await listening.listener_at(self.address)
+            if listener in _OTHERS:
+                return self._wrong(_OTHERS[listener], wanted)
+        return failure
+
+    def _wrong(self, what: str, wanted: str) -> WrongPort:
+        """`what` it is, and where the `wanted` one is."""
+        default = f"{PORTS[wanted]} unless `danube broker {PORT_FLAGS[wanted]}` says otherwise"
+        return WrongPort(f"{self.address} is {what}; the {wanted} port is {default} ({self._flag})")
 
 
 def target(url: str, flag: str) -> str:
@@ -149,6 +186,12 @@ async def with_retries(call: Callable[[], Awaitable[T]], *, retries_max: int = R
     return await call()
 
 
+_OTHERS: Final = {
+    listening.Listener.NATIVE: "the native port",
+    listening.Listener.HTTP: "an HTTP port, of metrics or of the web admin perhaps",
+    listening.Listener.TLS: "a port that speaks TLS",
+}
+
 # What gRPC itself says of a connection; our broker's sentences have none of these words.
 _TRANSPORT: Final = (
     "failed to connect",
@@ -163,6 +206,8 @@ _TRANSPORT: Final = (
     "recvmsg",
     "connection attempt timed out",
     "name resolution",
+    "errors resolving",
+    "address lookup failed",
 )
 
 

@@ -13,9 +13,9 @@ from google.protobuf.message import Message
 
 from pydanube.cli.admin import OURS, TOPICS, TopicArgument, ask, tier_fields, topics
 from pydanube.cli.completion import subscription_names
+from pydanube.cli.exits import Usage
 from pydanube.cli.output import Output, OutputOption, print_done, print_fields
 from pydanube.cli.places import PLACES, microseconds, parse_place, parse_time
-from pydanube.errors import ConfigError
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
@@ -143,7 +143,8 @@ def seek(
     danube admin subscriptions seek /default/orders billing --time 2026-11-15T09:00:00Z
     """
     if sum((to is not None, earliest, latest, offset is not None, time is not None)) != 1:
-        raise ConfigError("TO", to, "one place: TO, --earliest, --latest, --offset or --time")
+        given = "say where" if to is None and not (earliest or latest or offset is not None or time) else "one place"
+        raise Usage(f"{given}: TO ({PLACES}), --earliest, --latest, --offset or --time")
     place: Place = "earliest" if earliest else "latest"
     if offset is not None:
         place = offset

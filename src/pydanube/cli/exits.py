@@ -1,0 +1,89 @@
+"""How a command ends, for scripts: one number for each kind of failure.
+
+    raise Usage("say where: TO, --earliest, --latest, --offset or --time")      2, and the sentence
+    code_of(error)                                                              the number for any error
+
+docs/cli.md has the same table, made from `MEANINGS`. `storage verify` and `log verify` have codes of their own.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from pydanube.errors import (
+    BrokerUnknown,
+    ConfigError,
+    DanubeError,
+    InvalidName,
+    NamespaceUnknown,
+    SubscriptionUnknown,
+    TopicUnknown,
+    Unavailable,
+)
+
+
+class Exit(IntEnum):
+    DONE = 0
+    REFUSED = 1
+    USAGE = 2  # also that of the library which reads the command line
+    UNREACHABLE = 3
+    NOT_FOUND = 4
+    INCOMPLETE = 5
+    BUG = 70  # EX_SOFTWARE: ours to fix, not the user's
+    INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+MEANINGS: Final = {
+    Exit.DONE: "done",
+    Exit.REFUSED: "refused as things stand, or something is wrong: a name that is taken, a damaged file",
+    Exit.USAGE: "a mistake on the command line or in a configuration: an unknown option, a value that cannot be, "
+    "the wrong port",
+    Exit.UNREACHABLE: "nobody answers, or not now: the same command may succeed later",
+    Exit.NOT_FOUND: "no such topic, subscription, namespace, broker or context",
+    Exit.INCOMPLETE: "only a part was done: some messages were refused, fewer came than `--count`, some topics did "
+    "not move",
+    Exit.BUG: "an error that nobody foresaw",
+    Exit.INTERRUPTED: "Ctrl-C",
+}
+
+# What a broker's gRPC code means. Those that are missing are refusals.
+_OF_CODE: Final = {
+    "INVALID_ARGUMENT": Exit.USAGE,
+    "OUT_OF_RANGE": Exit.USAGE,
+    "NOT_FOUND": Exit.NOT_FOUND,
+    "UNAVAILABLE": Exit.UNREACHABLE,
+    "RESOURCE_EXHAUSTED": Exit.UNREACHABLE,
+    "DEADLINE_EXCEEDED": Exit.UNREACHABLE,
+}
+_OF_KIND: Final[dict[type[DanubeError], Exit]] = {
+    ConfigError: Exit.USAGE,
+    InvalidName: Exit.USAGE,
+    TopicUnknown: Exit.NOT_FOUND,
+    SubscriptionUnknown: Exit.NOT_FOUND,
+    NamespaceUnknown: Exit.NOT_FOUND,
+    BrokerUnknown: Exit.NOT_FOUND,
+    Unavailable: Exit.UNREACHABLE,
+}
+
+
+class Usage(DanubeError):
+    """A mistake on the command line, in one sentence that says what to type instead."""
+
+
+class NotThere(DanubeError):
+    """What was named does not exist; the sentence says what to do about it."""
+
+
+_OF_KIND.update({Usage: Exit.USAGE, NotThere: Exit.NOT_FOUND})
+
+
+def code_of(error: BaseException) -> Exit:
+    """The number for an error that we know, or that the system reports."""
+    code = getattr(error, "code", None)  # of a `BrokerRefused`
+    if isinstance(error, DanubeError) and isinstance(code, str):
+        return _OF_CODE.get(code, Exit.REFUSED)
+    for kind in type(error).__mro__:
+        if kind in _OF_KIND:
+            return _OF_KIND[kind]
+    return Exit.REFUSED if isinstance(error, DanubeError | OSError) else Exit.BUG
