@@ -36,7 +36,7 @@ setup-spark: ## Install Spark and what the data pipeline needs as well
 .PHONY: run
 run: setup ## Start a broker on this machine, with its data in ./danube-data
 	@echo 'Web admin: http://127.0.0.1:8080. Try next, in other terminals:'
-	@echo '  .venv/bin/danube produce -t /default/hello --reliable -c 1000 -i 100 -m "hello, world"'
+	@echo '  .venv/bin/danube produce -t /default/hello -c 1000 -i 100 -m "hello, world"'
 	@echo '  .venv/bin/danube consume -t /default/hello -m me'
 	@echo '  .venv/bin/danube top'
 	@echo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import hypothesis
@@ -13,6 +14,10 @@ from tests.e2e.objectstores import S3Server, running_s3_server
 # No test is timed: on a busy machine an example takes as long as it takes.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
+
+# Commands use none of the contexts that the developer has.
+os.environ["DANUBE_CONFIG_DIR"] = os.path.join(os.devnull, "danube")
+os.environ.pop("DANUBE_CONTEXT", None)
 
 
 @pytest.fixture(scope="session")

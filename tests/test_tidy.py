@@ -94,7 +94,6 @@ EXEMPT = (
         for name in (
             "rpc",
             "owners",
-            "data",
             "producing",
             "consuming",
             "admin",

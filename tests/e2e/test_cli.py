@@ -318,7 +318,7 @@ def test_ctrl_c_ends_produce_while_it_waits_for_input(broker: BrokerProcess, top
 def test_refusals_are_one_sentence_and_a_code(broker: BrokerProcess, topic: str) -> None:
     unknown = consume(broker, "/default/nowhere")
     assert unknown.returncode == Exit.NOT_FOUND and "there is no topic /default/nowhere" in unknown.stderr
-    mismatch = danube("produce", "-s", broker.url, "-t", topic, "-m", "x")
+    mismatch = danube("produce", "-s", broker.url, "-t", topic, "--non-reliable", "-m", "x")
     assert mismatch.returncode == 1 and "FAILED_PRECONDITION" in mismatch.stderr
     nobody = danube("admin", "--endpoint", "http://127.0.0.1:1", "brokers", "list")
     assert (
@@ -352,7 +352,7 @@ def test_admin_prints_the_reference_s_lines(broker: BrokerProcess, topic: str) -
     assert json.loads(broker.admin("namespaces", "policies", "shop", "-o", "json"))["max_message_size"] == 0
     broker.admin("topics", "create", "orders", "--namespace", "shop")
     assert broker.admin("namespaces", "topics", "shop") == "Topic: /shop/orders\n"
-    assert broker.admin("topics", "list", "--namespace", "shop") == "Topic: /shop/orders (NonReliable)\n"
+    assert broker.admin("topics", "list", "--namespace", "shop") == "Topic: /shop/orders (Reliable)\n"
     served = json.loads(broker.admin("topics", "list", "--broker", listed["broker_id"], "-o", "json"))
     assert {"/shop/orders", topic} <= {each["name"] for each in served}
     assert broker.admin("topics", "delete", "/shop/orders") == "Topic Deleted: true\n"

@@ -199,8 +199,8 @@ def reader_in(directory: Path, ports: Mapping[str, int], environment: Mapping[st
         reader.close()
 
 
-def addresses(client: int, admin: int) -> dict[str, str]:
-    url, endpoint = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{admin}"
+def addresses(stream: int, admin: int) -> dict[str, str]:
+    url, endpoint = f"danube://127.0.0.1:{stream}", f"http://127.0.0.1:{admin}"
     return {"DANUBE_SERVICE_ADDR": url, "DANUBE_ADMIN_ENDPOINT": endpoint}
 
 
@@ -234,7 +234,7 @@ def operate(reader: Reader) -> None:
             else:
                 done = danube_here(*shlex.split(said)[1:])
                 refused = "discard" in said  # nobody has died here; tests/rooms/test_cluster_cli.py has those
-                assert done.returncode == refused, f"{said}\n{done.stdout}{done.stderr}"
+                assert (done.returncode != 0) == refused, f"{said}\n{done.stdout}{done.stderr}"
 
 
 def admin_json(*words: str) -> Any:
@@ -281,7 +281,7 @@ def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader
     """Somebody with the ports of one broker."""
     client, stream, admin, metrics, web = free_ports(5)
     ports = {"6650": client, "6651": stream, "50051": admin, "9040": metrics, "8080": web}
-    environment = addresses(client, admin)
+    environment = {**addresses(stream, admin), "DANUBE_CONFIG_DIR": str(tmp_path / "config")}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with reader_in(tmp_path, ports, environment) as reader:
@@ -320,8 +320,8 @@ def test_the_examples_of_the_commands_run(newcomer: Reader) -> None:
             continue  # tests/spark/test_page.py, and the test below
         newcomer.run_all(block)
         match block.heading, block.commands:
-            case "danube consume", _:
-                assert danube_here("produce", "-t", "/default/orders", "--reliable", "-m", "tea").returncode == 0
+            case "danube consume", [command] if command.endswith(FOREVER):
+                assert danube_here("produce", "-t", "/default/orders", "-m", "tea").returncode == 0
                 newcomer.until_shown("Received reliable message: tea")
                 assert newcomer.interrupt().exit_code == 130
             case "danube top", [command] if command.endswith(FOREVER):
@@ -379,7 +379,7 @@ def test_a_cluster_runs_a_topic_moves_an_operator_works_and_nothing_stays(
     bases = dict(zip(used, range(first, first + 4 * len(used), 4), strict=True))
     ports = {str(port + n): bases[name] + n for name, port in used.items() for n in range(4)}
     ports["8080"] = free_ports(1)[0]
-    environment = {**{name: str(base) for name, base in bases.items()}, **addresses(bases["CLIENT"], bases["ADMIN"])}
+    environment = {**{name: str(base) for name, base in bases.items()}, **addresses(bases["STREAM"], bases["ADMIN"])}
     monkeypatch.setenv("DANUBE_ADMIN_ENDPOINT", environment["DANUBE_ADMIN_ENDPOINT"])
     with reader_in(tmp_path, ports, environment) as reader:
         reader.follow("3")

@@ -18,7 +18,8 @@ from typing import Annotated, Final, TypeVar
 import typer
 from google.protobuf.message import Message
 
-from pydanube.cli.completion import DEFAULT_ENDPOINT, broker_ids, namespace_names, subscription_names, topic_names
+from pydanube.cli.completion import broker_ids, namespace_names, subscription_names, topic_names
+from pydanube.cli.contexts import DEFAULT_ENDPOINT, resolve
 from pydanube.cli.exits import NotThere, Usage
 from pydanube.cli.output import (
     Output,
@@ -60,8 +61,8 @@ NamespaceArgument = Annotated[str, typer.Argument(metavar="NAMESPACE", autocompl
 
 
 class Dispatch(StrEnum):
-    non_reliable = "non_reliable"
     reliable = "reliable"
+    non_reliable = "non_reliable"
 
 
 class OnCrash(StrEnum):
@@ -72,7 +73,7 @@ class OnCrash(StrEnum):
 @app.callback()
 def options(
     endpoint: Annotated[
-        str, typer.Option(envvar="DANUBE_ADMIN_ENDPOINT", help="The broker's admin address.")
+        str, typer.Option(envvar="DANUBE_ADMIN_ENDPOINT", help="The broker's admin address.", callback=resolve)
     ] = DEFAULT_ENDPOINT,
 ) -> None:
     """Ask a broker, or tell it what to do."""
@@ -222,7 +223,7 @@ def create_topic(
     schema_subject: Annotated[str | None, typer.Option(help="Of its messages.")] = None,
     dispatch_strategy: Annotated[
         Dispatch, typer.Option(help="reliable: kept until acknowledged. non_reliable: whoever is there gets it.")
-    ] = Dispatch.non_reliable,
+    ] = Dispatch.reliable,
     on_crash: Annotated[OnCrash, typer.Option(help="As `topics on-crash` sets it.")] = OnCrash.take_over,
     output: OutputOption = Output.table,
 ) -> None:

@@ -13,10 +13,10 @@ from typing import Any, Final, TypeAlias
 
 import typer
 
+from pydanube.cli.contexts import DEFAULT_ENDPOINT, completed_endpoint
 from pydanube.errors import DanubeError
 
 ANSWER_SECONDS: Final = 1.0
-DEFAULT_ENDPOINT: Final = "http://127.0.0.1:50051"
 Complete: TypeAlias = Callable[[typer.Context, str], list[str]]
 
 
@@ -100,8 +100,11 @@ def _offer(context: typer.Context, incomplete: str, ask: Callable[[Any], Corouti
 
 def _endpoint(context: Any) -> str:
     """What was typed before, or the variable: callbacks do not run while a line is completed."""
+    params: dict[str, Any] = {}
     while context is not None:
-        if typed := context.params.get("endpoint"):
-            return str(typed)
+        params = {**context.params, **params}
         context = context.parent
-    return os.environ.get("DANUBE_ADMIN_ENDPOINT", DEFAULT_ENDPOINT)
+    typed = params.get("endpoint")
+    if typed and typed != DEFAULT_ENDPOINT:
+        return str(typed)
+    return os.environ.get("DANUBE_ADMIN_ENDPOINT") or completed_endpoint(params)

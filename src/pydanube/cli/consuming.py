@@ -1,4 +1,4 @@
-"""The work behind `danube consume`: one consumer, on every partition of a topic, until it has had enough.
+"""The work behind `danube consume` through gRPC: one consumer, on every partition of a topic, until it has had enough.
 
 A broker that goes away is waited for, and the consumer subscribes again under its name: the broker knows it by then and
 goes on behind the last acknowledged message. A stream that ends cleanly was taken over by another consumer of the same
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pydanube.cli.exits import NotThere
 from pydanube.cli.owners import Owners
@@ -21,15 +21,28 @@ from pydanube.errors import DanubeError
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
 
 if TYPE_CHECKING:
-    from pydanube.client.messages import Place
+    from pydanube.client.messages import Place, SubscriptionType
 
 QUEUE_MAX: Final = 1_000
 SUBSCRIPTION_TYPES: Final = {
     "exclusive": pb.ConsumerRequest.Exclusive,
     "shared": pb.ConsumerRequest.Shared,
-    "fail-over": pb.ConsumerRequest.Failover,
-    "key-shared": pb.ConsumerRequest.KeyShared,
+    "failover": pb.ConsumerRequest.Failover,
+    "key_shared": pb.ConsumerRequest.KeyShared,
 }
+
+
+class Received(NamedTuple):
+    """A message as it is shown, whichever way it came."""
+
+    topic: str
+    offset: int
+    payload: bytes
+    producer_name: str
+    publish_time_ms: int
+    routing_key: str | None
+    attributes: Mapping[str, str]
+    is_reliable: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +50,17 @@ class Wish:
     topic: TopicName
     consumer: str
     subscription: str
-    sub_type: str = "shared"
+    sub_type: SubscriptionType = "shared"
     key_filters: tuple[str, ...] = ()
     start: Place = "latest"  # of a new subscription
     count: int = 0  # 0: without end
     timeout_seconds: float | None = None  # of silence
+    once: bool = False  # until there is nothing more
     ack: bool = True
 
 
 async def consume(
-    connection: Connection, wish: Wish, show: Callable[[pb.StreamMessage], None], note: Callable[[str], None]
+    connection: Connection, wish: Wish, show: Callable[[Received], None], note: Callable[[str], None]
 ) -> bool:
     """Returns whether everything wished for came: False if silence ended it before `count`.
 
@@ -56,9 +70,7 @@ async def consume(
         return await _consume(owners, wish, show, note)
 
 
-async def _consume(
-    owners: Owners, wish: Wish, show: Callable[[pb.StreamMessage], None], note: Callable[[str], None]
-) -> bool:
+async def _consume(owners: Owners, wish: Wish, show: Callable[[Received], None], note: Callable[[str], None]) -> bool:
     topics = await _topics(owners.first, wish.topic)
     queue: asyncio.Queue[pb.StreamMessage | DanubeError] = asyncio.Queue(QUEUE_MAX)
     receivers = [Receiver(owners, wish, topic, queue, note) for topic in topics]
@@ -77,7 +89,7 @@ async def _consume(
                 return not wish.count
             if isinstance(message, DanubeError):
                 raise message
-            show(message)
+            show(_received(message))
             received += 1
             if wish.ack:
                 await _ack(owners, wish, message, note)
@@ -95,10 +107,28 @@ async def _topics(connection: Connection, topic: TopicName) -> list[str]:
         retries_max=2,
     )
     if not answer.partitions:
-        raise NotThere(
-            f"there is no topic {topic}: consumers create none; `danube produce` does, or `danube admin topics create`"
-        )
+        raise no_topic(topic)
     return list(answer.partitions)
+
+
+def no_topic(topic: TopicName) -> NotThere:
+    return NotThere(
+        f"there is no topic {topic}: consumers create none; `danube produce` does, or `danube admin topics create`"
+    )
+
+
+def _received(message: pb.StreamMessage) -> Received:
+    return Received(
+        message.msg_id.topic_name,
+        message.msg_id.topic_offset,
+        message.payload,
+        message.producer_name,
+        message.publish_time,
+        message.routing_key if message.HasField("routing_key") else None,
+        dict(message.attributes),
+        # Offsets are a reliable topic's; its very first message cannot be told from a non-reliable one.
+        bool(message.msg_id.topic_offset),
+    )
 
 
 async def _ack(owners: Owners, wish: Wish, message: pb.StreamMessage, note: Callable[[str], None]) -> None:

@@ -12,29 +12,39 @@ import sys
 from collections.abc import AsyncIterator
 from enum import StrEnum
 from pathlib import Path
+from secrets import token_hex
 from typing import Annotated
 
 import typer
 
 from pydanube.cli.completion import topic_names
-from pydanube.cli.consuming import Wish
-from pydanube.cli.consuming import consume as consume_all
+from pydanube.cli.consuming import Received, Wish
+from pydanube.cli.consuming import consume as consume_grpc
+from pydanube.cli.contexts import DEFAULT_SERVICE, resolve
 from pydanube.cli.exits import Exit, Usage
 from pydanube.cli.output import Output, OutputOption, Progress, payload_fields, payload_text, print_json
 from pydanube.cli.places import PLACES, parse_place
 from pydanube.cli.producing import Order, Outgoing, Schema, Sent, by_line, repeated
-from pydanube.cli.producing import produce as produce_all
+from pydanube.cli.producing import produce as produce_grpc
 from pydanube.cli.rpc import Connection
 from pydanube.core.names import TopicName
-from pydanube.errors import ConfigError
-from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
+from pydanube.core.policies import type_name
+from pydanube.errors import ConfigError, DanubeError
 
-DEFAULT_URL = "http://127.0.0.1:6650"
+GRPC_URL = "http://127.0.0.1:6650"
 DEFAULT_TOPIC = "/default/test_topic"
+IN_FLIGHT = 1_000  # of the native protocol, which keeps their order
 SCHEMAS = "Schemas"  # a broker without a registry refuses what they ask for; until there is one, --help has none
 
 ServiceAddr = Annotated[
-    str, typer.Option("--service-addr", "-s", envvar="DANUBE_SERVICE_ADDR", help="The broker's client address.")
+    str,
+    typer.Option(
+        "--service-addr",
+        "-s",
+        envvar="DANUBE_SERVICE_ADDR",
+        help="A broker's address: danube://host:port is its native port, http://host:port is gRPC.",
+        callback=resolve,
+    ),
 ]
 Topic = Annotated[
     str, typer.Option("--topic", "-t", help="The topic, as /namespace/topic.", autocompletion=topic_names)
@@ -42,19 +52,51 @@ Topic = Annotated[
 
 
 class SubType(StrEnum):
-    exclusive = "exclusive"
     shared = "shared"
-    fail_over = "fail-over"
-    key_shared = "key-shared"
+    key_shared = "key_shared"
+    failover = "failover"
+    exclusive = "exclusive"
+
+
+class Protocol(StrEnum):
+    native = "native"
+    grpc = "grpc"
+
+
+ProtocolOption = Annotated[
+    Protocol | None, typer.Option(help="native, or grpc.", show_default="what --service-addr says, native")
+]
+
+
+def parse_sub_type(text: str) -> SubType:
+    """As the client: key-shared and fail-over, the reference's spellings, are the same."""
+    name = type_name(text)
+    if name is None:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(SubType)}.")
+    return SubType(name)
+
+
+def address_of(service_addr: str, protocol: Protocol | None) -> tuple[Protocol, str]:
+    """Which way messages go, and where."""
+    scheme = service_addr.partition("://")[0] if "://" in service_addr else ""
+    said = Protocol.grpc if scheme in ("http", "https") else Protocol.native if scheme else None
+    if protocol is Protocol.grpc and service_addr == DEFAULT_SERVICE:
+        return Protocol.grpc, GRPC_URL
+    if protocol is not None and said is not None and protocol is not said:
+        raise Usage(f"--protocol {protocol} does not fit {service_addr}: danube:// is native, http:// is gRPC")
+    return protocol or said or Protocol.native, service_addr
 
 
 # --- produce ------------------------------------------------------------------------------------------
 
 
 def produce(
-    service_addr: ServiceAddr = DEFAULT_URL,
+    service_addr: ServiceAddr = DEFAULT_SERVICE,
     topic: Topic = DEFAULT_TOPIC,
-    producer_name: Annotated[str, typer.Option("--producer-name", "-n", help="The producer's name.")] = "test_producer",
+    producer_name: Annotated[
+        str | None,
+        typer.Option("--producer-name", "-n", help="The producer's name.", show_default="one of its own"),
+    ] = None,
     message: Annotated[str | None, typer.Option("--message", "-m", help="The message, as text.")] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="The message is the whole file; - is standard input.")
@@ -76,11 +118,23 @@ def produce(
         typer.Option("--interval", "-i", min=0, help="Milliseconds between messages.", show_default="500, lines 0"),
     ] = None,
     reliable: Annotated[
-        bool, typer.Option("--reliable", help="The topic keeps messages until they are acknowledged.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--reliable/--non-reliable",
+            help="Of a new topic: whether it keeps messages until they are acknowledged.",
+            show_default="as the topic is; a new one is reliable",
+        ),
+    ] = None,
     in_flight: Annotated[
-        int, typer.Option(min=1, max=1024, help="Messages on their way at once. Above 1 their order may change.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1,
+            max=1024,
+            help="Messages on their way at once. With gRPC, above 1 their order may change.",
+            show_default="1000, gRPC 1",
+        ),
+    ] = None,
+    protocol: ProtocolOption = None,
     schema_subject: Annotated[
         str | None, typer.Option(help="The messages' schema, by its subject.", hidden=True, rich_help_panel=SCHEMAS)
     ] = None,
@@ -100,37 +154,47 @@ def produce(
 ) -> None:
     """Send messages: a text, a file, or every line of standard input.
 
-    danube produce -t /default/orders --reliable -m hello
+    danube produce -t /default/orders -m hello
 
-    seq 100 | danube produce -t /default/orders --reliable
+    seq 100 | danube produce -t /default/orders
 
-    The topic is created if it is new; --reliable must agree with it if it is not.
+    A topic that is new is created, reliable unless --non-reliable is given. One that is there is taken as it is.
     """
     source = _source(message, file, as_lines, key, key_separator, count)
     reading_lines = message is None and (file is None or as_lines)
     name = TopicName(topic)
+    way, address = address_of(service_addr, protocol)
     order = Order(
         topic=name,
-        producer=producer_name,
+        producer=producer_name or f"{name.name[:100]}-{token_hex(4)}",
         attributes=_attributes(attributes),
         partitions=partitions,
         reliable=reliable,
         interval_seconds=(0 if reading_lines else 500) / 1000 if interval is None else interval / 1000,
-        in_flight=in_flight,
+        in_flight=in_flight or (1 if way is Protocol.grpc else IN_FLIGHT),
         schema=_schema(name, schema_subject, schema_version, schema_min_version, schema_file, schema_type),
     )
     report = Report(output, each=not reading_lines)
+    failure: BaseException | None = None
     try:
-        asyncio.run(_produce(Connection(service_addr), order, source, report))
+        asyncio.run(_produce(way, address, order, source, report))
+    except BaseException as error:
+        failure = error
+        raise
     finally:
-        report.print_summary()  # also after Ctrl-C, and when the broker went away
+        report.print_summary(failure)  # also after Ctrl-C, and when the broker went away
     if report.errors:
         raise typer.Exit(Exit.INCOMPLETE)
 
 
-async def _produce(connection: Connection, order: Order, source: AsyncIterator[Outgoing], report: Report) -> None:
-    async with connection:
-        await produce_all(connection, order, source, report)
+async def _produce(way: Protocol, address: str, order: Order, source: AsyncIterator[Outgoing], report: Report) -> None:
+    if way is Protocol.grpc:
+        async with Connection(address) as connection:
+            await produce_grpc(connection, order, source, report)
+    else:
+        from pydanube.cli import native  # brings Arrow along
+
+        await native.produce(address, order, source, report)
 
 
 class Report:
@@ -156,16 +220,28 @@ class Report:
         if self._output is Output.json:
             error = None if sent.error is None else str(sent.error)
             print_json(
-                {"topic": sent.topic, "request_id": sent.request_id, "size_bytes": sent.size_bytes, "error": error}
+                {
+                    "topic": sent.topic,
+                    "request_id": sent.request_id,
+                    "offset": sent.offset,
+                    "size_bytes": sent.size_bytes,
+                    "error": error,
+                }
             )
         elif self._each and sent.error is None:
-            print(f"Message sent: topic {sent.topic}, id {sent.request_id}, {sent.size_bytes} bytes", flush=True)
+            offset = "" if sent.offset is None else f"offset {sent.offset}, "
+            print(
+                f"Message sent: topic {sent.topic}, id {sent.request_id}, {offset}{sent.size_bytes} bytes", flush=True
+            )
 
-    def print_summary(self) -> None:
+    def print_summary(self, failure: BaseException | None = None) -> None:
+        """`failure` ended it early. A refusal before the first message has no summary for people: nothing was tried."""
         self._progress.clear()
         if self._output is Output.json:
-            print_json({"success": self.success, "errors": self.errors, "seconds": round(self._progress.seconds, 3)})
-        else:
+            totals = {"success": self.success, "errors": self.errors, "seconds": round(self._progress.seconds, 3)}
+            error = str(failure) or type(failure).__name__ if failure is not None else None
+            print_json({**totals, "error": error})
+        elif not isinstance(failure, DanubeError) or self.success or self.errors:
             print(f"Success: {self.success}\nErrors: {self.errors}", flush=True)
 
 
@@ -222,21 +298,30 @@ def _schema(
 
 def consume(
     subscription: Annotated[str, typer.Option("--subscription", "-m", help="The subscription; made if it is new.")],
-    service_addr: ServiceAddr = DEFAULT_URL,
+    service_addr: ServiceAddr = DEFAULT_SERVICE,
     topic: Topic = DEFAULT_TOPIC,
     consumer: Annotated[
-        str, typer.Option("--consumer", "-n", help="The consumer's name. The same name twice: the later takes over.")
-    ] = "consumer_pubsub",
+        str | None,
+        typer.Option(
+            "--consumer",
+            "-n",
+            help="The consumer's name. The same name twice: the later takes over.",
+            show_default="one of its own",
+        ),
+    ] = None,
     sub_type: Annotated[
         SubType,
         typer.Option(
             "--sub-type",
-            help="How consumers share messages: one gets all (exclusive; fail-over: the next takes over), each message "
-            "goes to one of them (shared), or each key to the same one (key-shared). Of a new subscription.",
+            metavar="TYPE",
+            parser=parse_sub_type,
+            help="How consumers share messages: each message goes to one of them (shared), or each key to the same one "
+            "(key_shared), or one gets all (exclusive; failover: the next takes over). Of a new subscription.",
+            autocompletion=lambda: list(SubType),
         ),
     ] = SubType.shared,
     key_filter: Annotated[
-        list[str] | None, typer.Option("--key-filter", help="With key-shared: only keys like this, as eu-*.")
+        list[str] | None, typer.Option("--key-filter", help="With key_shared: only keys like this, as eu-*.")
     ] = None,
     start: Annotated[
         str,
@@ -250,7 +335,14 @@ def consume(
     timeout: Annotated[
         float | None, typer.Option(min=0.0, help="Stop after so many seconds without a message.")
     ] = None,
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once", help="Stop when caught up: when nothing of a reliable topic waits for the subscription."
+        ),
+    ] = False,
     ack: Annotated[bool, typer.Option("--ack/--no-ack", help="Acknowledge each message once it is shown.")] = True,
+    protocol: ProtocolOption = None,
     output: OutputOption = Output.table,
 ) -> None:
     """Print messages as they come, and acknowledge them, until Ctrl-C.
@@ -259,32 +351,46 @@ def consume(
 
     danube consume -t /default/orders -m from-the-first --start earliest
 
+    danube consume -t /default/orders -m my-subscription --once
+
     A new subscription gets what is published from now on, or from --start on; one that exists goes on where it was
     (`danube admin subscriptions seek` moves it). With --count and --timeout the exit code is 5 if fewer came.
     """
+    way, address = address_of(service_addr, protocol)
+    if once and way is Protocol.grpc:
+        raise Usage("--once asks how far the subscription is, which only the native protocol tells: danube://host:6651")
     wish = Wish(
         topic=TopicName(topic),
-        consumer=consumer,
+        consumer=consumer or f"{subscription[:100]}-{token_hex(4)}",
         subscription=subscription,
         sub_type=sub_type.value,
         key_filters=tuple(key_filter or ()),
         start=parse_place("--start", start),
         count=count,
         timeout_seconds=timeout,
+        once=once,
         ack=ack,
     )
     screen = Screen(output)
+    failure: BaseException | None = None
     try:
-        complete = asyncio.run(_consume(Connection(service_addr), wish, screen))
+        complete = asyncio.run(_consume(way, address, wish, screen))
+    except BaseException as error:
+        failure = error
+        raise
     finally:
-        screen.print_summary()
+        screen.print_summary(failure)
     if not complete:
         raise typer.Exit(Exit.INCOMPLETE)
 
 
-async def _consume(connection: Connection, wish: Wish, screen: Screen) -> bool:
-    async with connection:
-        return await consume_all(connection, wish, screen.show, screen.note)
+async def _consume(way: Protocol, address: str, wish: Wish, screen: Screen) -> bool:
+    if way is Protocol.grpc:
+        async with Connection(address) as connection:
+            return await consume_grpc(connection, wish, screen.show, screen.note)
+    from pydanube.cli import native  # brings Arrow along
+
+    return await native.consume(address, wish, screen.show, screen.note)
 
 
 class Screen:
@@ -294,17 +400,15 @@ class Screen:
         self._output = output
         self._progress = Progress("received")
 
-    def show(self, message: pb.StreamMessage) -> None:
+    def show(self, message: Received) -> None:
         self._progress.add(len(message.payload))
         if self._output is Output.json:
             print_json(_fields(message))
             return
-        # Offsets are a reliable topic's; its very first message cannot be told from a non-reliable one.
-        kind = "reliable message" if message.msg_id.topic_offset else "message"
+        kind = "reliable message" if message.is_reliable else "message"
         print(f"Received {kind}: {payload_text(message.payload)}")
-        facts = [f"topic {message.msg_id.topic_name}", f"offset {message.msg_id.topic_offset}"]
-        facts += [f"{len(message.payload)} bytes"]
-        if message.HasField("routing_key"):
+        facts = [f"topic {message.topic}", f"offset {message.offset}", f"{len(message.payload)} bytes"]
+        if message.routing_key is not None:
             facts.append(f"key {message.routing_key}")
         print(f"  {', '.join(facts)}")
         if message.attributes:
@@ -315,19 +419,22 @@ class Screen:
         self._progress.clear()
         print(f"danube: {sentence}", file=sys.stderr, flush=True)
 
-    def print_summary(self) -> None:
+    def print_summary(self, failure: BaseException | None = None) -> None:
+        """`failure` ended it early. A refusal before the first message has no summary: nothing was tried."""
         self._progress.clear()
+        if isinstance(failure, DanubeError) and not self._progress.count:
+            return
         total = f"Total received: {self._progress.count} messages, {self._progress.size_bytes} bytes"
         print(total, file=sys.stderr if self._output is Output.json else sys.stdout, flush=True)
 
 
-def _fields(message: pb.StreamMessage) -> dict[str, object]:
+def _fields(message: Received) -> dict[str, object]:
     return {
-        "topic": message.msg_id.topic_name,
-        "offset": message.msg_id.topic_offset,
+        "topic": message.topic,
+        "offset": message.offset,
         "producer_name": message.producer_name,
-        "publish_time_ms": message.publish_time,
-        "routing_key": message.routing_key if message.HasField("routing_key") else None,
+        "publish_time_ms": message.publish_time_ms,
+        "routing_key": message.routing_key,
         "attributes": dict(message.attributes),
         **payload_fields(message.payload),
     }

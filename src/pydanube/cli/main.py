@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from pydanube import __version__
+from pydanube.cli.contexts import CHOSEN, Chosen
 from pydanube.cli.exits import Exit, code_of
 from pydanube.cli.words import Words
 
@@ -59,13 +60,14 @@ def build_app(*, whole: bool = False) -> typer.Typer:
         cls=Words,
     )
     app.callback()(_options)
-    from pydanube.cli import broker, data, pipeline, top
+    from pydanube.cli import broker, context, data, pipeline, top
 
     app.command("broker", help=broker.HELP, no_args_is_help=True)(broker.broker)
     app.command("produce")(data.produce)
     app.command("consume", no_args_is_help=True)(data.consume)
     app.command("top")(top.top)
     app.add_typer(_admin_app(), name="admin")
+    app.add_typer(context.app, name="context", help=context.HELP)
     app.add_typer(pipeline.app, name="pipeline", help=pipeline.HELP)
     # The log commands read data directories offline and bring Arrow along: a client installed without them still has
     # a working `danube`, and the other commands do not wait for them.
@@ -104,12 +106,24 @@ def _print_version(asked: bool) -> None:
 
 
 def _options(
+    ctx: typer.Context,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            envvar="DANUBE_CONTEXT",
+            help="The cluster to talk to: `danube context list` shows them.",
+            show_default="the one in use",
+        ),
+    ] = None,
     version: Annotated[
         bool,
         typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
     ] = False,
 ) -> None:
     """Options of `danube` itself, before any subcommand."""
+    source = ctx.get_parameter_source("context")
+    CHOSEN.set(Chosen(context or None, is_typed=source is not None and source.name == "COMMANDLINE"))
 
 
 def _report(error: Exception) -> int:

@@ -1,4 +1,4 @@
-"""The work behind `danube produce`: where messages come from, and how they get to the broker.
+"""The work behind `danube produce`: where messages come from, and how they get to the broker through gRPC.
 
 Messages go one after the other, each acknowledged before the next, so they arrive in order. `in_flight` above 1 gives
 that up for speed. A broker that is away for a moment is waited for; a message that it refuses is counted and the rest
@@ -27,6 +27,7 @@ from pydanube.wire._pb.danube import SchemaRegistry_pb2 as schema_pb
 
 CHUNK_BYTES: Final = 64 * 1024
 CHUNKS_MAX: Final = 4
+OTHER_KIND: Final = "does not match topic strategy"  # a broker's words
 
 
 class Outgoing(NamedTuple):
@@ -41,6 +42,7 @@ class Sent(NamedTuple):
     request_id: int
     size_bytes: int
     error: DanubeError | None = None
+    offset: int | None = None  # gRPC does not tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ class Order:
     producer: str
     attributes: Mapping[str, str] = field(default_factory=dict)
     partitions: int = 0
-    reliable: bool = False
+    reliable: bool | None = None  # None: as the topic is; a new one is reliable
     interval_seconds: float = 0.0
     in_flight: int = 1
     schema: Schema | None = None
@@ -177,6 +179,7 @@ class Producers:
         self._request_ids = itertools.count(1)
         self._schema_id: int | None = None
         self._schema_version: int | None = None
+        self._reliable = order.reliable is not False
 
     async def open(self) -> None:
         if self._order.schema is not None:
@@ -209,12 +212,22 @@ class Producers:
         broker = await self._owners.of(topic)
         if self._opened_at.get(topic) is not broker:
             try:
-                self._ids[topic] = await self._create(broker, self._names.index(TopicName(topic)), topic)
+                self._ids[topic] = await self._create_as_it_is(broker, self._names.index(TopicName(topic)), topic)
             except DanubeError:
                 self._owners.forget(topic)
                 raise
             self._opened_at[topic] = broker
         return broker
+
+    async def _create_as_it_is(self, broker: Connection, number: int, topic: str) -> int:
+        """A topic that is there and of the other kind is taken as it is, unless it was said what it should be."""
+        try:
+            return await self._create(broker, number, topic)
+        except BrokerRefused as error:
+            if self._order.reliable is not None or OTHER_KIND not in error.sentence:
+                raise
+        self._reliable = not self._reliable
+        return await self._create(broker, number, topic)
 
     async def _create(self, broker: Connection, number: int, topic: str) -> int:
         schema = self._order.schema
@@ -232,7 +245,7 @@ class Producers:
                 producer_name=self._producer_name(number),
                 topic_name=topic,
                 schema_ref=reference,
-                dispatch_strategy=pb.Reliable if self._order.reliable else pb.NonReliable,
+                dispatch_strategy=pb.Reliable if self._reliable else pb.NonReliable,
             ),
             pb.ProducerResponse,
         )

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pydanube.cli.admin import ENDPOINT, topics
 from pydanube.cli.completion import topic_names
+from pydanube.cli.contexts import native_address
 from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, payload_fields, payload_text, print_fields, print_rows
 from pydanube.cli.places import parse_time
@@ -27,7 +28,6 @@ from pydanube.errors import ConfigError
 if TYPE_CHECKING:
     from pydanube.client.redrive import Letter, Outcome, Selection
 
-STREAM_PORT: Final = 6651
 WHICH: Final = "Which of them (all that are given must fit)"
 TIME: Final = "a time as 2026-11-15T09:00:00Z, or 30s, 15m, 2h or 7d ago"
 
@@ -118,7 +118,8 @@ def redrive(
         key=key,
         attributes=_attributes(attributes),
     )
-    url = service_addr or f"danube://{target(ENDPOINT.get(), '--endpoint').rpartition(':')[0]}:{STREAM_PORT}"
+    target(ENDPOINT.get(), "--endpoint")
+    url = service_addr or native_address(ENDPOINT.get())
     outcome = asyncio.run(_redrive(url, dead_letters, selection, to, dry_run, limit))
     if output is Output.json:
         print_fields(_fields(outcome), output)

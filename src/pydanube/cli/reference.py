@@ -180,7 +180,8 @@ def _environment() -> Iterator[str]:
     yield "| variable | default | instead of |"
     yield "|---|---|---|"
     for variable, (shown, places) in sorted(_variables().items()):
-        yield f"| `{variable}` | `{shown}` | {', '.join(places)} |"
+        yield f"| `{variable}` | {shown} | {', '.join(places)} |"
+    yield "| `DANUBE_CONFIG_DIR` | `~/.config/danube` | where `danube context` keeps its file |"
     yield (
         "\nObject stores also take the variables of their providers: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,\n"
         "`GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`.\n"
@@ -192,7 +193,8 @@ def _variables() -> dict[str, tuple[str, list[str]]]:
     for words, command in _walk("danube", typer.main.get_command(build_app())):
         for option in command.params:
             if isinstance(option.envvar, str):
-                entry = found.setdefault(option.envvar, (str(option.default), []))
+                shown = "" if option.default is None else f"`{option.default}`"
+                entry = found.setdefault(option.envvar, (shown or "–", []))
                 entry[1].append(f"`{words} {option.opts[0]}`")
     return found
 

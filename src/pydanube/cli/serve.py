@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from pydanube.cli.admin import ENDPOINT, app
+from pydanube.cli.contexts import native_address
 from pydanube.cli.rpc import target
 from pydanube.errors import ConfigError
-
-STREAM_PORT: Final = 6651
 
 
 @app.command("server", hidden=True)
@@ -53,10 +52,10 @@ def serve(
     configure_logging()
     listen = address("--listen-addr", listen_addr)
     endpoint, flag = (broker_endpoint, "--broker-endpoint") if broker_endpoint else (ENDPOINT.get(), "--endpoint")
-    host = target(endpoint, flag).rpartition(":")[0]
+    target(endpoint, flag)
     settings = WebSettings(
         endpoint=endpoint,
-        stream_url=service_addr or f"danube://{host}:{STREAM_PORT}",
+        stream_url=service_addr or native_address(endpoint),
         read_only=read_only,
         allowed_hosts=tuple(allow_host or ()),
         call_seconds=request_timeout_ms / 1000,

@@ -24,7 +24,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pydanube.cli.completion import DEFAULT_ENDPOINT
+from pydanube.cli.contexts import DEFAULT_ENDPOINT, resolve
 from pydanube.cli.output import PIPE_WIDTH, Output, OutputOption, print_json
 from pydanube.errors import DanubeError
 
@@ -47,7 +47,10 @@ class Sort(StrEnum):
 
 def top(
     endpoint: Annotated[
-        str, typer.Option(envvar="DANUBE_ADMIN_ENDPOINT", help="A broker's admin address; it tells of the others.")
+        str,
+        typer.Option(
+            envvar="DANUBE_ADMIN_ENDPOINT", help="A broker's admin address; it tells of the others.", callback=resolve
+        ),
     ] = DEFAULT_ENDPOINT,
     sort: Annotated[
         Sort, typer.Option("--sort", "-s", help="Topics by messages in or out, lag, name or broker.")

@@ -23,7 +23,7 @@ class Meaning(NamedTuple):
 MEANINGS: Final[Mapping[str, Meaning]] = {
     # broker
     "broker.host": Meaning("The address on which every port listens. `0.0.0.0` is every address of the machine."),
-    "broker.ports.client": Meaning("gRPC for the official clients, `danube produce` and `consume`.", "--broker-addr"),
+    "broker.ports.client": Meaning("gRPC for the official clients.", "--broker-addr"),
     "broker.ports.stream": Meaning("The native protocol: the Python client and Spark.", "--stream-addr"),
     "broker.ports.admin": Meaning("gRPC for `danube admin`.", "--admin-addr"),
     "broker.ports.prometheus": Meaning("HTTP: metrics and health.", "--prom-exporter"),

@@ -29,7 +29,7 @@ PREVIEW_BYTES: Final = 2_000
 WHOLE_BYTES: Final = 1_000_000
 CANDIDATES_MAX: Final = 30
 DEAD_LETTER_WORDS: Final = ("dlq", "dead-letter", "dead_letter", "deadletter", "poison")
-KINDS: Final = ("exclusive", "shared", "failover", "key-shared")
+KINDS: Final = ("exclusive", "shared", "failover", "key_shared")
 BACKOFF: Final = {pb.Fixed: "fixed", pb.Exponential: "exponential"}
 POISON: Final = {pb.DeadLetter: "dead letter", pb.Block: "block", pb.Drop: "drop"}
 

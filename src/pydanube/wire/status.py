@@ -172,7 +172,7 @@ def _sentence(error: DanubeError) -> str:
     if isinstance(error, InvalidName) and error.kind == "topic name":
         # The reference's own words, which its tests look for, before ours.
         start = f"The topic: {error.name[:200]} has an invalid format, should be: /namespace_name/topic_name"
-        return f"{start} ({error.rule.removeprefix('it should be /namespace_name/topic_name, ')})"
+        return f"{start} ({error.rule.rpartition('/namespace_name/topic_name, ')[2]})"
     return str(error)
 
 

@@ -1,0 +1,244 @@
+"""`danube produce` and `danube consume` through the native protocol: the client does the work, this reports it.
+
+Messages keep their order however many are on their way. Whoever is away for a moment is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from pydanube.cli import listening
+from pydanube.cli.consuming import Received, Wish, no_topic
+from pydanube.cli.exits import Usage
+from pydanube.cli.producing import Order, Outgoing, Sent
+from pydanube.client.client import connect
+from pydanube.client.connection import addresses_of
+from pydanube.errors import (
+    DanubeError,
+    DeadlineExceeded,
+    DeliveryMismatch,
+    MessageTooLarge,
+    TopicUnknown,
+    Unreachable,
+)
+
+if TYPE_CHECKING:
+    from pydanube.client.client import Client
+    from pydanube.client.consumer import Consumer
+    from pydanube.client.messages import Message
+    from pydanube.client.producer import Producer
+
+DIAL_SECONDS: Final = 5.0
+CALL_SECONDS: Final = 30.0
+WINDOW_MESSAGES: Final = 1_000
+QUIET_SECONDS: Final = 0.2  # nothing came for so long: perhaps there is nothing more
+FOR_EVER_SECONDS: Final = 3600.0  # and then again
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Client]:
+    """A client. Raises what is wrong with the address in one sentence."""
+    client = connect(url, timeout=DIAL_SECONDS)
+    try:
+        await client.open()
+    except DeadlineExceeded as error:
+        await client.close()
+        raise await _unreachable(url, error) from error
+    client.timeout = CALL_SECONDS
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def _unreachable(url: str, error: DeadlineExceeded) -> Unreachable:
+    hosts = [address.host for address in addresses_of(url)]
+    unknown = [host for host in hosts if not await asyncio.to_thread(listening.is_known, host)]
+    if len(unknown) == len(hosts):
+        why = f"no host of the name {' or '.join(unknown)} is known; check --service-addr"
+    elif "Connect call failed" in error.why or not error.why:
+        why = "nobody answers there; `danube broker` starts one, --service-addr names another"
+    else:
+        why = error.why.rpartition("cannot be reached: ")[2]
+    return Unreachable(f"the broker at {url}", why)
+
+
+# --- produce ------------------------------------------------------------------------------------------
+
+
+async def produce(url: str, order: Order, messages: AsyncIterator[Outgoing], report: Callable[[Sent], None]) -> None:
+    """As `producing.produce`."""
+    if order.schema is not None:
+        raise Usage("schemas are found and registered through gRPC: --protocol grpc")
+    async with connected(url) as client:
+        reliable = await _kind(client, order)
+        async with client.producer(
+            order.topic, name=order.producer, reliable=reliable, partitions=order.partitions
+        ) as producer:
+            await _send_all(producer, order, messages, report, has_offsets=reliable)
+
+
+async def _kind(client: Client, order: Order) -> bool:
+    """Whether the topic is reliable. A new one is, unless it is told otherwise."""
+    try:
+        info = await client.describe_topic(order.topic)
+    except TopicUnknown:
+        return order.reliable is not False
+    if order.reliable is not None and order.reliable != info.reliable:
+        kinds = {True: "Reliable", False: "NonReliable"}
+        raise DeliveryMismatch(order.topic, kinds[order.reliable], kinds[info.reliable])
+    if order.partitions and order.partitions != info.partitions:
+        raise Usage(f"{order.topic} has {info.partitions or 'no'} partitions: leave --partitions away")
+    return info.reliable
+
+
+async def _send_all(
+    producer: Producer,
+    order: Order,
+    messages: AsyncIterator[Outgoing],
+    report: Callable[[Sent], None],
+    *,
+    has_offsets: bool,
+) -> None:
+    """Everybody is reported in the order of the messages."""
+    sending: deque[asyncio.Task[Sent]] = deque()
+    number = 0
+    try:
+        async for message in messages:
+            if order.interval_seconds and number:
+                await asyncio.sleep(order.interval_seconds)
+            number += 1
+            sending.append(asyncio.create_task(_send(producer, order, message, number, has_offsets=has_offsets)))
+            while sending and (sending[0].done() or len(sending) >= order.in_flight):
+                report(await sending.popleft())
+        while sending:
+            report(await sending.popleft())
+    finally:
+        for task in sending:
+            task.cancel()
+        await asyncio.gather(*sending, return_exceptions=True)
+
+
+async def _send(producer: Producer, order: Order, message: Outgoing, number: int, *, has_offsets: bool) -> Sent:
+    """Raises only if the broker stays away, or lets this producer send no more."""
+    size_bytes = len(message.payload)
+    try:
+        receipt = await producer.send(message.payload, key=message.key, attributes=order.attributes or None)
+    except MessageTooLarge as error:
+        return Sent(order.topic, 0, size_bytes, error)
+    return Sent(receipt.topic, number, size_bytes, offset=receipt.offset if has_offsets else None)
+
+
+# --- consume ------------------------------------------------------------------------------------------
+
+
+async def consume(url: str, wish: Wish, show: Callable[[Received], None], note: Callable[[str], None]) -> bool:
+    """As `consuming.consume`."""
+    async with connected(url) as client:
+        try:
+            info = await client.describe_topic(wish.topic)
+        except TopicUnknown as error:
+            raise no_topic(wish.topic) from error
+        if wish.once and not info.reliable:
+            raise Usage(f"--once is for reliable topics: {wish.topic} keeps no messages to catch up with")
+        window = {"window_messages": min(wish.count, WINDOW_MESSAGES)} if wish.count else {}  # takes none from others
+        async with client.consumer(
+            wish.topic,
+            subscription=wish.subscription,
+            name=wish.consumer,
+            type=wish.sub_type,
+            start=wish.start,
+            key_filters=wish.key_filters,
+            **window,
+        ) as consumer:
+            parts = wish.topic.partition_names(info.partitions) if info.partitions else [wish.topic]
+            note(f"subscribed to {', '.join(parts)} as {wish.subscription}")
+            return await Receiving(client, consumer, wish, note, is_reliable=info.reliable).run(show)
+
+
+class Receiving:
+    """One consumer's messages, until it has had enough."""
+
+    def __init__(
+        self, client: Client, consumer: Consumer, wish: Wish, note: Callable[[str], None], *, is_reliable: bool
+    ) -> None:
+        self._client = client
+        self._consumer = consumer
+        self._wish = wish
+        self._note = note
+        self._is_reliable = is_reliable
+        self._kept: set[tuple[str, int]] = set()  # shown and not acknowledged
+        self._has_said_why = False
+
+    async def run(self, show: Callable[[Received], None]) -> bool:
+        """Whether everything wished for came."""
+        wish = self._wish
+        received = 0
+        try:
+            while not wish.count or received < wish.count:
+                message = await self._next()
+                if message is None:
+                    return not wish.count if not wish.once else await self._is_caught_up()
+                show(_received(message, self._is_reliable))
+                received += 1
+                if wish.ack:
+                    await message.ack()
+                else:
+                    self._kept.add((message.topic, message.offset))
+        finally:
+            await self._flush()
+        return True
+
+    async def _next(self) -> Message | None:
+        """None: silence has lasted long enough, or there is nothing more."""
+        wish = self._wish
+        waited = 0.0
+        while True:
+            left = FOR_EVER_SECONDS if wish.timeout_seconds is None else wish.timeout_seconds - waited
+            seconds = min(left, QUIET_SECONDS) if wish.once else left
+            try:
+                return await self._consumer.receive(timeout=max(seconds, 0.0))
+            except DeadlineExceeded:
+                waited += seconds
+            if wish.once and await self._is_caught_up():
+                return None
+            if wish.timeout_seconds is not None and waited >= wish.timeout_seconds:
+                return None
+
+    async def _is_caught_up(self) -> bool:
+        """Nothing is left but what this consumer was told to keep."""
+        await self._consumer.flush()
+        lag = await self._client.lag(self._wish.topic, self._wish.subscription)
+        if lag.messages <= len(self._kept):
+            return True
+        if not self._has_said_why:
+            self._has_said_why = True
+            self._note(f"not caught up yet: {lag.sentence}")
+        return False
+
+    async def _flush(self) -> None:
+        if not self._wish.ack or not self._is_reliable:
+            return
+        try:
+            await self._consumer.flush(timeout=DIAL_SECONDS)
+        except DanubeError as error:
+            self._note(f"perhaps not all is acknowledged, and some of it comes again: {error}")
+
+
+def _received(message: Message, is_reliable: bool) -> Received:
+    return Received(
+        message.topic,
+        message.offset,
+        message.payload,
+        message.producer_name or "",
+        (message.publish_time - EPOCH) // timedelta(milliseconds=1),
+        message.key,
+        message.attributes,
+        is_reliable,
+    )
