@@ -294,19 +294,26 @@ def test_a_new_subscription_begins_where_it_is_told_and_an_old_one_goes_on(broke
         )
 
 
-def test_ctrl_c_ends_consume_with_its_summary_and_130(broker: BrokerProcess, topic: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pydanube", "consume", "-s", broker.url, "-t", topic, "-m", "sub"]
+@pytest.fixture(params=["native", "grpc"])
+def address(request: pytest.FixtureRequest, broker: BrokerProcess) -> str:
+    return broker.url if request.param == "grpc" else f"danube://127.0.0.1:{broker.stream_port}"
+
+
+def test_ctrl_c_ends_consume_with_its_summary_and_130(
+    broker: BrokerProcess, address: str, topic: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "pydanube", "consume", "-s", address, "-t", topic, "-m", "sub"]
     with Process(command, tmp_path / "consume.out") as process:
         until(lambda: "subscribed" in process.text(), "it subscribes", say=process.text)
         produce(broker, topic, "-m", "one")
-        until(lambda: "Received message: one" in process.text(), "it receives", say=process.text)
+        until(lambda: "message: one\n" in process.text(), "it receives", say=process.text)
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130
         assert "Total received: 1" in process.text() and "Traceback" not in process.text()
 
 
-def test_ctrl_c_ends_produce_while_it_waits_for_input(broker: BrokerProcess, topic: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pydanube", "produce", "-s", broker.url, "-t", topic, "--reliable", "-o", "json"]
+def test_ctrl_c_ends_produce_while_it_waits_for_input(address: str, topic: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pydanube", "produce", "-s", address, "-t", topic, "-o", "json"]
     with Process(command, tmp_path / "produce.out") as process:
         process.write("one\n")
         until(lambda: '"error": null' in process.text(), "the first line is sent", say=process.text)

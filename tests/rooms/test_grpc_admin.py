@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from grpc import StatusCode
 
-from pydanube.api.server import Doors
+from pydanube.api.metrics import MetricsDoor
+from pydanube.api.server import Doors, open_metrics
 from pydanube.config import BrokerConfig
 from pydanube.core.names import TopicName
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import ConfigError
+from pydanube.telemetry import Telemetry
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours_pb
 from tests.rooms.doors import ANYWHERE, TOPIC, Calls, refused, served, serving
@@ -423,3 +426,19 @@ async def test_a_deleted_topic_may_come_again_and_is_empty(calls: Calls) -> None
     await calls.create_topic()
     topic = calls.broker.topics.get(TopicName(TOPIC))
     assert topic is not None and not topic.subscriptions
+
+
+def test_of_ports_that_are_taken_the_clients_one_is_named_first() -> None:
+    async def inside() -> None:
+        with socket.socket() as metrics, socket.socket() as client:
+            for each in (metrics, client):
+                each.bind(("127.0.0.1", 0))
+                each.listen()
+            taken = [f"127.0.0.1:{each.getsockname()[1]}" for each in (metrics, client)]
+            both = BrokerConfig(metrics_addr=taken[0], client_addr=taken[1])
+            with pytest.raises(ConfigError, match=f"--broker-addr = '{taken[1]}'"):
+                await open_metrics(MetricsDoor(Telemetry()), both)
+            with pytest.raises(ConfigError, match=f"--prom-exporter = '{taken[0]}'"):
+                await open_metrics(MetricsDoor(Telemetry()), replace(both, client_addr="127.0.0.1:0"))
+
+    run(inside())

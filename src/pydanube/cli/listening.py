@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import grpc
 
 from pydanube.errors import ProtocolViolation
-from pydanube.wire import frames
 
 LOOK_SECONDS: Final = 2.0
 ANSWER_BYTES: Final = 4096
@@ -65,6 +64,8 @@ def kind_of(answer: bytes) -> Listener:
 
 def _is_native(answer: bytes) -> bool:
     """A native port says in a frame of its own that a greeting was none."""
+    from pydanube.wire import frames  # here: most commands never need it
+
     decoder = frames.FrameDecoder()
     try:
         found = [frame.kind for frame in decoder.feed(answer)]

@@ -27,6 +27,12 @@ Every command says with `--help` what is on this page. The rules are the same fo
   everything else to standard error.
 - Whatever goes wrong is one line on standard error, which says what and what to do, and an exit code for its kind:
   [below](#exit-codes).
+- Which cluster a command talks to: its option (`--endpoint`, `--service-addr`), else `danube --context NAME`, else the
+  variables `DANUBE_ADMIN_ENDPOINT` and `DANUBE_SERVICE_ADDR`, else `DANUBE_CONTEXT`, else the context in use
+  ([`danube context use`](#danube-context-use)), else this machine. Contexts are in `~/.config/danube/contexts.json`, or
+  in the directory `DANUBE_CONFIG_DIR`; only their owner may read them.
+- Messages go through the native protocol (`danube://host:6651`), or through gRPC if the address says so
+  (`http://host:6650`).
 - `danube-broker`, `danube-admin` and `danube-cli`, the original's names, are `danube broker`, `danube admin` and
   `danube`.
 - `danube --install-completion` teaches bash, zsh or fish to complete commands, options, and names of topics,

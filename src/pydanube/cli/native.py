@@ -6,7 +6,6 @@ Messages keep their order however many are on their way. Whoever is away for a m
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -106,23 +105,28 @@ async def _send_all(
     *,
     has_offsets: bool,
 ) -> None:
-    """Everybody is reported in the order of the messages."""
-    sending: deque[asyncio.Task[Sent]] = deque()
-    number = 0
-    try:
+    """Everybody is reported in the order of the messages, also while the next one is waited for."""
+    sending: asyncio.Queue[asyncio.Task[Sent] | None] = asyncio.Queue(order.in_flight)
+
+    async def send_each(group: asyncio.TaskGroup) -> None:
+        number = 0
         async for message in messages:
             if order.interval_seconds and number:
                 await asyncio.sleep(order.interval_seconds)
             number += 1
-            sending.append(asyncio.create_task(_send(producer, order, message, number, has_offsets=has_offsets)))
-            while sending and (sending[0].done() or len(sending) >= order.in_flight):
-                report(await sending.popleft())
-        while sending:
-            report(await sending.popleft())
-    finally:
-        for task in sending:
-            task.cancel()
-        await asyncio.gather(*sending, return_exceptions=True)
+            await sending.put(group.create_task(_send(producer, order, message, number, has_offsets=has_offsets)))
+        await sending.put(None)
+
+    async def report_each() -> None:
+        while (task := await sending.get()) is not None:
+            report(await task)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(send_each(group))
+            group.create_task(report_each())
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
 
 
 async def _send(producer: Producer, order: Order, message: Outgoing, number: int, *, has_offsets: bool) -> Sent:
