@@ -96,7 +96,9 @@ class Load:
     async def consume(self, topic: str, subscription: str) -> None:
         async with contextlib.AsyncExitStack() as stack:
             async with self._room:
-                consumer = await stack.enter_async_context(self._client.consumer(topic, subscription=subscription))
+                consumer = await stack.enter_async_context(
+                    self._client.consumer(topic, subscription=subscription, type="exclusive")
+                )
             self.open += 1
             async for message in consumer:
                 await message.ack()

@@ -212,7 +212,7 @@ class Load:
 
     async def consume(self, topic: str) -> None:
         got = self.got[topic] = []
-        async with self.client.consumer(topic, subscription="bench", start="earliest") as consumer:
+        async with self.client.consumer(topic, subscription="bench", type="exclusive", start="earliest") as consumer:
             with contextlib.suppress(asyncio.CancelledError):
                 async for message in consumer:
                     got.append((message.offset, int.from_bytes(message.payload[:8], "big")))

@@ -117,7 +117,7 @@ async def drain(
     start: str = "earliest",
     ready: asyncio.Barrier | None = None,
 ) -> None:
-    async with client.consumer(topic, subscription=subscription, start=start) as consumer:
+    async with client.consumer(topic, subscription=subscription, type="exclusive", start=start) as consumer:
         if ready is not None:
             await ready.wait()
         got = 0
@@ -130,7 +130,9 @@ async def drain(
 
 
 async def consume(client: Any, what: str, topic: str, count: int) -> dict[str, float]:
-    async with client.consumer(topic, subscription=f"{what}{os.getpid()}", start="earliest") as consumer:
+    async with client.consumer(
+        topic, subscription=f"{what}{os.getpid()}", type="exclusive", start="earliest"
+    ) as consumer:
         got = 0
         began = time.perf_counter()
         if what == "batches":
@@ -161,7 +163,7 @@ async def paced(client: Any, topic: str, count: int) -> dict[str, float]:
     seen = bytearray(count)
     async with (
         client.producer(topic, reliable=True) as producer,
-        client.consumer(topic, subscription="paced") as consumer,
+        client.consumer(topic, subscription="paced", type="exclusive") as consumer,
     ):
 
         async def receive() -> None:

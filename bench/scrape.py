@@ -32,7 +32,7 @@ async def make(url: str, topics: int, subscriptions: int) -> None:
         async def one(topic: str) -> None:
             await client.create_topic(topic)
             for each in range(subscriptions):
-                async with client.consumer(topic, subscription=f"billing-{each}"):
+                async with client.consumer(topic, subscription=f"billing-{each}", type="exclusive"):
                     pass
             async with client.producer(topic) as producer:
                 await producer.send(b"x" * 100)

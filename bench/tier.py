@@ -173,7 +173,7 @@ async def consume(port: int, count: int) -> dict[str, float]:
 
     async with (
         pydanube.connect(f"danube://127.0.0.1:{port}", timeout=120) as client,
-        client.consumer(TOPIC, subscription="late", start="earliest") as consumer,
+        client.consumer(TOPIC, subscription="late", type="exclusive", start="earliest") as consumer,
     ):
         got = 0
         began = time.perf_counter()

@@ -73,7 +73,9 @@ class Stream:
                 self._missing.add(number)
 
     async def consume(self) -> None:
-        async with self._client.consumer(self.topic, subscription=WAREHOUSE, start="earliest") as consumer:
+        async with self._client.consumer(
+            self.topic, subscription=WAREHOUSE, type="exclusive", start="earliest"
+        ) as consumer:
             async for message in consumer:
                 if message.offset in self.received:
                     self.again += 1

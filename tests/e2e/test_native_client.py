@@ -243,7 +243,7 @@ async def test_refusals_are_the_errors_of_the_tree(client: pydanube.Client, topi
     assert not caught.value.retryable
     with pytest.raises(DeliveryMismatch):
         await client.producer(topic, reliable=False).open()
-    async with client.consumer(topic, subscription="s", name="holder"):
+    async with client.consumer(topic, subscription="s", name="holder", type="exclusive"):
         with pytest.raises(SubscriptionBusy, match="holder"):
             await client.consumer(topic, subscription="s", name="other").open()
     assert topic in await client.list_topics("default")

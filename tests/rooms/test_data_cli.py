@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from collections.abc import Iterator
 from itertools import count
@@ -14,6 +15,7 @@ import pydanube
 from pydanube.cli import data, native
 from pydanube.cli.consuming import Received, Wish
 from pydanube.cli.exits import Exit
+from pydanube.cli.manual import commands
 from pydanube.core.names import TopicName
 from pydanube.core.policies import TYPE_NAMES, type_name
 from pydanube.testing.brokers import TestBroker
@@ -283,6 +285,13 @@ def test_a_type_of_subscriptions_has_one_name_and_the_other_spellings_are_unders
     text: str, name: str | None
 ) -> None:
     assert type_name(text) == name
+
+
+def test_command_and_client_make_the_same_kind_unless_told_otherwise() -> None:
+    [made] = [each for words, each in commands() if words == "danube consume"]
+    [option] = [each for each in made.params if each.name == "sub_type"]
+    assert option.default == inspect.signature(pydanube.Client.consumer).parameters["type"].default == "shared"
+    assert inspect.signature(pydanube.Client.producer).parameters["reliable"].default is True
 
 
 def test_command_and_client_take_the_same_names(

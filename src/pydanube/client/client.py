@@ -206,7 +206,7 @@ class Client:
         *,
         subscription: str,
         name: str | None = None,
-        type: SubscriptionType = "exclusive",
+        type: SubscriptionType = "shared",
         start: Place = "latest",
         key_filters: Iterable[str] = (),
         window_messages: int = WINDOW_MESSAGES,

@@ -273,7 +273,9 @@ class Reach:
         try:
             await client.seek(topic, group, offset, timeout=OFFLINE_SECONDS)
         except SubscriptionUnknown:
-            async with client.consumer(topic, subscription=group, start=offset, window_messages=1, window_bytes=1):
+            async with client.consumer(
+                topic, subscription=group, type="exclusive", start=offset, window_messages=1, window_bytes=1
+            ):
                 pass
 
 

@@ -26,7 +26,7 @@ async def fill(web: Web) -> None:
     async with web.client.producer(ORDERS) as orders:
         for number in range(5):
             await orders.send(b"%d" % number)
-    async with web.client.consumer(ORDERS, subscription="billing", start="earliest"):
+    async with web.client.consumer(ORDERS, subscription="billing", type="exclusive", start="earliest"):
         pass
 
 

@@ -36,7 +36,7 @@ async def fill(client: Client) -> None:
     async with client.producer(ORDERS, name="shop") as orders:
         for number in range(40):
             await orders.send(b'{"order": %d, "city": "Ulm"}' % number, key=f"customer-{number % 3}")
-    async with client.consumer(ORDERS, subscription="billing", start="earliest") as billing:
+    async with client.consumer(ORDERS, subscription="billing", type="exclusive", start="earliest") as billing:
         done = 0
         async for message in billing:
             await message.ack()
