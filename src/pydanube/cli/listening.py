@@ -15,7 +15,7 @@ import grpc
 
 from pydanube.errors import ProtocolViolation
 
-LOOK_SECONDS: Final = 2.0
+LOOK_SECONDS: Final = 1.0
 ANSWER_BYTES: Final = 4096
 HTTP2: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # preface, empty settings
 SETTINGS_TYPE: Final = 4

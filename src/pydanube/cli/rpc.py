@@ -136,7 +136,11 @@ class Connection:
             if wanted not in found:
                 what = f"the {found.pop()} port" if found else "a gRPC port, but no broker's"
                 return self._wrong(what, wanted)
-        elif isinstance(failure, Unreachable) and error.code() is grpc.StatusCode.UNAVAILABLE:
+        elif (
+            isinstance(failure, Unreachable)
+            and error.code() is grpc.StatusCode.UNAVAILABLE
+            and "timed out" not in (error.details() or "")  # then a look would only take as long again
+        ):
             host = urlsplit(f"//{self.address}").hostname or ""
             if not await asyncio.to_thread(listening.is_known, host):
                 why = f"no host of the name {host} is known; check {self._flag}"
