@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import threading
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -203,6 +204,36 @@ def test_once_ends_when_nothing_waits_and_goes_on_there_the_next_time(broker: Te
     assert payloads(consume(broker.url, topic, "-m", "s", "--once")) == []
     assert produce(broker.url, topic, "-m", "b").returncode == 0
     assert payloads(consume(broker.url, topic, "-m", "s", "--once")) == ["b"]
+
+
+def test_once_ends_though_somebody_goes_on_sending_and_in_every_partition(
+    broker: TestBroker, client: pydanube.blocking.Client, topic: str
+) -> None:
+    client.create_topic(topic, partitions=3)
+    stopping = threading.Event()
+    sent = 0
+
+    def send() -> None:
+        nonlocal sent
+        with client.producer(topic) as producer:
+            while not stopping.is_set():
+                producer.send(b"%d" % sent)
+                sent += 1
+                stopping.wait(0.02)
+
+    with client.producer(topic) as producer:
+        for _ in range(30):
+            producer.send(b"before")
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        for words in ((), ("--no-ack",)):
+            done = consume(broker.url, topic, "-m", f"s{len(words)}", "--start", "earliest", "--once", *words)
+            assert done.returncode == 0 and payloads(done).count("before") == 30
+    finally:
+        stopping.set()
+        sender.join()
+    assert sent > 10
 
 
 def test_once_counts_what_it_was_told_to_keep_as_seen(broker: TestBroker, topic: str) -> None:

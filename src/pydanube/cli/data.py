@@ -337,9 +337,7 @@ def consume(
     ] = None,
     once: Annotated[
         bool,
-        typer.Option(
-            "--once", help="Stop when caught up: when nothing of a reliable topic waits for the subscription."
-        ),
+        typer.Option("--once", help="Stop when caught up: when all that a reliable topic had when it began is done."),
     ] = False,
     ack: Annotated[bool, typer.Option("--ack/--no-ack", help="Acknowledge each message once it is shown.")] = True,
     protocol: ProtocolOption = None,

@@ -6,7 +6,8 @@ Messages keep their order however many are on their way. Whoever is away for a m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -163,21 +164,32 @@ async def consume(url: str, wish: Wish, show: Callable[[Received], None], note: 
         ) as consumer:
             parts = wish.topic.partition_names(info.partitions) if info.partitions else [wish.topic]
             note(f"subscribed to {', '.join(parts)} as {wish.subscription}")
-            return await Receiving(client, consumer, wish, note, is_reliable=info.reliable).run(show)
+            heads = {str(part): (await client.describe_topic(part)).head for part in parts} if wish.once else {}
+            return await Receiving(client, consumer, wish, note, heads, is_reliable=info.reliable).run(show)
 
 
 class Receiving:
     """One consumer's messages, until it has had enough."""
 
     def __init__(
-        self, client: Client, consumer: Consumer, wish: Wish, note: Callable[[str], None], *, is_reliable: bool
+        self,
+        client: Client,
+        consumer: Consumer,
+        wish: Wish,
+        note: Callable[[str], None],
+        heads: Mapping[str, int],
+        *,
+        is_reliable: bool,
     ) -> None:
         self._client = client
         self._consumer = consumer
         self._wish = wish
         self._note = note
+        self._heads = heads  # of each partition, when it began
         self._is_reliable = is_reliable
-        self._kept: set[tuple[str, int]] = set()  # shown and not acknowledged
+        self._kept = dict.fromkeys(heads, 0)  # of those: shown and not acknowledged
+        self._asked_at = time.monotonic()
+        self._is_caught_up = False
         self._has_said_why = False
 
     async def run(self, show: Callable[[Received], None]) -> bool:
@@ -188,43 +200,52 @@ class Receiving:
             while not wish.count or received < wish.count:
                 message = await self._next()
                 if message is None:
-                    return not wish.count if not wish.once else await self._is_caught_up()
+                    return self._is_caught_up if wish.once else not wish.count
                 show(_received(message, self._is_reliable))
                 received += 1
                 if wish.ack:
                     await message.ack()
-                else:
-                    self._kept.add((message.topic, message.offset))
+                elif message.offset < self._heads.get(message.topic, 0):
+                    self._kept[message.topic] += 1
         finally:
             await self._flush()
         return True
 
     async def _next(self) -> Message | None:
-        """None: silence has lasted long enough, or there is nothing more."""
+        """None: silence has lasted long enough, or it has caught up."""
         wish = self._wish
         waited = 0.0
         while True:
-            left = FOR_EVER_SECONDS if wish.timeout_seconds is None else wish.timeout_seconds - waited
+            # Also while messages come: somebody may send for ever.
+            if wish.once and time.monotonic() - self._asked_at > QUIET_SECONDS and await self._ask():
+                return None
+            left = FOR_EVER_SECONDS if wish.timeout_seconds is None else max(0.0, wish.timeout_seconds - waited)
             seconds = min(left, QUIET_SECONDS) if wish.once else left
             try:
-                return await self._consumer.receive(timeout=max(seconds, 0.0))
+                return await self._consumer.receive(timeout=seconds)
             except DeadlineExceeded:
                 waited += seconds
-            if wish.once and await self._is_caught_up():
-                return None
             if wish.timeout_seconds is not None and waited >= wish.timeout_seconds:
+                if wish.once:
+                    await self._ask()
                 return None
 
-    async def _is_caught_up(self) -> bool:
-        """Nothing is left but what this consumer was told to keep."""
+    async def _ask(self) -> bool:
+        """Whether everything that was there when it began is done, or kept by this consumer as it was told."""
         await self._consumer.flush()
-        lag = await self._client.lag(self._wish.topic, self._wish.subscription)
-        if lag.messages <= len(self._kept):
-            return True
-        if not self._has_said_why:
-            self._has_said_why = True
-            self._note(f"not caught up yet: {lag.sentence}")
-        return False
+        self._asked_at = time.monotonic()
+        for part, head in self._heads.items():
+            lag = await self._client.lag(part, self._wish.subscription)
+            is_behind = head > 0 and (lag.cursor is None or lag.cursor + 1 < head)
+            # What is kept never moves the cursor; what came since then is not waited for.
+            left = lag.messages if self._wish.ack else lag.messages - (lag.head - head) - self._kept[part]
+            if is_behind and left > 0:
+                if not self._has_said_why:
+                    self._has_said_why = True
+                    self._note(f"not caught up yet: {lag.sentence}")
+                return False
+        self._is_caught_up = True
+        return True
 
     async def _flush(self) -> None:
         if not self._wish.ack or not self._is_reliable:
