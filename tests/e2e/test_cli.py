@@ -267,7 +267,7 @@ def test_what_is_not_acknowledged_comes_again(broker: BrokerProcess, topic: str)
     for flags in (["--no-ack"], ["--no-ack"], []):
         assert payloads(consume(broker, topic, "-c", 2, "-o", "json", *flags)) == ["1", "2"]
     done = consume(broker, topic, "-c", 1, "--timeout", 0.3, "-o", "json")
-    assert done.returncode == Exit.INCOMPLETE and payloads(done) == []
+    assert done.returncode == Exit.NOT_GOOD and payloads(done) == []
 
 
 def test_a_new_subscription_begins_where_it_is_told_and_an_old_one_goes_on(broker: BrokerProcess, topic: str) -> None:
@@ -326,10 +326,10 @@ def test_refusals_are_one_sentence_and_a_code(broker: BrokerProcess, topic: str)
     unknown = consume(broker, "/default/nowhere")
     assert unknown.returncode == Exit.NOT_FOUND and "there is no topic /default/nowhere" in unknown.stderr
     mismatch = danube("produce", "-s", broker.url, "-t", topic, "--non-reliable", "-m", "x")
-    assert mismatch.returncode == 1 and "FAILED_PRECONDITION" in mismatch.stderr
+    assert mismatch.returncode == Exit.REFUSED and "FAILED_PRECONDITION" in mismatch.stderr
     nobody = danube("admin", "--endpoint", "http://127.0.0.1:1", "brokers", "list")
     assert (
-        nobody.returncode == Exit.UNREACHABLE
+        nobody.returncode == Exit.NOT_REACHABLE
         and "nobody answers" in nobody.stderr
         and len(nobody.stderr.splitlines()) == 1
     )
@@ -342,7 +342,7 @@ def test_refusals_are_one_sentence_and_a_code(broker: BrokerProcess, topic: str)
 def test_a_message_that_is_too_large_is_counted_and_the_rest_goes_on(broker: BrokerProcess, topic: str) -> None:
     text = f"small\n{'x' * 5_000_000}\nsmall too\n"
     done = danube("produce", "-s", broker.url, "-t", topic, "--reliable", text=text)
-    assert done.returncode == Exit.INCOMPLETE and done.stdout == "Success: 2\nErrors: 1\n"
+    assert done.returncode == Exit.NOT_GOOD and done.stdout == "Success: 2\nErrors: 1\n"
     assert "INVALID_ARGUMENT" in done.stderr
 
 

@@ -72,7 +72,7 @@ def test_what_is_no_time_is_refused_by_the_option_that_asked_for_one(broker: Tes
 )
 def test_a_broker_that_is_not_there_is_one_sentence_that_says_what_to_do(words: str) -> None:
     done = danube_here("admin", "--endpoint", "http://127.0.0.1:1", *words.split())
-    assert (done.returncode, done.stdout) == (Exit.UNREACHABLE, "")
+    assert (done.returncode, done.stdout) == (Exit.NOT_REACHABLE, "")
     assert done.stderr == (
         "danube: the broker at 127.0.0.1:1 cannot be reached: nobody answers there; `danube broker` starts one, "
         "--endpoint names another\n"
@@ -163,7 +163,7 @@ def test_a_port_of_http_is_told_from_a_broker_that_is_away(broker: TestBroker) -
 
 def test_a_host_that_nobody_knows_is_a_sentence() -> None:
     done = danube_here("admin", "--endpoint", "http://nobody.invalid:50051", "brokers", "list")
-    assert done.returncode == Exit.UNREACHABLE and done.stderr == (
+    assert done.returncode == Exit.NOT_REACHABLE and done.stderr == (
         "danube: the broker at nobody.invalid:50051 cannot be reached: no host of the name nobody.invalid is known; "
         "check --endpoint\n"
     )

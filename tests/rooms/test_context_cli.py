@@ -129,7 +129,7 @@ def test_an_option_wins_over_the_context_that_is_typed_over_variables_over_the_c
 
     def asked(*before: str, options: tuple[str, ...] = ()) -> bool:
         done = danube_here(*before, "admin", *options, "brokers", "list")
-        assert done.returncode in (Exit.DONE, Exit.UNREACHABLE), done.stderr
+        assert done.returncode in (Exit.DONE, Exit.NOT_REACHABLE), done.stderr
         return done.returncode == Exit.DONE
 
     context("add", "nobody", "--endpoint", nobody)

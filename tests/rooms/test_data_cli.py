@@ -119,7 +119,7 @@ def test_a_message_that_is_too_large_is_counted_and_the_rest_goes_on(
     file = tmp_path / "lines"
     file.write_text(f"small\n{'x' * 2_000}\nsmall too\n")
     done = danube_here("produce", "-s", broker.url, "-t", topic, "-f", file, "--lines")
-    assert done.returncode == Exit.INCOMPLETE and done.stdout == "Success: 2\nErrors: 1\n"
+    assert done.returncode == Exit.NOT_GOOD and done.stdout == "Success: 2\nErrors: 1\n"
     assert "over the limit" in done.stderr
 
 
@@ -173,19 +173,19 @@ def test_a_broker_that_is_away_is_an_error_in_the_summary_too(monkeypatch: pytes
     monkeypatch.setattr(native, "DIAL_SECONDS", 0.2)
     [port] = free_ports(1)
     done = danube_here("produce", "-s", f"danube://127.0.0.1:{port}", "-m", "x", "-o", "json")
-    assert done.returncode == Exit.UNREACHABLE
+    assert done.returncode == Exit.NOT_REACHABLE
     summary = json.loads(done.stdout)
     assert (summary["success"], summary["errors"]) == (0, 0) and "nobody answers there" in summary["error"]
     assert done.stderr == f"danube: {summary['error']}\n"
     nobody = danube_here("consume", "-s", "danube://nobody.invalid:1", "-m", "x")
-    assert nobody.returncode == Exit.UNREACHABLE and "no host of the name nobody.invalid" in nobody.stderr
+    assert nobody.returncode == Exit.NOT_REACHABLE and "no host of the name nobody.invalid" in nobody.stderr
     assert nobody.stdout == ""
 
 
 def test_a_grpc_port_is_told_from_the_native_one(broker: TestBroker) -> None:
     for wrong in (broker.grpc_url, broker.admin_url):
         done = danube_here("produce", "-s", wrong.replace("http", "danube"), "-m", "x")
-        assert done.returncode == Exit.USAGE and "that is a gRPC port; the native one is 6651" in done.stderr
+        assert done.returncode == Exit.USAGE and "that is a gRPC port" in done.stderr and "6651" in done.stderr
 
 
 def test_a_topic_that_does_not_exist_is_not_found(broker: TestBroker) -> None:
@@ -250,7 +250,7 @@ def test_once_says_why_it_waits_and_a_timeout_ends_it_incomplete(
     with client.consumer(topic, subscription="s", type="shared", start="earliest") as other:
         held = other.receive(timeout=30)
         waited = consume(broker.url, topic, "-m", "s", "--once", "--timeout", 0.5)
-        assert waited.returncode == Exit.INCOMPLETE and "not caught up yet: " in waited.stderr
+        assert waited.returncode == Exit.NOT_GOOD and "not caught up yet: " in waited.stderr
         held.ack()
         other.flush()
     assert consume(broker.url, topic, "-m", "s", "--once").returncode == 0

@@ -47,7 +47,7 @@ Three such commands, one on each machine, are a cluster; beside them only an obj
 
 SIGTERM or Ctrl-C finishes commits, saves cursors, in a cluster hands topics over, and exits 0; \
 a second one exits at once (130). \
-A mistake in flags or configuration and a taken port are one line and exit code 2, a directory in use is exit code 1.
+A mistake in flags or configuration and a taken port are one line and exit code 2, a directory in use is exit code 5.
 
 Authentication does not exist yet, and TLS only on the native port (stream.tls in the configuration file). \
 A configuration that asks for more is refused; \

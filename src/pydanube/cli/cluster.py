@@ -83,7 +83,7 @@ def unload_broker(
         for line in found.failed_topics:
             print(f"Failed: {line}")
     if found.failed:
-        raise typer.Exit(Exit.INCOMPLETE if found.succeeded else Exit.REFUSED)
+        raise typer.Exit(Exit.NOT_GOOD if found.succeeded else Exit.REFUSED)
 
 
 async def _unload(request: pb.UnloadBrokerRequest) -> pb.UnloadBrokerResponse:

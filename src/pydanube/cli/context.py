@@ -10,7 +10,12 @@ from pydanube.cli import contexts
 from pydanube.cli.contexts import Context
 from pydanube.cli.exits import Usage
 from pydanube.cli.output import Output, OutputOption, print_done, print_fields, print_rows
-from pydanube.errors import ConfigError, DanubeError
+from pydanube.errors import ConfigError, DanubeError, Refused
+
+
+class Exists(Refused):
+    """The name is taken."""
+
 
 HELP: Final = "Names for clusters: add, use, list, show, remove."
 
@@ -58,7 +63,7 @@ def add(
         raise Usage("say where it is: --endpoint, --service-addr, or both")
     book = contexts.load()
     if name in book.contexts and not replace:
-        raise DanubeError(f"there is a context {name} already: --replace changes it")
+        raise Exists(f"there is a context {name} already: --replace changes it")
     if endpoint is not None:
         _check_endpoint(endpoint)
     if service_addr is not None:

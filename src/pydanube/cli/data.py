@@ -184,7 +184,7 @@ def produce(
     finally:
         report.print_summary(failure)  # also after Ctrl-C, and when the broker went away
     if report.errors:
-        raise typer.Exit(Exit.INCOMPLETE)
+        raise typer.Exit(Exit.NOT_GOOD)
 
 
 async def _produce(way: Protocol, address: str, order: Order, source: AsyncIterator[Outgoing], report: Report) -> None:
@@ -352,7 +352,7 @@ def consume(
     danube consume -t /default/orders -m my-subscription --once
 
     A new subscription gets what is published from now on, or from --start on; one that exists goes on where it was
-    (`danube admin subscriptions seek` moves it). With --count and --timeout the exit code is 5 if fewer came.
+    (`danube admin subscriptions seek` moves it). With --count and --timeout the exit code is 1 if fewer came.
     """
     way, address = address_of(service_addr, protocol)
     if once and way is Protocol.grpc:
@@ -379,7 +379,7 @@ def consume(
     finally:
         screen.print_summary(failure)
     if not complete:
-        raise typer.Exit(Exit.INCOMPLETE)
+        raise typer.Exit(Exit.NOT_GOOD)
 
 
 async def _consume(way: Protocol, address: str, wish: Wish, screen: Screen) -> bool:

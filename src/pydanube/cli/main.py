@@ -160,7 +160,7 @@ def _flush(code: str | int | None) -> str | int | None:
 def _abandon_stdout() -> int:
     """Sends what is left of stdout nowhere, or the interpreter's last flush would complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return Exit.REFUSED
+    return Exit.NOT_GOOD
 
 
 if __name__ == "__main__":

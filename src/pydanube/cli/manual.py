@@ -82,7 +82,7 @@ def _exit_codes() -> Iterator[str]:
     yield "|---|---|"
     for code, meaning in MEANINGS.items():
         yield f"| {code:d} | {_cell(meaning)} |"
-    yield "\n`danube admin storage verify` and `danube log verify` have codes of their own, see there.\n"
+    yield ""
     yield "## All commands\n"
 
 

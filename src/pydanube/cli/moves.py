@@ -66,7 +66,7 @@ def unload_topic(
             for note in each.notes:
                 print(f"  {each.topic}: {note}")
     if not moved:
-        raise typer.Exit(Exit.REFUSED if all(result.failure for result in results) else Exit.INCOMPLETE)
+        raise typer.Exit(Exit.REFUSED if all(result.failure for result in results) else Exit.NOT_GOOD)
 
 
 async def _unload(request: ours.UnloadTopicRequest, *, tell: bool) -> list[ours.UnloadResult]:

@@ -62,7 +62,7 @@ async def _unreachable(url: str, error: DeadlineExceeded) -> Unreachable:
     unknown = [host for host in hosts if not await asyncio.to_thread(listening.is_known, host)]
     if len(unknown) == len(hosts):
         why = f"no host of the name {' or '.join(unknown)} is known; check --service-addr"
-    elif "Connect call failed" in error.why or not error.why:
+    elif "Connect call failed" in error.why or "refused" in error.why or not error.why:
         why = "nobody answers there; `danube broker` starts one, --service-addr names another"
     else:
         why = error.why.rpartition("cannot be reached: ")[2]

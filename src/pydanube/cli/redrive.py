@@ -126,7 +126,7 @@ def redrive(
     else:
         _print_outcome(outcome)
     if outcome.failures:
-        raise typer.Exit(Exit.INCOMPLETE if outcome.sent else Exit.REFUSED)
+        raise typer.Exit(Exit.NOT_GOOD if outcome.sent else Exit.REFUSED)
 
 
 async def _redrive(

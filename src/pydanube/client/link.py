@@ -54,17 +54,6 @@ def tls_refusal(url: str, error: ssl.SSLError) -> DanubeError:
     return ConfigError("tls", url, f"the broker and we cannot agree on TLS ({reason})")
 
 
-def port_refusal(url: str, answer: bytes) -> ConfigError | None:
-    """What a greeting was answered with by a port that is not the native one; None: it may be."""
-    is_settings = len(answer) >= 9 and answer[3] == 4 and not any(answer[5:9])  # how every HTTP/2 server begins
-    what = "a gRPC port" if is_settings else "an HTTP port" if answer.startswith(b"HTTP/") else ""
-    if not what:
-        return None
-    return ConfigError(
-        "url", url, f"that is {what}; the native one is 6651 unless `danube broker --stream-addr` names another"
-    )
-
-
 class Attached(Protocol):
     """A producer or consumer of one topic, as its link knows it. The methods never wait."""
 
@@ -238,8 +227,8 @@ class Link(asyncio.Protocol):
             return
         self._heard_at = self._loop.time()
         self._pinged_at = None
-        if not self.welcome.done() and (refusal := port_refusal(self.url, data)) is not None:
-            self.end(refusal)
+        if not self.welcome.done() and (advice := strangers.advice(data)) is not None:
+            self.end(ConfigError("url", self.url, advice))
             return
         try:
             for frame in self._decoder.feed(data):
