@@ -15,6 +15,7 @@ from typing import TypeAlias
 import pytest
 
 import pydanube
+from pydanube.cli.exits import Exit
 from pydanube.errors import DirectoryInUse
 from pydanube.log.batch import Envelope, encode, rows_of
 from pydanube.log.wal import Wal, WalConfig
@@ -37,7 +38,7 @@ def danube(*arguments: object, expect: int = 0, run: Callable[..., Done] = danub
     return done
 
 
-def complaint(*arguments: object, expect: int = 1) -> str:
+def complaint(*arguments: object, expect: int = Exit.USAGE) -> str:
     """The one line that a refused command says."""
     done = danube(*arguments, expect=expect)
     assert done.stdout == ""
@@ -147,7 +148,7 @@ def test_verify_names_file_position_and_offsets_of_a_flipped_byte_and_exits_1(da
 
 
 def test_verify_refuses_a_directory_in_use_and_names_the_pid(writer: subprocess.Popen[str], tmp_path: Path) -> None:
-    line = complaint("log", "verify", tmp_path / "live")
+    line = complaint("log", "verify", tmp_path / "live", expect=Exit.REFUSED)
     assert f"in use by process {writer.pid}: stop it first" in line
     with pytest.raises(DirectoryInUse) as refusal:
         run(_open(tmp_path / "live"))
@@ -194,7 +195,8 @@ def test_verify_refuses_what_is_no_data_directory(tmp_path: Path) -> None:
 )
 def test_verify_refuses_another_format_with_what_to_do(data: Path, text: str, answer: str) -> None:
     (data / "FORMAT").write_text(text)
-    assert answer in complaint("log", "verify", data)
+    code = Exit.NOT_GOOD if text.startswith("{") else Exit.USAGE
+    assert answer in complaint("log", "verify", data, expect=code)
 
 
 def test_an_output_that_does_not_exist_is_refused(data: Path) -> None:
