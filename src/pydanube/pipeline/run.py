@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from pydanube.errors import ConfigError, Refused
+from pydanube.errors import ConfigError, DanubeError, Refused
 from pydanube.pipeline.report import Report, Watch
 from pydanube.pipeline.settings import read_settings
 
@@ -26,7 +26,7 @@ class SparkMissing(Refused):
         return "the data pipeline needs Spark: pip install 'pydanube[spark]', or make setup-spark in a checkout"
 
 
-class JobFailed(Refused):
+class JobFailed(DanubeError):
     """Spark gave up; `why` is the first line of its reason."""
 
     def __init__(self, job: str, why: str) -> None:
