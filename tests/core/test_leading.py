@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydanube.core.leading import (
@@ -15,6 +16,8 @@ from pydanube.core.leading import (
     Remove,
     Start,
     World,
+    plan_moves,
+    start_of,
 )
 from pydanube.core.lifecycle import BrokerState, Drain, Lost, Mode
 from pydanube.core.load import LoadReport, Tally, TopicLoad, measure
@@ -393,3 +396,17 @@ def test_rebalancing_is_off_unless_it_is_enabled_and_waits_for_the_last_move() -
 def test_the_history_holds_the_next_move_back_also_under_a_new_leader() -> None:
     before = Move(topic=T, from_broker=A, to_broker=B, estimated_load=0, reason="", timestamp=999_000)
     assert step(leading(enabled=True, cooldown_seconds=60), 1000.0, uneven(history=[before])) == []
+
+
+def test_moves_of_an_order_hold_the_leaders_own_back_and_what_is_under_way_is_counted_where_it_goes() -> None:
+    """Otherwise the leader would go on where an operator has just evened everything out."""
+    names = sorted(uneven().assigned[A])
+    order = plan_moves(uneven(), "fair", Rules(topic_age_min_seconds=300), moves_max=10)
+    assert {move.topic for move in order.moves} <= set(names) and {move.to_broker for move in order.moves} == {B, C}
+    by_hand = [replace(move, timestamp=990_000 + n) for n, move in enumerate(order.moves)]
+    markers = {move.topic: start_of(move, 990_000).marker for move in order.moves}
+    for limits in ({"cooldown_seconds": 60}, {"cooldown_seconds": 0, "moves_per_hour_max": len(by_hand)}):
+        leader = leading(enabled=True, **limits)
+        assert step(leader, 1000.0, uneven(history=by_hand)) == [], limits
+    again = plan_moves(uneven(markers=markers), "fair", Rules(), moves_max=10)
+    assert not again.moves and not again.rule and "balanced" in again.why

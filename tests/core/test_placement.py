@@ -9,9 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.load import STRATEGIES, Figures, LoadReport, TopicLoad, balance, measure, rank
+from pydanube.core.load import STRATEGIES, Figures, LoadReport, TopicLoad, balance, loads_of_topics, measure, rank
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import THRESHOLDS, Marker, Move, Proposal, Rules, choose, least_loaded, propose, too_soon
+from pydanube.core.placement import (
+    HISTORY_MAX,
+    THRESHOLDS,
+    Marker,
+    Move,
+    Plan,
+    Proposal,
+    Rules,
+    choose,
+    least_loaded,
+    old_entries,
+    plan,
+    propose,
+    too_soon,
+)
 
 A, B, C = BrokerId(1), BrokerId(2), BrokerId(3)
 T = TopicName("/default/orders")
@@ -85,6 +99,7 @@ def test_each_strategy_chooses_differently_on_one_set_of_reports(
 def test_what_a_broker_lacks_most_counts_most(figures: Figures, load: float) -> None:
     """Beside a broker that makes the cluster's largest of every figure 100, and of topics 10."""
     largest = Figures(cpu=100, memory=100, disk=100, network=100, mbps=100, topics=10)
+    figures = figures._replace(disk=figures.disk or 0.0, network=figures.network or 0.0)
     assert rank("weighted_load", {A: figures, B: largest})[A] == pytest.approx(load)
 
 
@@ -97,6 +112,24 @@ def test_figures_that_are_small_everywhere_do_not_decide() -> None:
 def test_balanced_counts_topics_while_nobody_reports_cpu_or_memory() -> None:
     measured = measure({A: topics("a", 3), B: topics("b", 1)}, {})
     assert rank("balanced", measured) == {A: 3.0, B: 1.0}
+
+
+@pytest.mark.parametrize("strategy", ["balanced", "weighted_load"])
+def test_a_broker_that_says_nothing_of_its_cpu_is_not_taken_for_an_idle_one(strategy: str) -> None:
+    silent, busy = Figures(topics=3), Figures(topics=3, cpu=60, memory=50, disk=10, network=5)
+    loads = rank(strategy, {A: silent, B: busy, C: busy})
+    assert loads[A] == pytest.approx(loads[B]) == pytest.approx(loads[C])
+    idle = Figures(topics=3, cpu=2, memory=5, disk=0, network=0)
+    loads = rank(strategy, {A: silent, B: busy, C: idle})
+    assert loads[C] < loads[A] < loads[B], "unknown lies between what is known"
+
+
+def test_brokers_that_are_equally_busy_within_a_few_points_share_new_topics_by_number() -> None:
+    loads = {A: 11.0, B: 8.2, C: 40.0}  # B had nothing to do for a moment
+    assert least_loaded(loads, {A: 3, B: 9, C: 0}) == [A]
+    assert least_loaded(loads, {A: 4, B: 4, C: 0}) == [A, B]
+    assert choose(Marker(), loads, turn=1, topics={A: 9, B: 3, C: 0}) == B
+    assert least_loaded({}, {}) == []
 
 
 def test_a_topic_counts_where_it_is_not_where_it_was_reported() -> None:
@@ -383,6 +416,133 @@ def test_a_plan_carried_out_comes_to_an_end_and_never_makes_it_worse(counts: lis
         topics_of[proposal.move.from_broker].remove(proposal.move.topic)
         topics_of[proposal.move.to_broker].append(proposal.move.topic)
     pytest.fail("rebalancing went on for ever")
+
+
+# --- what an operator asks for ----------------------------------------------------------------------------------
+
+
+def planned(
+    topics_of: dict[BrokerId, list[TopicName]],
+    rules: Rules | None = None,
+    reports: dict[BrokerId, LoadReport] | None = None,
+    strategy: str = "fair",
+    busy: Sequence[TopicName] = (),
+    moves_max: int = 100,
+) -> Plan:
+    reports = reports_of(topics_of, age=0.0) if reports is None else reports
+    measured, known = measure(topics_of, reports), loads_of_topics(reports.values())
+    return plan(strategy, measured, topics_of, known, rules or Rules(), busy=busy, moves_max=moves_max)
+
+
+def carried_out(topics_of: dict[BrokerId, list[TopicName]], moves: Sequence[Move]) -> dict[BrokerId, list[TopicName]]:
+    after = {broker: list(names) for broker, names in topics_of.items()}
+    for move in moves:
+        after[move.from_broker].remove(move.topic)
+        after[move.to_broker].append(move.topic)
+    return after
+
+
+@pytest.mark.parametrize("reports", [None, {}], ids=["young", "nobody has reported yet"])
+def test_an_order_moves_topics_however_young_they_are(reports: dict[BrokerId, LoadReport] | None) -> None:
+    """Three brokers, one activated again: seed 004's inspect, activate, rebalance."""
+    found = planned(UNEVEN, reports=reports)
+    after = carried_out(UNEVEN, found.moves)
+    assert sorted(map(len, after.values())) == [3, 4, 5] and not found.rule
+    assert len(planned(UNEVEN, reports=reports, moves_max=2).moves) == 2
+    assert found.moves[:2] == planned(UNEVEN, reports=reports, moves_max=2).moves
+
+
+def test_two_topics_on_one_of_two_brokers_are_shared_though_nobody_is_overloaded() -> None:
+    [move] = planned({A: topics("a", 2), B: []}).moves
+    assert (move.from_broker, move.to_broker) == (A, B)
+
+
+@pytest.mark.parametrize(
+    ("topics_of", "sentence"),
+    [
+        ({A: topics("a", 5), B: topics("b", 5), C: topics("c", 4)}, "Cluster is balanced (CV: 0.10, threshold: 0.30)"),
+        ({A: topics("a", 1), B: []}, "as even as moving whole topics makes it (CV: 1.00)"),
+        ({A: topics("a", 2), B: topics("b", 1)}, "as even as moving whole topics makes it (CV: 0.33)"),
+        ({A: [], B: []}, "Cluster is balanced (CV: 0.00"),
+    ],
+)
+def test_an_order_that_has_nothing_to_do_says_so_and_names_no_rule(
+    topics_of: dict[BrokerId, list[TopicName]], sentence: str
+) -> None:
+    found = planned(topics_of)
+    assert not found.moves and not found.rule and sentence in found.why
+
+
+@pytest.mark.parametrize(
+    ("rules", "busy", "rule", "sentence"),
+    [
+        (Rules(blacklist=("/default/*",)), (), "blacklist_topics", "topics unload"),
+        (Rules(), topics("a", 6) + topics("b", 6), "moving", "on their way already (12)"),
+        (Rules(brokers_min=4), (), "min_brokers_for_rebalance", "needs 4 active brokers"),
+        (Rules(blacklist=tuple(topics("a", 6))), topics("b", 6), "moving", "ask again"),
+    ],
+)
+def test_an_order_that_a_rule_stops_names_it(rules: Rules, busy: Sequence[TopicName], rule: str, sentence: str) -> None:
+    found = planned(UNEVEN, rules, busy=busy)
+    assert not found.moves and found.rule == rule and sentence in found.why
+
+
+def test_work_is_weighed_and_the_topics_that_do_nothing_are_shared_by_number() -> None:
+    """One broker has all the work; the other one more topics, which do nothing."""
+    busy, idle = topics("busy", 4), topics("idle", 6)
+    loads = [TopicLoad(topic_name=name, byte_rate=5e6) for name in busy]
+    quiet = [TopicLoad(topic_name=name) for name in idle]
+    reports = {
+        A: LoadReport(broker_id=A, timestamp=1, cpu=80, memory=20, network=160, topics=loads),
+        B: LoadReport(broker_id=B, timestamp=1, cpu=4, memory=20, network=0, topics=quiet),
+    }
+    topics_of = {A: busy, B: idle}
+    assert not planned(topics_of, reports=reports).moves, "by number it is even enough"
+    fewer = reports | {B: LoadReport(broker_id=B, timestamp=1, cpu=4, memory=5, network=0, topics=quiet[:3])}
+    for strategy, seen, count in (("balanced", reports, 6), ("weighted_load", fewer, 3)):
+        there = {A: busy, B: idle[:count]}
+        after = carried_out(there, planned(there, reports=seen, strategy=strategy).moves)
+        work = {broker: sum(name in busy for name in names) for broker, names in after.items()}
+        assert 1 <= work[B] <= work[A], (strategy, "shared, and not all of it the other one's")
+    # Nothing happens anywhere, and one broker has everything.
+    reports = {broker: LoadReport(broker_id=broker, timestamp=1, cpu=3, memory=20, network=0) for broker in (A, B)}
+    found = planned({A: idle, B: []}, reports=reports, strategy="balanced")
+    assert len(found.moves) in (2, 3) and "topics" in found.moves[0].reason
+    young = propose("balanced", measure({A: idle, B: []}, reports), {A: idle, B: []}, reports, Rules())
+    assert young.move is None, "the leader by itself does not move what does nothing"
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, 1e5, 1e6, 2e7]), max_size=8), min_size=2, max_size=4),
+    st.lists(st.sampled_from([None, 3.0, 20.0, 70.0]), min_size=4, max_size=4),
+    st.sampled_from(STRATEGIES),
+)
+def test_an_order_that_was_carried_out_leaves_the_next_one_nothing_to_undo(
+    rates: list[list[float]], cpus: list[float | None], strategy: str
+) -> None:
+    """Its moves never go back, no topic moves twice, and by its own measure the cluster is no less even."""
+    topics_of = {BrokerId(n + 1): topics(f"t{n}_", len(each)) for n, each in enumerate(rates)}
+    reports = {
+        broker: LoadReport(
+            broker_id=broker,
+            timestamp=1,
+            cpu=cpu,
+            memory=cpu,
+            topics=[TopicLoad(topic_name=name, byte_rate=rate) for name, rate in zip(names, each, strict=True)],
+        )
+        for (broker, names), each, cpu in zip(topics_of.items(), rates, cpus, strict=False)
+    }
+    found = planned(topics_of, reports=reports, strategy=strategy)
+    assert len({move.topic for move in found.moves}) == len(found.moves) and not found.rule
+    counts = {broker: len(names) for broker, names in carried_out(topics_of, found.moves).items()}
+    if strategy == "fair" and sum(counts.values()) >= 4 * len(counts):
+        assert balance({b: float(n) for b, n in counts.items()}).variation < 0.3
+
+
+def test_the_history_is_bounded_whoever_adds_to_it() -> None:
+    entries = [f"{number:05}" for number in range(HISTORY_MAX + 10)]
+    assert old_entries(entries) == entries[:11]
+    assert old_entries(entries[: HISTORY_MAX - 1]) == []
 
 
 def test_strategies_are_those_of_the_configuration() -> None:

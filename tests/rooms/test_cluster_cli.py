@@ -184,9 +184,35 @@ async def test_brokers_are_listed_drained_and_activated_from_the_command_line(to
     assert balance["assignment_strategy"] == "Fair" and balance["broker_count"] == 2
     assert "coefficient_of_variation" in await admin("brokers", "balance")
     await town.until(lambda: len(town.node(2).cluster.view.reports[town.node(2).broker.broker_id].topics) == 2)
-    rebalance = await admin("brokers", "rebalance", "--dry-run")
-    assert rebalance.startswith("Rebalance success=true moves_executed=0\n")
     assert await admin.json("brokers", "history") == []
+
+
+@clustered(2)
+async def test_activate_and_rebalance_bring_topics_back_at_once_and_the_exit_code_says_what_came_of_it(
+    town: Town,
+) -> None:
+    """With every limit as it is by default: the topics are seconds old."""
+    admin, (one, two) = Admin(town, 1), [str(node.id) for node in town.nodes]
+    for number in range(6):
+        await town.create(f"/default/t{number}", on=1)
+    await town.drained(2)
+    stopped, output, _ = await admin.run("brokers", "rebalance", "--output", "json")
+    assert stopped == 1 and json.loads(output)["success"] is False
+    assert "min_brokers_for_rebalance" in json.loads(output)["message"]
+    await admin("brokers", "activate", two)
+    dry = await admin("brokers", "rebalance", "--dry-run")
+    assert dry.startswith("Rebalance success=true moves_executed=0\n") and dry.count("Move: ") == 3
+    done = await admin.json("brokers", "rebalance", "--max-moves", 2)
+    assert done["success"] and done["moves_executed"] == 2
+    assert {(each["from_broker"], each["to_broker"]) for each in done["proposed_moves"]} == {(one, two)}
+    await town.until(lambda: len(town.node(2).broker.topics.loaded) == 2)
+    await town.until(lambda: not town.node(1).cluster.view.markers)
+    await admin("brokers", "rebalance")
+    await town.until(lambda: len(town.node(2).broker.topics.loaded) == 3)
+    await town.until(lambda: not town.node(1).cluster.view.markers)
+    code, output, _ = await admin.run("brokers", "rebalance")
+    assert code == 0 and "Cluster is balanced (CV: 0.00" in output
+    assert len(await admin.json("brokers", "history")) == 3
 
 
 @clustered(1)

@@ -145,18 +145,21 @@ class BrokerAdmin:
         )
 
     async def TriggerRebalance(self, request: pb.RebalanceRequest) -> pb.RebalanceResponse:
-        """Begins with one move; the others follow in the background. Whether rebalancing is enabled does not matter."""
+        """Begins a few moves; the others follow in the background. Whether rebalancing is enabled does not matter.
+
+        `success` is whether the order was obeyed: also when there is nothing to do, but not when a rule stopped it.
+        """
         cluster = self._cluster
         moves_max = request.max_moves if request.HasField("max_moves") else None
         if moves_max == 0:
             raise Refusal(Code.INVALID_ARGUMENT, "max_moves = 0 is not allowed: 1 or more, or leave it out")
-        result = await cluster.requests.rebalance(dry_run=request.dry_run)
-        if result.started:
-            cluster.rebalance_in_background(moves_max)
-        move = result.move
-        proposed = []
-        if move is not None:
-            proposed.append(
+        result = await cluster.requests.rebalance(dry_run=request.dry_run, moves_max=moves_max)
+        if result.rest:
+            cluster.rebalance_in_background(result)
+        return pb.RebalanceResponse(
+            success=not result.rule,
+            moves_executed=len(result.moves) if result.started else 0,
+            proposed_moves=[
                 pb.ProposedMove(
                     topic_name=move.topic,
                     from_broker=move.from_broker,
@@ -164,9 +167,9 @@ class BrokerAdmin:
                     estimated_load=move.estimated_load,
                     reason=move.reason,
                 )
-            )
-        return pb.RebalanceResponse(
-            success=True, moves_executed=int(result.started), proposed_moves=proposed, error_message=result.why
+                for move in result.moves
+            ],
+            error_message=f"{result.why} [rule: {result.rule}]" if result.rule else result.why,
         )
 
 

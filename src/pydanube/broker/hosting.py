@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pydanube.broker.moving import Phases
@@ -13,7 +13,7 @@ from pydanube.broker.topic import Topic
 from pydanube.broker.topics import Topics
 from pydanube.cluster.cluster import Cluster
 from pydanube.cluster.host import Offer
-from pydanube.core.load import LoadReport, TopicLoad
+from pydanube.core.load import LoadReport, TopicLoad, Usage
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.placement import BROKER_LOST, REBALANCE, SHUTDOWN, Marker
 from pydanube.errors import DanubeError, NotServed
@@ -57,12 +57,22 @@ class _Owned(Collection[TopicName]):
 class Hosting:
     """Implements `cluster.Host` and `topics.Elsewhere`."""
 
-    def __init__(self, topics: Topics, clock: Clock, telemetry: Telemetry, broker_id: BrokerId) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        clock: Clock,
+        telemetry: Telemetry,
+        broker_id: BrokerId,
+        usage: Callable[[float], Usage] = lambda now: Usage(),
+    ) -> None:
+        """`usage` tells what the machine is busy with since it was last asked."""
+        self._usage = usage
         self._topics = topics
         self._clock = clock
         self._telemetry = telemetry
         self._broker_id = broker_id
-        self._seen: dict[TopicName, tuple[float, int, int]] = {}  # when, and how many messages and bytes there were
+        # When, and how many messages and bytes there were; and bytes given out.
+        self._seen: dict[TopicName, tuple[float, int, int, int]] = {}
         self._since: dict[TopicName, float] = {}
         self._past: OrderedDict[TopicName, deque[PastMove]] = OrderedDict()
         self._stopping = False
@@ -128,13 +138,17 @@ class Hosting:
 
     def load_report(self) -> LoadReport:
         now = self._clock.elapsed()
+        usage = self._usage(now)
+        traffic = 0.0
         loads = []
         for topic in self._topics.loaded:
             metrics = topic.metrics
             messages, size = metrics.messages_in.value, metrics.bytes_in.value
-            at, messages_before, size_before = self._seen.get(topic.name, (now, messages, size))
+            out = sum(each.metrics.delivered_bytes.value for each in topic.subscriptions.values())
+            at, messages_before, size_before, out_before = self._seen.get(topic.name, (now, messages, size, out))
             seconds = max(now - at, 1e-3)
-            self._seen[topic.name] = (now, messages, size)
+            self._seen[topic.name] = (now, messages, size, out)
+            traffic += (size - size_before + max(out - out_before, 0)) / seconds
             backlog = 0
             if isinstance(topic, Topic):
                 backlog = max((each.get_lag_info().lag_messages for each in topic.subscriptions.values()), default=0)
@@ -154,7 +168,15 @@ class Hosting:
         for gone in [name for name in self._seen if name not in served]:
             del self._seen[gone]
             self._since.pop(gone, None)
-        return LoadReport(broker_id=self._broker_id, timestamp=self._clock.time_us() // 1000, topics=tuple(loads))
+        return LoadReport(
+            broker_id=self._broker_id,
+            timestamp=self._clock.time_us() // 1000,
+            cpu=usage.cpu,
+            memory=usage.memory,
+            disk=usage.disk,
+            network=traffic * 8 / 1e6,
+            topics=tuple(loads),
+        )
 
     # --- what topics ask ------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from pydanube.cluster.cluster import Cluster
 from pydanube.cluster.membership import Identity
 from pydanube.cluster.observed import ObservedStore
 from pydanube.config import Config, reachable
+from pydanube.core.load import Usage
 from pydanube.core.names import BrokerId, TopicName, parse_broker_id
 from pydanube.errors import DanubeError
 from pydanube.log.batch import Envelope
@@ -43,6 +44,7 @@ from pydanube.log.wal import Wal, WalConfig
 from pydanube.ports import Clock, Disk, MetadataStore, ObjectStore, Work
 from pydanube.stores.files import FileDisk
 from pydanube.stores.system import SystemClock, SystemWork
+from pydanube.stores.usage import MachineUsage
 from pydanube.telemetry import DispatchNow, Room, Telemetry
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ class Broker:
         self._disk = disk
         self._work = self._upload_work = self._reading_work = work
         self._aim_uploads: Callable[[float], None] = lambda rate: None
+        self._usage: Callable[[float], Usage] = lambda now: Usage()
         self._close_stores = close_stores
         self._home = home  # what tells this data directory from a copy of it elsewhere
         self._tasks: list[asyncio.Task[None]] = []
@@ -114,6 +117,7 @@ class Broker:
         broker = cls(config, disk, clock, work, close, stores.home(), telemetry)
         broker._upload_work, broker._reading_work = upload_work, reading_work
         broker._aim_uploads = stores.pace.aim
+        broker._usage = MachineUsage(Path(config.data_dir)).read
         broker.telemetry.room = functools.partial(_room, Path(config.data_dir))
         try:
             await broker._start(stores.open_metadata, stores.open_objects)
@@ -272,7 +276,7 @@ class Broker:
     async def _join(self, metadata: ObservedStore) -> None:
         """Registers in the cluster. From here on topics are claimed only as a member."""
         config, addresses = self.config.cluster, self.config.broker
-        hosting = Hosting(self.topics, self.clock, self.telemetry, self.broker_id)
+        hosting = Hosting(self.topics, self.clock, self.telemetry, self.broker_id, self._usage)
         identity = Identity(
             broker=self.broker_id,
             home=self._home,

@@ -162,11 +162,18 @@ def balance(output: OutputOption = Output.table) -> None:
 
 @brokers.command("rebalance")
 def rebalance(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which topic would move first.")] = False,
-    max_moves: Annotated[int | None, typer.Option(min=1, help="No more than so many, one after the other.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which topics would move.")] = False,
+    max_moves: Annotated[
+        int | None, typer.Option(min=1, help="No more than so many.", show_default="until the load is even")
+    ] = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """Even the load out, one topic after the other; the broker that is asked goes on in the background."""
+    """Even the load out now, a few topics at a time; the broker that is asked goes on in the background.
+
+    The limits of automatic rebalancing (topic age, cooldown, moves in an hour) do not hold an order back. Exit code 0
+    also if the load is even already; 1 if a rule stopped it: the blacklist, too few active brokers, or topics that are
+    moving already.
+    """
     request = pb.RebalanceRequest(dry_run=dry_run, max_moves=max_moves)
     found = ask(BROKERS, "TriggerRebalance", request, pb.RebalanceResponse)
     columns = ("topic_name", "from_broker", "to_broker", "estimated_load", "reason")
@@ -178,12 +185,16 @@ def rebalance(
     if output is Output.json:
         fields = {"success": found.success, "moves_executed": found.moves_executed}
         print_fields({**fields, "proposed_moves": rows, "message": found.error_message}, output)
+        if not found.success:
+            raise typer.Exit(EXIT_FAILED)
         return
     print(f"Rebalance success={str(found.success).lower()} moves_executed={found.moves_executed}")
     for row in rows:
         print(f"Move: {row['topic_name']} from {row['from_broker']} to {row['to_broker']} ({row['reason']})")
     if found.error_message:
         print(found.error_message)
+    if not found.success:
+        raise typer.Exit(EXIT_FAILED)
 
 
 @brokers.command("history")

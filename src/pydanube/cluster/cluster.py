@@ -14,7 +14,7 @@ from pydanube.cluster.leadership import Leadership
 from pydanube.cluster.load_manager import LoadManager
 from pydanube.cluster.membership import Identity, Membership
 from pydanube.cluster.reports import Reports
-from pydanube.cluster.requests import Requests
+from pydanube.cluster.requests import Rebalanced, Requests
 from pydanube.cluster.upkeep import Upkeep
 from pydanube.cluster.view import RELIST_SECONDS, View
 from pydanube.config import LoadManagerConfig
@@ -81,9 +81,9 @@ class Cluster:
             clock, self.view, self.membership, host.load_report, float(config.load_report_interval_seconds)
         )
         self._upkeep = Upkeep(store, clock, self.leadership, metrics, compacts=compacts)
-        self._moves_max = config.max_moves_per_hour
         self._tasks: list[asyncio.Task[Any]] = []
         self._background: set[asyncio.Task[Any]] = set()
+        self._rebalancing: asyncio.Task[Any] | None = None
         self.ended: asyncio.Future[None] | None = None
 
     # --- the course of things -----------------------------------------------------------------------
@@ -188,16 +188,18 @@ class Cluster:
 
     # --- work that outlasts its request -------------------------------------------------------------
 
-    def rebalance_in_background(self, moves_max: int | None = None) -> None:
-        """After `requests.rebalance` began one move: the others, up to `moves_max` in all."""
-        moves = (self._moves_max if moves_max is None else moves_max) - 1
-        task = asyncio.create_task(self._rebalance_on(moves), name="rebalancing")
+    def rebalance_in_background(self, order: Rebalanced) -> None:
+        """After `requests.rebalance` began some of its moves: the others. A later order takes the place of this one."""
+        if self._rebalancing is not None:
+            self._rebalancing.cancel()
+        task = asyncio.create_task(self._rebalance_on(order), name="rebalancing")
+        self._rebalancing = task
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _rebalance_on(self, moves: int) -> None:
+    async def _rebalance_on(self, order: Rebalanced) -> None:
         try:
-            await self.requests.rebalance_on(moves)
+            await self.requests.rebalance_on(order.moves, order.rest)
         except Unavailable as error:
             log.warning("rebalancing ends", extra={"why": str(error)})
 

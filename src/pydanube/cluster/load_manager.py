@@ -18,7 +18,7 @@ from pydanube.core import keys
 from pydanube.core.leading import Abandon, Decision, Declare, Direct, FinishDrain, Leading, Remove, Start
 from pydanube.core.lifecycle import Lost
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import BROKER_LOST, WAIT, Marker, Rules
+from pydanube.core.placement import BROKER_LOST, WAIT, Marker, Rules, old_entries
 from pydanube.errors import Unavailable
 from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
 from pydanube.telemetry import ClusterMetrics
@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BATCH: Final = 50  # topics in one transaction: two operations each, and the store takes 128
-HISTORY_MAX: Final = 1_000
 RETRY_SECONDS: Final = 0.5
 REFUSED_SECONDS: Final = 0.02
 STEP_SECONDS: Final = 0.02  # between two steps while topics have no owner: then the view changes every few milliseconds
@@ -191,7 +190,7 @@ class LoadManager:
         operations: list[Put | Delete] = [Put(keys.unassigned(start.topic), marker.to_bytes())]
         if start.entry is not None:
             operations.append(Put(keys.rebalancing(start.entry.timestamp), start.entry.to_bytes()))
-            operations += [Delete(key) for key in sorted(self._view.history)[: 1 - HISTORY_MAX]][:BATCH]
+            operations += [Delete(key) for key in old_entries(self._view.history)]
         if not await self._write(compares, operations):
             return False
         if start.entry is not None:

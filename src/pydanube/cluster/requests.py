@@ -15,11 +15,22 @@ from typing import Final, NamedTuple
 from pydanube.cluster.membership import Membership
 from pydanube.cluster.view import View
 from pydanube.core import keys
-from pydanube.core.leading import next_move, start_of
+from pydanube.core.leading import next_move, plan_moves, start_of
 from pydanube.core.lifecycle import ADMIN_ACTIVATE, NO_TOPICS, Drain, Mode
 from pydanube.core.load import Balance, balance, measure, rank
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import MOVES, UNLOAD, Marker, Move, Proposal, Rules, too_soon
+from pydanube.core.placement import (
+    BUSY_RULE,
+    MOVES,
+    PLAN_MAX,
+    REBALANCE,
+    UNLOAD,
+    Marker,
+    Move,
+    Proposal,
+    Rules,
+    old_entries,
+)
 from pydanube.errors import BrokerUnknown, DeadlineExceeded, MoveFailed, MoveRefused, TopicUnknown
 from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
 from pydanube.telemetry import ClusterMetrics
@@ -34,6 +45,7 @@ SINGLE_DRAIN: Final = "Cannot unload broker: single broker cluster detected. Unl
 LOOK_SECONDS: Final = 1.0
 DRAINED_SECONDS: Final = 1.0
 TRIES: Final = 5
+MOVES_AT_ONCE: Final = 4  # of one order, as a drain
 
 
 class DrainProgress(NamedTuple):
@@ -50,11 +62,16 @@ class DrainProgress(NamedTuple):
 
 
 class Rebalanced(NamedTuple):
-    """What a rebalancing proposes (dry run), or began with; `why` says what comes next, or why nothing does."""
+    """What an order to even the cluster out does: `moves` were begun, or would be (dry run); `rest` follows them.
 
-    move: Move | None
+    `why` is for people. `rule` is empty unless a rule stopped it all: then the order was not obeyed.
+    """
+
+    moves: Sequence[Move]
+    rest: Sequence[Move]
     started: bool
     why: str
+    rule: str = ""
 
 
 class Requests:
@@ -67,6 +84,7 @@ class Requests:
         self._membership = membership
         self._strategy = strategy
         self._rules = rules
+        self._last_ms = 0
         self.metrics = ClusterMetrics()  # those of whoever made it
 
     # --- one topic ----------------------------------------------------------------------------------
@@ -251,49 +269,84 @@ class Requests:
         return balance(rank(self._strategy, measure(world.topics_of(world.active()), world.reports)))
 
     def propose(self) -> Proposal:
+        """The move that the leader would make by itself."""
         return next_move(self._view.world(), self._strategy, self._rules)
 
-    async def rebalance(self, *, dry_run: bool) -> Rebalanced:
-        """The next move that evens the cluster out, begun unless it is a dry run.
+    async def rebalance(self, *, dry_run: bool = False, moves_max: int | None = None) -> Rebalanced:
+        """What evens the cluster out, begun unless it is a dry run. `rebalance_on` does the `rest`.
 
-        Limits on how often do not hold a dry run back; whether rebalancing is enabled matters to neither.
+        What an operator asks for is done now: how long topics have been where they are, when the last move was and how
+        many there were in the last hour hold only the leader's own moves back; so does whether those are enabled. But
+        the moves are part of the history, and hold the leader's own back in turn.
         """
         await self._view.refresh()
-        proposal = self.propose()
-        if proposal.move is None:
-            return Rebalanced(None, False, proposal.why)
+        plan = plan_moves(self._view.world(), self._strategy, self._rules, moves_max=moves_max or PLAN_MAX)
+        if not plan.moves:
+            return Rebalanced((), (), False, plan.why, plan.rule)
         if dry_run:
-            return Rebalanced(proposal.move, False, "Dry run: nothing was moved")
-        now_ms = self._clock.time_us() // 1000
-        if why := too_soon(self.history(), now_ms, self._rules):
-            return Rebalanced(None, False, why)
-        start = start_of(proposal.move, now_ms)
+            return Rebalanced(plan.moves, (), False, f"Dry run: nothing was moved ({plan.why})")
+        begun: list[Move] = []
+        rest = list(plan.moves)
+        while rest and len(begun) < MOVES_AT_ONCE:
+            move = rest.pop(0)
+            if await self._begin(move):
+                begun.append(move)
+        if not begun:
+            return Rebalanced((), (), False, "The topics changed hands meanwhile; try again", BUSY_RULE)
+        more = f", {len(rest)} more follow in the background" if rest else ""
+        why = f"{len(begun)} begun{more}; `danube admin brokers history` shows them ({plan.why})"
+        return Rebalanced(begun, rest, True, why)
+
+    async def rebalance_on(self, begun: Sequence[Move], rest: Sequence[Move]) -> int:
+        """Goes on with an operator's order: the `rest` of it, a few at a time. Returns how many of it were begun.
+
+        What does not stand where it stood, or whose target takes no topics any more, is left out.
+        """
+        waiting, moving, count = list(rest), {move.topic: move for move in begun}, 0
+        while waiting:
+            version = self._view.version
+            for topic in [topic for topic in moving if self._has_arrived(topic)]:
+                del moving[topic]
+            while waiting and len(moving) < MOVES_AT_ONCE:
+                move = waiting.pop(0)
+                if await self._begin(move):
+                    moving[move.topic] = move
+                    count += 1
+            if waiting:
+                await self._view.changed(version, LOOK_SECONDS)
+        log.info(
+            "rebalancing by hand was begun in full", extra={"moves": count + len(begun), "of": len(begun) + len(rest)}
+        )
+        return count
+
+    def _has_arrived(self, topic: TopicName) -> bool:
+        """Or given up. One that waits for its target longer than usual is no reason to do nothing else."""
+        seen = self._view.markers.get(topic)
+        return seen is None or bool(seen.value.error) or seen.value.reason != REBALANCE
+
+    async def _begin(self, move: Move) -> bool:
+        if move.to_broker not in self._view.active() or self._view.hosts.get(move.topic) != move.from_broker:
+            return False
+        # Entries of the history are named by their time, and several moves begin at once.
+        now_ms = max(self._clock.time_us() // 1000, self._last_ms + 1)
+        self._last_ms = now_ms
+        start = start_of(move, now_ms)
         assert start.entry is not None
         operations: list[Put | Delete] = [
             Put(keys.unassigned(start.topic), start.marker.to_bytes()),
             Put(keys.rebalancing(now_ms), start.entry.to_bytes()),
+            *(Delete(key) for key in old_entries(self._view.history)),
         ]
         compares = [
             Compare(keys.unassigned(start.topic), 0),
+            Compare(keys.rebalancing(now_ms), 0),
             self._view.compare(keys.assignment(start.entry.from_broker, start.topic)),
         ]
         if await self._view.transact(compares, operations) is None:
-            return Rebalanced(None, False, f"topic {start.topic} changed hands meanwhile; try again")
+            return False
         self.metrics.rebalances["manual"] += 1
         log.info("topic is to move", extra={"topic": start.topic, "reason": "rebalance", "to": start.entry.to_broker})
-        return Rebalanced(start.entry, True, "Rebalancing goes on in the background")
-
-    async def rebalance_on(self, moves_max: int) -> int:
-        """Goes on after the first move of a manual rebalancing: one after the other, until it is even or enough."""
-        moved = 0
-        while moved < moves_max:
-            await self._clock.sleep(max(self._rules.cooldown_seconds, LOOK_SECONDS))
-            result = await self.rebalance(dry_run=False)
-            if not result.started:
-                log.info("rebalancing ends", extra={"moves": moved, "why": result.why})
-                break
-            moved += 1
-        return moved
+        return True
 
     def history(self) -> list[Move]:
         """Rebalancing moves, newest first."""

@@ -65,18 +65,24 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     # who gets a topic
     "load_manager.assignment_strategy": Meaning(
         "How brokers are compared: by number of topics (`fair`), by load (`balanced`), or by the resource that is "
-        "scarcest (`weighted_load`)."
+        "scarcest (`weighted_load`). See [operations](operations.md#how-load-is-weighed)."
     ),
     "load_manager.load_report_interval_seconds": Meaning("How often a broker reports its load."),
     "load_manager.rebalancing.enabled": Meaning("Topics move by themselves when the load is uneven."),
     "load_manager.rebalancing.aggressiveness": Meaning("How uneven it must be."),
     "load_manager.rebalancing.check_interval_seconds": Meaning("How often that is looked at."),
-    "load_manager.rebalancing.max_moves_per_hour": Meaning("At most so many moves; 0 is none."),
-    "load_manager.rebalancing.cooldown_seconds": Meaning("Between two moves."),
+    "load_manager.rebalancing.max_moves_per_hour": Meaning(
+        "At most so many moves by themselves; 0 is none. `brokers rebalance` does not ask."
+    ),
+    "load_manager.rebalancing.cooldown_seconds": Meaning(
+        "Between two moves by themselves. `brokers rebalance` does not ask."
+    ),
     "load_manager.rebalancing.min_brokers_for_rebalance": Meaning("With fewer active brokers nothing moves."),
-    "load_manager.rebalancing.min_topic_age_seconds": Meaning("A topic stays at least so long where it is."),
+    "load_manager.rebalancing.min_topic_age_seconds": Meaning(
+        "A topic stays at least so long where it is, unless somebody moves it."
+    ),
     "load_manager.rebalancing.blacklist_topics": Meaning(
-        "Topics that never move by themselves; `/system/*` is a glob."
+        "Topics that neither move by themselves nor by `brokers rebalance`; `/system/*` is a glob."
     ),
     # storage
     "storage.url": Meaning("Where history is kept; see [storage](storage.md). A cluster needs it.", "--storage-url"),

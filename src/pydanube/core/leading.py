@@ -22,9 +22,22 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
 from pydanube.core.lifecycle import DRAIN_COMPLETE, BrokerState, Drain, Lost, Mode
-from pydanube.core.load import Figures, LoadReport, TopicLoad, loads_of_topics, measure, rank
+from pydanube.core.load import Figures, LoadReport, TopicLoad, loads_of_topics, measure, rank, weighs
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import DRAIN, REBALANCE, Marker, Move, Proposal, Rules, choose, propose, too_soon
+from pydanube.core.placement import (
+    DRAIN,
+    PLAN_MAX,
+    REBALANCE,
+    Marker,
+    Move,
+    Plan,
+    Proposal,
+    Rules,
+    choose,
+    plan,
+    propose,
+    too_soon,
+)
 
 CLAIM_SECONDS: Final = 3.0  # a target that has claimed nothing for so long is replaced
 CLAIM_SECONDS_MAX: Final = 48.0  # when nobody claims: longer than it takes to list what no event told
@@ -59,6 +72,14 @@ class World(NamedTuple):
         for topic, marker in self.markers.items():
             if marker.to in found and not marker.error:
                 found[marker.to].add(topic)
+        return found
+
+    def topics_to_be(self, brokers: Sequence[BrokerId]) -> dict[BrokerId, set[TopicName]]:
+        """What each of them will serve when every move that is under way has come to its end."""
+        found = self.topics_of(brokers)
+        for topic, marker in self.markers.items():
+            if marker.is_move and marker.to in found and marker.from_broker in found:
+                found[marker.from_broker].discard(topic)
         return found
 
     def measured(self) -> dict[BrokerId, Figures]:
@@ -131,7 +152,10 @@ class _Scale:
         self.loads = rank(strategy, self._measured)
 
     def choose(self, marker: Marker, turn: int, avoid: Collection[BrokerId] = ()) -> BrokerId | None:
-        return choose(marker, self.loads, turn=turn, avoid=avoid)
+        topics = None
+        if weighs(self._strategy, self._measured):
+            topics = {broker: figures.topics for broker, figures in self._measured.items()}
+        return choose(marker, self.loads, turn=turn, avoid=avoid, topics=topics)
 
     def put_on(self, broker: BrokerId) -> None:
         if broker in self._measured:
@@ -328,9 +352,16 @@ class Leading:
 
 def next_move(world: World, strategy: str, rules: Rules) -> Proposal:
     """The move that would even the cluster out, or why there is none."""
-    active = world.active()
-    topics_of = world.topics_of(active)
+    topics_of = world.topics_to_be(world.active())
     return propose(strategy, measure(topics_of, world.reports), topics_of, world.reports, rules, busy=world.markers)
+
+
+def plan_moves(world: World, strategy: str, rules: Rules, *, moves_max: int = PLAN_MAX) -> Plan:
+    """What an operator's order to even the cluster out moves, or why it moves nothing."""
+    topics_of = world.topics_to_be(world.active())
+    known = world.known if world.known is not None else loads_of_topics(world.reports.values())
+    measured = measure(topics_of, world.reports)
+    return plan(strategy, measured, topics_of, known, rules, busy=world.markers, moves_max=moves_max)
 
 
 def start_of(move: Move, now_ms: int) -> Start:

@@ -5,6 +5,9 @@
                     W = 0.2 · topics + 0.3 · Mbit/s + 0.3 · (producers + consumers) + 0.2 · backlog / 10,000
     weighted_load   every figure as a part of the cluster's largest; whichever is largest here counts most
 
+What a broker does not say of itself (an older one, one that has just come) is unknown and not nothing: it counts as the
+mean of those that say it, so that nobody looks idle because it is silent.
+
 A report is up to one interval old, and topics move meanwhile. So `measure` takes who has which topics from the
 assignments, and only the figures of a topic from the reports: a topic counts where it is, at once.
 """
@@ -57,9 +60,20 @@ class TopicLoad:
         return 0.5 * self.byte_rate_mbps + 0.3 * self.connections + 0.2 * self.backlog_messages / BACKLOG_UNIT
 
 
+class Usage(NamedTuple):
+    """What a machine is busy with, in percent; None where nothing measures it."""
+
+    cpu: float | None = None
+    memory: float | None = None
+    disk: float | None = None  # of the time it was busy
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """What a broker says about itself every interval. Usages are percentages, None where nothing measures them."""
+    """What a broker says about itself every interval; None where nothing measures it.
+
+    Usages are percentages of what the machine has. `network` is what topics took in and gave out, in Mbit/s.
+    """
 
     broker_id: int
     timestamp: int  # milliseconds since 1970
@@ -77,7 +91,7 @@ class LoadReport:
             {
                 "broker_id": self.broker_id,
                 "timestamp": self.timestamp,
-                "resources_usage": [{"resource": k, "usage": v} for k, v in used.items() if v is not None],
+                "resources_usage": [{"resource": k, "usage": round(v, 1)} for k, v in used.items() if v is not None],
                 "topics": [{**fields_of(topic), "byte_rate_mbps": topic.byte_rate_mbps} for topic in busiest],
                 "topics_len": len(self.topics) + len(quiet),
                 "total_throughput_mbps": sum(topic.byte_rate_mbps for topic in self.topics),
@@ -205,7 +219,7 @@ class Figures(NamedTuple):
     network: float | None = None
 
     def plus(self, topic: TopicLoad | None, sign: int = 1) -> Figures:
-        """With one topic more, or less; None: a topic that nobody has reported on."""
+        """With one topic more, or less; None: a topic that nobody has reported on. What the machine does stays."""
         if topic is None:
             return self._replace(topics=self.topics + sign)
         return self._replace(
@@ -214,6 +228,21 @@ class Figures(NamedTuple):
             connections=self.connections + sign * topic.connections,
             backlog=self.backlog + sign * topic.backlog_messages,
         )
+
+
+def move_topic(topic: TopicLoad | None, source: Figures, target: Figures) -> tuple[Figures, Figures]:
+    """Both brokers as they will be: the topic takes its part of the CPU and of the network with it.
+
+    Its part is that of the traffic. Where there is hardly any, something else uses the CPU, which stays.
+    """
+    part = min(topic.byte_rate_mbps / max(source.mbps, 1.0), 1.0) if topic is not None else 0.0
+    less, more = source.plus(topic, -1), target.plus(topic)
+    for name in ("cpu", "network"):
+        there, here = getattr(source, name), getattr(target, name)
+        if there is not None and here is not None:
+            less = less._replace(**{name: there * (1 - part)})
+            more = more._replace(**{name: here + there * part})
+    return less, more
 
 
 def loads_of_topics(reports: Iterable[LoadReport]) -> dict[TopicName, TopicLoad]:
@@ -311,14 +340,43 @@ class Tally:
 # --- one number -----------------------------------------------------------------------------------------
 
 
+def weighs(strategy: str, measured: Mapping[BrokerId, Figures]) -> bool:
+    """Whether the number means work. Otherwise it is the number of topics, which moves by ones."""
+    if strategy == "balanced":
+        return any(each.cpu is not None or each.memory is not None for each in measured.values())
+    assert strategy in STRATEGIES, strategy
+    return strategy == "weighted_load"
+
+
 def rank(strategy: str, measured: Mapping[BrokerId, Figures]) -> dict[BrokerId, float]:
     """The load of each broker; what it means depends on the strategy, and only differences matter."""
+    if not weighs(strategy, measured):
+        return {broker: float(figures.topics) for broker, figures in measured.items()}
+    whole = _with_means(measured)
     if strategy == "weighted_load":
-        return _weighted(measured)
-    if strategy == "balanced" and any(each.cpu is not None or each.memory is not None for each in measured.values()):
-        return {broker: _balanced(figures) for broker, figures in measured.items()}
-    assert strategy in STRATEGIES, strategy
-    return {broker: float(figures.topics) for broker, figures in measured.items()}
+        return _weighted(whole)
+    return {broker: _balanced(figures) for broker, figures in whole.items()}
+
+
+def _with_means(measured: Mapping[BrokerId, Figures]) -> dict[BrokerId, Figures]:
+    """What nobody said of a broker is what the others have on average."""
+
+    def mean(values: Iterable[float | None]) -> float:
+        said = [value for value in values if value is not None]
+        return sum(said) / len(said) if said else 0.0
+
+    every = list(measured.values())
+    cpu, memory = mean(each.cpu for each in every), mean(each.memory for each in every)
+    disk, network = mean(each.disk for each in every), mean(each.network for each in every)
+    return {
+        broker: figures._replace(
+            cpu=cpu if figures.cpu is None else figures.cpu,
+            memory=memory if figures.memory is None else figures.memory,
+            disk=disk if figures.disk is None else figures.disk,
+            network=network if figures.network is None else figures.network,
+        )
+        for broker, figures in measured.items()
+    }
 
 
 def _balanced(figures: Figures) -> float:

@@ -15,11 +15,21 @@ let go. Moves never go back to `from_broker`. After a crash it is the first choi
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, TypeVar
 
-from pydanube.core.load import Balance, Figures, LoadReport, balance, loads_of_topics, rank
+from pydanube.core.load import (
+    Balance,
+    Figures,
+    LoadReport,
+    TopicLoad,
+    balance,
+    loads_of_topics,
+    move_topic,
+    rank,
+    weighs,
+)
 from pydanube.core.names import BrokerId, TopicName
 
 UNLOAD: Final = "unload"
@@ -32,7 +42,10 @@ WAIT: Final = b'"wait"'  # what a topic has stored that waits for its own broker
 REASONS: Final = MOVES | {BROKER_LOST}
 
 EXACT_BELOW: Final = 10.0  # loads under this are equal or not; above, within a tenth is equal
+WORK_SLACK: Final = 5.0  # points of work that make no difference
 HOUR_MS: Final = 3_600_000
+HISTORY_MAX: Final = 1_000
+HISTORY_REMOVED_MAX: Final = 50
 THRESHOLDS: Final = {"conservative": 0.40, "balanced": 0.30, "aggressive": 0.20}
 
 
@@ -136,17 +149,31 @@ def _is_broker(value: object) -> bool:
 # --- a broker for a topic -------------------------------------------------------------------------------
 
 
-def least_loaded(loads: Mapping[BrokerId, float]) -> list[BrokerId]:
-    """All that are as little loaded as the least: exactly while loads are small, within a tenth when they are not."""
+def least_loaded(loads: Mapping[BrokerId, float], topics: Mapping[BrokerId, int] | None = None) -> list[BrokerId]:
+    """All that are as little loaded as the least: exactly while loads are small, within a tenth when they are not.
+
+    `topics` is given where loads mean work. They are up to one report old and never quite the same, so within a few
+    points all are equal, and of those the ones with the fewest topics are taken: otherwise everything that is created
+    until the next report would go to whoever had nothing to do for a moment.
+    """
     if not loads:
         return []
     lowest = min(loads.values())
     limit = lowest if lowest < EXACT_BELOW else lowest * 1.1
-    return sorted(broker for broker, load in loads.items() if load <= limit)
+    if topics is None:
+        return sorted(broker for broker, load in loads.items() if load <= limit)
+    equals = [broker for broker, load in loads.items() if load <= max(limit, lowest + WORK_SLACK)]
+    fewest = min(topics.get(broker, 0) for broker in equals)
+    return sorted(broker for broker in equals if topics.get(broker, 0) == fewest)
 
 
 def choose(
-    marker: Marker, loads: Mapping[BrokerId, float], *, turn: int, avoid: Collection[BrokerId] = ()
+    marker: Marker,
+    loads: Mapping[BrokerId, float],
+    *,
+    turn: int,
+    avoid: Collection[BrokerId] = (),
+    topics: Mapping[BrokerId, int] | None = None,
 ) -> BrokerId | None:
     """The target for a topic among the brokers in `loads`; equals take turns. None: nobody can have it now.
 
@@ -156,7 +183,7 @@ def choose(
     if marker.preferred in open_to and marker.preferred not in avoid:
         return marker.preferred
     fresh = {broker: load for broker, load in open_to.items() if broker not in avoid}
-    equals = least_loaded(fresh or open_to)
+    equals = least_loaded(fresh or open_to, topics)
     return equals[turn % len(equals)] if equals else None
 
 
@@ -213,12 +240,108 @@ class Move:
             return None
 
 
+Entry = TypeVar("Entry", bound=str)
+
+
+def old_entries(history: Collection[Entry]) -> list[Entry]:
+    """Entries of the history that make room for one more; a few at a time, as one transaction takes them."""
+    return sorted(history)[: 1 - HISTORY_MAX][:HISTORY_REMOVED_MAX]
+
+
 class Proposal(NamedTuple):
     """The next move, or why there is none; and how even the cluster is."""
 
     move: Move | None
     why: str
     balance: Balance
+
+
+class Plan(NamedTuple):
+    """Moves that even the cluster out, to be carried out together; or why there are none. `rule` is what stopped it."""
+
+    moves: Sequence[Move]
+    why: str
+    balance: Balance
+    rule: str = ""
+
+
+GAIN_MIN: Final = 0.01  # of the difference between two brokers: what a move must narrow where the number means work
+PLAN_MAX: Final = 1_000
+BUSY_RULE: Final = "moving"
+BLACKLIST_RULE: Final = "blacklist_topics"
+BROKERS_RULE: Final = "min_brokers_for_rebalance"
+
+
+class _Planning:
+    """The cluster as it will be after the moves that were chosen so far."""
+
+    def __init__(
+        self,
+        strategy: str,
+        measured: Mapping[BrokerId, Figures],
+        topics_of: Mapping[BrokerId, Collection[TopicName]],
+        known: Mapping[TopicName, TopicLoad],
+        may_move: Callable[[TopicName], bool],
+    ) -> None:
+        self._strategy = strategy
+        self.figures = dict(measured)
+        self._topics_of = topics_of
+        self._known = known
+        self._may_move = may_move
+        self._candidates: dict[BrokerId, tuple[list[TopicName], list[TopicName]]] = {}
+        self._moved: set[TopicName] = set()
+
+    def even(self, strategy: str = "") -> Balance:
+        return balance(rank(strategy or self._strategy, self.figures))
+
+    def next(self, strategy: str, threshold: float, *, by_hand: bool = False) -> Move | None:
+        """The move that evens the cluster out by `strategy`, without making it more uneven by its own one.
+
+        The leader by itself takes from overloaded brokers alone; an order by hand from whoever has more than its part.
+        """
+        even = self.even(strategy)
+        if even.variation < threshold or len(even.loads) < 2:
+            return None
+        target = min(even.loads, key=lambda broker: (even.loads[broker], broker))
+        weigh = weighs(strategy, self.figures)
+        bound = max(threshold, self.even().variation)
+        crowded = sorted(even.loads, key=lambda broker: (-even.loads[broker], broker))
+        for source in [broker for broker in crowded if even.loads[broker] > even.mean] if by_hand else even.overloaded:
+            gap = even.loads[source] - even.loads[target]
+            for topic in self._of(source, heaviest_first=weigh):
+                less, more = move_topic(self._known.get(topic), self.figures[source], self.figures[target])
+                figures = {**self.figures, source: less, target: more}
+                after = balance(rank(strategy, figures))
+                if after.variation >= even.variation or after.loads[target] > after.loads[source]:
+                    continue
+                narrowed = gap - (after.loads[source] - after.loads[target])
+                if weigh and narrowed < GAIN_MIN * gap:
+                    continue
+                if strategy != self._strategy and balance(rank(self._strategy, figures)).variation > bound:
+                    continue
+                self.figures = figures
+                self._moved.add(topic)
+                load = self._known.get(topic)
+                loads = f"{even.loads[source]:.1f} against {even.loads[target]:.1f}"
+                return Move(
+                    topic=topic,
+                    from_broker=source,
+                    to_broker=target,
+                    estimated_load=load.score if load is not None else 0.0,
+                    reason=f"{'load' if weigh else 'topics'} {loads}, CV {even.variation:.2f}",
+                )
+        return None
+
+    def _of(self, broker: BrokerId, *, heaviest_first: bool) -> list[TopicName]:
+        """What may leave it, in the order in which it is tried. One that nobody has reported on comes last."""
+        if broker not in self._candidates:
+            found = sorted(topic for topic in self._topics_of.get(broker, ()) if self._may_move(topic))
+            told = sorted((self._known[topic].score, topic) for topic in found if topic in self._known)
+            unknown = [topic for topic in found if topic not in self._known]
+            self._candidates[broker] = [topic for _, topic in told], unknown
+        told_of, unknown = self._candidates[broker]
+        order = [*(reversed(told_of) if heaviest_first else told_of), *unknown]
+        return [topic for topic in order if topic not in self._moved]
 
 
 def propose(
@@ -230,40 +353,84 @@ def propose(
     *,
     busy: Collection[TopicName] = (),
 ) -> Proposal:
-    """The one move that evens the cluster out: the lightest movable topic of the busiest broker to the idlest.
+    """The one move that the leader makes by itself: a movable topic of the busiest broker to the idlest.
 
-    `measured` has the active brokers. A topic stays that is too young, on the blacklist, already moving (`busy`), or
+    Where the number of topics counts it is the lightest one, where work is weighed the heaviest that fits. `measured`
+    has the active brokers. A topic stays that is unreported, too young, on the blacklist, already moving (`busy`), or
     whose move would not make the cluster more even, or only swap the two brokers' places.
     """
     even = balance(rank(strategy, measured))
-    if len(measured) < rules.brokers_min or len(measured) < 2:
-        needed = max(rules.brokers_min, 2)
-        return Proposal(None, f"Rebalancing needs {needed} active brokers, there are {len(measured)}", even)
+    if len(measured) < max(rules.brokers_min, 2):
+        return Proposal(None, _too_few(measured, rules), even)
     if even.variation < rules.threshold:
-        return Proposal(None, f"Cluster is balanced (CV: {even.variation:.2f}, threshold: {rules.threshold:.2f})", even)
+        return Proposal(None, _is_even(even, rules), even)
     known = loads_of_topics(reports.values())
-    target = min(even.loads, key=lambda broker: (even.loads[broker], broker))
-    for source in even.overloaded:
-        movable = [
-            (known[topic].score, topic)
-            for topic in topics_of.get(source, ())
-            if topic in known
-            and topic not in busy
-            and rules.allows(topic)
-            and known[topic].age_seconds >= rules.topic_age_min_seconds
-        ]
-        for score, topic in sorted(movable):
-            moved = {
-                **measured,
-                source: measured[source].plus(known[topic], -1),
-                target: measured[target].plus(known[topic]),
-            }
-            after = balance(rank(strategy, moved))
-            if after.variation < even.variation and after.loads[target] <= after.loads[source]:
-                reason = f"load {even.loads[source]:.1f} against {even.loads[target]:.1f}, CV {even.variation:.2f}"
-                move = Move(topic=topic, from_broker=source, to_broker=target, estimated_load=score, reason=reason)
-                return Proposal(move, "", even)
-    return Proposal(None, "No suitable topics found for rebalancing", even)
+
+    def may_move(topic: TopicName) -> bool:
+        load = known.get(topic)
+        is_old = load is not None and load.age_seconds >= rules.topic_age_min_seconds
+        return is_old and topic not in busy and rules.allows(topic)
+
+    move = _Planning(strategy, measured, topics_of, known, may_move).next(strategy, rules.threshold)
+    return Proposal(move, "" if move else "No suitable topics found for rebalancing", even)
+
+
+def plan(
+    strategy: str,
+    measured: Mapping[BrokerId, Figures],
+    topics_of: Mapping[BrokerId, Collection[TopicName]],
+    known: Mapping[TopicName, TopicLoad],
+    rules: Rules,
+    *,
+    busy: Collection[TopicName] = (),
+    moves_max: int = PLAN_MAX,
+) -> Plan:
+    """All moves that an operator's order makes, best first.
+
+    How long topics have been where they are does not matter, nor whether anybody has reported on them. When the work
+    is even, the number of topics is evened out as well, as far as the work stays even: a broker that has just been
+    activated is to have its part of the topics that do nothing now, too. What the order may not touch: topics on the
+    blacklist, and those that are on their way already.
+    """
+
+    def planned(may_move: Callable[[TopicName], bool], count_max: int) -> tuple[list[Move], Balance]:
+        planning = _Planning(strategy, measured, topics_of, known, may_move)
+        moves: list[Move] = []
+        for each in dict.fromkeys((strategy, "fair")):
+            while len(moves) < count_max and (move := planning.next(each, rules.threshold, by_hand=True)) is not None:
+                moves.append(move)
+        return moves, planning.even()
+
+    even = balance(rank(strategy, measured))
+    if len(measured) < max(rules.brokers_min, 2):
+        return Plan((), _too_few(measured, rules), even, BROKERS_RULE)
+    moves, after = planned(lambda topic: topic not in busy and rules.allows(topic), min(moves_max, PLAN_MAX))
+    if moves:
+        return Plan(moves, f"CV {even.variation:.2f}, and {after.variation:.2f} afterwards", even)
+    # Nothing moves. Either nothing would help, or what would help may not be touched.
+    if planned(lambda topic: rules.allows(topic), 1)[0]:
+        count = sum(topic in busy for topics in topics_of.values() for topic in topics)
+        why = f"The topics that could move are on their way already ({count}): ask again when they have arrived"
+        return Plan((), why, even, BUSY_RULE)
+    if planned(lambda topic: topic not in busy, 1)[0] or planned(lambda topic: True, 1)[0]:
+        why = (
+            "The topics that could move are on the blacklist (load_manager.rebalancing.blacklist_topics; "
+            f"/system/* always), CV {even.variation:.2f}: move them with `topics unload`, or change the list"
+        )
+        return Plan((), why, even, BLACKLIST_RULE)
+    if even.variation < rules.threshold:
+        return Plan((), _is_even(even, rules), even)
+    why = f"Cluster is as even as moving whole topics makes it (CV: {even.variation:.2f})"
+    return Plan((), why, even)
+
+
+def _too_few(measured: Collection[BrokerId], rules: Rules) -> str:
+    needed = max(rules.brokers_min, 2)
+    return f"Rebalancing needs {needed} active brokers (min_brokers_for_rebalance), there are {len(measured)}"
+
+
+def _is_even(even: Balance, rules: Rules) -> str:
+    return f"Cluster is balanced (CV: {even.variation:.2f}, threshold: {rules.threshold:.2f})"
 
 
 def too_soon(history: Collection[Move], now_ms: int, rules: Rules) -> str:

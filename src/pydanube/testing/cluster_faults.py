@@ -549,10 +549,10 @@ class Breaking:
     async def rebalance(self, node: Node, dice: Random) -> None:
         requests = _requests(node)
         if requests is not None and node.broker is not None and node.broker.cluster is not None:
-            if dice.random() < 0.5:
-                await node.call(requests.rebalance(dry_run=False))
-            else:
-                node.process.run(node.broker.cluster.rebalance_in_background, 2)  # type: ignore[union-attr]
+            cluster = node.broker.cluster
+            order = await node.call(requests.rebalance(moves_max=dice.choice((1, 2, None))))
+            if order.rest and node.alive and node.process is not None:
+                node.process.run(cluster.rebalance_in_background, order)
 
     async def questions(self, node: Node, dice: Random) -> None:
         """Somebody looks at everything there is to look at, and tries what changes nothing for others."""

@@ -96,10 +96,14 @@ async def rebalance(site: Site, request: Request) -> Response:
         )
     except DanubeError as error:
         return site.back("/cluster", failed=sentence_of(error))
+    if not done.success:
+        return site.back("/cluster", failed=f"Nothing was moved: {done.error_message}.")
     if done.proposed_moves:
         move = done.proposed_moves[0]
         verb = "would move" if dry_run else "moves"
-        said = f"{move.topic_name} {verb} from broker {move.from_broker} to {move.to_broker}: {move.reason}."
+        more = len(done.proposed_moves) - 1
+        others = f" And {more} more." if more else ""
+        said = f"{move.topic_name} {verb} from broker {move.from_broker} to {move.to_broker}: {move.reason}.{others}"
     else:
         said = f"Nothing to move: {done.error_message or 'the load is even'}."
     return site.back("/cluster", said=said)

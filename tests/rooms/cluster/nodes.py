@@ -75,6 +75,7 @@ class Node:
         self.lost_for: list[str] = []
         self.claims_fail: DanubeError | None = None
         self.moves_fail: DanubeError | None = None
+        self.topic_age = 1e6  # seconds, as it reports
         self.claim_seconds = 0.0
         self.move_seconds = 0.1
         self.home = home
@@ -172,7 +173,7 @@ class Node:
         self.owned.clear()
 
     def load_report(self) -> LoadReport:
-        topics = [TopicLoad(topic_name=topic, age_seconds=1e6) for topic in self.owned]
+        topics = [TopicLoad(topic_name=topic, age_seconds=self.topic_age) for topic in self.owned]
         return LoadReport(broker_id=self.broker, timestamp=self.town.clock.time_us() // 1000, topics=topics)
 
     def owned_topics(self) -> Collection[TopicName]:
