@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.core import keys
-from pydanube.core.names import BrokerId, ConsumerId, NamespaceName, ProducerId, SubscriptionName, TopicName
+from pydanube.core.names import BrokerId, ConsumerId, NamespaceName, SubscriptionName, TopicName
 
 T = TopicName("/default/reliable_topic")
 S = SubscriptionName("subs_reliable")
@@ -64,7 +64,6 @@ def test_an_inverse_knows_its_own_kind_only(topic: TopicName, subscription: Subs
     assert keys.broker_of_state(keys.assignment(broker, topic)) is None
     assert keys.topic_of(keys.delivery(topic)) is None
     assert keys.subscription_of(keys.cursor(topic, subscription)) is None
-    assert keys.subscription_of(keys.producer(topic, ProducerId(1))) is None
     assert keys.start_of(keys.owner(topic)) is None
     assert keys.topic_of_namespace(keys.namespace_policy(topic.namespace)) is None
 

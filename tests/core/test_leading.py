@@ -13,6 +13,7 @@ from pydanube.core.leading import (
     Direct,
     FinishDrain,
     Leading,
+    NoBroker,
     Remove,
     Start,
     World,
@@ -124,7 +125,34 @@ def test_a_topic_without_a_candidate_waits_until_one_appears() -> None:
     markers = {T: Marker(reason="unload", from_broker=A, ready=True)}
     nobody = world(states={B: drained, C: drained}, markers=markers)
     assert step(leader, 0.0, nobody) == []
-    assert step(leader, 1.0, world(states={B: drained}, markers=markers)) == [Direct(T, C)]
+    assert step(leader, 0.9, world(states={B: drained}, markers=markers)) == [Direct(T, C)]
+
+
+def test_that_nobody_can_have_a_topic_is_said_once_after_a_moment_with_what_to_do() -> None:
+    leader = leading()
+    drained = BrokerState(mode=Mode.DRAINED)
+    lost = {T: Marker(reason="broker_lost", from_broker=C), V: Marker(reason="broker_lost", from_broker=C, wait=True)}
+    nobody = world([A, B], states={A: drained, B: drained}, lost={C: (Lost(session=30), 9)}, markers=lost)
+    assert step(leader, 0.0, nobody) == [] and leader.due == 1.0
+    [said] = step(leader, 1.0, nobody)
+    assert isinstance(said, NoBroker) and said.topics == (T,), "one that waits for its own broker is no error"
+    assert said.why == "no broker is active" and "brokers activate" in said.advice
+    assert step(leader, 2.0, nobody) == [] and step(leader, 50.0, nobody) == []
+    more = nobody._replace(markers={**lost, U: Marker(reason="broker_lost", from_broker=C)})
+    [said] = [*step(leader, 51.0, more), *step(leader, 52.0, more)]
+    assert isinstance(said, NoBroker) and said.topics == (U,)
+    assert step(leader, 53.0, world(lost={C: (Lost(session=30), 9)})) == []
+    assert step(leader, 54.0, nobody) == []
+    assert [type(each) for each in step(leader, 55.0, nobody)] == [NoBroker], "it is so again"
+
+
+def test_a_topic_that_leaves_the_only_active_broker_is_told_so() -> None:
+    leader = leading()
+    drained = BrokerState(mode=Mode.DRAINED)
+    nobody = world(states={B: drained, C: drained}, markers={T: Marker(reason="unload", from_broker=A, ready=True)})
+    step(leader, 0.0, nobody)
+    [said] = step(leader, 1.0, nobody)
+    assert isinstance(said, NoBroker) and "the one that they leave" in said.why
 
 
 def test_a_target_that_dies_or_is_drained_is_replaced_at_once() -> None:

@@ -14,12 +14,14 @@ from grpc import StatusCode
 from pydanube.api.forward import OWNERS
 from pydanube.api.peers import FORWARDED
 from pydanube.api.process import check_ports
+from pydanube.broker.fanout import FanoutTopic
 from pydanube.client.connection import Brokers, addresses_of
 from pydanube.client.link import Link
 from pydanube.config import BrokerConfig, Config, reachable
 from pydanube.core import keys
-from pydanube.core.names import TopicName
+from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.ownership import Orphan
+from pydanube.core.policies import SubscriptionKind
 from pydanube.errors import ConfigError, NotServed
 from pydanube.ports import Delete, Put
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
@@ -600,6 +602,65 @@ async def test_an_uneven_cluster_is_balanced_on_demand_and_remembers_the_moves(t
     assert move.topic == done.proposed_moves[0].topic_name and move.to_broker == town.node(2).id
     code, _ = await refused(asked.TriggerRebalance(admin_pb.RebalanceRequest(max_moves=0)))
     assert code is StatusCode.INVALID_ARGUMENT
+
+
+async def keys_of(town: Town, topic: TopicName) -> set[str]:
+    """What is stored below a topic, without the topic's own part."""
+    below = keys.below_topic(topic)
+    return {item.key.removeprefix(below) for item in await town.metadata.list(below)}
+
+
+@clustered(2)
+async def test_a_move_of_a_non_reliable_topic_removes_subscriptions_and_consumers_and_keeps_what_the_next_owner_needs(
+    town: Town,
+) -> None:
+    topic = await town.create("/default/quick", on=1, reliable=False)
+    other = await town.create("/default/quicker", on=1, reliable=False)
+    await town.metadata.transact([], [Put(keys.schema(topic), b'"user-events"'), Put(keys.topic_policy(topic), b"{}")])
+    await town.metadata.transact([], [Put(keys.delivery(topic), b'"NonReliable"')])
+    for name in (topic, other):
+        served = town.node(1).broker.topics.get(name)
+        assert isinstance(served, FanoutTopic)
+        await served.add_producer("p")
+        for number in range(3):
+            await served.subscribe(SubscriptionName(f"s{number}"), SubscriptionKind.SHARED, "c")
+    before = await keys_of(town, other)
+    assert sum("/consumers/" in key for key in await keys_of(town, topic)) == 3
+    kept = {key for key in await keys_of(town, topic) if not key.startswith("subscriptions/")}
+    await town.node(2).cluster.requests.unload(topic)
+    await town.settled(topic, 2)
+    assert await keys_of(town, topic) == kept >= {"delivery", "schema", "policy"}
+    assert await town.metadata.get(keys.namespace_topic(topic)) is not None
+    assert await keys_of(town, other) == before
+    moved = town.node(2).broker.topics.get(topic)
+    assert isinstance(moved, FanoutTopic) and not moved.subscriptions and not len(moved.producers)
+    await moved.subscribe(SubscriptionName("s0"), SubscriptionKind.SHARED, "c")
+
+
+@clustered(2)
+async def test_more_subscriptions_than_one_transaction_removes_do_not_hold_a_move_up(town: Town) -> None:
+    topic = await town.create("/default/quick", on=1, reliable=False)
+    served = town.node(1).broker.topics.get(topic)
+    assert isinstance(served, FanoutTopic)
+    for number in range(70):
+        await served.subscribe(SubscriptionName(f"s{number}"), SubscriptionKind.SHARED, "c")
+    await town.node(2).cluster.requests.unload(topic)
+    await town.settled(topic, 2)
+    left = await keys_of(town, topic)
+    assert sum("/consumers/" in key for key in left) == 20, "the next owner forgets them when nobody comes"
+
+
+@clustered(2)
+async def test_a_broker_that_stops_leaves_the_registrations_of_a_non_reliable_topic(town: Town) -> None:
+    """Clients may come back with their old ids: nobody has asked for a move."""
+    topic = await town.create("/default/quick", on=1, reliable=False)
+    served = town.node(1).broker.topics.get(topic)
+    assert isinstance(served, FanoutTopic)
+    await served.subscribe(SubscriptionName("s"), SubscriptionKind.SHARED, "c")
+    before = await keys_of(town, topic)
+    hosting = town.node(1).broker.hosting
+    assert hosting is not None and await hosting.seal_all(5.0) == 0
+    assert await keys_of(town, topic) == before
 
 
 # --- members of the metadata store ------------------------------------------------------------------------

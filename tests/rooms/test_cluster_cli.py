@@ -90,8 +90,16 @@ async def test_topics_are_moved_and_described_from_the_command_line(town: Town) 
     described = await admin.json("topics", "describe", TOPIC)
     assert (described["broker_id"], described["state"], described["orphans"]) == (two, "active", [])
     assert f"active: broker {two} serves it" in await Admin(town, 1)("topics", "describe", TOPIC)
+    assert await admin("topics", "unload", TOPIC.removeprefix("/default/"), "--namespace", "default") == (
+        "Topic Unloaded: true\n"
+    )
+    await town.settled(TOPIC, 1)
+    assert await admin("topics", "unload", TOPIC, "--namespace", "default") == "Topic Unloaded: true\n"
+    await town.settled(TOPIC, 2)
     for words, sentence in (
         (("/default/nothing",), "unable to find the topic /default/nothing"),
+        (("nothing", "--namespace", "default"), "unable to find the topic /default/nothing"),
+        ((TOPIC, "--namespace", "other"), "names its namespace already"),
         ((TOPIC, "--to", two), "hosts it already"),
         ((TOPIC, "--to", "7"), "no broker 7 in this cluster"),
         ((TOPIC, "--to", "x"), "broker id"),

@@ -1,14 +1,16 @@
 """A non-reliable topic: at most once, in memory, to whoever is there.
 
 Nothing is kept. Each consumer has a bounded queue; a slow one loses its own messages and delays nobody. Registrations
-of consumers are stored all the same, so that a client may come back with its old id after a restart.
+of consumers are stored all the same, so that a client may come back with its old id after a restart. A move to another
+broker removes them: whoever is there subscribes anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from pydanube.broker.members import (
@@ -47,6 +49,7 @@ log = logging.getLogger(__name__)
 QUEUE_MAX: Final = 1_000  # messages that wait for one consumer
 IDLE_SECONDS: Final = 60.0  # a subscription without consumers is removed after this
 IDLE_CHECK_SECONDS: Final = 30.0
+LEAVING_MAX: Final = 100  # keys that go with a move, in the transaction that releases the topic
 
 
 class FanoutSubscription:
@@ -239,6 +242,24 @@ class FanoutTopic:
             await asyncio.gather(self._removing, return_exceptions=True)
         self._telemetry.forget_topic(self.name)
         self.closed.tell(self._closing)
+
+    @contextlib.asynccontextmanager
+    async def leaving(self) -> AsyncIterator[list[Delete]]:
+        """What is to be removed as the topic is released to another broker; until it is, nobody subscribes.
+
+        Subscriptions go with their consumers, whole ones, as many as one transaction takes. What is left is forgotten
+        by the next owner, as any subscription that nobody uses.
+        """
+        async with self._changing:
+            items = await self._metadata.list(keys.subscriptions(self.name))
+            doomed: list[Delete] = []
+            for stored in subscriptions_in(items, self.name):
+                own, below = keys.subscription(self.name, stored.name), keys.below_subscription(self.name, stored.name)
+                whole = [Delete(item.key) for item in items if item.key == own or item.key.startswith(below)]
+                if len(doomed) + len(whole) > LEAVING_MAX:
+                    break
+                doomed += whole
+            yield doomed
 
     # --- publishing ---------------------------------------------------------------------------------
 

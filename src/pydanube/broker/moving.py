@@ -29,7 +29,7 @@ from pydanube.core.names import TopicName
 from pydanube.core.ownership import Owner, Seal
 from pydanube.errors import Conflict, DanubeError, DeadlineExceeded, MoveFailed, OwnershipLost, Unavailable
 from pydanube.log.tier import Last, TopicTier, delete_objects
-from pydanube.ports import Clock, MetadataStore
+from pydanube.ports import Clock, Delete, MetadataStore, Put
 
 log = logging.getLogger(__name__)
 
@@ -246,13 +246,18 @@ async def _seal(topic: Topic, clock: Clock, marker: bytes | None, last: Last | N
 
 
 async def _release(
-    topic: Topic | FanoutTopic, clock: Clock, sealed: Seal, marker: bytes | None, last: Last | None = None
+    topic: Topic | FanoutTopic,
+    clock: Clock,
+    sealed: Seal,
+    marker: bytes | None,
+    last: Last | None = None,
+    also: Sequence[Put | Delete] = (),
 ) -> None:
     """Returns when the topic is released; raises if it is not, and no try of ours can release it any more."""
     until = clock.elapsed() + SEAL_SECONDS
     while True:
         try:
-            compares, operations = ([last.compare], last.operations) if last else ([], ())
+            compares, operations = ([last.compare], last.operations) if last else ([], also)
             await topic.ownership.release(sealed, marker, compares, operations)
             return
         except (OwnershipLost, Conflict):
@@ -285,8 +290,12 @@ async def _make_certain(topic: Topic | FanoutTopic, clock: Clock) -> None:
         await clock.sleep(RETRY_SECONDS)
 
 
-async def release_fanout(topic: FanoutTopic, clock: Clock, marker: bytes | None) -> None:
-    """A non-reliable topic has nothing to hand over but its name."""
+async def release_fanout(topic: FanoutTopic, clock: Clock, marker: bytes | None, *, forget: bool) -> None:
+    """A non-reliable topic has nothing to hand over but its name, delivery, schema and policy.
+
+    `forget`: its subscriptions and their consumers' registrations go, in the same transaction. Not if the broker
+    only stops: then clients may come back with their old ids.
+    """
     sealed = Seal(
         last_committed_offset=-1,
         next_offset=0,
@@ -295,7 +304,11 @@ async def release_fanout(topic: FanoutTopic, clock: Clock, marker: bytes | None)
         epoch=topic.ownership.epoch,
     )
     try:
-        await _release(topic, clock, sealed, marker)
+        if forget:
+            async with topic.leaving() as doomed:
+                await _release(topic, clock, sealed, marker, also=doomed)
+        else:
+            await _release(topic, clock, sealed, marker)
     except DanubeError:
         raise
     except Exception as error:

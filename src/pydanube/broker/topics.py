@@ -37,7 +37,7 @@ from pydanube.core.delivery import FailurePolicy
 from pydanube.core.lag import Heartbeat
 from pydanube.core.names import BrokerId, ConsumerId, NamespaceName, ProducerId, SubscriptionName, TopicName
 from pydanube.core.ownership import Owner
-from pydanube.core.placement import WAIT, Marker
+from pydanube.core.placement import MOVES, SHUTDOWN, WAIT, Marker
 from pydanube.core.policies import UNLIMITED, Delivery, TopicPolicy, configured
 from pydanube.core.roster import DispatchLimits
 from pydanube.core.tiers import Retention
@@ -493,7 +493,9 @@ class Topics:
         try:
             if isinstance(topic, FanoutTopic):
                 phases.enter("seal")
-                await release_fanout(topic, clock, marker)
+                found = Marker.from_bytes(marker)
+                is_move = found is not None and found.reason in MOVES - {SHUTDOWN}
+                await release_fanout(topic, clock, marker, forget=is_move)
                 phases.enter("close")
             else:
                 await seal(topic, clock, marker, phases, moved_to)

@@ -1,6 +1,7 @@
 """`danube admin topics unload`, `moves` and `orphan`: topics on their way between brokers, and what a lost one left.
 
 danube admin topics unload /default/orders --wait          moves it; says how long each phase took
+danube admin topics unload orders --namespace default      the same
 danube admin topics moves /default/orders                  its last moves
 danube admin topics orphan list /default/orders            offsets that only a lost broker's disk has
 danube admin topics orphan discard /default/orders 4200    gives them up, for ever
@@ -17,11 +18,11 @@ from typing import Annotated, Final
 import typer
 
 from pydanube.cli.admin import ENDPOINT, OURS, TopicArgument, ask, orphan_fields, topics
-from pydanube.cli.completion import broker_ids
-from pydanube.cli.exits import Exit
+from pydanube.cli.completion import broker_ids, namespace_names
 from pydanube.cli.output import Output, OutputOption, id_text, print_done, print_json, print_rows
 from pydanube.cli.rpc import Connection
 from pydanube.core.names import parse_broker_id
+from pydanube.errors import ConfigError
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 HELP: Final = "What a lost broker may have written, and nobody else has."
@@ -35,6 +36,9 @@ orphans = typer.Typer(no_args_is_help=True)
 @topics.command("unload")
 def unload_topic(
     topic: TopicArgument,
+    namespace: Annotated[
+        str | None, typer.Option(help="For a TOPIC without one.", autocompletion=namespace_names)
+    ] = None,
     to: Annotated[
         str | None,
         typer.Option(
@@ -51,6 +55,7 @@ def unload_topic(
     output: OutputOption = Output.table,
 ) -> None:
     """Let another broker serve the topic, or each partition of it. Returns when the old one has let go."""
+    topic = _in_namespace(topic, namespace)
     request = ours.UnloadTopicRequest(
         topic=topic, to_broker=parse_broker_id(to) if to is not None else 0, wait=wait, timeout_seconds=timeout
     )
@@ -67,6 +72,17 @@ def unload_topic(
                 print(f"  {each.topic}: {note}")
     if not moved:
         raise typer.Exit(Exit.REFUSED if all(result.failure for result in results) else Exit.NOT_GOOD)
+
+
+def _in_namespace(topic: str, namespace: str | None) -> str:
+    """Raises ConfigError if the topic names another namespace itself."""
+    if namespace is None:
+        return topic
+    if topic.count("/") < 2:
+        return f"/{namespace}/{topic.lstrip('/')}"
+    if not topic.startswith(f"/{namespace}/"):
+        raise ConfigError("--namespace", namespace, f"{topic} names its namespace already; leave --namespace out")
+    return topic
 
 
 async def _unload(request: ours.UnloadTopicRequest, *, tell: bool) -> list[ours.UnloadResult]:

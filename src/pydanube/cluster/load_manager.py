@@ -15,7 +15,7 @@ from typing import Final, NoReturn, TypeVar
 from pydanube.cluster.leadership import Leadership
 from pydanube.cluster.view import View
 from pydanube.core import keys
-from pydanube.core.leading import Abandon, Decision, Declare, Direct, FinishDrain, Leading, Remove, Start
+from pydanube.core.leading import Abandon, Decision, Declare, Direct, FinishDrain, Leading, NoBroker, Remove, Start
 from pydanube.core.lifecycle import Lost
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.placement import BROKER_LOST, WAIT, Marker, Rules, old_entries
@@ -119,6 +119,11 @@ class LoadManager:
                     written &= await self._remove(topic)
                 case FinishDrain(broker, reason):
                     written &= await self._finish_drain(broker, reason)
+                case NoBroker(topics, why, advice):
+                    log.error(
+                        "no broker can take topics: they are kept and wait",
+                        extra={"topics": len(topics), "first": topics[0], "why": why, "do": advice},
+                    )
         return all([written, *await asyncio.gather(*map(self._direct, batches(directs, BATCH)))])
 
     async def _write(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> bool:

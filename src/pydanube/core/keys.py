@@ -22,7 +22,6 @@
     /topics/<ns>/<topic>/delivery                                "Reliable" | "NonReliable"
     /topics/<ns>/<topic>/on_crash                                "wait": only the broker that has its log may serve it
     /topics/<ns>/<topic>/policy | schema | schema_subject | schema_config
-    /topics/<ns>/<topic>/producers/<producer>                    producer registration
     /topics/<ns>/<topic>/subscriptions/<sub>                     {subscription_name, subscription_type, ...}
     /topics/<ns>/<topic>/subscriptions/<sub>/cursor              last acknowledged offset, -1 for none
     /topics/<ns>/<topic>/subscriptions/<sub>/ack_holes           bytes (core/window.py)
@@ -59,7 +58,6 @@ from pydanube.core.names import (
     BrokerId,
     ConsumerId,
     NamespaceName,
-    ProducerId,
     SubscriptionName,
     TopicName,
     parse_broker_id,
@@ -252,14 +250,6 @@ def schema_subject(name: TopicName) -> Key:
 
 def schema_config(name: TopicName) -> Key:
     return Key(f"/topics{name}/schema_config")
-
-
-def producer(name: TopicName, identity: ProducerId) -> Key:
-    return Key(f"/topics{name}/producers/{identity}")
-
-
-def producers(name: TopicName) -> Prefix:
-    return Prefix(f"/topics{name}/producers/")
 
 
 def subscription(name: TopicName, sub: SubscriptionName) -> Key:

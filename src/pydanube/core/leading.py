@@ -6,6 +6,7 @@
                              Start      a drain or a rebalancing moves a topic
                              Remove     a failed move is forgotten
                              FinishDrain
+                             NoBroker   topics that nobody can have: for the log
 
 Nothing here is remembered that a new leader would need: it steps through the same world and comes to the same end. What
 is remembered is only since when something has been so, and who did not do what it was asked to.
@@ -43,6 +44,8 @@ CLAIM_SECONDS: Final = 3.0  # a target that has claimed nothing for so long is r
 CLAIM_SECONDS_MAX: Final = 48.0  # when nobody claims: longer than it takes to list what no event told
 ABANDON_MAX: Final = 200  # topics of one broker in one step, so that the first are claimed while others are written
 FAILED_SECONDS: Final = 10.0  # a failed move stays visible to whoever asked for it
+HOMELESS_SECONDS: Final = 1.0  # until it is said that nobody can have a topic: while all start it is so for a moment
+HOMELESS_AGAIN_SECONDS: Final = 30.0  # until it is said of more: a takeover has thousands
 RETRY_SECONDS: Final = 30.0  # a drain tries a topic again whose move failed
 
 
@@ -137,7 +140,15 @@ class FinishDrain(NamedTuple):
     reason: str
 
 
-Decision: TypeAlias = Declare | Abandon | Direct | Start | Remove | FinishDrain
+class NoBroker(NamedTuple):
+    """Topics that no broker can be given now. They wait; somebody must do something."""
+
+    topics: tuple[TopicName, ...]
+    why: str
+    advice: str
+
+
+Decision: TypeAlias = Declare | Abandon | Direct | Start | Remove | FinishDrain | NoBroker
 
 
 # --- the leader -----------------------------------------------------------------------------------------
@@ -196,6 +207,9 @@ class Leading:
         self._claims: Counter[BrokerId] = Counter()  # of topics that this leader asked them to claim
         self._failed: dict[TopicName, float] = {}
         self._retry: dict[TopicName, float] = {}
+        self._homeless: dict[TopicName, float] = {}  # nobody can have it, since when
+        self._homeless_said: set[TopicName] = set()
+        self._homeless_at = 0.0
         self._checked: float | None = None
         self._turn = 0
         self.due = 0.0
@@ -208,6 +222,9 @@ class Leading:
             scale = _Scale(self._strategy, world)
             decisions += self._markers(now, world, scale)
             decisions += self._drains(now, now_ms, world, scale)
+        else:
+            self._homeless.clear()
+            self._homeless_said.clear()
         if self._rules.enabled:
             decisions += self._rebalance(now, now_ms, world)
         return decisions
@@ -248,6 +265,7 @@ class Leading:
         )
         for gone in [topic for topic in self._failed if topic not in world.markers]:
             del self._failed[gone]
+        homeless: list[TopicName] = []
         for topic, marker in sorted(world.markers.items()):
             if marker.error:
                 since = self._failed.setdefault(topic, now)
@@ -259,9 +277,35 @@ class Leading:
                 continue
             self._failed.pop(topic, None)
             target = self._target(now, topic, marker, world, scale, waiting)
+            if target is None and not marker.wait:
+                homeless.append(topic)
             if target is not None and target != marker.to:
                 scale.put_on(target)
                 yield Direct(topic, target)
+        yield from self._without_broker(now, homeless, scale)
+
+    def _without_broker(self, now: float, homeless: Collection[TopicName], scale: _Scale) -> Iterator[NoBroker]:
+        """Said once of every topic that stays so for a moment, together where they come one after the other."""
+        self._homeless = {topic: self._homeless.get(topic, now) for topic in homeless}
+        self._homeless_said &= self._homeless.keys()
+        fresh = sorted(self._homeless.keys() - self._homeless_said)
+        if not fresh:
+            return
+        due = min(self._homeless[topic] for topic in fresh) + HOMELESS_SECONDS
+        if self._homeless_said:
+            due = max(due, self._homeless_at + HOMELESS_AGAIN_SECONDS)
+        if now < due:
+            self._again(due)
+            return
+        self._homeless_said.update(fresh)
+        self._homeless_at = now
+        if scale.loads:
+            why = "the only active broker is the one that they leave"
+            advice = "start another broker, or activate one: danube-admin brokers activate BROKER"
+        else:
+            why = "no broker is active"
+            advice = "activate one (danube-admin brokers list, then brokers activate BROKER), or start one"
+        yield NoBroker(tuple(fresh), why, advice)
 
     def _target(
         self,

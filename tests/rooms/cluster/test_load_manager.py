@@ -480,6 +480,28 @@ async def test_activate_then_rebalance_brings_topics_back() -> None:
     assert len(a.owned) + len(b.owned) + len(c.owned) == 12
 
 
+def test_that_no_broker_can_take_a_topic_is_an_error_in_the_log_with_what_to_do(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Two are drained, the third one dies: its topics are kept, and wait."""
+
+    async def story() -> None:
+        town, a, b, c = await three()
+        topics = await town.create_on(a, *(f"/default/t{number}" for number in range(5)))
+        for node in (b, c):
+            await ask(a, a.cluster.requests.drain(node.broker))
+        await town.until(lambda: a.cluster.view.active() == [a.broker], TTL)
+        a.kill()
+        await asyncio.sleep(3 * TTL)
+        [said] = [each for each in caplog.records if each.getMessage().startswith("no broker can take topics")]
+        assert said.levelname == "ERROR" and said.__dict__["topics"] == len(topics)
+        assert "brokers activate" in said.__dict__["do"] and said.__dict__["why"] == "no broker is active"
+        await ask(b, b.cluster.requests.activate(b.broker))
+        await town.until(lambda: len(b.owned) == len(topics), TTL)
+
+    simulate(story(), None)
+
+
 # --- rebalancing ----------------------------------------------------------------------------------------------
 
 
