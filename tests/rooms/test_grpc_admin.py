@@ -385,6 +385,10 @@ async def test_a_heartbeat_is_set_by_name_or_number_and_anything_else_is_refused
     for text in ("high_priority", "off", "observe", "250ms", "debug"):
         assert await set_to(text) == text
     assert await set_to("") == "normal"
+    of_all = ours_pb.SetHeartbeatRequest(topic=TOPIC, heartbeat="high_priority")
+    assert (await calls.ours.SetHeartbeat(of_all)).heartbeat == "high_priority"
+    assert await set_to("") == "high_priority", "the topic's"
+    assert (await calls.ours.SetHeartbeat(ours_pb.SetHeartbeatRequest(topic=TOPIC))).heartbeat == "normal"
     for text in ("49ms", "1001", "often"):
         code, sentence = await refused(set_to(text))
         assert code is StatusCode.INVALID_ARGUMENT and "50ms" in sentence and "1000ms" in sentence

@@ -7,6 +7,8 @@ says "within the interval", virtual time makes it exact.
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from pydanube.broker.service import Broker
 from pydanube.broker.timer import Timer
 from pydanube.broker.topic import Topic
 from pydanube.config import Config, DispatchConfig
+from pydanube.core import keys
 from pydanube.core.lag import Heartbeat
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind as Kind
@@ -434,6 +437,101 @@ async def test_a_heartbeat_that_was_set_survives_a_restart() -> None:
     assert await host.metadata.value("/topics/default/orders/subscriptions/sub/dispatch_config") is not None
     topic = await find_topic(await host.restart())
     assert topic.require(SUB).heartbeat == Heartbeat(70)
+
+
+@simulated
+async def test_the_heartbeat_of_a_topic_is_that_of_its_subscriptions_that_have_none_of_their_own() -> None:
+    host = Host()
+    broker, topic = await one_topic(host)
+    await consume(topic, "before")
+    await consume(topic, "own")
+    own = SubscriptionName("own")
+    await broker.topics.set_dispatch_config(ORDERS, own, heartbeat=Heartbeat(70))
+    await topic.set_heartbeat(Heartbeat.parse("high_priority"))
+    await consume(topic, "later")
+
+    def intervals(of: Topic) -> dict[str, int | None]:
+        return {name: each.heartbeat.interval_ms for name, each in of.subscriptions.items()}
+
+    assert intervals(topic) == {"before": 100, "own": 70, "later": 100}
+    assert json.loads(await host.metadata.value(keys.topic_dispatch_config(ORDERS))) == {"heartbeat": "high_priority"}
+    broker = await host.restart()
+    topic = await find_topic(broker)
+    assert intervals(topic) == {"before": 100, "own": 70, "later": 100}, "it is kept"
+    await broker.topics.set_dispatch_config(ORDERS, own, unacked_max=5)
+    assert intervals(topic)["own"] == 70
+    await broker.topics.set_dispatch_config(ORDERS, own, forget_heartbeat=True)
+    assert intervals(topic) == {"before": 100, "own": 100, "later": 100}
+    await topic.set_heartbeat(None)
+    assert intervals(topic) == {"before": 500, "own": 500, "later": 500}
+    assert await host.metadata.value(keys.topic_dispatch_config(ORDERS)) is None
+
+
+@simulated
+async def test_a_shorter_heartbeat_of_a_topic_is_in_force_at_once() -> None:
+    _, topic = await one_topic(Host(heartbeat=OFF))
+    stream = await consume(topic, acks=True)
+    await settle()
+    stop_notifier(stream.subscription)
+    await publish(topic, "a")
+    await asyncio.sleep(5)
+    assert stream.texts == []
+    await topic.set_heartbeat(Heartbeat(100))
+    await asyncio.sleep(0.1)
+    assert stream.texts == ["a"]
+
+
+# --- what the log says ------------------------------------------------------------------------------------------
+
+
+def said(caplog: pytest.LogCaptureFixture, phrase: str) -> list[dict[str, object]]:
+    return [vars(each) for each in caplog.records if each.getMessage().startswith(phrase)]
+
+
+def test_a_missed_notification_is_a_warning_with_lag_cursor_and_head_and_does_not_flood_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @simulated
+    async def story() -> None:
+        _, topic = await one_topic(Host())
+        stream = await consume(topic, acks=True)
+        await publish(topic, "a", "b", "c")
+        await asyncio.sleep(2)
+        assert said(caplog, "Heartbeat") == [], "a notification told of it"
+        stop_notifier(stream.subscription)
+        await settle()
+        await publish(topic, "d", "e")
+        await asyncio.sleep(0.5)
+        [line] = said(caplog, "Heartbeat detected lag, triggering poll")
+        assert line["levelname"] == "WARNING" and (line["topic"], line["subscription"]) == (ORDERS, SUB)
+        assert (line["lag"], line["cursor"], line["head"], line["times"]) == (2, 2, 5, 1)
+        for number in range(60):
+            await publish(topic, str(number))
+            await asyncio.sleep(0.5)
+        lines = said(caplog, "Heartbeat detected lag, triggering poll")
+        assert 3 <= len(lines) <= 5 and sum(int(str(each["times"])) for each in lines) >= 40
+
+    caplog.set_level(logging.WARNING)
+    story()
+
+
+def test_which_consumer_gets_what_is_in_the_log_when_somebody_debugs(caplog: pytest.LogCaptureFixture) -> None:
+    @simulated
+    async def story() -> None:
+        _, topic = await one_topic(Host())
+        streams = [await consume(topic, kind=Kind.SHARED, consumer=name, acks=True) for name in ("a", "b")]
+        await publish(topic, "1")
+        await settle()
+        assert said(caplog, "consumer chosen") == []
+        caplog.set_level(logging.DEBUG, logger="pydanube.broker.subscription")
+        await publish(topic, "2", "3")
+        await settle()
+        lines = said(caplog, "consumer chosen")
+        assert {line["consumer"] for line in lines} <= {each.consumer for each in streams} and lines
+        assert sum(each.size for line in lines for each in line["offsets"]) == 2  # type: ignore[attr-defined]
+
+    caplog.set_level(logging.INFO)
+    story()
 
 
 @pytest.mark.parametrize("text", ["0", "49ms", "1001ms", "fast", "", "-100", "1s"])

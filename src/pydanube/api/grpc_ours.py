@@ -68,10 +68,15 @@ class Admin(StorageCalls, MoveCalls):
         return pb.SeekSubscriptionResponse(offset=offset)
 
     async def SetHeartbeat(self, request: pb.SetHeartbeatRequest) -> pb.SetHeartbeatResponse:
-        default = self._broker.config.dispatch.heartbeat
-        heartbeat = Heartbeat.parse(request.heartbeat, "heartbeat") if request.heartbeat else default
+        heartbeat = Heartbeat.parse(request.heartbeat, "heartbeat") if request.heartbeat else None
+        if not request.subscription:
+            of_all = reliable_topic(await self._topics.require(TopicName(request.topic)), "a heartbeat")
+            await of_all.set_heartbeat(heartbeat)
+            return pb.SetHeartbeatResponse(heartbeat=str(heartbeat or self._broker.config.dispatch.heartbeat))
         topic, subscription = await self._find(request.topic, request.subscription)
-        await self._topics.set_dispatch_config(topic.name, subscription.name, heartbeat=heartbeat)
+        await self._topics.set_dispatch_config(
+            topic.name, subscription.name, heartbeat=heartbeat, forget_heartbeat=heartbeat is None
+        )
         return pb.SetHeartbeatResponse(heartbeat=str(subscription.heartbeat))
 
     async def PeekTopic(self, request: pb.PeekTopicRequest) -> pb.PeekTopicResponse:

@@ -239,6 +239,12 @@ def _config(policy: Item | None, dispatch: Item | None) -> StoredConfig:
     )
 
 
+def topic_heartbeat(item: Item | None) -> Heartbeat | None:
+    """What is stored for all subscriptions of a topic that have none of their own."""
+    stored: dict[str, Any] = json.loads(item.value) if item else {}
+    return Heartbeat.parse(stored["heartbeat"]) if stored.get("heartbeat") else None
+
+
 def policy_put(topic: TopicName, name: SubscriptionName, policy: FailurePolicy) -> Put:
     return Put(keys.failure_policy(topic, name), json.dumps(policy.to_json()).encode())
 

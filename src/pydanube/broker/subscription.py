@@ -97,6 +97,7 @@ ATTACH_SECONDS: Final = 10.0  # a consumer that subscribed and never opens its s
 POLLING: Final = Heartbeat()
 TURN_RANGES: Final = 64  # read for a consumer before others have a turn: what is cached is read without waiting
 EXPIRED_NAMED_MAX: Final = 10  # ranges in a log line
+MISSED_SECONDS: Final = 10.0  # between two log lines about notifications that one subscription missed
 FENCED_SECONDS: Final = 0.1  # how often a broker that may not serve looks whether it may again
 
 Read = TypeVar("Read")
@@ -168,7 +169,10 @@ class Subscription:
         self._parked: dict[AnyOutbox, deque[Send]] = {}  # for consumers whose outbox has no room, in order
         self._has_work = asyncio.Event()
         self._closed = False
+        self.own_heartbeat: Heartbeat | None = None  # what was set for it, if anything was
         self._beat_at = 0.0
+        self._missed = 0  # notifications, as heartbeats found, that no log line has told of
+        self._missed_said_at: float | None = None
         self._read_error: DanubeError | None = None
         self.seeks = seeks  # how often it was moved, by all its owners
         self._moving = asyncio.Lock()  # held while it is being moved
@@ -503,11 +507,23 @@ class Subscription:
             standing = self._machine.standing(head)
             if beat(standing, POLLING, now).poll:
                 self.metrics.lag_detected.inc()
+                self._say_missed(now)
                 if self.heartbeat.polls:
                     self.metrics.heartbeat_polls.inc()
                     self._step(Available(head))
                     self._step(Ticked())
         self._schedule_beat()
+
+    def _say_missed(self, now: float) -> None:
+        """No notification told of what the heartbeat found. It should never be so, and may be so at every beat."""
+        self._missed += 1
+        if self._missed_said_at is not None and now - self._missed_said_at < MISSED_SECONDS:
+            return
+        lag = self.get_lag_info()
+        does = "Heartbeat detected lag, triggering poll" if self.heartbeat.polls else "Heartbeat detected lag"
+        fields = {"lag": lag.lag_messages, "cursor": lag.cursor, "head": lag.head, "times": self._missed}
+        self._say(logging.WARNING, does, **fields)
+        self._missed, self._missed_said_at = 0, now
 
     def _wake(self, now: float) -> None:
         if not self._closed:
@@ -525,6 +541,8 @@ class Subscription:
         for effect in effects:
             match effect:
                 case Send(consumer):
+                    if log.isEnabledFor(logging.DEBUG):
+                        self._say(logging.DEBUG, "consumer chosen", consumer=consumer, offsets=effect.ranges)
                     # The outbox as it is now: whoever comes back under the same id gets his own Sends.
                     self._queue(effect, self._consumers[consumer].outbox if consumer in self._consumers else None)
                 case ReadKeys() | DeadLetter():

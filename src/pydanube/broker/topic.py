@@ -30,6 +30,7 @@ from pydanube.broker.members import (
     remove_below,
     subscription_put,
     subscriptions_in,
+    topic_heartbeat,
 )
 from pydanube.broker.outbox import Registration, cost_bytes
 from pydanube.broker.ownership import Ownership, Reservation
@@ -145,12 +146,15 @@ class Topic:
         self._me = object()  # of this topic in what all keep
         self._cloud_ends: set[int] = set()  # where those stand who read history; only counted
         self._changing = asyncio.Lock()  # subscriptions are made and removed one at a time
+        self.heartbeat: Heartbeat | None = None  # of subscriptions that have none of their own; None: the broker's
         self._closing: NotServed | None = None
         self.is_closed = False  # for good; or closing
 
     async def open(self, known: Sequence[Item] | None = None) -> None:
         """Subscriptions and their cursors as they are stored. `known`: everything below the topic, read before."""
-        items = await self._metadata.list(keys.subscriptions(self.name)) if known is None else known
+        items = await self._metadata.list(keys.below_topic(self.name)) if known is None else known
+        own = keys.topic_dispatch_config(self.name)
+        self.heartbeat = topic_heartbeat(next((item for item in items if item.key == own), None))
         for stored in subscriptions_in(items, self.name):
             await self._restore(stored)
 
@@ -640,7 +644,21 @@ class Topic:
         if subscription is None:
             return
         subscription.change(policy=config.policy or FailurePolicy(), limits=self._limits(config))
-        subscription.change_heartbeat(config.heartbeat or self._defaults.heartbeat)
+        subscription.own_heartbeat = config.heartbeat
+        subscription.change_heartbeat(self._heartbeat_of(config.heartbeat))
+
+    async def set_heartbeat(self, heartbeat: Heartbeat | None) -> None:
+        """Of all its subscriptions, also later ones, that have none of their own. None: the broker's."""
+        key = keys.topic_dispatch_config(self.name)
+        value = json.dumps({"heartbeat": str(heartbeat)}).encode()
+        await self.ownership.write([Delete(key) if heartbeat is None else Put(key, value)])
+        self.heartbeat = heartbeat
+        for subscription in self.subscriptions.values():
+            if subscription.own_heartbeat is None:
+                subscription.change_heartbeat(self._heartbeat_of(None))
+
+    def _heartbeat_of(self, own: Heartbeat | None) -> Heartbeat:
+        return own or self.heartbeat or self._defaults.heartbeat
 
     async def _create(self, name: SubscriptionName, kind: SubscriptionKind, start: int | None) -> Subscription:
         if not self.policy.allows_subscription(len(self.subscriptions)):
@@ -677,11 +695,12 @@ class Topic:
             self._machine(stored.kind, progress, config, stored.consumers),
             self._services,
             self._telemetry.subscription(self.name, stored.name),
-            heartbeat=config.heartbeat or self._defaults.heartbeat,
+            heartbeat=self._heartbeat_of(config.heartbeat),
             consumers=stored.consumers,
             cursor_revision=stored.cursor_revision,
             seeks=stored.seeks,
         )
+        subscription.own_heartbeat = config.heartbeat
         subscription.metrics.standing = subscription.standing
         self.subscriptions[stored.name] = subscription
         subscription.start()

@@ -736,7 +736,9 @@ class Topics:
         *,
         unacked_max: int | None = None,
         heartbeat: Heartbeat | None = None,
+        forget_heartbeat: bool = False,
     ) -> None:
+        """Only what is given changes; with `forget_heartbeat` the topic's, or else the broker's, is in force again."""
         topic = await self.require(name)
         if unacked_max is not None:
             DispatchLimits(unacked_max=unacked_max)  # raises if it is not allowed
@@ -744,7 +746,7 @@ class Topics:
         changed = StoredConfig(
             stored.policy,
             stored.unacked_max if unacked_max is None else unacked_max,
-            stored.heartbeat if heartbeat is None else heartbeat,
+            None if forget_heartbeat else stored.heartbeat if heartbeat is None else heartbeat,
         )
         await topic.ownership.write([config_put(name, subscription, changed)])
         await self._apply_config(topic, subscription)

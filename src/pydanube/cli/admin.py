@@ -249,6 +249,31 @@ def _set_on_crash(topic: str, on_crash: OnCrash) -> None:
         ask(OURS, "SetOnCrash", ours.SetOnCrashRequest(topic=topic, wait=True), ours.SetOnCrashResponse)
 
 
+@topics.command("set-heartbeat")
+def set_topic_heartbeat(
+    topic: TopicArgument,
+    heartbeat: Annotated[
+        str,
+        typer.Argument(
+            metavar="HEARTBEAT",
+            help="As `subscriptions set-heartbeat` takes it. default: the broker's.",
+        ),
+    ],
+    output: OutputOption = Output.table,
+) -> None:
+    """Set the heartbeat of all subscriptions of a topic, also later ones, that have none of their own."""
+    wanted = "" if heartbeat == "default" else heartbeat
+    listed = ask(
+        TOPICS, "ListNamespaceTopics", pb.NamespaceRequest(name=TopicName(topic).namespace), pb.TopicInfoListResponse
+    )
+    partitions = [each.name for each in listed.topics if TopicName(each.name).is_partition_of(topic)]
+    now = ""
+    for each in sorted(partitions) or [topic]:
+        request = ours.SetHeartbeatRequest(topic=each, heartbeat=wanted)
+        now = ask(OURS, "SetHeartbeat", request, ours.SetHeartbeatResponse).heartbeat
+    print_done(f"Heartbeat: {now}", output, heartbeat=now, topics=sorted(partitions) or [topic])
+
+
 @topics.command("on-crash")
 def set_on_crash(
     topic: TopicArgument,

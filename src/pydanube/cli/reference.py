@@ -74,6 +74,7 @@ These are kept in the metadata store. They win over the file, also after a resta
 | what | of | command |
 |---|---|---|
 | heartbeat | a subscription | `danube admin subscriptions set-heartbeat` |
+| heartbeat | a topic's subscriptions that have none of their own | `danube admin topics set-heartbeat` |
 | unacknowledged messages | a subscription | `danube admin subscriptions set-dispatch-config` |
 | redelivery, ack timeout, dead letters | a subscription | `danube admin subscriptions set-failure-policy` |
 | how long history is kept | a topic | `danube admin topics retention` |

@@ -177,13 +177,14 @@ def set_heartbeat(
         typer.Argument(
             metavar="HEARTBEAT",
             help="high_priority (100ms), normal (500ms), low_priority (1000ms), debug (50ms), off, observe (counts, "
-            "polls nothing), or 50ms to 1000ms.",
+            "polls nothing), or 50ms to 1000ms. default: the topic's, or else the broker's.",
         ),
     ],
     output: OutputOption = Output.table,
 ) -> None:
     """Set how often a subscription looks for messages of which no notification told it. At once, and kept."""
-    request = ours.SetHeartbeatRequest(topic=topic, subscription=subscription, heartbeat=heartbeat)
+    wanted = "" if heartbeat == "default" else heartbeat
+    request = ours.SetHeartbeatRequest(topic=topic, subscription=subscription, heartbeat=wanted)
     now = ask(OURS, "SetHeartbeat", request, ours.SetHeartbeatResponse).heartbeat
     print_done(f"Heartbeat: {now}", output, heartbeat=now)
 

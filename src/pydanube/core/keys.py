@@ -21,6 +21,7 @@
     /topics/<ns>/<topic>                                         null: the topic exists
     /topics/<ns>/<topic>/delivery                                "Reliable" | "NonReliable"
     /topics/<ns>/<topic>/on_crash                                "wait": only the broker that has its log may serve it
+    /topics/<ns>/<topic>/dispatch_config                         {heartbeat} of its subscriptions that have none
     /topics/<ns>/<topic>/policy | schema | schema_subject | schema_config
     /topics/<ns>/<topic>/subscriptions/<sub>                     {subscription_name, subscription_type, ...}
     /topics/<ns>/<topic>/subscriptions/<sub>/cursor              last acknowledged offset, -1 for none
@@ -238,6 +239,10 @@ def on_crash(name: TopicName) -> Key:
 
 def topic_policy(name: TopicName) -> Key:
     return Key(f"/topics{name}/policy")
+
+
+def topic_dispatch_config(name: TopicName) -> Key:
+    return Key(f"/topics{name}/dispatch_config")
 
 
 def schema(name: TopicName) -> Key:

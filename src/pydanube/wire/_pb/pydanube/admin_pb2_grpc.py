@@ -141,7 +141,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetHeartbeat(self, request, context):
-        """The heartbeat of one subscription, from now on and after a restart.
+        """The heartbeat of one subscription, or of all of a topic that have none of their own; kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
