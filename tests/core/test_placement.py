@@ -508,6 +508,9 @@ def test_work_is_weighed_and_the_topics_that_do_nothing_are_shared_by_number() -
     reports = {broker: LoadReport(broker_id=broker, timestamp=1, cpu=3, memory=20, network=0) for broker in (A, B)}
     found = planned({A: idle, B: []}, reports=reports, strategy="balanced")
     assert len(found.moves) in (2, 3) and "topics" in found.moves[0].reason
+    hot = reports | {B: LoadReport(broker_id=B, timestamp=1, cpu=40, memory=20, network=0)}
+    found = planned({A: idle, B: []}, reports=hot, strategy="balanced")
+    assert len(found.moves) in (2, 3), "also to one that is busy with something else for a moment"
     young = propose("balanced", measure({A: idle, B: []}, reports), {A: idle, B: []}, reports, Rules())
     assert young.move is None, "the leader by itself does not move what does nothing"
 

@@ -49,6 +49,9 @@ class Kept:
         item = await self._store.get(key)
         return json.loads(item.value) if item else None
 
+    async def below(self, prefix: keys.Prefix) -> list[str]:
+        return [item.key for item in await self._store.list(prefix)]
+
     async def cursor(self, topic: TopicName, subscription: str) -> Any:
         return await self.value(keys.cursor(topic, SubscriptionName(subscription)))
 
@@ -216,9 +219,17 @@ def test_1_a_non_reliable_topic_goes_to_another_broker_and_its_clients_follow(
 ) -> None:
     async def story() -> None:
         async with looking(cluster) as (client, kept):
-            async with client.producer(topic, reliable=False) as producer:
+            async with (
+                client.producer(topic, reliable=False) as producer,
+                client.consumer(topic, subscription="s") as heard,
+            ):
                 for _ in range(100):
                     await producer.send(b"x")
+                assert [(await heard.receive(timeout=PATIENCE)).payload for _ in range(100)] == [b"x"] * 100
+            old = await kept.host(topic)
+            assert await kept.below(keys.subscriptions(topic)), "they are stored, for clients that come back"
+            await unload(cluster, topic)
+            assert await kept.host(topic, other_than=old) and not await kept.below(keys.subscriptions(topic))
             old = await kept.host(topic)
             async with never_stopping(client, topic, reliable=False), client.consumer(topic, subscription="s") as heard:
                 await heard.receive(timeout=PATIENCE)

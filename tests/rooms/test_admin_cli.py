@@ -58,6 +58,31 @@ def test_one_place_is_asked_for(broker: TestBroker, words: tuple[object, ...]) -
     assert said.endswith("--earliest, --latest, --offset or --time\n") and "None" not in said
 
 
+def test_the_heartbeat_of_a_topic_is_that_of_all_its_partitions_and_default_takes_it_back(broker: TestBroker) -> None:
+    def admin(*words: object) -> tuple[int, str]:
+        done = danube_here("admin", "--endpoint", broker.admin_url, *words)
+        return done.returncode, done.stdout or done.stderr
+
+    def heartbeat() -> str:
+        code, output = admin("subscriptions", "explain", ORDERS, "billing", "--output", "json")
+        assert code == 0
+        return str(json.loads(output)["heartbeat"])
+
+    assert heartbeat() == "normal"
+    assert admin("topics", "set-heartbeat", ORDERS, "high_priority") == (0, "Heartbeat: high_priority\n")
+    assert heartbeat() == "high_priority"
+    assert admin("subscriptions", "set-heartbeat", ORDERS, "billing", "250ms")[0] == 0 and heartbeat() == "250ms"
+    assert admin("subscriptions", "set-heartbeat", ORDERS, "billing", "default") == (0, "Heartbeat: high_priority\n")
+    assert admin("topics", "set-heartbeat", ORDERS, "default") == (0, "Heartbeat: normal\n")
+    assert heartbeat() == "normal"
+    created = ("topics", "create", "/default/wide", "--partitions", 2, "--dispatch-strategy", "reliable")
+    assert admin(*created)[0] == 0
+    code, output = admin("topics", "set-heartbeat", "/default/wide", "debug", "--output", "json")
+    assert code == 0 and json.loads(output)["topics"] == ["/default/wide-part-0", "/default/wide-part-1"]
+    for words in (("/default/nothing", "debug"), (ORDERS, "49ms"), ("no name", "debug")):
+        assert admin("topics", "set-heartbeat", *words)[0] == 1
+
+
 @pytest.mark.parametrize("time", ["yesterday", "earliest", "7"])
 def test_what_is_no_time_is_refused_by_the_option_that_asked_for_one(broker: TestBroker, time: str) -> None:
     assert seek(broker, "--time", time) == (

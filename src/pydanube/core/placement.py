@@ -15,6 +15,7 @@ let go. Moves never go back to `from_broker`. After a crash it is the first choi
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final, NamedTuple, Self, TypeVar
@@ -266,6 +267,7 @@ class Plan(NamedTuple):
 
 
 GAIN_MIN: Final = 0.01  # of the difference between two brokers: what a move must narrow where the number means work
+VARIATION_SLACK: Final = 0.05
 PLAN_MAX: Final = 1_000
 BUSY_RULE: Final = "moving"
 BLACKLIST_RULE: Final = "blacklist_topics"
@@ -294,8 +296,10 @@ class _Planning:
     def even(self, strategy: str = "") -> Balance:
         return balance(rank(strategy or self._strategy, self.figures))
 
-    def next(self, strategy: str, threshold: float, *, by_hand: bool = False) -> Move | None:
-        """The move that evens the cluster out by `strategy`, without making it more uneven by its own one.
+    def next(
+        self, strategy: str, threshold: float, *, by_hand: bool = False, variation_max: float = math.inf
+    ) -> Move | None:
+        """The move that evens the cluster out by `strategy`, and by the cluster's own leaves it as even as is asked.
 
         The leader by itself takes from overloaded brokers alone; an order by hand from whoever has more than its part.
         """
@@ -304,7 +308,6 @@ class _Planning:
             return None
         target = min(even.loads, key=lambda broker: (even.loads[broker], broker))
         weigh = weighs(strategy, self.figures)
-        bound = max(threshold, self.even().variation)
         crowded = sorted(even.loads, key=lambda broker: (-even.loads[broker], broker))
         for source in [broker for broker in crowded if even.loads[broker] > even.mean] if by_hand else even.overloaded:
             gap = even.loads[source] - even.loads[target]
@@ -317,7 +320,7 @@ class _Planning:
                 narrowed = gap - (after.loads[source] - after.loads[target])
                 if weigh and narrowed < GAIN_MIN * gap:
                     continue
-                if strategy != self._strategy and balance(rank(self._strategy, figures)).variation > bound:
+                if balance(rank(self._strategy, figures)).variation > variation_max:
                     continue
                 self.figures = figures
                 self._moved.add(topic)
@@ -396,9 +399,15 @@ def plan(
     def planned(may_move: Callable[[TopicName], bool], count_max: int) -> tuple[list[Move], Balance]:
         planning = _Planning(strategy, measured, topics_of, known, may_move)
         moves: list[Move] = []
+        variation_max = math.inf
         for each in dict.fromkeys((strategy, "fair")):
-            while len(moves) < count_max and (move := planning.next(each, rules.threshold, by_hand=True)) is not None:
+            while len(moves) < count_max:
+                move = planning.next(each, rules.threshold, by_hand=True, variation_max=variation_max)
+                if move is None:
+                    break
                 moves.append(move)
+            # Topics that do nothing may move to a broker that is busier just now, but not its work.
+            variation_max = max(rules.threshold, planning.even().variation) + VARIATION_SLACK
         return moves, planning.even()
 
     even = balance(rank(strategy, measured))

@@ -10,31 +10,42 @@ other systems everything is.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from pydanube.core.load import Usage
 
 ROOT: Final = Path("/")
+READINGS_MAX: Final = 5  # the mean is over four reports: two minutes, unless it is set otherwise
 WHOLE: Final = 100.0
 SECTORS_FIELDS_MIN: Final = 13  # of a line in /proc/diskstats; the last one is the time it was busy, in milliseconds
 
 
+# What was used, and how much there was; None: it could not be read.
+Readings: TypeAlias = deque[tuple[float, float] | None]
+
+
 class MachineUsage:
-    """CPU and disk are means since the last reading, so the first one does not know them."""
+    """CPU and disk are means over the last few readings, so the first one does not know them.
+
+    What happens to a machine within one report is over before a topic has moved because of it.
+    """
 
     def __init__(self, data_dir: Path, root: Path = ROOT) -> None:
         self._root = root
         self._data_dir = data_dir
-        self._cpu: tuple[float, float] | None = None  # used, and how much there was, as of the last reading
-        self._disk: tuple[float, float] | None = None
+        self._cpu: Readings = deque(maxlen=READINGS_MAX)
+        self._disk: Readings = deque(maxlen=READINGS_MAX)
 
     def read(self, now: float) -> Usage:
         """`now` never goes back."""
-        cpu, self._cpu = _part(self._cpu, seen := self._cpu_seconds(now)), seen
-        disk, self._disk = _part(self._disk, busy := self._disk_seconds(now)), busy
-        return Usage(cpu=cpu, memory=self._memory(), disk=disk)
+        self._cpu.append(self._cpu_seconds(now))
+        self._disk.append(self._disk_seconds(now))
+        return Usage(
+            cpu=_part(self._cpu[0], self._cpu[-1]), memory=self._memory(), disk=_part(self._disk[0], self._disk[-1])
+        )
 
     # --- CPU ---
 

@@ -589,11 +589,11 @@ async def test_an_order_and_the_leaders_own_rebalancing_do_not_chase_each_other(
         await asyncio.sleep(20.0)
     assert orders[0] >= 8 and not any(orders[1:])
     moved = len(a.cluster.requests.history())
-    await asyncio.sleep(600.0)
+    await asyncio.sleep(200.0)
     history = a.cluster.requests.history()
     assert len(history) == moved and len({move.topic for move in history}) == moved, "no topic moved twice"
     await town.create_on(a, *(f"/default/more{number}" for number in range(18)))
-    await asyncio.sleep(600.0)
+    await asyncio.sleep(200.0)
     assert len(a.cluster.requests.history()) == moved, "the limit of an hour is used up for the leader alone"
     order = await ask(b, b.cluster.requests.rebalance(moves_max=2))
     assert order.started and len(order.moves) == 2

@@ -369,6 +369,7 @@ async def test_a_topic_without_a_message_moves_and_begins_at_0() -> None:
     await town.unload(topic, to=2)
     sealed = await town.value(keys.seal(topic))
     assert (sealed["last_committed_offset"], sealed["next_offset"]) == (-1, 0)
+    assert abs(sealed["timestamp"] - town.clock.time_us() / 1000) < 60_000, "milliseconds since 1970"
     assert await send(town, topic, "a") == [0]
 
 
