@@ -508,6 +508,10 @@ def test_work_is_weighed_and_the_topics_that_do_nothing_are_shared_by_number() -
     reports = {broker: LoadReport(broker_id=broker, timestamp=1, cpu=3, memory=20, network=0) for broker in (A, B)}
     found = planned({A: idle, B: []}, reports=reports, strategy="balanced")
     assert len(found.moves) in (2, 3) and "topics" in found.moves[0].reason
+    calm = {b: LoadReport(broker_id=b, timestamp=1, cpu=c, memory=3, network=0) for b, c in ((A, 1), (B, 9))}
+    assert balance(rank("balanced", measure({A: [], B: idle}, calm))).variation > 0.3
+    assert all("topics" in move.reason for move in planned({A: [], B: idle}, reports=calm, strategy="balanced").moves)
+    assert not planned({A: idle[:3], B: idle[3:]}, reports=calm, strategy="balanced").moves, "next to no work"
     hot = reports | {B: LoadReport(broker_id=B, timestamp=1, cpu=40, memory=20, network=0)}
     found = planned({A: idle, B: []}, reports=hot, strategy="balanced")
     assert len(found.moves) in (2, 3), "also to one that is busy with something else for a moment"
