@@ -19,6 +19,7 @@ from pydanube.client.connection import Brokers, addresses_of
 from pydanube.client.link import Link
 from pydanube.config import BrokerConfig, Config, reachable
 from pydanube.core import keys
+from pydanube.core.load import Usage
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.ownership import Orphan
 from pydanube.core.policies import SubscriptionKind
@@ -602,6 +603,26 @@ async def test_an_uneven_cluster_is_balanced_on_demand_and_remembers_the_moves(t
     assert move.topic == done.proposed_moves[0].topic_name and move.to_broker == town.node(2).id
     code, _ = await refused(asked.TriggerRebalance(admin_pb.RebalanceRequest(max_moves=0)))
     assert code is StatusCode.INVALID_ARGUMENT
+
+
+@clustered(3, assignment_strategy="balanced")
+async def test_new_topics_avoid_a_busy_machine_and_one_that_says_nothing_is_not_taken_for_idle(town: Town) -> None:
+    """The third one is of an older version: it reports neither CPU nor memory."""
+    for number, cpu in ((1, 90.0), (2, 5.0)):
+        hosting = town.node(number).broker.hosting
+        assert hosting is not None
+        hosting._usage = lambda _, cpu=cpu: Usage(cpu=cpu, memory=40.0, disk=1.0)
+    ids = [node.broker.broker_id for node in town.nodes]
+    reports = [node.cluster.view.reports for node in town.nodes]
+    await town.until(lambda: all(each[ids[0]].cpu == 90.0 and each[ids[1]].cpu == 5.0 for each in reports))
+    stored = await town.metadata.get(keys.load(ids[0]))
+    assert stored is not None and len(stored.value) < 500
+    for number in range(6):
+        await town.calls(1).create_topic(f"/default/t{number}")
+    await town.until(lambda: len(town.node(2).broker.topics.loaded) == 6)
+    balance = await town.calls(3).brokers.GetClusterBalance(admin_pb.ClusterBalanceRequest())
+    loads = {each.broker_id: each.load for each in balance.brokers}
+    assert loads[ids[1]] < loads[ids[2]] < loads[ids[0]]
 
 
 async def keys_of(town: Town, topic: TopicName) -> set[str]:

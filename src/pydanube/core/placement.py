@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final, NamedTuple, Self, TypeVar
 
@@ -268,7 +268,8 @@ class Plan(NamedTuple):
 
 GAIN_MIN: Final = 0.01  # of the difference between two brokers: what a move must narrow where the number means work
 VARIATION_SLACK: Final = 0.05
-PLAN_MAX: Final = 1_000
+EVEN_PART: Final = 1 / 3  # of the threshold: whoever evens out by hand does not stop at what is just bearable
+PLAN_MAX: Final = 500  # moves of one order: planning them takes the loop for a tenth of a second
 BUSY_RULE: Final = "moving"
 BLACKLIST_RULE: Final = "blacklist_topics"
 BROKERS_RULE: Final = "min_brokers_for_rebalance"
@@ -291,7 +292,6 @@ class _Planning:
         self._known = known
         self._may_move = may_move
         self._candidates: dict[BrokerId, tuple[list[TopicName], list[TopicName]]] = {}
-        self._moved: set[TopicName] = set()
 
     def even(self, strategy: str = "") -> Balance:
         return balance(rank(strategy or self._strategy, self.figures))
@@ -325,8 +325,8 @@ class _Planning:
                 if balance(rank(self._strategy, figures)).variation > variation_max:
                     continue
                 self.figures = figures
-                self._moved.add(topic)
                 load = self._known.get(topic)
+                self._candidates[source][load is None].remove(topic)
                 loads = f"{even.loads[source]:.1f} against {even.loads[target]:.1f}"
                 return Move(
                     topic=topic,
@@ -337,7 +337,7 @@ class _Planning:
                 )
         return None
 
-    def _of(self, broker: BrokerId, *, heaviest_first: bool) -> list[TopicName]:
+    def _of(self, broker: BrokerId, *, heaviest_first: bool) -> Iterator[TopicName]:
         """What may leave it, in the order in which it is tried. One that nobody has reported on comes last."""
         if broker not in self._candidates:
             found = sorted(topic for topic in self._topics_of.get(broker, ()) if self._may_move(topic))
@@ -345,8 +345,8 @@ class _Planning:
             unknown = [topic for topic in found if topic not in self._known]
             self._candidates[broker] = [topic for _, topic in told], unknown
         told_of, unknown = self._candidates[broker]
-        order = [*(reversed(told_of) if heaviest_first else told_of), *unknown]
-        return [topic for topic in order if topic not in self._moved]
+        yield from reversed(told_of) if heaviest_first else told_of
+        yield from unknown
 
 
 def propose(
@@ -403,8 +403,9 @@ def plan(
         moves: list[Move] = []
         variation_max = math.inf
         for each in dict.fromkeys((strategy, "fair")):
-            while len(moves) < count_max:
-                move = planning.next(each, rules.threshold, by_hand=True, variation_max=variation_max)
+            is_uneven = planning.even(each).variation >= rules.threshold
+            while is_uneven and len(moves) < count_max:
+                move = planning.next(each, rules.threshold * EVEN_PART, by_hand=True, variation_max=variation_max)
                 if move is None:
                     break
                 moves.append(move)
@@ -417,7 +418,8 @@ def plan(
         return Plan((), _too_few(measured, rules), even, BROKERS_RULE)
     moves, after = planned(lambda topic: topic not in busy and rules.allows(topic), min(moves_max, PLAN_MAX))
     if moves:
-        return Plan(moves, f"CV {even.variation:.2f}, and {after.variation:.2f} afterwards", even)
+        more = f"; one order moves {PLAN_MAX} at most, ask again afterwards" if len(moves) == PLAN_MAX else ""
+        return Plan(moves, f"CV {even.variation:.2f}, and {after.variation:.2f} afterwards{more}", even)
     # Nothing moves. Either nothing would help, or what would help may not be touched.
     if planned(lambda topic: rules.allows(topic), 1)[0]:
         count = sum(topic in busy for topics in topics_of.values() for topic in topics)
