@@ -320,7 +320,7 @@ class Requests:
         return count
 
     def _has_arrived(self, topic: TopicName) -> bool:
-        """Or given up. One that waits for its target longer than usual is no reason to do nothing else."""
+        """Or was given up, or taken by another."""
         seen = self._view.markers.get(topic)
         return seen is None or bool(seen.value.error) or seen.value.reason != REBALANCE
 
