@@ -171,7 +171,7 @@ def rebalance(
     """Even the load out now, a few topics at a time; the broker that is asked goes on in the background.
 
     The limits of automatic rebalancing (topic age, cooldown, moves in an hour) do not hold an order back. Exit code 0
-    also if the load is even already; 1 if a rule stopped it: the blacklist, too few active brokers, or topics that are
+    also if the load is even already; 5 if a rule stopped it: the blacklist, too few active brokers, or topics that are
     moving already.
     """
     request = pb.RebalanceRequest(dry_run=dry_run, max_moves=max_moves)
@@ -186,7 +186,7 @@ def rebalance(
         fields = {"success": found.success, "moves_executed": found.moves_executed}
         print_fields({**fields, "proposed_moves": rows, "message": found.error_message}, output)
         if not found.success:
-            raise typer.Exit(EXIT_FAILED)
+            raise typer.Exit(Exit.REFUSED)
         return
     print(f"Rebalance success={str(found.success).lower()} moves_executed={found.moves_executed}")
     for row in rows:
@@ -194,7 +194,7 @@ def rebalance(
     if found.error_message:
         print(found.error_message)
     if not found.success:
-        raise typer.Exit(EXIT_FAILED)
+        raise typer.Exit(Exit.REFUSED)
 
 
 @brokers.command("history")
