@@ -11,12 +11,14 @@ import asyncio
 from collections import OrderedDict
 from time import perf_counter
 from typing import Any, Final, TypeAlias, cast
+from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 
 from pydanube.api.places import locate, offset_of
 from pydanube.api.rpc import Refusal
 from pydanube.broker.fanout import FanoutSubscription, FanoutTopic
+from pydanube.broker.outbox import Caller
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
@@ -47,6 +49,7 @@ DEAD_IDS_MAX: Final = 10_000
 NAME_SIZE_MAX_BYTES: Final = 1024  # of producers, consumers and key filters
 KEY_FILTERS_MAX: Final = 256
 SENDERS_MAX: Final = 1_000  # producers whose id a stream remembers
+AGENT_MAX: Final = 200  # characters of a client's name that are shown
 DELAY_MAX_MS: Final = 365 * 24 * 3600 * 1000
 
 AnyTopic: TypeAlias = Topic | FanoutTopic
@@ -61,7 +64,7 @@ class ProducerService:
         self._broker = broker
         self._topics = broker.topics
 
-    async def CreateProducer(self, request: pb.ProducerRequest) -> pb.ProducerResponse:
+    async def CreateProducer(self, request: pb.ProducerRequest, context: Any) -> pb.ProducerResponse:
         name = TopicName(request.topic_name)
         delivery = DELIVERY.get(request.dispatch_strategy)
         if delivery is None:
@@ -89,6 +92,8 @@ class ProducerService:
         identity = await topic.add_producer(
             request.producer_name, exclusive=request.producer_access_mode == pb.Exclusive
         )
+        if (producer := topic.producers.get(identity)) is not None:
+            producer.caller = caller_of(context, self._broker)
         return pb.ProducerResponse(
             request_id=request.request_id, producer_id=identity, producer_name=request.producer_name
         )
@@ -170,6 +175,8 @@ class ConsumerService:
         except DanubeError:
             await asyncio.sleep(UNKNOWN_CONSUMER_SECONDS)
             raise
+        if (registration := subscription.registration(consumer)) is not None:
+            registration.caller = caller_of(context, self._broker)
         try:
             # The Rust client waits for the headers with a lock held; gRPC would keep them until the first message.
             await context.send_initial_metadata(())
@@ -281,6 +288,13 @@ class HealthCheck:
             topic = self._topics.find_producer(ProducerId(identity))
             return topic is not None and topic.touch_producer(ProducerId(identity))
         raise Refusal(Code.INVALID_ARGUMENT, f"client {client} is not known: 0 is Producer, 1 is Consumer")
+
+
+def caller_of(context: Any, broker: Broker) -> Caller:
+    """Who calls: gRPC's word for the address, and the library that it uses, which is all that it says of itself."""
+    agent = next((value for key, value in context.invocation_metadata() or () if key == "user-agent"), "")
+    address = unquote(context.peer()).removeprefix("ipv4:").removeprefix("ipv6:")
+    return Caller(address, str(agent)[:AGENT_MAX], "grpc", broker.clock.time_us())
 
 
 class SchemaRegistry:

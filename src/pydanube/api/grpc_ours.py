@@ -12,9 +12,11 @@ from pydanube.api.grpc_moves import MoveCalls
 from pydanube.api.grpc_storage import StorageCalls, tiers_message
 from pydanube.api.peers import Peers
 from pydanube.api.rpc import Refusal
+from pydanube.broker.observing import Late, Observer
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
+from pydanube.core.conditions import words
 from pydanube.core.lag import Heartbeat
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.errors import OffsetOutOfRange
@@ -29,9 +31,10 @@ READ_BYTES: Final = 256 * 1024
 
 
 class Admin(StorageCalls, MoveCalls):
-    def __init__(self, broker: Broker, peers: Peers) -> None:
+    def __init__(self, broker: Broker, peers: Peers, observer: Observer) -> None:
         StorageCalls.__init__(self, broker)
         MoveCalls.__init__(self, broker, peers)
+        self._observer = observer
 
     async def ExplainSubscription(self, request: pb.ExplainSubscriptionRequest) -> pb.ExplainSubscriptionResponse:
         topic, subscription = await self._find(request.topic, request.subscription)
@@ -41,13 +44,19 @@ class Admin(StorageCalls, MoveCalls):
             subscription.heartbeat,
             self._broker.clock.elapsed(),
         )
-        response.sentence = f"{subscription.explain()}{_tier_of(topic, subscription.standing().next_unacked)}"
+        late = await self._observer.late_now(topic, subscription)
+        put_late(response.lag, late)
+        response.sentence = (
+            f"{subscription.explain()}{_tier_of(topic, subscription.standing().next_unacked)}{late_words(late)}"
+        )
         response.tiers.CopyFrom(tiers_message(self._storage.tiers(topic)))
         return response
 
     async def GetSubscriptionLag(self, request: pb.GetSubscriptionLagRequest) -> pb.GetSubscriptionLagResponse:
-        _, subscription = await self._find(request.topic, request.subscription)
-        return pb.GetSubscriptionLagResponse(lag=lag_message(subscription.get_lag_info()))
+        topic, subscription = await self._find(request.topic, request.subscription)
+        lag = lag_message(subscription.get_lag_info())
+        put_late(lag, await self._observer.late_now(topic, subscription))
+        return pb.GetSubscriptionLagResponse(lag=lag)
 
     async def SeekSubscription(self, request: pb.SeekSubscriptionRequest) -> pb.SeekSubscriptionResponse:
         topic, subscription = await self._find(request.topic, request.subscription)
@@ -94,6 +103,25 @@ class Admin(StorageCalls, MoveCalls):
     async def _find(self, topic_name: str, subscription_name: str) -> tuple[Topic, Subscription]:
         topic = reliable_topic(await self._topics.require(TopicName(topic_name)), "the place of a subscription")
         return topic, topic.require(SubscriptionName(subscription_name))
+
+
+def put_late(lag: pb.Lag, late: Late) -> None:
+    lag.course = late.catch_up.course
+    if late.seconds is not None:
+        lag.lag_seconds = late.seconds
+    if late.catch_up.seconds is not None:
+        lag.catch_up_seconds = late.catch_up.seconds
+
+
+def late_words(late: Late) -> str:
+    """How late, and when it will have caught up; nothing for one that has."""
+    if late.seconds == 0:
+        return ""
+    age = "" if late.seconds is None else f" The oldest message that was not acknowledged is {words(late.seconds)} old"
+    hope = str(late.catch_up)
+    if not age:
+        return f" {hope[:1].upper()}{hope[1:]}." if hope else ""
+    return f"{age}; {hope}." if hope else f"{age}."
 
 
 def _tier_of(topic: Topic, offset: int) -> str:

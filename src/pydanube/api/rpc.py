@@ -33,6 +33,7 @@ from pydanube.wire.status import STATUS, Code, Status, Table, cut, status
 if TYPE_CHECKING:
     from pydanube.api.connections import Admission
     from pydanube.api.forward import Forward, Forwarder, ForwardStream
+    from pydanube.api.orders import Orders, Told
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +60,11 @@ def handler_of(
     busy: Mapping[str, Callable[[], DanubeError | None]] = {},
     forwarder: Forwarder | None = None,
     admission: Admission | None = None,
+    orders: Orders | None = None,
 ) -> grpc.GenericRpcHandler:
     """`tables` and `size_max_bytes` are by method, for those that differ. `busy` says why a request is not even to be
     decoded now, by method; such methods are bounded in what they receive at the same time (`admission.py`).
-    `admission`: of connections, by the server it is for.
+    `admission`: of connections, by the server it is for. `orders` hears of those that succeeded.
     """
     methods = {}
     admitted: list[tuple[str, Intake, Any]] = []
@@ -71,18 +73,19 @@ def handler_of(
         metrics = telemetry.rpc(snake(service.name.removesuffix("Service")), snake(method.name))
         codes = tables.get(method.name, table)
         call = getattr(servant, method.name, None)
+        told = orders.told(method) if orders is not None else None
         if call is not None and method.server_streaming:
             elsewhere = forwarder.stream(method) if forwarder is not None else None
             make, behaviour = (
                 grpc.unary_stream_rpc_method_handler,
-                _stream(name, call, metrics, codes, elsewhere, admission),
+                _stream(name, call, metrics, codes, elsewhere, admission, told),
             )
         else:
             call = call or _missing(method, servant)
             forward = forwarder.unary(method) if forwarder is not None else None
             make, behaviour = (
                 grpc.unary_unary_rpc_method_handler,
-                _unary(name, call, metrics, codes, forward, admission),
+                _unary(name, call, metrics, codes, forward, admission, told),
             )
         read = _reader(method, size_max_bytes.get(method.name))
         write = GetMessageClass(method.output_type).SerializeToString
@@ -115,6 +118,7 @@ def _unary(
     table: Table,
     forward: Forward | None,
     admission: Admission | None,
+    told: Told | None,
 ) -> Behaviour:
     wants_context = len(inspect.signature(call).parameters) == 2
 
@@ -131,6 +135,8 @@ def _unary(
             metrics.errors.inc()
             await _abort(context, name, error, table)
         metrics.ok.inc()
+        if told is not None:
+            told(request, context)
         return response
 
     return answer
@@ -143,6 +149,7 @@ def _stream(
     table: Table,
     forward: ForwardStream | None,
     admission: Admission | None,
+    told: Told | None,
 ) -> Behaviour:
     async def answer(request: Any, context: Any) -> None:
         try:
@@ -156,6 +163,8 @@ def _stream(
             metrics.errors.inc()
             await _abort(context, name, error, table)
         metrics.ok.inc()
+        if told is not None:
+            told(request, context)
 
     return answer
 

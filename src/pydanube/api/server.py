@@ -23,14 +23,16 @@ from typing import Final
 import grpc
 from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
 
-from pydanube.api import grpc_admin, grpc_cluster, grpc_data, grpc_ours, grpc_storage
+from pydanube.api import grpc_admin, grpc_cluster, grpc_data, grpc_ours, grpc_status, grpc_storage
 from pydanube.api.connections import Admission
 from pydanube.api.forward import Forwarder
 from pydanube.api.metrics import STARTING, MetricsDoor
+from pydanube.api.orders import Orders
 from pydanube.api.peers import Peers, PeerService
 from pydanube.api.rpc import handler_of
 from pydanube.api.stream import StreamDoor
 from pydanube.api.tls import server_context
+from pydanube.broker.observing import Observer
 from pydanube.broker.service import Broker
 from pydanube.cluster.cluster import Cluster
 from pydanube.config import BrokerConfig, open_files, reachable
@@ -38,7 +40,7 @@ from pydanube.core.lifecycle import Mode, serve_until
 from pydanube.errors import ConfigError
 from pydanube.telemetry import ClusterNow
 from pydanube.wire._pb.danube import DanubeAdmin_pb2, DanubeApi_pb2, SchemaRegistry_pb2
-from pydanube.wire._pb.pydanube import admin_pb2, peers_pb2
+from pydanube.wire._pb.pydanube import admin_pb2, peers_pb2, status_pb2
 from pydanube.wire.status import ADMIN, RECEIVE, SEND
 
 log = logging.getLogger(__name__)
@@ -77,6 +79,8 @@ class Doors:
         self._metrics = metrics or MetricsDoor(broker.telemetry)
         self._stream = StreamDoor(broker)
         self._peers = Peers(broker)
+        self._observer = Observer(broker, broker.telemetry.room)
+        self._observing: asyncio.Task[None] | None = None
         self._why_not_ready: str | None = STARTING
         self.client_addr = self.admin_addr = self.metrics_addr = self.stream_addr = ""
 
@@ -101,6 +105,9 @@ class Doors:
         cancels calls it has not looked at yet, and CANCELLED is final to a producer.
         """
         self.stop_being_ready()
+        if self._observing is not None:
+            self._observing.cancel()
+            await asyncio.gather(self._observing, return_exceptions=True)
         await self._broker.topics.close_all("the broker is shutting down")
         if grace_seconds:
             await self._broker.clock.sleep(REFUSING_SECONDS)
@@ -134,6 +141,7 @@ class Doors:
         self._tell()
         await self._admin.start()
         await self._client.start()
+        self._observing = asyncio.create_task(self._observer.run(), name="observer")
         self._why_not_ready = None
         log.info(
             "doors opened", extra={"client": self.client_addr, "admin": self.admin_addr, "metrics": self.metrics_addr}
@@ -195,11 +203,15 @@ class Doors:
             admin["NamespaceAdmin"]: grpc_admin.NamespaceAdmin(broker),
             admin["TopicAdmin"]: grpc_admin.TopicAdmin(broker, peers),
             admin["SecurityAdmin"]: grpc_admin.SecurityAdmin(),
-            _services(admin_pb2.DESCRIPTOR)["Admin"]: grpc_ours.Admin(broker, peers),
+            _services(admin_pb2.DESCRIPTOR)["Admin"]: grpc_ours.Admin(broker, peers, self._observer),
+            _services(status_pb2.DESCRIPTOR)["Status"]: grpc_status.Status(broker, peers, self._observer, _version()),
             _services(peers_pb2.DESCRIPTOR)["Peers"]: PeerService(broker),
         }
+        orders = Orders(broker)
         handlers = [
-            handler_of(service, servant, telemetry, table=ADMIN, forwarder=forwarder, admission=self._admins)
+            handler_of(
+                service, servant, telemetry, table=ADMIN, forwarder=forwarder, admission=self._admins, orders=orders
+            )
             for service, servant in servants.items()
         ]
         self._admin.add_generic_rpc_handlers((*handlers, schemas))

@@ -36,7 +36,7 @@ from pydanube.api.grpc_data import camel
 from pydanube.api.stream_handles import Consuming, Producing, Undecided, failed, fits, pieces
 from pydanube.api.stream_requests import Requests
 from pydanube.broker.fanout import FanoutTopic
-from pydanube.broker.outbox import DeliveredBatch
+from pydanube.broker.outbox import Caller, DeliveredBatch
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
@@ -73,6 +73,7 @@ PARSE_ON_LOOP_BYTES: Final = 64 * 1024
 WRITE_BUFFER_BYTES: Final = 1 * MIB
 CUT_BYTES: Final = 8 * 1024  # to cut a batch costs as much as to send so many bytes more
 TURN_SETTLED: Final = 1024  # ranges acknowledged or refused, before others have a turn
+CLIENT_MAX: Final = 200  # characters of a name that is shown
 SWEEP_SECONDS: Final = 2.0
 SHUTDOWN_SECONDS: Final = 2.0  # for a TLS peer's goodbye
 
@@ -151,6 +152,7 @@ class Connection(asyncio.Protocol):
         self._turn: asyncio.Handle | None = None  # when it is handled
         self._transport: asyncio.Transport
         self._greeted = False
+        self.client = ""  # as it calls itself
         self._over = False
         self._leaving = False
         self._requests = Requests(self)
@@ -274,6 +276,12 @@ class Connection(asyncio.Protocol):
     @property
     def peer(self) -> str:
         return str(self._transport.get_extra_info("peername"))
+
+    def caller(self) -> Caller:
+        """Who is at the other end, for whoever asks who is connected."""
+        place = self._transport.get_extra_info("peername")
+        address = f"{place[0]}:{place[1]}" if isinstance(place, tuple) and len(place) > 1 else ""
+        return Caller(address, self.client, "native", self.broker.clock.time_us())
 
     # --- saying things ------------------------------------------------------------------------------
 
@@ -417,6 +425,7 @@ class Connection(asyncio.Protocol):
         hello = frame.command.hello
         chosen = frames.negotiate(hello)
         self.frame_size_max = frames.frame_size_of(hello)
+        self.client = hello.client[:CLIENT_MAX]
         self._greeted = True
         self._decoder.frame_size_max = self.limits.frame_bytes
         welcome = pb.Welcome(
@@ -525,6 +534,7 @@ class Connection(asyncio.Protocol):
                 receipt = producing.receipt(outcome.result(), decided.rows)
                 self.send(pb.Command(request_id=decided.request_id, receipt=receipt))
                 producing.topic.metrics.send_latency.observe(perf_counter() - decided.came_at)
+                producing.count(decided.rows)
                 continue
             code = status(error, SEND).code if isinstance(error, DanubeError) else Code.UNKNOWN
             producing.topic.metrics.send_errors[camel(code)] += 1

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from pydanube.broker.fanout import FanoutSubscription
 from pydanube.broker.opening import AnyTopic
-from pydanube.broker.outbox import AnyOutbox, Delivered, DeliveredBatch
+from pydanube.broker.outbox import AnyOutbox, Caller, Delivered, DeliveredBatch
 from pydanube.broker.subscription import Subscription
 from pydanube.core.events import Ranges
 from pydanube.core.names import ConsumerId, ProducerId
@@ -81,6 +81,14 @@ class Producing:
     def leave(self) -> None:
         """The peer has closed it, or is gone: an exclusive place is free again."""
         self.topic.producers.remove(self.producer_id, self._registered)
+
+    def introduce(self, caller: Caller) -> None:
+        if self._registered is not None:
+            self._registered.caller = caller
+
+    def count(self, rows: int) -> None:
+        if self._registered is not None:
+            self._registered.sent += rows
 
     def check_room(self) -> None:
         if len(self.in_flight) >= frames.IN_FLIGHT_MAX:

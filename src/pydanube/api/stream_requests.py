@@ -297,6 +297,7 @@ class Requests:
         self.producers[handle] = Producing(
             handle, topic, request.producer_name, producer_id, session, self._connection.answer_decided
         )
+        self.producers[handle].introduce(self._connection.caller())
         self._watch(topic)
         opened = pb.ProducerOpened(
             producer=handle,
@@ -342,6 +343,8 @@ class Requests:
             consuming = Consuming(handle, topic, fanned, identity, fanned.attach(identity), unsent_bytes)
             next_unacked = 0
         self._consumers[handle] = consuming
+        if (registration := consuming.subscription.registration(identity)) is not None:
+            registration.caller = self._connection.caller()
         self._watch(topic)
         consuming.grant(request.messages, request.bytes)
         self._start_pump(consuming)

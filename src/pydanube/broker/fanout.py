@@ -84,6 +84,7 @@ class FanoutSubscription:
             assert isinstance(each.outbox, MessageOutbox)
             if len(each.outbox) < QUEUE_MAX and each.outbox.room_bytes > 0:
                 each.outbox.put([Delivered(0, message, 1)])
+                each.sent += 1
                 self.metrics.delivered.inc()
                 return
         self.metrics.dropped.inc()
@@ -114,6 +115,9 @@ class FanoutSubscription:
 
     def knows(self, consumer: ConsumerId) -> bool:
         return consumer in self._consumers
+
+    def registration(self, consumer: ConsumerId) -> Registration | None:
+        return self._consumers.get(consumer)
 
     def is_connected(self, consumer: ConsumerId) -> bool:
         registration = self._consumers.get(consumer)

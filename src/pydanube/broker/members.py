@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from pydanube.broker.outbox import Registration
+from pydanube.broker.outbox import Caller, Registration
 from pydanube.broker.ownership import Ownership
 from pydanube.core import keys
 from pydanube.core.delivery import FailurePolicy
@@ -63,6 +63,8 @@ class Producer:
     name: str
     exclusive: bool
     seen_at: float
+    caller: Caller | None = None
+    sent: int = 0  # messages
 
 
 class Producers:
@@ -92,8 +94,14 @@ class Producers:
                 raise ProducerExists(self._topic, other.name)
         if identity not in alive and not self._policy.allows_producer(len(others)):
             raise LimitReached("producers", self._policy.max_producers_per_topic)
-        self._producers[identity] = Producer(name, exclusive, self._clock.elapsed())
+        known = self._producers.get(identity)
+        self._producers[identity] = Producer(
+            name, exclusive, self._clock.elapsed(), known.caller if known else None, known.sent if known else 0
+        )
         return identity
+
+    def alive(self) -> list[Producer]:
+        return list(self._alive().values())
 
     def get(self, identity: ProducerId) -> Producer | None:
         return self._producers.get(identity)
@@ -121,6 +129,7 @@ class Producers:
             self.add(name, exclusive=False)  # it was registered before this process began
         else:
             producer.seen_at = self._clock.elapsed()
+            producer.sent += 1
         if not self._policy.allows_message(len(message.payload)):
             raise MessageTooLarge(len(message.payload), self._policy.max_message_size)
         if self._rate is not None and not self._rate.take(1, self._clock.elapsed()):

@@ -169,6 +169,15 @@ BatchOutbox: TypeAlias = Outbox[DeliveredBatch]  # of native streams, which gran
 AnyOutbox: TypeAlias = Outbox[Any]
 
 
+class Caller(NamedTuple):
+    """Who is at the other end of a producer or consumer. Empty: it did not say."""
+
+    address: str
+    client: str  # name and version
+    protocol: str  # native, grpc
+    since_us: int
+
+
 @dataclass(slots=True)
 class Registration:
     """A consumer as the subscription knows it, connected or not.
@@ -184,6 +193,8 @@ class Registration:
     native: bool = False  # its outbox takes batches
     attached: bool = False  # a stream reads the outbox
     silent_since: float = 0.0  # when it was last heard of without a stream
+    caller: Caller | None = None  # of its stream
+    sent: int = 0  # messages, to all its streams
 
     @property
     def connected(self) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pydanube.broker.cursors import Cursors
+from pydanube.broker.events import Events
 from pydanube.broker.hosting import Hosting
 from pydanube.broker.kept import Kept
 from pydanube.broker.opening import Cloud, Rooms
@@ -94,6 +95,7 @@ class Broker:
         self.topics: Topics
         self.wal: Wal
         self.cursors: Cursors
+        self.events: Events
 
     @property
     def proxy(self) -> bool:
@@ -195,6 +197,7 @@ class Broker:
         self.telemetry.broker = str(self.broker_id)
         metadata = ObservedStore(await open_metadata())
         objects = await open_objects(metadata)
+        self.events = Events(metadata, self.clock, self.broker_id)
         timer = Timer(self.clock)
         self.cursors = Cursors(metadata, self.clock, self.telemetry.moves.acks_cut)
         kept = Kept(config.dispatch.decoded_bytes, self.clock, timer)
@@ -230,6 +233,7 @@ class Broker:
         self.telemetry.unopened = self.topics.unopened.__len__
         self._spawn(timer.run(), "timer")
         self._spawn(self.cursors.run(), "cursors")
+        self._spawn(self.events.run(), "events")
         self._spawn(self.topics.reap(), "reap")
         self._spawn(self.topics.rest(), "rest")
         self._spawn(self.topics.sweep(), "sweep")
@@ -298,6 +302,7 @@ class Broker:
             compacts=config.compaction == "auto",
             metrics=self.telemetry.members,
         )
+        self.cluster.attendance.tell = functools.partial(self.events.tell, by=f"broker {self.broker_id}, the leader")
         metadata.notice = self.cluster.view.notice
         self.hosting = hosting
         self.topics.elsewhere = hosting

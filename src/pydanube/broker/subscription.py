@@ -262,6 +262,14 @@ class Subscription:
     def knows(self, consumer: ConsumerId) -> bool:
         return consumer in self._consumers
 
+    def registration(self, consumer: ConsumerId) -> Registration | None:
+        return self._consumers.get(consumer)
+
+    def held_by(self, consumer: ConsumerId) -> int:
+        """Messages that it was sent, or is about to be, and has not acknowledged."""
+        member = self._machine.roster.get(consumer)
+        return member.held if member is not None else 0
+
     def is_connected(self, consumer: ConsumerId) -> bool:
         registration = self._consumers.get(consumer)
         return registration is not None and registration.connected
@@ -665,6 +673,8 @@ class Subscription:
 
     def _count(self, send: Send, rows: int, size_bytes: int) -> None:
         self.metrics.delivered.inc(rows)
+        if (registration := self._consumers.get(send.consumer)) is not None:
+            registration.sent += rows
         self.metrics.delivered_bytes.inc(size_bytes)
         if send.attempt > 1:
             self.metrics.redeliveries.inc(rows)

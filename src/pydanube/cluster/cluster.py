@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from pydanube.cluster.attendance import AttendanceRoom
 from pydanube.cluster.duties import Duties
 from pydanube.cluster.host import Host
 from pydanube.cluster.leadership import Leadership
@@ -76,6 +77,7 @@ class Cluster:
             ttl_seconds=ttl_seconds,
             metrics=metrics,
         )
+        self.attendance = AttendanceRoom(clock, self.view, self.leadership, ttl_seconds=ttl_seconds)
         self._duties = Duties(store, clock, self.view, self.membership, host)
         self._reports = Reports(
             clock, self.view, self.membership, host.load_report, float(config.load_report_interval_seconds)
@@ -108,6 +110,7 @@ class Cluster:
         self._spawn(self._duties.run(), "duties")
         self._spawn(self._reports.run(), "load reports")
         self._spawn(self._upkeep.run(), "upkeep of the metadata store")
+        self._spawn(self.attendance.run(), "attendance")
 
     async def retire(self) -> None:
         """Call it before topics are sealed for good: from here on nobody gives this broker any, nor moves any away."""

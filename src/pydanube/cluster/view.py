@@ -23,6 +23,7 @@ from pydanube.core.lifecycle import BrokerState, Lost, Registration
 from pydanube.core.load import LoadReport, Tally
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.placement import Marker, Move
+from pydanube.core.presence import Presence
 from pydanube.errors import Unavailable
 from pydanube.ports import Clock, Compare, Delete, Event, Item, MetadataStore, Put, Revision
 
@@ -66,6 +67,7 @@ class View:
         self.registrations: dict[BrokerId, Seen[Registration]] = {}
         self.states: dict[BrokerId, Seen[BrokerState]] = {}
         self.lost: dict[BrokerId, Seen[Lost]] = {}
+        self.seen: dict[BrokerId, Seen[Presence]] = {}  # who was there in the last day
         self.assigned: dict[BrokerId, dict[TopicName, Revision]] = {}
         self.hosts: dict[TopicName, BrokerId] = {}
         self.markers: dict[TopicName, Seen[Marker]] = {}
@@ -258,6 +260,8 @@ class View:
             _put(self.states, broker, self._read(event, BrokerState.from_bytes(value) if value else None))
         elif (broker := keys.broker_of_lost(key)) is not None:
             _put(self.lost, broker, self._read(event, Lost.from_bytes(value) if value else None))
+        elif (broker := keys.broker_of_seen(key)) is not None:
+            _put(self.seen, broker, self._read(event, Presence.from_bytes(value) if value else None))
         elif (broker := keys.broker_of_load(key)) is not None:
             report = self._read(event, LoadReport.from_bytes(value) if value else None)
             _put(self._spoken, broker, report.value if report else None)

@@ -9,11 +9,14 @@
     /cluster/brokers/<broker>/<ns>/<topic>                       null: this broker serves the topic
     /cluster/unassigned/<ns>/<topic>                             null | {reason, from_broker, to}
     /cluster/lost/<broker>                                       {session} that the leader declared dead
+    /cluster/seen/<broker>                                       who was there in the last day (core/presence.py)
     /cluster/rescues/<ns>/<topic>/<epoch, 20 digits>              {wanted}: bring this lost epoch, broker; then
                                                                  {broker, objects, end, damaged}: brought
     /cluster/load/<broker>                                       load report, leased
     /cluster/load/<broker>/quiet                                 of its topics that are as they were, leased
     /cluster/rebalancing_history/<timestamp>                     one move
+
+    /events/<time in microseconds, 20 digits>/<broker>           what happened, and who did it (core/presence.py)
 
     /namespaces/<ns>/policy                                      the seven limits
     /namespaces/<ns>/topics/<ns>/<topic>                         null
@@ -80,6 +83,8 @@ REGISTRATIONS: Final = Prefix("/cluster/register/")
 BROKERS: Final = Prefix("/cluster/brokers/")
 UNASSIGNED: Final = Prefix("/cluster/unassigned/")
 LOST: Final = Prefix("/cluster/lost/")
+SEEN: Final = Prefix("/cluster/seen/")
+EVENTS: Final = Prefix("/events/")
 RESCUES: Final = Prefix("/cluster/rescues/")
 LOADS: Final = Prefix("/cluster/load/")
 REBALANCING_HISTORY: Final = Prefix("/cluster/rebalancing_history/")
@@ -144,6 +149,24 @@ def lost(broker: BrokerId) -> Key:
 
 def broker_of_lost(key: str) -> BrokerId | None:
     return _broker(_tail(key, LOST, 1))
+
+
+def seen(broker: BrokerId) -> Key:
+    return Key(f"{SEEN}{broker}")
+
+
+def broker_of_seen(key: str) -> BrokerId | None:
+    return _broker(_tail(key, SEEN, 1))
+
+
+def event(time_us: int, broker: BrokerId) -> Key:
+    return Key(f"{EVENTS}{time_us:0{OFFSET_DIGITS}}/{broker}")
+
+
+def time_of_event(key: str) -> int | None:
+    """Microseconds since 1970."""
+    tail = _tail(key, EVENTS, 2)
+    return int(tail[0]) if tail and len(tail[0]) == OFFSET_DIGITS and tail[0].isdecimal() else None
 
 
 def rescue(topic: TopicName, epoch: int) -> Key:

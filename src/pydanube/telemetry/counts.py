@@ -110,6 +110,8 @@ class SubscriptionMetrics:
     consumers: Level = field(default_factory=Level)  # non-reliable; of a reliable one its standing says it
     exhausted: Counter[str] = field(default_factory=Counter)  # failed too often, by poison policy
     dead_lettered: Count = field(default_factory=Count)  # copied to the dead-letter topic
+    lag_seconds: float | None = None  # age of the oldest message not acknowledged, as of the last look; None: not known
+    catch_up_seconds: float | None = None  # at the rate of the last minute; None: not known, or it does not
 
 
 @dataclass(slots=True, eq=False)

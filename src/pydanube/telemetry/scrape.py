@@ -193,6 +193,8 @@ class SubscriptionNow(NamedTuple):
     timed_out: int
     exhausted: dict[str, int]
     dead_lettered: int
+    lag_seconds: float | None = None
+    catch_up_seconds: float | None = None
 
     @classmethod
     def of(cls, topic: str, subscription: str, metrics: SubscriptionMetrics) -> SubscriptionNow:
@@ -207,6 +209,8 @@ class SubscriptionNow(NamedTuple):
             timed_out=standing.timed_out if standing else 0,
             exhausted=dict(metrics.exhausted),
             dead_lettered=metrics.dead_lettered.value,
+            lag_seconds=0.0 if standing and standing.lag == 0 else metrics.lag_seconds,
+            catch_up_seconds=0.0 if standing and standing.lag == 0 else metrics.catch_up_seconds,
         )
 
 
@@ -365,6 +369,12 @@ class Snapshot(NamedTuple):
             yield gauge("danube_subscription_lag_messages", text, [number for _, number in lag])
         else:
             yield _gauge("danube_subscription_lag_messages", text, labels, lag)
+        text = "Age of the oldest message that was not acknowledged; no line: not known"
+        late = [(each.labels, each.lag_seconds) for each in every if each.lag_seconds is not None]
+        yield _gauge("danube_subscription_lag_seconds", text, labels, late)
+        text = "Until it has caught up, at the rate of the last minute; no line: not known, or it does not"
+        hopes = [(each.labels, each.catch_up_seconds) for each in every if each.catch_up_seconds is not None]
+        yield _gauge("danube_subscription_catch_up_seconds", text, labels, hopes)
         consumers = [each.consumers for each in every]
         yield gauge("danube_subscription_active_consumers", "Connected consumers", consumers)
         waiting = [each.waiting for each in every]

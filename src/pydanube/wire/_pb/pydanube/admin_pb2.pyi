@@ -7,16 +7,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Lag(_message.Message):
-    __slots__ = ("cursor", "head", "lag_messages", "has_lag")
+    __slots__ = ("cursor", "head", "lag_messages", "has_lag", "lag_seconds", "catch_up_seconds", "course")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     LAG_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     HAS_LAG_FIELD_NUMBER: _ClassVar[int]
+    LAG_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CATCH_UP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COURSE_FIELD_NUMBER: _ClassVar[int]
     cursor: int
     head: int
     lag_messages: int
     has_lag: bool
-    def __init__(self, cursor: _Optional[int] = ..., head: _Optional[int] = ..., lag_messages: _Optional[int] = ..., has_lag: _Optional[bool] = ...) -> None: ...
+    lag_seconds: float
+    catch_up_seconds: float
+    course: str
+    def __init__(self, cursor: _Optional[int] = ..., head: _Optional[int] = ..., lag_messages: _Optional[int] = ..., has_lag: _Optional[bool] = ..., lag_seconds: _Optional[float] = ..., catch_up_seconds: _Optional[float] = ..., course: _Optional[str] = ...) -> None: ...
 
 class GetSubscriptionLagRequest(_message.Message):
     __slots__ = ("topic", "subscription")

@@ -1,0 +1,66 @@
+"""How long a subscription is behind, and when it will have caught up.
+
+    trend.look(now, lag)          every few seconds
+    trend.catch_up(now)           CatchUp: in so many seconds, or never at this rate, or not known
+
+Messages say how much work waits; seconds say how late it is. The oldest message that was not acknowledged is as old as
+the batch that holds it: whoever can read the log looks that up.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, NamedTuple
+
+from pydanube.core.conditions import words
+
+SPAN_SECONDS: Final = 60.0  # the rate is of so long
+LOOKS_MAX: Final = 8
+
+
+class Course(enum.StrEnum):
+    CAUGHT_UP = "caught_up"
+    CATCHING_UP = "catching_up"
+    FALLING_BEHIND = "falling_behind"
+    STANDING = "standing"  # neither
+    UNKNOWN = "unknown"
+
+
+class CatchUp(NamedTuple):
+    """`seconds` only while it is catching up."""
+
+    course: Course
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        if self.course is Course.CATCHING_UP and self.seconds is not None:
+            return f"at this rate it has caught up in about {words(self.seconds)}"
+        return {
+            Course.FALLING_BEHIND: "it falls further behind: more comes in than is acknowledged",
+            Course.STANDING: "it is not catching up",
+        }.get(self.course, "")
+
+
+class Trend:
+    """The lag of the last minute, at a few moments."""
+
+    __slots__ = ("_looks",)
+
+    def __init__(self) -> None:
+        self._looks: tuple[tuple[float, int], ...] = ()
+
+    def look(self, now: float, lag: int) -> None:
+        kept = [each for each in self._looks if now - each[0] <= SPAN_SECONDS]
+        self._looks = (*kept[-LOOKS_MAX + 1 :], (now, lag))
+
+    def catch_up(self, now: float, lag: int) -> CatchUp:
+        """`lag` is that of now. It takes at least two looks to know a direction."""
+        if lag == 0:
+            return CatchUp(Course.CAUGHT_UP)
+        if not self._looks or now <= self._looks[0][0]:
+            return CatchUp(Course.UNKNOWN)
+        at, before = self._looks[0]
+        per_second = (before - lag) / (now - at)
+        if per_second > 0:
+            return CatchUp(Course.CATCHING_UP, lag / per_second)
+        return CatchUp(Course.FALLING_BEHIND if per_second < 0 else Course.STANDING)
