@@ -101,6 +101,7 @@ EXEMPT = (
             "storage",
             "cluster",
             "moves",
+            "status",
         )
     ),
     Exempt("cli/listening.py", "wire.frames", "tells a native port by the frame that it answers strangers with"),

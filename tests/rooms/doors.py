@@ -29,6 +29,7 @@ from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
 from pydanube.wire._pb.danube import DanubeApi_pb2_grpc as api_grpc
 from pydanube.wire._pb.danube import SchemaRegistry_pb2_grpc as schema_grpc
 from pydanube.wire._pb.pydanube import admin_pb2_grpc as ours_grpc
+from pydanube.wire._pb.pydanube import status_pb2_grpc as status_grpc
 from tests.support import run
 
 TOPIC = "/default/orders"
@@ -71,6 +72,7 @@ class Calls:
         self.security = admin_grpc.SecurityAdminStub(admin)
         self.admin_schemas = schema_grpc.SchemaRegistryStub(admin)
         self.ours = ours_grpc.AdminStub(admin)
+        self.status = status_grpc.StatusStub(admin)
 
     async def create_producer(self, topic: str = TOPIC, name: str = "p", *, reliable: bool = True, **more: Any) -> int:
         request = pb.ProducerRequest(topic_name=topic, producer_name=name, dispatch_strategy=int(reliable), **more)

@@ -82,13 +82,15 @@ def build_app(*, whole: bool = False) -> typer.Typer:
 def _admin_app() -> typer.Typer:
     """`danube admin`. Its parts are added once, also if a process runs several commands."""
     import pydanube.cli.redrive
-    import pydanube.cli.serve  # noqa: F401  (these two add themselves)
+    import pydanube.cli.serve
     from pydanube.cli import admin, cluster, moves, storage, subscriptions
 
     admin.app.add_typer(subscriptions.app, name="subscriptions", help=subscriptions.HELP)
     admin.app.add_typer(storage.app, name="storage", help=storage.HELP)
     admin.app.add_typer(cluster.app, name="cluster", help=cluster.HELP)
     admin.topics.add_typer(moves.orphans, name="orphan", help=moves.HELP)
+    import pydanube.cli.status  # noqa: F401  (adds itself to several of them)
+
     return admin.app
 
 

@@ -22,7 +22,7 @@ from pydanube.wire._pb.pydanube import admin_pb2 as ours
 if TYPE_CHECKING:
     from pydanube.client.messages import Place
 
-HELP: Final = "Subscriptions: explain, lag, seek, heartbeat, policies."
+HELP: Final = "Subscriptions: list, explain, lag, seek, heartbeat, policies."
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -115,6 +115,9 @@ def _lag(found: ours.Lag) -> dict[str, object]:
         "head": found.head,
         "lag_messages": found.lag_messages,
         "has_lag": found.has_lag,
+        "lag_seconds": _optional(found, "lag_seconds"),
+        "catch_up_seconds": _optional(found, "catch_up_seconds"),
+        "course": found.course or None,
     }
 
 

@@ -1,0 +1,310 @@
+"""`danube admin status`, `connections`, `events`: how the cluster is doing, who is connected, what happened.
+
+danube admin status                            what is wrong, in words, and every broker; exit code 9 if it is critical
+danube admin subscriptions list                all of the cluster, furthest behind first
+danube admin connections --topic /default/a    producers and consumers: who, from where, since when
+danube admin events                            what happened: brokers that came and went, drains, moves, orders
+danube admin brokers forget 4711               a broker that will not come back is not listed any more
+
+What is not known is printed as `unknown` or `-`, and is null in JSON; it is never 0.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import typer
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.text import Text
+
+from pydanube.cli.admin import app, ask, brokers
+from pydanube.cli.cluster import BrokerArgument
+from pydanube.cli.completion import namespace_names, topic_names
+from pydanube.cli.output import PIPE_WIDTH, Output, OutputOption, id_text, print_done, print_rows
+from pydanube.cli.subscriptions import app as subscriptions
+from pydanube.core.conditions import Severity, words
+from pydanube.errors import ConfigError
+from pydanube.wire._pb.pydanube import status_pb2 as pb
+
+STATUS: Final = "pydanube.admin.v1.Status"
+EXIT_CRITICAL: Final = 9
+UNKNOWN: Final = "unknown"
+
+TopicOption = Annotated[str, typer.Option(help="Only this topic.", autocompletion=topic_names)]
+CountOption = Annotated[int, typer.Option("--count", "-c", min=1, max=10_000, help="At most so many.")]
+
+
+@app.command("status")
+def status(output: OutputOption = Output.table) -> None:
+    """What is wrong, in words, and how every broker is doing. Exit code 9 if something is critical."""
+    found = ask(STATUS, "ClusterStatus", pb.ClusterStatusRequest(), pb.ClusterStatusResponse)
+    if output is Output.json:
+        print(json.dumps(status_fields(found), indent=2, ensure_ascii=False))
+    else:
+        _print_status(found)
+    if any(each.severity == Severity.CRITICAL for each in found.conditions):
+        raise typer.Exit(EXIT_CRITICAL)
+
+
+def status_fields(found: pb.ClusterStatusResponse) -> dict[str, object]:
+    return {
+        "conditions": [
+            {
+                "name": each.name,
+                "severity": each.severity,
+                "sentence": each.sentence,
+                "todo": each.todo,
+                "subject": each.subject or None,
+                "since": _time(each, "since_us"),
+                "runbook": each.runbook,
+            }
+            for each in found.conditions
+        ],
+        "brokers_alive": found.brokers_alive,
+        "brokers_known": found.brokers_known,
+        "topics": found.topics,
+        "topics_unserved": found.topics_unserved,
+        "lag_messages": int(found.lag_messages.known) if found.lag_messages.is_complete else None,
+        "lag_messages_at_least": int(found.lag_messages.known),
+        "orphan_messages_max": found.orphan_messages_max,
+        "brokers": [_broker_fields(each) for each in found.brokers],
+    }
+
+
+def _broker_fields(each: pb.BrokerState) -> dict[str, object]:
+    own = each.status if each.HasField("status") else None
+    numbers = (
+        "cpu_share", "memory_bytes", "disk_used_bytes", "disk_free_bytes", "log_size_bytes", "log_limit_bytes",
+        "upload_lag_seconds", "lease_age_seconds",
+    )  # fmt: skip
+    return {
+        "broker_id": id_text(each.broker_id),
+        "broker_addr": each.address,
+        "stream_url": (own.stream_url if own is not None else each.stream_url) or None,
+        "life": each.life,
+        "since": _time(each, "since_us"),
+        "why": each.why or None,
+        "status": each.mode or None,
+        "reason": each.reason or None,
+        "is_leader": each.is_leader,
+        "topics": each.topics,
+        "version": own.version or None if own is not None else None,
+        "started": _time(own, "started_us") if own is not None else None,
+        **{name: _optional(own, name) for name in numbers},
+        "publish_ms": _latency(own.publish if own is not None else None),
+        "commit_ms": _latency(own.commit if own is not None else None),
+        "connections": own.connections if own is not None else None,
+    }
+
+
+def _latency(latency: pb.Latency | None) -> dict[str, float | None]:
+    return {name: _optional(latency, f"{name}_ms") for name in ("p50", "p95", "p99")}
+
+
+def _print_status(found: pb.ClusterStatusResponse) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH, no_color=True)
+    if not found.conditions:
+        console.print(Text("All is well.", style="green"))
+    for each in found.conditions:
+        style = "bold red" if each.severity == Severity.CRITICAL else "yellow"
+        console.print(Text(each.severity.upper(), style=style), Text(f"{each.sentence[:1].upper()}{each.sentence[1:]}"))
+        console.print(Text(f"    {each.todo} ({each.runbook})", style="dim"))
+    lag = found.lag_messages
+    lag_text = f"{lag.known:,.0f}" if lag.is_complete else f"{UNKNOWN} (at least {lag.known:,.0f})"
+    unserved = f", {found.topics_unserved:,} without a server" if found.topics_unserved else ""
+    console.print(
+        Text(
+            f"{found.brokers_alive} of {found.brokers_known} brokers answer; {found.topics:,} topics{unserved}; "
+            f"lag {lag_text} messages"
+        )
+    )
+    columns = ("broker", "address", "state", "topics", "version", "up", "cpu", "disk", "publish p99", "commit p99")
+    print_rows([_broker_row(each) for each in found.brokers], columns, Output.table)
+
+
+def _broker_row(each: pb.BrokerState) -> dict[str, object]:
+    own = each.status if each.HasField("status") else None
+    since = f" since {_ago(each, 'since_us')}" if each.HasField("since_us") else ""
+    state = f"{each.mode}{', leads' if each.is_leader else ''}" if each.life == "answers" else f"{each.life}{since}"
+    used, free = _optional(own, "disk_used_bytes"), _optional(own, "disk_free_bytes")
+    disk = f"{used / (used + free):.0%} used" if used is not None and free is not None and used + free else None
+    cpu = _optional(own, "cpu_share")
+    return {
+        "broker": id_text(each.broker_id),
+        "address": each.address.rpartition("://")[2],
+        "state": state,
+        "topics": each.topics,
+        "version": own.version or None if own is not None else None,
+        "up": _ago(own, "started_us") if own is not None else None,
+        "cpu": f"{cpu:.0%}" if cpu is not None else None,
+        "disk": disk,
+        "publish p99": _ms(own.publish if own is not None else None),
+        "commit p99": _ms(own.commit if own is not None else None),
+    }
+
+
+def _ms(latency: pb.Latency | None) -> str | None:
+    value = _optional(latency, "p99_ms")
+    return None if value is None else f"{value:,.1f} ms"
+
+
+@brokers.command("forget")
+def forget_broker(broker: BrokerArgument = None, output: OutputOption = Output.table) -> None:
+    """A broker that is gone and will not come back is not listed any more."""
+    if broker is None or not broker.isdecimal():
+        raise ConfigError("BROKER", broker, "the id of a broker that is gone: `danube admin status` shows it")
+    ask(STATUS, "ForgetBroker", pb.ForgetBrokerRequest(broker_id=int(broker)), pb.ForgetBrokerResponse)
+    print_done(f"Broker {broker} is forgotten", output, broker_id=broker)
+
+
+# --- subscriptions --------------------------------------------------------------------------------------
+
+
+@subscriptions.command("list")
+def list_subscriptions(
+    namespace: Annotated[str, typer.Option(help="Only this namespace.", autocompletion=namespace_names)] = "",
+    topic: TopicOption = "",
+    count: CountOption = 1_000,
+    output: OutputOption = Output.table,
+) -> None:
+    """All subscriptions of the cluster, furthest behind first, in messages and in time."""
+    request = pb.ListSubscriptionsRequest(namespace=namespace, topic=topic, count_max=count)
+    found = ask(STATUS, "ListSubscriptions", request, pb.ListSubscriptionsResponse)
+    if output is Output.json:
+        rows = [_subscription_fields(each) for each in found.subscriptions]
+        _print_all("subscriptions", rows, found.left_out, found.unknown)
+        return
+    columns = ("topic", "subscription", "type", "lag", "behind", "caught up in", "consumers", "unacked")
+    print_rows([_subscription_row(each) for each in found.subscriptions], columns, Output.table)
+    _print_rest(found.left_out, found.unknown, "subscriptions")
+
+
+def _subscription_fields(each: pb.SubscriptionState) -> dict[str, object]:
+    return {
+        "topic": each.topic,
+        "subscription": each.name,
+        "type": each.type,
+        "broker_id": id_text(each.broker_id),
+        "lag_messages": _optional(each, "lag_messages"),
+        "lag_seconds": _optional(each, "lag_seconds"),
+        "catch_up_seconds": _optional(each, "catch_up_seconds"),
+        "course": each.course or None,
+        **{name: getattr(each, name) for name in ("consumers", "unacked", "waiting", "is_blocked", "missing")},
+    }
+
+
+def _subscription_row(each: pb.SubscriptionState) -> dict[str, object]:
+    lag, seconds, hope = (_optional(each, name) for name in ("lag_messages", "lag_seconds", "catch_up_seconds"))
+    behind = words(seconds) if seconds is not None else UNKNOWN if lag else None
+    return {
+        "topic": each.topic,
+        "subscription": each.name,
+        "type": each.type,
+        "lag": f"{lag:,.0f}" if lag is not None else None,
+        "behind": behind,
+        "caught up in": f"about {words(hope)}" if hope is not None else each.course.replace("_", " ") or None,
+        "consumers": each.consumers,
+        "unacked": each.unacked,
+    }
+
+
+# --- connections ----------------------------------------------------------------------------------------
+
+
+@app.command("connections")
+def connections(topic: TopicOption = "", count: CountOption = 1_000, output: OutputOption = Output.table) -> None:
+    """Who is connected: producers and consumers, from where, since when, with what client."""
+    request = pb.ListConnectionsRequest(topic=topic, count_max=count)
+    found = ask(STATUS, "ListConnections", request, pb.ListConnectionsResponse)
+    if output is Output.json:
+        rows = [_connection_fields(each) for each in found.connections]
+        _print_all("connections", rows, found.left_out, found.unknown)
+        return
+    columns = ("topic", "kind", "name", "subscription", "address", "since", "client", "unacked", "rate")
+    print_rows([_connection_row(each) for each in found.connections], columns, Output.table)
+    _print_rest(found.left_out, found.unknown, "connections")
+
+
+def _connection_fields(each: pb.ConnectionState) -> dict[str, object]:
+    return {
+        "topic": each.topic,
+        "kind": each.kind,
+        "name": each.name,
+        **{name: getattr(each, name) or None for name in ("subscription", "address", "client", "protocol")},
+        "since": _time(each, "since_us"),
+        "unacked": _optional(each, "unacked"),
+        "messages_per_second": _optional(each, "rate"),
+        "broker_id": id_text(each.broker_id),
+    }
+
+
+def _connection_row(each: pb.ConnectionState) -> dict[str, object]:
+    rate, unacked = _optional(each, "rate"), _optional(each, "unacked")
+    return {
+        "topic": each.topic,
+        "kind": each.kind,
+        "name": each.name,
+        "subscription": each.subscription or None,
+        "address": each.address or UNKNOWN,
+        "since": f"{_ago(each, 'since_us')} ago" if each.HasField("since_us") else UNKNOWN,
+        "client": " ".join(part for part in (each.client, each.protocol) if part) or UNKNOWN,
+        "unacked": f"{unacked:,.0f}" if unacked is not None else None,
+        "rate": f"{rate:,.1f}/s" if rate is not None else UNKNOWN,
+    }
+
+
+# --- events ---------------------------------------------------------------------------------------------
+
+
+@app.command("events")
+def events(count: CountOption = 100, output: OutputOption = Output.table) -> None:
+    """What happened, newest first: brokers that came and went, drains, moves, orders and who gave them."""
+    found = ask(STATUS, "ListEvents", pb.ListEventsRequest(count_max=count), pb.ListEventsResponse).events
+    rows = [
+        {"time": _iso(each.time_us), "kind": each.kind, "sentence": each.sentence, "by": each.by or None}
+        for each in found
+    ]
+    print_rows(rows, ("time", "kind", "sentence", "by"), output)
+
+
+# --- helpers --------------------------------------------------------------------------------------------
+
+
+def _print_all(name: str, rows: Sequence[Mapping[str, object]], left_out: int, unknown: Sequence[pb.Unknown]) -> None:
+    silent = [
+        {"broker_id": id_text(each.broker_id), "broker_addr": each.address, "why": each.why, "topics": each.topics}
+        for each in unknown
+    ]
+    print(json.dumps({name: rows, "left_out": left_out, "unknown": silent}, indent=2, ensure_ascii=False))
+
+
+def _print_rest(left_out: int, unknown: Sequence[pb.Unknown], what: str) -> None:
+    """On standard error: whoever counts lines is not to count these."""
+    if left_out:
+        print(f"… and {left_out:,} more; --count shows more of them", file=sys.stderr)
+    for each in unknown:
+        who = each.address.rpartition("://")[2] or str(each.broker_id)
+        print(f"unknown: the {what} of {each.topics:,} topics at broker {who}: {each.why}", file=sys.stderr)
+
+
+def _optional(message: Message | None, name: str) -> Any:
+    return getattr(message, name) if message is not None and message.HasField(name) else None
+
+
+def _time(message: Message, name: str) -> str | None:
+    value = _optional(message, name)
+    return None if value is None else _iso(value)
+
+
+def _iso(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _ago(message: Message, name: str) -> str | None:
+    value = _optional(message, name)
+    return None if value is None else words(datetime.now(UTC).timestamp() - value / 1e6)

@@ -1,0 +1,171 @@
+"""How the cluster is doing, over the admin port: what is wrong, who is connected, what happened, what is unknown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from grpc import StatusCode
+
+import pydanube
+from pydanube.broker.events import KEPT_MAX, MINUTE_MAX, Events
+from pydanube.core import keys
+from pydanube.core.names import BrokerId
+from pydanube.core.presence import Happening, Presence
+from pydanube.ports import Put
+from pydanube.stores.memory import MemoryMetadataStore
+from pydanube.stores.memory.clock import LoopClock
+from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
+from pydanube.wire._pb.pydanube import status_pb2 as pb
+from tests.rooms.cluster.nodes import simulate
+from tests.rooms.clustered import Town, clustered
+from tests.rooms.doors import TOPIC, Calls, refused, served
+
+
+async def status(calls: Calls) -> pb.ClusterStatusResponse:
+    found: pb.ClusterStatusResponse = await calls.status.ClusterStatus(pb.ClusterStatusRequest())
+    return found
+
+
+def sentences(found: pb.ClusterStatusResponse) -> dict[str, str]:
+    return {each.name: each.sentence for each in found.conditions}
+
+
+# --- alone -----------------------------------------------------------------------------------------------
+
+
+@served()
+async def test_a_broker_alone_has_a_status_with_its_numbers_and_no_complaint(calls: Calls) -> None:
+    found = await status(calls)
+    assert not found.conditions and found.is_standalone
+    assert (found.brokers_alive, found.brokers_known) == (1, 1)
+    [broker] = found.brokers
+    assert broker.life == "answers" and broker.status.version and broker.status.HasField("memory_bytes")
+    assert not broker.status.publish.HasField("p99_ms"), "nothing was published, so nobody knows how long it takes"
+
+
+@served()
+async def test_who_is_connected_is_told_with_address_client_and_what_is_not_acknowledged(calls: Calls) -> None:
+    await calls.create_topic()
+    consumer = await calls.subscribe(consumer="worker")
+    stream = calls.receive(consumer)
+    producer = await calls.create_producer()
+    await calls.send(producer)
+    await stream.read()
+    async with (
+        pydanube.connect(f"danube://{calls.doors.stream_addr}") as client,
+        client.producer(TOPIC, name="native") as native,
+    ):
+        await native.send(b"x")
+        found = (await calls.status.ListConnections(pb.ListConnectionsRequest(topic=TOPIC))).connections
+        by_name = {each.name: each for each in found}
+        assert set(by_name) == {"worker", "p", "native"}
+        assert by_name["worker"].kind == "consumer" and by_name["worker"].subscription == "s"
+        assert by_name["worker"].protocol == "grpc" and "grpc" in by_name["worker"].client
+        assert by_name["worker"].unacked >= 1 and by_name["worker"].since_us > 0
+        assert by_name["native"].protocol == "native" and by_name["native"].client
+        assert by_name["native"].address.startswith("127.0.0.1:")
+        assert not by_name["native"].HasField("unacked")
+    stream.cancel()
+
+
+@served()
+async def test_subscriptions_are_listed_furthest_behind_first_with_their_age(calls: Calls) -> None:
+    await calls.create_topic()
+    await calls.subscribe("old", "a")
+    producer = await calls.create_producer()
+    await calls.send(producer)
+    await calls.subscribe("new", "b")
+    await calls.doors._observer.look()
+    found = await calls.status.ListSubscriptions(pb.ListSubscriptionsRequest())
+    assert [each.name for each in found.subscriptions] == ["old", "new"]
+    old, new = found.subscriptions
+    assert old.lag_messages == 1 and 0 < old.lag_seconds < 60 and old.course in ("unknown", "standing")
+    assert new.lag_messages == 0 and new.lag_seconds == 0 and new.course == "caught_up"
+    assert not found.unknown and not found.left_out
+    few = await calls.status.ListSubscriptions(pb.ListSubscriptionsRequest(count_max=1))
+    assert len(few.subscriptions) == 1 and few.left_out == 1
+    text = calls.broker.telemetry.snapshot().text().decode()
+    [line] = [
+        each for each in text.splitlines() if each.startswith("danube_subscription_lag_seconds") and "old" in each
+    ]
+    assert 0 < float(line.rpartition(" ")[2]) < 60
+
+
+@served()
+async def test_orders_are_remembered_with_who_gave_them_and_questions_are_not(calls: Calls) -> None:
+    await calls.create_topic()
+    await calls.topics.DeleteTopic(admin_pb.TopicRequest(name=TOPIC))
+    await calls.topics.DescribeTopic(admin_pb.DescribeTopicRequest(name=TOPIC)).code()
+    async with asyncio.timeout(10):
+        while True:
+            events = (await calls.status.ListEvents(pb.ListEventsRequest())).events
+            if len(events) == 2:
+                break
+            await asyncio.sleep(0.01)
+    assert [each.sentence for each in events] == [f"DeleteTopic name={TOPIC}", f"CreateTopic name={TOPIC}"]
+    assert all(each.kind == "order" and each.by.startswith("127.0.0.1:") for each in events)
+
+
+def test_the_log_of_what_happened_is_bounded_however_much_happens() -> None:
+    async def story() -> None:
+        clock = LoopClock()
+        store = MemoryMetadataStore(clock)
+        for number in range(KEPT_MAX + 100):
+            old = Happening(time_ms=number, kind="order", sentence="old")
+            await store.transact([], [Put(keys.event(clock.time_us() - 10**9 + number, BrokerId(1)), old.to_bytes())])
+        events = Events(store, clock, BrokerId(1))
+        writing = asyncio.create_task(events.run())
+        for number in range(MINUTE_MAX * 3):
+            events.tell("order", f"number {number}")
+        async with asyncio.timeout(10):
+            while not any(each.kind == "more" for each in await events.newest(5)):  # noqa: ASYNC110
+                await asyncio.sleep(1.0)
+        assert len(await store.list(keys.EVENTS)) <= KEPT_MAX + MINUTE_MAX
+        writing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await writing
+
+    simulate(story(), None)
+
+
+# --- together --------------------------------------------------------------------------------------------
+
+
+@clustered(2)
+async def test_a_broker_that_does_not_answer_is_named_and_what_it_has_is_unknown(town: Town) -> None:
+    await town.create("/default/here", on=1)
+    await town.create("/default/there", on=2)
+    first, second = town.calls(1), town.node(2)
+    assert sentences(await status(first)) == {}
+    await second.doors._admin.stop(None)
+    found = await status(first)
+    said = sentences(found)
+    assert "does not answer since" in said["DanubeBrokerDown"] and second.doors.client_addr in said["DanubeBrokerDown"]
+    assert "1 topic has no server" in said["DanubeTopicsUnassigned"]
+    assert {each.severity for each in found.conditions} == {"critical"}
+    assert (found.brokers_alive, found.brokers_known, found.topics, found.topics_unserved) == (1, 2, 2, 1)
+    assert not found.lag_messages.is_complete
+    [silent] = [each for each in found.brokers if each.life == "silent"]
+    assert silent.broker_id == second.id and not silent.HasField("status")
+    listed = await first.status.ListSubscriptions(pb.ListSubscriptionsRequest())
+    assert [(each.broker_id, each.topics) for each in listed.unknown] == [(second.id, 1)]
+
+
+@clustered(2)
+async def test_a_broker_that_is_gone_stays_listed_until_it_is_forgotten(town: Town) -> None:
+    first = town.node(1)
+    await town.until(lambda: len(first.cluster.view.seen) == 2)
+    gone = Presence(
+        address="10.0.0.9:6650", session=1, since_ms=1_000, gone_ms=int(town.clock.time_us() / 1000) - 5_000
+    )
+    await town.metadata.transact([], [Put(keys.seen(BrokerId(99)), gone.to_bytes())])
+    await town.until(lambda: BrokerId(99) in first.cluster.view.seen)
+    found = await status(town.calls(2))
+    assert found.brokers_known == 3 and "10.0.0.9:6650 is gone since 5 s" in sentences(found)["DanubeBrokerDown"]
+    alive = await refused(first.calls.status.ForgetBroker(pb.ForgetBrokerRequest(broker_id=first.id)))
+    assert alive.code is StatusCode.FAILED_PRECONDITION
+    await first.calls.status.ForgetBroker(pb.ForgetBrokerRequest(broker_id=99))
+    assert sentences(await status(first.calls)) == {}
+    unknown = await refused(first.calls.status.ForgetBroker(pb.ForgetBrokerRequest(broker_id=99)))
+    assert unknown.code is StatusCode.NOT_FOUND
