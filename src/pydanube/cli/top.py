@@ -4,7 +4,8 @@ danube top --sort lag                          who is behind
 danube top --once --output json                for scripts: one look, rates over one interval
 danube top --output json --interval 10         for scripts: a line per look
 
-It asks one broker for the others and all of them for their metrics. A broker that goes away is shown as such.
+It asks one broker for the others and all of them for their metrics. What is wrong stands first, in red; a broker that
+goes away is shown as such, and sums without what it has are `unknown (at least so much)`.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ from pydanube.cli.output import PIPE_WIDTH, Output, OutputOption, print_json
 from pydanube.errors import DanubeError
 
 if TYPE_CHECKING:
-    from pydanube.web.gateway import Broker, TopicRow
+    from pydanube.web.gateway import Broker, Gateway, TopicRow
     from pydanube.web.samples import Samples, Thing
+    from pydanube.wire._pb.pydanube.status_pb2 import BrokerState, ClusterStatusResponse, Condition
 
 LINES_AROUND: Final = 7  # that are neither brokers nor topics
 TOPICS_MIN: Final = 3
 UNKNOWN_LAG: Final = -1
+CRITICAL: Final = "critical"
+CONDITIONS_MAX: Final = 5  # lines
 
 
 class Sort(StrEnum):
@@ -91,7 +95,7 @@ async def _run(endpoint: str, look: Look, interval: float, once: bool, output: O
         async def see() -> None:
             await sampler.round()
             try:
-                look.update(await gateway.brokers(), await gateway.topics(), sampler.samples)
+                look.update(await gateway.brokers(), await gateway.topics(), sampler.samples, await _status(gateway))
             except DanubeError as error:
                 look.failure = str(error)
 
@@ -110,6 +114,14 @@ async def _run(endpoint: str, look: Look, interval: float, once: bool, output: O
 
             with Live(draw(), console=console, screen=console.is_terminal, auto_refresh=False) as live:
                 await _repeat(see, lambda: live.update(draw(), refresh=True), interval)
+
+
+async def _status(gateway: Gateway) -> ClusterStatusResponse | None:
+    """None: nobody says it, as a broker of an earlier version does not."""
+    try:
+        return await gateway.status()
+    except DanubeError:
+        return None
 
 
 def _print_once(look: Look, output: Output) -> None:
@@ -140,9 +152,17 @@ class Look:
         self._brokers: list[Broker] = []
         self._topics: list[TopicRow] = []
         self._samples: Samples | None = None
+        self._status: ClusterStatusResponse | None = None
         self.failure = ""  # why nobody could be asked
 
-    def update(self, brokers: list[Broker], topics: list[TopicRow], samples: Samples) -> None:
+    def update(
+        self,
+        brokers: list[Broker],
+        topics: list[TopicRow],
+        samples: Samples,
+        status: ClusterStatusResponse | None = None,
+    ) -> None:
+        self._status = status
         self._brokers = sorted(brokers, key=lambda each: each.broker_id)
         self._topics = [each for each in topics if self._namespace is None or each.namespace == self._namespace]
         self._samples = samples
@@ -155,10 +175,27 @@ class Look:
         return {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "failure": self.failure or None,
+            "conditions": None if self._status is None else [_condition(each) for each in self._status.conditions],
+            "is_complete": self._is_complete,
+            "missing_brokers": [
+                {"broker_id": str(each.broker_id), "broker_addr": each.address, "life": each.life}
+                for each in self._missing()
+            ],
             "brokers": [self._broker(each) for each in self._brokers],
             "topics": topics if self._count is None else topics[: self._count],
             "topics_total": len(topics),
         }
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether sums have everything in them."""
+        silent = self._samples is not None and self._samples.failures
+        return not silent and (self._status is None or self._status.lag_messages.is_complete)
+
+    def _missing(self) -> list[BrokerState]:
+        """Brokers of the last day that are not registered any more."""
+        known = {each.broker_id for each in self._brokers}
+        return [each for each in self._status.brokers if str(each.broker_id) not in known] if self._status else []
 
     def _broker(self, broker: Broker) -> dict[str, Any]:
         assert self._samples is not None
@@ -205,22 +242,40 @@ class Look:
         if self._samples is None:
             return Text(self.failure or "looking…")
         rows = self._sorted()
-        room = len(rows) if height is None else max(TOPICS_MIN, height - LINES_AROUND - len(self._brokers))
+        conditions = self._conditions()
+        around = LINES_AROUND + len(self._brokers) + len(self._missing()) + len(conditions)
+        room = len(rows) if height is None else max(TOPICS_MIN, height - around)
         shown = rows[: room if self._count is None else min(room, self._count)]
         numbers = {broker.broker_id: str(number) for number, broker in enumerate(self._brokers, 1)}
         left = len(rows) - len(shown)
         more = Text(f"… and {left:,} more topics", style="dim") if left else Text()
         failure = Text(self.failure, style="red", no_wrap=True, overflow="ellipsis")
         topics = _topic_table(shown, numbers, self._sort, width)
-        return Group(self._title(), failure, self._broker_table(width), Text(), topics, more)
+        return Group(self._title(), failure, *conditions, self._broker_table(width), Text(), topics, more)
+
+    def _conditions(self) -> list[Text]:
+        found = list(self._status.conditions) if self._status is not None else []
+        lines = [
+            Text(
+                f"{each.severity}: {each.sentence}",
+                style="bold red" if each.severity == CRITICAL else "yellow",
+                no_wrap=True,
+                overflow="ellipsis",
+            )
+            for each in found[:CONDITIONS_MAX]
+        ]
+        more = len(found) - CONDITIONS_MAX
+        return [*lines, Text(f"… and {more} more: danube admin status", style="dim")] if more > 0 else lines
 
     def _title(self) -> Text:
         assert self._samples is not None
         cluster = self._samples.cluster
         title = Text("danube top", style="bold", no_wrap=True, overflow="ellipsis")
+        least = "" if self._is_complete else "≥ "
+        lag = _lag(cluster.lag) if self._is_complete else f"unknown (at least {cluster.lag or 0:,})"
         title.append(
-            f"  {datetime.now(UTC):%H:%M:%S} UTC  in {_number(cluster.messages_in)}/s, {_size(cluster.bytes_in)}/s  "
-            f"out {_number(cluster.messages_out)}/s  lag {_lag(cluster.lag)}",
+            f"  {datetime.now(UTC):%H:%M:%S} UTC  in {least}{_number(cluster.messages_in)}/s, "
+            f"{_size(cluster.bytes_in)}/s  out {least}{_number(cluster.messages_out)}/s  lag {lag}",
             style="not bold",
         )
         return title
@@ -234,8 +289,24 @@ class Look:
                 state = Text("does not answer", style="red")
             texts = (str(number), broker.broker_id, broker.address.rpartition("://")[2])
             rates = (row["messages_in_per_second"], row["messages_out_per_second"])
-            rows.append([*map(Text, texts), state, Text(str(row["topics"])), *(Text(_number(each)) for each in rates)])
+            cells = [Text("?") if row["failure"] else Text(_number(each)) for each in rates]
+            rows.append([*map(Text, texts), state, Text(str(row["topics"])), *cells])
+        for each in self._missing():
+            texts = ("", str(each.broker_id), each.address.rpartition("://")[2])
+            state = Text(each.life, style="yellow" if each.life == "stopped" else "red")
+            rows.append([*map(Text, texts), state, Text(str(each.topics)), Text("?"), Text("?")])
         return _table(("", "broker", "address", "state"), ("topics", "in/s", "out/s"), rows, width, cut=2)
+
+
+def _condition(condition: Condition) -> dict[str, object]:
+    return {
+        "name": condition.name,
+        "severity": condition.severity,
+        "sentence": condition.sentence,
+        "todo": condition.todo,
+        "subject": condition.subject or None,
+        "runbook": condition.runbook,
+    }
 
 
 def _rates(thing: Thing) -> dict[str, float]:

@@ -25,6 +25,7 @@ from pydanube.config import reachable
 from pydanube.errors import DanubeError, Unreachable
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
+from pydanube.wire._pb.pydanube import status_pb2
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -34,6 +35,7 @@ CLUSTER: Final = "danube_admin.ClusterAdmin"
 NAMESPACES: Final = "danube_admin.NamespaceAdmin"
 TOPICS: Final = "danube_admin.TopicAdmin"
 OURS: Final = "pydanube.admin.v1.Admin"
+STATUS: Final = "pydanube.admin.v1.Status"
 LEADER: Final = "Cluster_Leader"
 RELIABLE: Final = "Reliable"
 CALL_SECONDS: Final = 5.0
@@ -140,9 +142,10 @@ class Gateway:
         self._brokers = Cached(self._ask_brokers, cache_seconds, clock)
         self._topics = Cached(self._ask_topics, cache_seconds, clock)
         self._balance = Cached(self._ask_balance, cache_seconds, clock)
+        self._status = Cached(self._ask_status, cache_seconds, clock)
 
     async def close(self) -> None:
-        for cached in (self._brokers, self._topics, self._balance):
+        for cached in (self._brokers, self._topics, self._balance, self._status):
             await cached.close()
         for address in self._open:
             await self._connections[address].__aexit__(None, None, None)
@@ -245,6 +248,14 @@ class Gateway:
                 return None
             raise
 
+    async def status(self) -> status_pb2.ClusterStatusResponse:
+        """What is wrong, and how every broker is doing. Raises BrokerRefused from one of an earlier version."""
+        return await self._status.get()
+
+    async def _ask_status(self) -> status_pb2.ClusterStatusResponse:
+        request = status_pb2.ClusterStatusRequest()
+        return await self.call(f"{STATUS}/ClusterStatus", request, status_pb2.ClusterStatusResponse)
+
     async def rebalancing(self, count_max: int) -> Sequence[ours.RebalancingMove]:
         request = ours.RebalancingHistoryRequest(count_max=count_max)
         return (await self.call(f"{OURS}/RebalancingHistory", request, ours.RebalancingHistoryResponse)).moves
@@ -324,5 +335,5 @@ class Gateway:
             self.forget()
 
     def forget(self) -> None:
-        for cached in (self._brokers, self._topics, self._balance):
+        for cached in (self._brokers, self._topics, self._balance, self._status):
             cached.forget()

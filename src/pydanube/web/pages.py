@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from pydanube.errors import DanubeError
-from pydanube.web import views
-from pydanube.web.gateway import Broker
-from pydanube.web.samples import Samples
+from pydanube.web import conditions, views
 from pydanube.web.site import NotHere, Site, sentence_of, whole
+from pydanube.wire._pb.pydanube.status_pb2 import ClusterStatusResponse
 
 PAGE_ROWS: Final = 50
 REBALANCING_SHOWN: Final = 8
@@ -35,26 +35,24 @@ async def cluster(site: Site, request: Request) -> Response:
     for row in topics:
         owned[row.broker_id] = owned.get(row.broker_id, 0) + 1
     lagging = sorted((line for line in lines if line.thing.lag), key=views.SORTS["lag"])
+    status, why = await _status(site)
+    now = time.time()
+    shown = conditions.broker_lines(brokers, status, samples, owned, loads, now)
+    missing = sum(not row.broker_id for row in topics)
     return site.show(
         request,
         "cluster.html",
         active="cluster",
-        brokers=[
-            {
-                "broker": each,
-                "chip": views.broker_chip(each, samples),
-                "thing": samples.broker(each.broker_id),
-                "topics": owned.get(each.broker_id, 0),
-                "load": loads.get(each.broker_id),
-                "lease_age": own_number(samples, each, "danube_broker_lease_age_seconds"),
-            }
-            for each in brokers
-        ],
+        banner=conditions.banner(status, why),
+        health=status,
+        complete=conditions.is_complete(status, samples),
+        unserved=max(status.topics_unserved, missing) if status is not None else missing,
+        now=now,
+        brokers=shown,
         topics_max=max(owned.values(), default=0),
         is_alone=balance is None,
         balance=balance,
         topics=topics,
-        ownerless=[row for row in topics if not row.broker_id],
         lagging=lagging[:5],
         lagging_count=sum(line.chip.kind == "warn" for line in lines),
         throughput=views.throughput(samples, samples.cluster, "Throughput of all topics"),
@@ -64,9 +62,12 @@ async def cluster(site: Site, request: Request) -> Response:
     )
 
 
-def own_number(samples: Samples, broker: Broker, name: str) -> float | None:
-    numbers = samples.numbers(broker.broker_id)
-    return None if numbers is None else numbers.broker.get(name)
+async def _status(site: Site) -> tuple[ClusterStatusResponse | None, str]:
+    """Or why it is not known: the page has more to show than this."""
+    try:
+        return await site.gateway.status(), ""
+    except DanubeError as error:
+        return None, sentence_of(error)
 
 
 async def _rebalanced(site: Site) -> list[Any]:
