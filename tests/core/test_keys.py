@@ -43,6 +43,8 @@ def test_every_inverse_undoes_its_builder(
     assert keys.broker_of_quiet_load(keys.quiet_load(broker)) == broker
     assert keys.broker_of_load(keys.quiet_load(broker)) is None is keys.broker_of_quiet_load(keys.load(broker))
     assert keys.broker_of_lost(keys.lost(broker)) == broker
+    assert keys.broker_of_seen(keys.seen(broker)) == broker
+    assert keys.time_of_event(keys.event(start, broker)) == start
     assert keys.time_of_rebalancing(keys.rebalancing(start)) == start
     assert keys.assignment_of(keys.assignment(broker, topic)) == (broker, topic)
     assert keys.topic_of_unassigned(keys.unassigned(topic)) == topic

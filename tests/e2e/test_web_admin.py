@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect
 import pydanube
 from pydanube.testing.ports import free_ports
 from tests.e2e.clusters import ClusterProcesses, cluster_in
-from tests.e2e.processes import BrokerProcess
+from tests.e2e.processes import BrokerProcess, danube_here
 from tests.e2e.web_admin import aside, chromium, web_admin
 from tests.pages import DOCS, blocks
 
@@ -208,13 +208,25 @@ def test_every_page_has_one_heading_labels_and_no_empty_names(scene: Scene, page
         assert nameless == [], path
 
 
-def test_a_page_whose_broker_is_gone_goes_on_with_another(scene: Scene, page: Page) -> None:
+def test_a_page_whose_broker_is_gone_goes_on_with_another_and_says_so_first(scene: Scene, page: Page) -> None:
     """The last one: the broker that the web admin was started with does not come back."""
     page.goto("/cluster")
+    expect(page.get_by_role("alert", name="What is wrong")).to_have_count(0)
     scene.cluster[0].kill()
     gone = scene.cluster[0].url.removeprefix("http://")
-    expect(page.get_by_role("region", name="Brokers").locator("tbody tr")).to_have_count(2, timeout=40_000)
-    expect(page.get_by_role("region", name="Brokers")).not_to_contain_text(gone)
+    banner = page.get_by_role("alert", name="What is wrong")
+    expect(banner).to_contain_text(gone, timeout=20_000)
+    expect(banner).to_have_class("banner bad")
+    expect(page.get_by_role("definition").filter(has_text="2 of 3")).to_be_visible(timeout=20_000)
+    status = danube_here("admin", "--endpoint", scene.cluster[1].endpoint, "status")
+    assert status.returncode == 9 and "CRITICAL" in status.stdout and gone in status.stdout, status
+    # Its lease runs out, others have its topics, and it is still listed.
+    row = page.get_by_role("region", name="Brokers").locator("tbody tr").filter(has_text=gone)
+    expect(row).to_contain_text("gone since", timeout=40_000)
+    expect(row).to_contain_text("unknown")
+    expect(banner).to_contain_text("is gone")
+    events = danube_here("admin", "--endpoint", scene.cluster[1].endpoint, "events").stdout
+    assert "its lease ran out" in events, events
 
 
 # --- beside a standalone broker -----------------------------------------------------------------------------

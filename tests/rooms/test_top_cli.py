@@ -14,6 +14,7 @@ from pydanube.cli.top import Look, Sort
 from pydanube.testing.brokers import TestBroker
 from pydanube.web.gateway import Broker, TopicRow
 from pydanube.web.samples import Numbers, Samples, SubscriptionNumbers, TopicNumbers
+from pydanube.wire._pb.pydanube.status_pb2 import BrokerState, ClusterStatusResponse, Condition, Total
 from tests.e2e.processes import danube_here
 
 ORDERS, CLICKS, LONG = "/default/orders", "/shop/clicks", f"/default/{'x' * 190}"
@@ -99,6 +100,21 @@ def test_a_broker_that_does_not_answer_is_shown_as_such_and_the_others_go_on() -
     assert "5,000" in lines[3]
     brokers = look.fields()["brokers"]
     assert brokers[1]["failure"] == "nobody answers there"  # type: ignore[index]
+
+
+def test_what_is_wrong_stands_first_and_sums_without_a_silent_broker_are_unknown() -> None:
+    look = seen()
+    assert look._samples is not None
+    down = Condition(name="DanubeBrokerDown", severity="critical", sentence="broker 10.20.30.43:6650 is gone since 9 s")
+    gone = BrokerState(broker_id=3, address="10.20.30.43:6650", life="gone", topics=4)
+    status = ClusterStatusResponse(conditions=[down], brokers=[gone], lag_messages=Total(known=5))
+    look.update(BROKERS, TOPICS, look._samples, status)
+    lines = drawn(look)
+    assert "lag unknown, ≥ 1,234,567" in lines[0] and max(map(len, lines)) <= 80
+    assert lines[2].startswith("critical: broker 10.20.30.43:6650 is gone since 9 s")
+    assert lines[6].split() == ["3", "10.20.30.43:6650", "gone", "4", "?", "?"]
+    fields = look.fields()
+    assert fields["is_complete"] is False and fields["conditions"][0]["name"] == "DanubeBrokerDown"  # type: ignore[index]
 
 
 def test_if_nobody_answers_what_was_seen_last_stays_with_the_reason() -> None:

@@ -5,7 +5,7 @@ danube top --once --output json                for scripts: one look, rates over
 danube top --output json --interval 10         for scripts: a line per look
 
 It asks one broker for the others and all of them for their metrics. What is wrong stands first, in red; a broker that
-goes away is shown as such, and sums without what it has are `unknown (at least so much)`.
+goes away is shown as such, and sums without what it has are at least so much (≥).
 """
 
 from __future__ import annotations
@@ -271,13 +271,12 @@ class Look:
         assert self._samples is not None
         cluster = self._samples.cluster
         title = Text("danube top", style="bold", no_wrap=True, overflow="ellipsis")
-        least = "" if self._is_complete else "≥ "
-        lag = _lag(cluster.lag) if self._is_complete else f"unknown (at least {cluster.lag or 0:,})"
-        title.append(
-            f"  {datetime.now(UTC):%H:%M:%S} UTC  in {least}{_number(cluster.messages_in)}/s, "
-            f"{_size(cluster.bytes_in)}/s  out {least}{_number(cluster.messages_out)}/s  lag {lag}",
-            style="not bold",
-        )
+        in_, out = _number(cluster.messages_in), _number(cluster.messages_out)
+        if self._is_complete:
+            numbers = f"in {in_}/s, {_size(cluster.bytes_in)}/s  out {out}/s  lag {_lag(cluster.lag)}"
+        else:  # what a silent broker has is not in it
+            numbers = f"in ≥ {in_}/s  out ≥ {out}/s  lag unknown, ≥ {cluster.lag or 0:,}"
+        title.append(f"  {datetime.now(UTC):%H:%M:%S} UTC  {numbers}", style="not bold")
         return title
 
     def _broker_table(self, width: int | None) -> Table:
