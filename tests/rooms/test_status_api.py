@@ -162,7 +162,7 @@ async def test_a_broker_that_is_gone_stays_listed_until_it_is_forgotten(town: To
     await town.metadata.transact([], [Put(keys.seen(BrokerId(99)), gone.to_bytes())])
     await town.until(lambda: BrokerId(99) in first.cluster.view.seen)
     found = await status(town.calls(2))
-    assert found.brokers_known == 3 and "10.0.0.9:6650 is gone since 5 s" in sentences(found)["DanubeBrokerDown"]
+    assert found.brokers_known == 3 and "10.0.0.9:6650 is gone since" in sentences(found)["DanubeBrokerDown"]
     alive = await refused(first.calls.status.ForgetBroker(pb.ForgetBrokerRequest(broker_id=first.id)))
     assert alive.code is StatusCode.FAILED_PRECONDITION
     await first.calls.status.ForgetBroker(pb.ForgetBrokerRequest(broker_id=99))

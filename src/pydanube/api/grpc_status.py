@@ -164,7 +164,8 @@ class Status:
             record = view.seen[broker].value if broker in view.seen else None
             registration = view.registrations[broker].value if broker in view.registrations else None
             state = view.states[broker].value if broker in view.states else None
-            life, since_us = self._life(broker, registration is not None, broker in said, record)
+            gone_for = view.gone_for(broker)
+            life, since_us = self._life(broker, registration is not None, broker in said, record, gone_for)
             found.append(
                 pb.BrokerState(
                     broker_id=broker,
@@ -185,16 +186,20 @@ class Status:
         return found
 
     def _life(
-        self, broker: BrokerId, is_registered: bool, answers: bool, record: Presence | None
+        self, broker: BrokerId, is_registered: bool, answers: bool, record: Presence | None, gone_for: float | None
     ) -> tuple[Life, int | None]:
         if answers:
             return Life.ANSWERS, record.since_ms * 1000 if record is not None and record.gone_ms is None else None
         if is_registered:
             return Life.SILENT, self._answered_us.get(broker)
-        gone = record.gone_ms if record is not None else None
+        # It fell silent before its lease ran out, before the leader noticed: the earliest of what is known.
+        known = [self._answered_us[broker]] if broker in self._answered_us else []
+        if record is not None and record.gone_ms is not None:
+            known.append(record.gone_ms * 1000)
+        if gone_for is not None:
+            known.append(self._broker.clock.time_us() - int(gone_for * 1e6))
         life = Life.STOPPED if record is not None and record.in_order else Life.GONE
-        last = self._answered_us.get(broker)
-        return life, last if gone is None else min(gone * 1000, last) if last else gone * 1000
+        return life, min(known, default=None)
 
     async def ForgetBroker(self, request: pb.ForgetBrokerRequest) -> pb.ForgetBrokerResponse:
         cluster = self._broker.cluster

@@ -129,7 +129,7 @@ def _print_status(found: pb.ClusterStatusResponse) -> None:
 
 def _broker_row(each: pb.BrokerState) -> dict[str, object]:
     own = each.status if each.HasField("status") else None
-    since = f" since {_ago(each, 'since_us')}" if each.HasField("since_us") else ""
+    since = f" for {_ago(each, 'since_us')}" if each.HasField("since_us") else ""
     state = f"{each.mode}{', leads' if each.is_leader else ''}" if each.life == "answers" else f"{each.life}{since}"
     used, free = _optional(own, "disk_used_bytes"), _optional(own, "disk_free_bytes")
     disk = f"{used / (used + free):.0%} used" if used is not None and free is not None and used + free else None

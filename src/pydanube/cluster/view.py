@@ -140,6 +140,11 @@ class View:
             if not life.is_old or (now if life.until is None else life.until) - life.since >= self._ttl_seconds
         }
 
+    def gone_for(self, broker: BrokerId) -> float | None:
+        """Since how many seconds it is not registered any more; None: it is, or this process never saw it."""
+        life = self._lives.get(broker)
+        return None if life is None or life.until is None else self._clock.elapsed() - life.until
+
     def doubt(self) -> None:
         """This process lost its own lease: it has seen nobody die, perhaps the store was away for all of them."""
         now = self._clock.elapsed()

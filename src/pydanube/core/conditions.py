@@ -16,6 +16,7 @@ import enum
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Final, NamedTuple, Protocol
 
@@ -607,7 +608,10 @@ def words(seconds: float) -> str:
 
 
 def _since(since_ms: int | None, now_ms: int) -> str:
-    return "" if since_ms is None else f" since {words((now_ms - since_ms) / 1000)}"
+    if since_ms is None:
+        return ""
+    time = datetime.fromtimestamp(since_ms / 1000, UTC)
+    return f" since {time:%H:%M:%SZ} ({words((now_ms - since_ms) / 1000)})"
 
 
 def _named(topics: Sequence[str]) -> str:

@@ -113,6 +113,6 @@ def broker_lines(
 
 
 def _chip(state: pb.BrokerState, now: float) -> Chip:
-    since = f" since {words(now - state.since_us / 1e6)}" if state.HasField("since_us") else ""
+    since = f" for {words(now - state.since_us / 1e6)}" if state.HasField("since_us") else ""
     kind = "warn" if state.life == Life.STOPPED else "bad"
     return Chip(kind, f"{state.life}{since}", state.why)
