@@ -1,0 +1,84 @@
+"""`danube admin status`, `connections`, `events`, `subscriptions list`: what an operator types, and what is printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import pydanube
+from pydanube.testing.brokers import TestBroker
+from tests.e2e.processes import danube_here
+
+pytestmark = pytest.mark.slow  # every command is a program that starts
+
+TOPIC = "/default/orders"
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[TestBroker]:
+    with TestBroker(memory=True) as running, pydanube.blocking.connect(running.url) as client:
+        client.create_topic(TOPIC)
+        with (
+            client.consumer(TOPIC, subscription="billing", name="worker"),
+            client.producer(TOPIC, name="shop") as shop,
+        ):
+            shop.send(b"x")
+            yield running
+
+
+def asked(broker: TestBroker, *words: str) -> Any:
+    done = danube_here("admin", "--endpoint", broker.admin_url, *words, "--output", "json")
+    assert done.returncode == 0, done
+    return json.loads(done.stdout)
+
+
+def printed(broker: TestBroker, *words: str) -> str:
+    done = danube_here("admin", "--endpoint", broker.admin_url, *words)
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def test_a_healthy_broker_says_so_and_what_is_not_known_is_null(broker: TestBroker) -> None:
+    found = asked(broker, "status")
+    assert found["conditions"] == [] and found["brokers_alive"] == found["brokers_known"] == 1
+    [each] = found["brokers"]
+    assert each["life"] == "answers" and each["version"] and each["reason"] is None
+    assert printed(broker, "status").startswith("All is well.")
+
+
+def test_who_is_connected_is_listed(broker: TestBroker) -> None:
+    found = asked(broker, "connections", "--topic", TOPIC)
+    assert {(each["kind"], each["name"], each["subscription"]) for each in found["connections"]} == {
+        ("producer", "shop", None),
+        ("consumer", "worker", "billing"),
+    }
+    assert all(each["protocol"] == "native" and each["since"] and each["address"] for each in found["connections"])
+    assert found["unknown"] == [] and found["left_out"] == 0
+    assert "worker" in printed(broker, "connections")
+
+
+def test_all_subscriptions_are_listed_with_their_lag(broker: TestBroker) -> None:
+    [each] = asked(broker, "subscriptions", "list")["subscriptions"]
+    assert (each["topic"], each["subscription"], each["lag_messages"]) == (TOPIC, "billing", 1)
+    assert asked(broker, "subscriptions", "list", "--namespace", "other")["subscriptions"] == []
+    assert "billing" in printed(broker, "subscriptions", "list")
+    lag = asked(broker, "subscriptions", "lag", TOPIC, "billing")
+    assert lag["lag_seconds"] > 0 and lag["course"]
+
+
+def test_an_order_is_an_event(broker: TestBroker) -> None:
+    printed(broker, "namespaces", "create", "made")
+    text = printed(broker, "events")
+    for _ in range(20):  # it is written behind the answer
+        if "CreateNamespace name=made" in text:
+            break
+        text = printed(broker, "events")
+    assert "CreateNamespace name=made" in text and "127.0.0.1:" in text
+
+
+def test_forgetting_needs_a_broker_that_is_gone(broker: TestBroker) -> None:
+    done = danube_here("admin", "--endpoint", broker.admin_url, "brokers", "forget", "17")
+    assert done.returncode != 0 and "standalone" in done.stderr
