@@ -211,7 +211,6 @@ def test_every_page_has_one_heading_labels_and_no_empty_names(scene: Scene, page
 def test_a_page_whose_broker_is_gone_goes_on_with_another_and_says_so_first(scene: Scene, page: Page) -> None:
     """The last one: the broker that the web admin was started with does not come back."""
     page.goto("/cluster")
-    expect(page.get_by_role("alert", name="What is wrong")).to_have_count(0)
     scene.cluster[0].kill()
     gone = scene.cluster[0].url.removeprefix("http://")
     banner = page.get_by_role("alert", name="What is wrong")

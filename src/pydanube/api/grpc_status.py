@@ -229,7 +229,6 @@ class Status:
 
     def _status(self) -> pb.BrokerStatusResponse:
         broker, numbers, watch = self._broker, self._observer.numbers, self._observer.watch
-        # Orphans and leases are told as they are now, not as of the last look.
         orphans = sorted(self._observer.orphans, key=lambda each: (-each.offsets, each.topic))
         return pb.BrokerStatusResponse(
             broker_id=broker.broker_id,
@@ -255,7 +254,7 @@ class Status:
             ],
             orphans_left_out=max(len(orphans) - ORPHANS_MAX, 0),
             lag_messages=self._observer.lag_messages,
-            connections=sum(1 for _ in self._observer.connected()),
+            connections=self._observer.connections,
             topics=len(broker.topics.loaded),
         )
 

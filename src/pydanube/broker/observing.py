@@ -70,6 +70,7 @@ class Observer:
         self.watch = Watch()
         self.numbers = BrokerNumbers()
         self.lag_messages = 0
+        self.connections = 0
         self.orphans: list[Orphaned] = []
         self._behind: dict[tuple[str, str], _Behind] = {}
         self._sent: dict[int, tuple[object, int]] = {}  # of producers and consumers, at the last look
@@ -84,6 +85,8 @@ class Observer:
                 await self.look()
             except DanubeError as error:
                 log.warning("broker not looked at", extra={"why": str(error)})
+            except Exception:
+                log.exception("broker not looked at")  # a bug here is no reason to know nothing from now on
             await self._broker.clock.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
@@ -246,6 +249,7 @@ class Observer:
             if before is not None and before[0] is who and seconds > 0:
                 rates[id(who)] = max(count - before[1], 0) / seconds
         self._sent, self._rates = sent, rates
+        self.connections = len(sent)
 
     def _senders(self) -> Iterator[tuple[object, int]]:
         for topic in list(self._broker.topics.loaded):

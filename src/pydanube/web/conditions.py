@@ -69,8 +69,14 @@ class BrokerLine(NamedTuple):
 
     def p99(self, name: str) -> float | None:
         """Seconds, of `publish` or `commit`."""
+        return self._quantile(name, "p99_ms")
+
+    def p50(self, name: str) -> float | None:
+        return self._quantile(name, "p50_ms")
+
+    def _quantile(self, name: str, which: str) -> float | None:
         latency = getattr(self.own, name) if self.own is not None else None
-        return latency.p99_ms / 1000 if latency is not None and latency.HasField("p99_ms") else None
+        return getattr(latency, which) / 1000 if latency is not None and latency.HasField(which) else None
 
 
 def broker_lines(

@@ -256,6 +256,10 @@ class Gateway:
         request = status_pb2.ClusterStatusRequest()
         return await self.call(f"{STATUS}/ClusterStatus", request, status_pb2.ClusterStatusResponse)
 
+    async def events(self, count_max: int) -> Sequence[status_pb2.Happening]:
+        request = status_pb2.ListEventsRequest(count_max=count_max)
+        return (await self.call(f"{STATUS}/ListEvents", request, status_pb2.ListEventsResponse)).events
+
     async def rebalancing(self, count_max: int) -> Sequence[ours.RebalancingMove]:
         request = ours.RebalancingHistoryRequest(count_max=count_max)
         return (await self.call(f"{OURS}/RebalancingHistory", request, ours.RebalancingHistoryResponse)).moves

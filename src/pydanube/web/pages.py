@@ -17,6 +17,7 @@ from pydanube.wire._pb.pydanube.status_pb2 import ClusterStatusResponse
 
 PAGE_ROWS: Final = 50
 REBALANCING_SHOWN: Final = 8
+EVENTS_SHOWN: Final = 10
 
 
 async def home(site: Site, request: Request) -> Response:
@@ -58,6 +59,7 @@ async def cluster(site: Site, request: Request) -> Response:
         throughput=views.throughput(samples, samples.cluster, "Throughput of all topics"),
         operations=site.operations.of("drain", "move", "rebalance", "redrive")[:4],
         moves=await _rebalanced(site) if balance is not None else [],
+        happened=await _happened(site),
         addresses={each.broker_id: each.address.rpartition("://")[2] for each in brokers},
     )
 
@@ -68,6 +70,13 @@ async def _status(site: Site) -> tuple[ClusterStatusResponse | None, str]:
         return await site.gateway.status(), ""
     except DanubeError as error:
         return None, sentence_of(error)
+
+
+async def _happened(site: Site) -> list[Any]:
+    try:
+        return list(await site.gateway.events(EVENTS_SHOWN))
+    except DanubeError:
+        return []  # the page is about more than this
 
 
 async def _rebalanced(site: Site) -> list[Any]:
@@ -88,13 +97,18 @@ async def broker(site: Site, request: Request) -> Response:
     )
     lines.sort(key=views.SORTS["in"])
     numbers = samples.numbers(found.broker_id)
+    status, _ = await _status(site)
+    now = time.time()
+    [own] = [line for line in conditions.broker_lines([found], status, samples, {}, {}, now) if line.broker is not None]
     return site.show(
         request,
         "broker.html",
         active="cluster",
         broker=found,
         others=len(brokers) > 1,
-        chip=views.broker_chip(found, samples),
+        chip=own.chip,
+        own=own,
+        now=now,
         thing=samples.broker(found.broker_id),
         numbers=numbers.broker if numbers is not None else {},
         lines=lines[:PAGE_ROWS],
