@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -159,7 +160,8 @@ class Observer:
                 await asyncio.sleep(0)
             late = self._late(topic.name, subscription.name, subscription.standing(), now, now_us)
             subscription.metrics.lag_seconds = late.seconds
-            subscription.metrics.catch_up_seconds = late.catch_up.seconds
+            never = late.catch_up.course in (Course.FALLING_BEHIND, Course.STANDING)
+            subscription.metrics.catch_up_seconds = math.inf if never else late.catch_up.seconds
 
     def _late(self, topic: str, name: str, standing: Standing, now: float, now_us: int) -> Late:
         if standing.lag == 0:

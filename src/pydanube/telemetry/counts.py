@@ -111,7 +111,7 @@ class SubscriptionMetrics:
     exhausted: Counter[str] = field(default_factory=Counter)  # failed too often, by poison policy
     dead_lettered: Count = field(default_factory=Count)  # copied to the dead-letter topic
     lag_seconds: float | None = None  # age of the oldest message not acknowledged, as of the last look; None: not known
-    catch_up_seconds: float | None = None  # at the rate of the last minute; None: not known, or it does not
+    catch_up_seconds: float | None = None  # at the rate of the last minute, infinite if never; None: not known
 
 
 @dataclass(slots=True, eq=False)

@@ -372,7 +372,7 @@ class Snapshot(NamedTuple):
         text = "Age of the oldest message that was not acknowledged; no line: not known"
         late = [(each.labels, each.lag_seconds) for each in every if each.lag_seconds is not None]
         yield _gauge("danube_subscription_lag_seconds", text, labels, late)
-        text = "Until it has caught up, at the rate of the last minute; no line: not known, or it does not"
+        text = "Until it has caught up, at the rate of the last minute: +Inf if never; no line: not known"
         hopes = [(each.labels, each.catch_up_seconds) for each in every if each.catch_up_seconds is not None]
         yield _gauge("danube_subscription_catch_up_seconds", text, labels, hopes)
         consumers = [each.consumers for each in every]
