@@ -164,8 +164,9 @@ class Status:
             record = view.seen[broker].value if broker in view.seen else None
             registration = view.registrations[broker].value if broker in view.registrations else None
             state = view.states[broker].value if broker in view.states else None
-            gone_for = view.gone_for(broker)
-            life, since_us = self._life(broker, registration is not None, broker in said, record, gone_for)
+            life, since_us = self._life(broker, registration is not None, broker in said, record, view.gone_for(broker))
+            if life is Life.GONE and state is not None and state.has_left:
+                life = Life.STOPPED  # it said so itself, before the leader wrote it down
             found.append(
                 pb.BrokerState(
                     broker_id=broker,
