@@ -33,6 +33,7 @@ class Exit(IntEnum):
     NOT_REACHABLE = 3
     NOT_FOUND = 4
     REFUSED = 5
+    CRITICAL = 9  # of `danube admin status` alone
     BUG = 70  # EX_SOFTWARE: ours to fix, not the user's
     INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -46,6 +47,7 @@ MEANINGS: Final = {
     Exit.NOT_REACHABLE: "nobody answers, or not now: the same command may succeed later",
     Exit.NOT_FOUND: "no such topic, subscription, namespace, broker or context",
     Exit.REFUSED: "refused: it is there already, somebody uses it, a rule or a limit forbids it",
+    Exit.CRITICAL: "`danube admin status`: something is critical",
     Exit.BUG: "an error that nobody foresaw",
     Exit.INTERRUPTED: "Ctrl-C",
 }

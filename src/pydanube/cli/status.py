@@ -25,6 +25,7 @@ from rich.text import Text
 from pydanube.cli.admin import app, ask, brokers
 from pydanube.cli.cluster import BrokerArgument
 from pydanube.cli.completion import namespace_names, topic_names
+from pydanube.cli.exits import Exit
 from pydanube.cli.output import PIPE_WIDTH, Output, OutputOption, id_text, print_done, print_rows
 from pydanube.cli.subscriptions import app as subscriptions
 from pydanube.core.conditions import Severity, words
@@ -32,7 +33,6 @@ from pydanube.errors import ConfigError
 from pydanube.wire._pb.pydanube import status_pb2 as pb
 
 STATUS: Final = "pydanube.admin.v1.Status"
-EXIT_CRITICAL: Final = 9
 UNKNOWN: Final = "unknown"
 
 TopicOption = Annotated[str, typer.Option(help="Only this topic.", autocompletion=topic_names)]
@@ -48,7 +48,7 @@ def status(output: OutputOption = Output.table) -> None:
     else:
         _print_status(found)
     if any(each.severity == Severity.CRITICAL for each in found.conditions):
-        raise typer.Exit(EXIT_CRITICAL)
+        raise typer.Exit(Exit.CRITICAL)
 
 
 def status_fields(found: pb.ClusterStatusResponse) -> dict[str, object]:
