@@ -25,15 +25,17 @@ POINTS_MIN: Final = 24
 
 
 class Line(NamedTuple):
-    """`colour` is 1 to 4, a class of the style sheet."""
+    """`colour` is 1 to 4, a class of the style sheet. `current` is what the legend says; None: the newest of the series."""
 
     label: str
     colour: int
     series: Series
+    current: float | None = None
 
     @property
     def now(self) -> float | None:
-        """The newest that is known."""
+        if self.current is not None:
+            return self.current
         return next((value for _, value in reversed(self.series) if value is not None), None)
 
 

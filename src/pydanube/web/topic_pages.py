@@ -65,8 +65,14 @@ async def topic(site: Site, request: Request) -> Response:
     )
     names = list(found.subscriptions)
     shown = names[:SUBSCRIPTIONS_SHOWN]
-    sentences = await asyncio.gather(*(_sentence(gateway, name, each, is_reliable) for each in shown))
-    thing = samples.topic(name)
+    explained = await asyncio.gather(*(_explained(gateway, name, each, is_reliable) for each in shown))
+    lines = [
+        _line(each, samples.subscription(name, each), lag, sentence)
+        for each, (lag, sentence) in zip(shown, explained, strict=True)
+    ]
+    lags = [lag for lag, _ in explained if lag is not None]
+    is_complete = bool(lags) and len(lags) == len(names)
+    thing = views.with_lag(samples.topic(name), max(lags) if is_complete else None)
     row = TopicRow(name, found.broker_id, found.delivery)
     tiers = storage.tiers if storage is not None else None
     orphans = list(state.orphans) if state is not None else []
@@ -83,12 +89,7 @@ async def topic(site: Site, request: Request) -> Response:
         addresses={each.broker_id: formats.bare(each.address) for each in brokers},
         targets=[each for each in brokers if each.broker_id != found.broker_id and each.status == "active"],
         is_alone=len(brokers) < 2,
-        subscriptions=[
-            SubscriptionLine(
-                each, samples.subscription(name, each), views.flow_chip(samples.subscription(name, each)), sentence
-            )
-            for each, sentence in zip(shown, sentences, strict=True)
-        ],
+        subscriptions=lines,
         subscriptions_count=len(names),
         tiers=views.tiers_of(tiers, orphans) if tiers is not None else [],
         span=(tiers.first_offset, tiers.head) if tiers is not None else (0, 0),
@@ -126,11 +127,17 @@ def _opening(site: Site, topic: str, chip: views.Chip) -> views.Chip:
     return chip
 
 
-async def _sentence(gateway: Gateway, topic: str, subscription: str, is_reliable: bool) -> str:
+def _line(name: str, thing: Thing, lag: int | None, sentence: str) -> SubscriptionLine:
+    own = views.with_lag(thing, lag)
+    return SubscriptionLine(name, own, views.flow_chip(own), sentence)
+
+
+async def _explained(gateway: Gateway, topic: str, subscription: str, is_reliable: bool) -> tuple[int | None, str]:
+    """Its lag as the owner has just said it, None if it is not known, and the sentence."""
     if not is_reliable:
-        return "A topic that is not reliable keeps nothing: whoever is connected gets it."
+        return None, "A topic that is not reliable keeps nothing: whoever is connected gets it."
     explained, why = await or_why(gateway.explain(topic, subscription))
-    return explained.sentence if explained is not None else why
+    return (explained.lag.lag_messages, explained.sentence) if explained is not None else (None, why)
 
 
 async def delete_topic(site: Site, request: Request) -> Response:
@@ -159,7 +166,9 @@ async def subscription(site: Site, request: Request) -> Response:
         gateway.failure_policy(name, own),
         gateway.dispatch_config(name, own),
     )
-    thing = samples.subscription(name, own)
+    thing = views.with_lag(
+        samples.subscription(name, own), explained.lag.lag_messages if explained is not None else None
+    )
     return site.show(
         request,
         "subscription.html",

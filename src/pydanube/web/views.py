@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from pydanube.web.charts import Chart, Line, Part, Tier, chart
@@ -51,6 +52,11 @@ def is_lagging(thing: Thing) -> bool:
     """Far behind, and by more than a few seconds of what comes in."""
     lag = thing.lag or 0
     return lag >= LAGGING_MESSAGES and lag > LAGGING_SECONDS * thing.messages_in
+
+
+def with_lag(thing: Thing, lag: int | None) -> Thing:
+    """The thing as its broker has just described it: tile, legend and state then show one number, not two ages of it."""
+    return thing if lag is None else replace(thing, levels={**thing.levels, "lag": float(lag)})
 
 
 def broker_chip(broker: Broker, samples: Samples) -> Chip:
@@ -103,8 +109,8 @@ def throughput(samples: Samples, thing: Thing, title: str = "Throughput") -> Cha
         title,
         "messages/s",
         [
-            Line("in", 1, samples.series(thing, "messages_in")),
-            Line("out", 2, samples.series(thing, "messages_out")),
+            _flow("in", 1, samples, thing, "messages_in"),
+            _flow("out", 2, samples, thing, "messages_out"),
         ],
     )
 
@@ -114,14 +120,22 @@ def delivered(samples: Samples, thing: Thing) -> Chart:
         "Delivered",
         "messages/s",
         [
-            Line("out", 2, samples.series(thing, "messages_out")),
-            Line("again", 4, samples.series(thing, "redeliveries")),
+            _flow("out", 2, samples, thing, "messages_out"),
+            _flow("again", 4, samples, thing, "redeliveries"),
         ],
     )
 
 
 def lag_chart(samples: Samples, thing: Thing) -> Chart:
-    return chart("Lag", "messages", [Line("behind", 3, samples.series(thing, "lag"))])
+    series = samples.series(thing, "lag")
+    if thing.lag is not None:
+        series[-1] = (series[-1][0], float(thing.lag))
+    return chart("Lag", "messages", [Line("behind", 3, series, thing.lag)])
+
+
+def _flow(label: str, colour: int, samples: Samples, thing: Thing, name: str) -> Line:
+    """A rate over time. The legend says what the tile beside it says: the rate over the last few samples."""
+    return Line(label, colour, samples.series(thing, name), thing.rate(name) if name in thing.rates else None)
 
 
 def tiers_of(tiers: ours.Tiers, orphans: Sequence[ours.OrphanState]) -> list[Tier]:

@@ -257,6 +257,20 @@ def test_a_subscription_goes_where_it_is_told(web: Web) -> None:
     assert web.run(web.client.lag(ORDERS, "billing")).messages == 30
 
 
+def test_tile_legend_and_state_of_a_page_say_one_number_right_after_a_seek(web: Web) -> None:
+    """The samples are older than the seek; nothing on the page may be."""
+    here = "/topics/default/orders/subscriptions/billing"
+    web.post(f"{here}/seek", to="latest")
+    web.sample()
+    web.post(f"{here}/seek", to="offset", offset="3")
+    page = web.get(here)
+    assert "Lag 37 messages" in page.text and "behind 37 messages" in page.text
+    topic = web.get("/topics/default/orders")
+    assert "Lag 37 messages" in topic.text and "behind 37 messages" in topic.text
+    assert "lagging" not in topic.text and "billing idle 0 37" in topic.text
+    web.post(f"{here}/seek", to="offset", offset="10")
+
+
 def test_a_subscription_is_removed_only_if_its_name_was_typed(web: Web) -> None:
     here = "/topics/default/evil/subscriptions/%3Cb%3Ebold"
     assert "Type <b>bold to remove it" in web.post(f"{here}/delete", confirm="bold").text
