@@ -8,9 +8,14 @@ written to a topic beside it, the ledger, `{dead-letter topic}-redriven`:
 
     {"send": 7, "to": "/default/orders", "head": 4711, "offsets": [[0, 3], [5, 9]], "last": [8, 1763…, 2868…]}
     {"sent": 7, "offsets": [[0, 3], [5, 9]]}
+    {"sent": 0, "discarded": true, "offsets": [[4, 5]], "last": [4, 1763…, 2868…]}
 
     publisher opened ─► "send" in the ledger ─► one batch to the topic ─► receipt ─► "sent" in the ledger
     (the fence)         └──── whoever finds "send" without "sent": fence, read the topic from `head` on, see ────┘
+
+Discarding a dead letter writes such a last line: no redrive sends it any more, and pages leave it out. Its bytes stay
+in the dead-letter topic, as those of every message do, until retention or the topic's deletion takes them; a consumer
+of the dead-letter topic still gets it. (A version that does not know `discarded` reads it as sent: the same effect.)
 
 Opening a publisher refuses whatever an older one of the same name still has on its way, and a redriven message carries
 the dead letter's offset (`request_id` and the attribute `x-redrive-offset`). So what is read behind the fence is all
@@ -65,6 +70,8 @@ SAMPLES_MAX: Final = 10
 REASONS_MAX: Final = 20
 TRIES: Final = 8
 PAUSE_SECONDS: Final = 0.25
+SURVEY_MAX: Final = 5_000
+SURVEY_BYTES: Final = 16 * 1024 * 1024
 OTHER: Final = "other reasons"
 NO_REASON: Final = "no reason given"
 
@@ -247,6 +254,87 @@ async def redrive(
     return outcome
 
 
+async def discard(client: Client, topic: str, selection: Selection) -> int:
+    """Writes down that the dead letters of `topic` which `selection` takes are done with. Returns how many it were.
+
+    No redrive sends them from now on. They are not removed from the topic: a log loses its oldest messages, by
+    retention, and none from its middle. What was sent or discarded before is not counted again. Raises
+    RedriveInterrupted and RedriveUncertain, as `redrive`.
+    """
+    name = TopicName(topic)
+    info = await client.describe_topic(name)
+    if info.partitions:
+        raise ConfigError("topic", topic, f"one partition of it, as {name.partition_name(0)}")
+    first = max(info.first_offset, selection.first)
+    end = info.head if selection.end is None else min(info.head, selection.end)
+    count = 0
+    ledger = Ledger(client, name)
+    sending = Sending(client, ledger, Outcome(name, dry_run=False), lambda _: None)
+    try:
+        await sending.begin()
+        async for letters in _letters(client, name, first, end):
+            chosen = [each for each in letters if selection.takes(each) and each.offset not in ledger.done]
+            if chosen:
+                await ledger.discard(chosen)
+                count += len(chosen)
+    finally:
+        await sending.close()
+    return count
+
+
+# --- what is there -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Group:
+    """Open dead letters of one subscription with one reason."""
+
+    topic: str | None
+    subscription: str | None
+    reason: str | None
+    count: int = 0
+    newest: int = 0  # offset
+    newest_at: datetime | None = None
+
+
+@dataclass(slots=True)
+class Survey:
+    """Which dead letters are still open. `first` to `end` was looked through for the groups; `done` is of all."""
+
+    first: int
+    end: int
+    done: OffsetRanges
+    discarded: OffsetRanges
+    groups: list[Group]
+
+
+async def survey(client: Client, topic: str, *, letters_max: int = SURVEY_MAX, bytes_max: int = SURVEY_BYTES) -> Survey:
+    """Groups the newest open dead letters by where they came from and why, the largest group first. Writes nothing."""
+    name = TopicName(topic)
+    info = await client.describe_topic(name)
+    ledger = Ledger(client, name)
+    await ledger.read()
+    await ledger.check_identity()
+    first = end = max(info.first_offset, info.head - letters_max)
+    groups: dict[tuple[str | None, str | None, str | None], Group] = {}
+    size = 0
+    async for letters in _letters(client, name, first, info.head):
+        for letter in letters:
+            size += len(letter.message.payload)
+            if letter.offset not in ledger.done:
+                key = (letter.original_topic, letter.subscription, letter.reason)
+                group = groups.setdefault(key, Group(*key))
+                group.count += 1
+                group.newest, group.newest_at = letter.offset, letter.dead_at
+        end = letters[-1].offset + 1
+        if size > bytes_max:
+            break
+    else:
+        end = info.head
+    found = sorted(groups.values(), key=lambda group: (-group.count, -group.newest))
+    return Survey(first, end, ledger.done, ledger.discarded, found)
+
+
 def _sort(
     letter: Letter,
     wanted: Selection,
@@ -346,7 +434,8 @@ class Ledger:
         self._client = client
         self._topic = topic
         self.name = ledger_name(topic)
-        self.done = OffsetRanges()
+        self.done = OffsetRanges()  # sent, or discarded
+        self.discarded = OffsetRanges()
         self.pending: dict[int, Send] = {}
         self.next_offset = 0  # of the ledger
         self.next_number = 1
@@ -373,9 +462,7 @@ class Ledger:
         try:
             record = json.loads(payload)
             if "forget" in record:
-                self.done.clear()
-                self.pending.clear()
-                self._last = None
+                self._forget()
             elif "send" in record:
                 send = Send.of(record)
                 self.pending[send.number] = send
@@ -385,6 +472,11 @@ class Ledger:
                 self.pending.pop(record["sent"], None)
                 for first, end in record["offsets"]:
                     self.done.add(first, end)
+                    if record.get("discarded"):
+                        self.discarded.add(first, end)
+                if "last" in record:
+                    offset_of_last, time, crc = record["last"]
+                    self._last = max(self._last or (0, 0, 0), (offset_of_last, time, crc))
         except (ValueError, KeyError, TypeError) as error:
             why = f"offset {offset} of {self.name} is no record of a redrive ({error}); delete that topic only if every"
             raise RedriveUncertain(self._topic, f"{why} dead letter may be sent again") from error
@@ -404,10 +496,14 @@ class Ledger:
                     return True
         elif offset < info.first_offset:
             return True  # retention took it
+        self._forget()
+        return False
+
+    def _forget(self) -> None:
         self.done.clear()
+        self.discarded.clear()
         self.pending.clear()
         self._last = None
-        return False
 
     async def open(self) -> None:
         """From here on nobody else writes it. Raises RedriveInterrupted."""
@@ -420,6 +516,12 @@ class Ledger:
     async def close(self) -> None:
         if self._producer is not None:
             await self._producer.close()
+
+    async def discard(self, letters: Sequence[Letter]) -> None:
+        """To be called while it is open. Raises RedriveInterrupted."""
+        pairs = [(part.first, part.end) for part in OffsetRanges((o, o + 1) for o in _offsets(letters))]
+        record = {"sent": 0, "discarded": True, "offsets": pairs, "last": _mark(letters[-1])}
+        await self.write(json.dumps(record).encode())
 
     async def write(self, payload: bytes) -> None:
         """Raises RedriveInterrupted if it is not the record behind the last one we know."""

@@ -12,11 +12,12 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pydanube.client.redrive import Outcome, Selection, redrive
+from pydanube.client.redrive import REASON, Outcome, Selection, redrive
 from pydanube.core.names import TopicName, parse_broker_id
 from pydanube.errors import ConfigError, DanubeError, MoveRefused
 from pydanube.web.formats import count
 from pydanube.web.gateway import BROKERS, NAMESPACES, OURS, TOPICS
+from pydanube.web.message_pages import moment_of
 from pydanube.web.operations import PHASES, Operation
 from pydanube.web.site import (
     Site,
@@ -30,7 +31,6 @@ from pydanube.web.site import (
     topic_url,
     whole,
 )
-from pydanube.web.topic_pages import moment_of
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
@@ -308,6 +308,7 @@ def start_redrive(site: Site, topic: TopicName, form: Mapping[str, str]) -> Oper
 
         client = await site.gateway.client()
         outcome = await redrive(client, topic, selection, to=to, dry_run=dry_run, limit=limit, progress=tell)
+        site.gateway.forget()
         operation.facts = outcome_facts(outcome)
         verb = "would be sent" if dry_run else "sent"
         number = outcome.selected if dry_run else outcome.sent
@@ -334,6 +335,7 @@ def selection_of(form: Mapping[str, str]) -> Selection:
         since=moment_of(since) if (since := text("since")) else None,
         until=moment_of(until) if (until := text("until")) else None,
         key=text("key"),
+        attributes={REASON: form["reason_is"]} if form.get("reason_is") else {},
     )
 
 

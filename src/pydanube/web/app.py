@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from pydanube.web import actions, json_routes, pages, topic_pages
+from pydanube.web import actions, json_routes, letter_pages, message_pages, pages, topic_pages
 from pydanube.web.gateway import CACHE_SECONDS, CALL_SECONDS, Gateway
 from pydanube.web.guard import Guard
 from pydanube.web.operations import Operations
@@ -41,11 +41,13 @@ PAGES: Final[tuple[tuple[str, Page], ...]] = (
     ("/topics", pages.topics),
     ("/topics/new", pages.new_topic),
     ("/namespaces", pages.namespaces),
-    ("/dead-letters", topic_pages.dead_letters),
+    ("/dead-letters", letter_pages.dead_letters),
     (TOPIC, topic_pages.topic),
     (f"{TOPIC}/delete", topic_pages.delete_topic),
-    (f"{TOPIC}/messages", topic_pages.messages),
-    (f"{TOPIC}/messages/{{offset}}", topic_pages.message),
+    (f"{TOPIC}/messages", message_pages.messages),
+    (f"{TOPIC}/messages/download", message_pages.download),
+    (f"{TOPIC}/messages/{{offset}}", message_pages.message),
+    (f"{TOPIC}/publish", message_pages.publish_form),
     (SUBSCRIPTION, topic_pages.subscription),
 )
 ACTIONS: Final[tuple[tuple[str, Page], ...]] = (
@@ -59,7 +61,10 @@ ACTIONS: Final[tuple[tuple[str, Page], ...]] = (
     (f"{SUBSCRIPTION}/delete", actions.unsubscribe),
     ("/namespaces/create", actions.create_namespace),
     ("/namespaces/delete", actions.delete_namespace),
+    (f"{TOPIC}/publish", message_pages.publish),
     ("/dead-letters/redrive", actions.redrive_letters),
+    ("/dead-letters/discard", letter_pages.discard_letters),
+    ("/dead-letters/copy", letter_pages.copy_letter),
 )
 
 

@@ -25,7 +25,7 @@ POINTS_MIN: Final = 24
 
 
 class Line(NamedTuple):
-    """`colour` is 1 to 4, a class of the style sheet. `current` is what the legend says; None: the newest of the series."""
+    """`colour` is 1 to 4, a class of the style sheet. `current` is what the legend says; None: the series' newest."""
 
     label: str
     colour: int

@@ -58,6 +58,15 @@ def moment(microseconds: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S.") + f"{time.microsecond // 1000:03}Z"
 
 
+def moment_exact(microseconds: int) -> str:
+    """2026-11-15T09:41:07.123456Z, for machines."""
+    try:
+        time = datetime.fromtimestamp(microseconds // 1_000_000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{microseconds} µs"
+    return time.strftime("%Y-%m-%dT%H:%M:%S.") + f"{microseconds % 1_000_000:06}Z"
+
+
 def clock(seconds: float) -> str:
     """09:41:07Z."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%SZ")

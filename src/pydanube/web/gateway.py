@@ -21,7 +21,9 @@ from google.protobuf.message import Message
 
 from pydanube.cli.rpc import BrokerRefused, Connection
 from pydanube.client.client import Client
+from pydanube.client.redrive import Survey, survey
 from pydanube.config import reachable
+from pydanube.core.names import TopicName
 from pydanube.errors import DanubeError, Unreachable
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
@@ -43,6 +45,8 @@ CACHE_SECONDS: Final = 3.0
 STALE_FACTOR: Final = 5  # older than so many cache times is not shown any more
 MEMBERS_MAX: Final = 1_000  # addresses that are remembered
 AT_ONCE: Final = 16  # questions on their way
+SURVEY_SECONDS: Final = 6.0  # a survey of dead letters reads thousands of them
+SURVEYS_MAX: Final = 20
 
 
 class Broker(NamedTuple):
@@ -142,7 +146,8 @@ class Gateway:
         self._brokers = Cached(self._ask_brokers, cache_seconds, clock)
         self._topics = Cached(self._ask_topics, cache_seconds, clock)
         self._balance = Cached(self._ask_balance, cache_seconds, clock)
-        self._status = Cached(self._ask_status, cache_seconds, clock)
+        self._clock = clock
+        self._surveys: dict[str, tuple[float, Survey]] = {}
 
     async def close(self) -> None:
         for cached in (self._brokers, self._topics, self._balance, self._status):
@@ -283,6 +288,15 @@ class Gateway:
             found += [TopicRow(each.name, each.broker_id, each.delivery) for each in listed.topics]
         return sorted(found)
 
+    async def parts(self, topic: str) -> list[str]:
+        """The partitions of a base by their number; of any other name that name alone."""
+        own = [TopicName(row.name) for row in await self.topics() if TopicName(row.name).is_partition_of(topic)]
+        return [*sorted(own, key=lambda name: name.partition_number or 0)] or [topic]
+
+    async def retention(self, **of: str) -> ours.RetentionResponse:
+        """Of topic=… or namespace=…"""
+        return await self.call(f"{OURS}/GetRetention", ours.GetRetentionRequest(**of), ours.RetentionResponse)
+
     async def namespaces(self) -> list[str]:
         return list((await self.call(f"{BROKERS}/ListNamespaces", pb.Empty(), pb.NamespaceListResponse)).namespaces)
 
@@ -329,6 +343,17 @@ class Gateway:
             f"{TOPICS}/GetSubscriptionDispatchConfig", request, pb.GetSubscriptionDispatchConfigResponse
         )
 
+    # --- dead letters -------------------------------------------------------------------------------------------
+
+    async def survey(self, topic: str) -> Survey:
+        """What of a dead-letter topic is open. Asked for anew after SURVEY_SECONDS, or when something was changed."""
+        known = self._surveys.get(topic)
+        if known is None or self._clock() - known[0] > SURVEY_SECONDS:
+            found = await survey(await self.client(), topic)
+            self._surveys = {**dict([*self._surveys.items()][-SURVEYS_MAX + 1 :]), topic: (self._clock(), found)}
+            return found
+        return known[1]
+
     # --- orders -------------------------------------------------------------------------------------------------
 
     async def order(self, method: str, request: Message, answer: type[M], *, seconds: float | None = None) -> M:
@@ -341,3 +366,4 @@ class Gateway:
     def forget(self) -> None:
         for cached in (self._brokers, self._topics, self._balance, self._status):
             cached.forget()
+        self._surveys = {}

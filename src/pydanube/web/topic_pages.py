@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Awaitable
+from typing import Final, NamedTuple, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,7 +13,7 @@ from pydanube.errors import ConfigError, DanubeError
 from pydanube.web import formats, views
 from pydanube.web.gateway import RELIABLE, Gateway, TopicRow
 from pydanube.web.samples import Thing
-from pydanube.web.site import Site, sentence_of, subscription_of, topic_of, whole
+from pydanube.web.site import Site, sentence_of, subscription_of, topic_of
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
@@ -23,13 +22,7 @@ T = TypeVar("T")
 SUBSCRIPTIONS_SHOWN: Final = 25
 MOVES_SHOWN: Final = 10
 SETTLE_SECONDS: Final = 10.0
-MESSAGES_DEFAULT: Final = 25
-MESSAGES_MAX: Final = 200
-PREVIEW_BYTES: Final = 2_000
-WHOLE_BYTES: Final = 1_000_000
-CANDIDATES_MAX: Final = 30
-DEAD_LETTER_WORDS: Final = ("dlq", "dead-letter", "dead_letter", "deadletter", "poison")
-KINDS: Final = ("exclusive", "shared", "failover", "key_shared")
+KINDS: Final = ("exclusive", "shared", "failover", "key-shared")
 BACKOFF: Final = {pb.Fixed: "fixed", pb.Exponential: "exponential"}
 POISON: Final = {pb.DeadLetter: "dead letter", pb.Block: "block", pb.Drop: "drop"}
 
@@ -198,142 +191,3 @@ def policy_rows(policy: pb.SubscriptionFailurePolicy) -> list[tuple[str, str]]:
         ("Backoff", BACKOFF.get(policy.backoff_strategy, "unknown")),
         ("Then", POISON.get(policy.poison_policy, "unknown")),
     ]
-
-
-# --- messages -------------------------------------------------------------------------------------------------
-
-
-class MessageLine(NamedTuple):
-    message: ours.PeekedMessage
-    shown: formats.Shown
-    attributes: Sequence[tuple[str, str]]
-
-    @classmethod
-    def of(cls, message: ours.PeekedMessage, mode: str) -> MessageLine:
-        shown = formats.payload(message.payload, message.payload_size_bytes, mode)
-        return cls(message, shown, sorted(message.attributes.items()))
-
-    @property
-    def key(self) -> str | None:
-        return self.message.routing_key if self.message.HasField("routing_key") else None
-
-    @property
-    def preview(self) -> str:
-        """One line of it."""
-        text = self.shown.text if self.shown.kind != "json" else self.message.payload.decode("utf-8", "replace")
-        return " ".join(text.split())[:300] if self.shown.kind != "hex" else self.message.payload[:32].hex(" ")
-
-
-async def messages(site: Site, request: Request) -> Response:
-    name = topic_of(request)
-    query = request.query_params
-    count = whole(query, "count", MESSAGES_DEFAULT, 1, MESSAGES_MAX)
-    mode = query.get("as", "auto")
-    mode = mode if mode in formats.MODES else "auto"
-    time = query.get("time", "").strip()
-    offset: int | None = None
-    if time:
-        offset = await (await site.gateway.client()).find_offset(name, moment_of(time))
-    elif query.get("offset", "").strip():
-        offset = whole(query, "offset", 0)
-    found = await site.gateway.peek(name, offset, count, PREVIEW_BYTES)
-    lines = [MessageLine.of(each, mode) for each in found.messages]
-    first = lines[0].message.offset if lines else offset or found.head
-    following = lines[-1].message.offset + 1 if lines else min(first + count, found.head)
-    return site.show(
-        request,
-        "messages.html",
-        active="topics",
-        topic=name,
-        lines=lines,
-        span=(found.first_offset, found.head),
-        offset=query.get("offset", "").strip() if not time else "",
-        time=time,
-        count=count,
-        mode=mode,
-        older=max(found.first_offset, first - count) if first > found.first_offset else None,
-        newer=following if following < found.head else None,
-    )
-
-
-async def message(site: Site, request: Request) -> Response:
-    """One, whole."""
-    name = topic_of(request)
-    offset = whole(request.path_params, "offset", 0)
-    mode = request.query_params.get("as", "auto")
-    mode = mode if mode in formats.MODES else "auto"
-    found = await site.gateway.peek(name, offset, 1, WHOLE_BYTES)
-    line = MessageLine.of(found.messages[0], mode) if found.messages else None
-    return site.show(
-        request,
-        "message.html",
-        active="topics",
-        topic=name,
-        offset=offset,
-        line=line,
-        mode=mode,
-        span=(found.first_offset, found.head),
-    )
-
-
-def moment_of(text: str) -> datetime:
-    """A time as people or a browser's field write it; without a zone it is UTC. Raises ConfigError."""
-    try:
-        time = datetime.fromisoformat(text.replace(" ", "T", 1))
-    except ValueError:
-        raise ConfigError("time", text[:50], "a time as 2026-11-15T09:00:00Z") from None
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-
-
-# --- dead letters ---------------------------------------------------------------------------------------------
-
-
-async def dead_letters(site: Site, request: Request) -> Response:
-    """Those of one topic, or the topics that look like having some."""
-    gateway = site.gateway
-    asked = request.query_params.get("topic", "").strip()
-    if asked:
-        return await _letters(site, request, asked)
-    rows = [row for row in await gateway.topics() if row.is_reliable and is_dead_letter_topic(row.name)]
-    states = await asyncio.gather(*(or_why(gateway.state(row.name)) for row in rows[:CANDIDATES_MAX]))
-    candidates: list[dict[str, Any]] = []
-    for row, (state, why) in zip(rows, states, strict=False):
-        live = state.live if state is not None and state.HasField("live") else None
-        candidates.append(
-            {"row": row, "count": live.head - live.first_offset if live is not None else None, "why": why}
-        )
-    return site.show(
-        request,
-        "dead_letters.html",
-        active="dead",
-        candidates=candidates,
-        left_out=len(rows) - len(candidates),
-        operations=site.operations.of("redrive")[:3],
-    )
-
-
-def is_dead_letter_topic(name: str) -> bool:
-    """By its name: where poison goes is the application's choice, and every policy would have to be asked."""
-    last = name.rpartition("/")[2].lower()
-    return any(word in last for word in DEAD_LETTER_WORDS) and not last.endswith("redriven")
-
-
-async def _letters(site: Site, request: Request, asked: str) -> Response:
-    count = MESSAGES_DEFAULT
-    query = request.query_params
-    offset = whole(query, "offset", 0) if query.get("offset", "").strip() else None
-    found = await site.gateway.peek(asked, offset, count, PREVIEW_BYTES)
-    lines = [MessageLine.of(each, "auto") for each in found.messages]
-    first = lines[0].message.offset if lines else offset or found.head
-    following = lines[-1].message.offset + 1 if lines else min(first + count, found.head)
-    return site.show(
-        request,
-        "letters.html",
-        active="dead",
-        topic=asked,
-        lines=list(reversed(lines)),
-        span=(found.first_offset, found.head),
-        older=max(found.first_offset, first - count) if first > found.first_offset else None,
-        newer=following if following < found.head else None,
-        operations=site.operations.of("redrive", subject=asked)[:2],
-    )

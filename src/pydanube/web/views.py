@@ -55,7 +55,7 @@ def is_lagging(thing: Thing) -> bool:
 
 
 def with_lag(thing: Thing, lag: int | None) -> Thing:
-    """The thing as its broker has just described it: tile, legend and state then show one number, not two ages of it."""
+    """The thing as its broker has just described it: tile, legend and state then show one number."""
     return thing if lag is None else replace(thing, levels={**thing.levels, "lag": float(lag)})
 
 
