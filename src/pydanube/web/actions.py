@@ -120,9 +120,8 @@ async def create_topic(site: Site, request: Request) -> Response:
     except DanubeError as error:
         return site.back("/topics/new", failed=sentence_of(error))
     partitions = whole(form, "partitions", 0)
-    if partitions:
-        return site.back(f"/topics{query_text({'q': name})}", said=f"{name} was created, with {partitions} partitions.")
-    return site.back(topic_url(name), said=f"{name} was created.")
+    with_partitions = f", with {partitions} partitions" if partitions else ""
+    return site.back(topic_url(name), said=f"{name} was created{with_partitions}.")
 
 
 async def make_topic(site: Site, name: TopicName, dispatch: str, partitions: int) -> None:

@@ -288,9 +288,10 @@ class Gateway:
             found += [TopicRow(each.name, each.broker_id, each.delivery) for each in listed.topics]
         return sorted(found)
 
-    async def parts(self, topic: str) -> list[str]:
+    async def parts(self, topic: TopicName) -> list[TopicName]:
         """The partitions of a base by their number; of any other name that name alone."""
-        own = [TopicName(row.name) for row in await self.topics() if TopicName(row.name).is_partition_of(topic)]
+        rows = [row.name for row in await self.topics() if row.name.startswith(f"{topic}-part-")]
+        own = [name for name in map(TopicName, rows) if name.is_partition_of(topic)]
         return [*sorted(own, key=lambda name: name.partition_number or 0)] or [topic]
 
     async def retention(self, **of: str) -> ours.RetentionResponse:

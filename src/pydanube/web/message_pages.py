@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from pydanube.client.search import Found, FoundMessage, Query, search
 from pydanube.core.names import TopicName
@@ -92,6 +92,9 @@ class Looked(NamedTuple):
 
 async def messages(site: Site, request: Request) -> Response:
     name, query = topic_of(request), request.query_params
+    siblings = await site.gateway.parts(name.base if name.partition_number is not None else name)
+    if siblings[0].startswith(f"{name}-part-"):  # a base has no messages of its own
+        return RedirectResponse(topic_url(siblings[0], "messages", **query), 303)
     count = whole(query, "count", MESSAGES_DEFAULT, 1, MESSAGES_MAX)
     mode = mode_of(query)
     wanted = query_of(query)
@@ -123,6 +126,7 @@ async def messages(site: Site, request: Request) -> Response:
         filters=filters,
         is_filtered=filtered,
         tail=is_tail,
+        siblings=siblings if len(siblings) > 1 else [],
         download_max=DOWNLOAD_FOUND_MAX,
         download_bytes_max=DOWNLOAD_BYTES_MAX,
     )

@@ -128,10 +128,8 @@ async def topics(site: Site, request: Request) -> Response:
     namespace = request.query_params.get("namespace", "")
     state = request.query_params.get("state", "")
     sort = request.query_params.get("sort", "name")
-    wanted = [
-        row for row in rows if search.lower() in row.name.lower() and (not namespace or row.namespace == namespace)
-    ]
-    lines = views.topic_lines(wanted, samples, site.operations, brokers)
+    every = views.grouped(views.topic_lines(rows, samples, site.operations, brokers), samples)
+    lines = [line for line in every if _is_wanted(line, search.lower(), namespace)]
     if state:
         lines = [line for line in lines if line.chip.word == state]
     lines.sort(key=views.SORTS.get(sort, views.SORTS["name"]))
@@ -143,7 +141,7 @@ async def topics(site: Site, request: Request) -> Response:
         active="topics",
         lines=lines[(page - 1) * PAGE_ROWS : page * PAGE_ROWS],
         found=len(lines),
-        total=len(rows),
+        total=len(every),
         namespaces=sorted({row.namespace for row in rows}),
         search=search,
         namespace=namespace,
@@ -152,6 +150,12 @@ async def topics(site: Site, request: Request) -> Response:
         page=page,
         pages=pages,
     )
+
+
+def _is_wanted(line: views.TopicLine, search: str, namespace: str) -> bool:
+    """A partitioned topic also by the name of one of its partitions."""
+    names = [line.row.name, *(part.row.name for part in line.parts)]
+    return (not namespace or line.row.namespace == namespace) and any(search in name.lower() for name in names)
 
 
 async def new_topic(site: Site, request: Request) -> Response:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -260,6 +260,7 @@ class Thing:
     has_past: bool = True
     still: int = 0  # samples in a row that said the same
     standing: tuple[float, ...] = ()
+    parts: tuple[Thing, ...] = ()  # of a sum of several: they have the past
 
     def is_still(self, is_same: bool) -> bool:
         """Whether a sample that says the same changes nothing any more: its rates are 0 since long enough."""
@@ -367,6 +368,8 @@ class Samples:
         """One value per slot, the last `count` of them up to the newest sample; None where there is none."""
         slot = slot_of(self.at)
         first = (slot - count + 1) * SLOT_SECONDS
+        if thing.parts:
+            return _summed([self.series(part, name, count) for part in thing.parts])
         ring = thing.rings.get(name)
         values = ring.series(slot, count) if ring is not None else iter([None] * count)
         return [(float(first + place * SLOT_SECONDS), value) for place, value in enumerate(values)]
@@ -521,6 +524,24 @@ class Samples:
         _drop(self.topics, oldest)
         _drop(self.subscriptions, oldest)
         _drop(self.brokers, oldest)
+
+
+def sum_of(things: Sequence[Thing], lag: float) -> Thing:
+    """Several as one, as a partitioned topic is. Who is connected is connected to every part: the largest counts."""
+    levels = {name: sum(each.rate(name) for each in things) for name in (*FLOWS, "redeliveries")}
+    levels |= {name: max((each.level(name) for each in things), default=0.0) for name in ("producers", "consumers")}
+    levels |= {"blocked": max((each.level("blocked") for each in things), default=0.0)}
+    levels |= {"orphans": sum(each.level("orphans") for each in things), "lag": lag}
+    return Thing(levels=levels, has_past=False, parts=tuple(things))
+
+
+def _summed(series: Sequence[Series]) -> Series:
+    """Slot by slot; unknown where none is known."""
+    found: Series = []
+    for column in zip(*series, strict=True):
+        known = [value for _, value in column if value is not None]
+        found.append((column[0][0], sum(known) if known else None))
+    return found
 
 
 def _mean(values: list[float | None]) -> float | None:

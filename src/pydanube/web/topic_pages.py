@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable
 from typing import Final, NamedTuple, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pydanube.cli.rpc import BrokerRefused
+from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.web import formats, views
 from pydanube.web.gateway import RELIABLE, Gateway, TopicRow
-from pydanube.web.samples import Thing
+from pydanube.web.samples import Thing, sum_of
 from pydanube.web.site import Site, sentence_of, subscription_of, topic_of
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
@@ -48,7 +51,12 @@ class SubscriptionLine(NamedTuple):
 async def topic(site: Site, request: Request) -> Response:
     gateway, samples = site.gateway, site.sampler.samples
     name = topic_of(request)
-    found = await gateway.describe(name)  # raises, if there is no such topic
+    try:
+        found = await gateway.describe(name)
+    except BrokerRefused as refused:
+        if refused.code == "NOT_FOUND" and await gateway.parts(name) != [name]:
+            return await partitioned(site, request, name)
+        raise
     is_reliable = found.delivery == RELIABLE
     (state, _), (storage, no_storage), (moves, _), brokers = await asyncio.gather(
         or_why(gateway.state(name)),
@@ -95,6 +103,36 @@ async def topic(site: Site, request: Request) -> Response:
     )
 
 
+async def partitioned(site: Site, request: Request, base: TopicName) -> Response:
+    """A partitioned topic as one thing. Its numbers are sums over the partitions."""
+    gateway, samples = site.gateway, site.sampler.samples
+    rows, brokers, names = await asyncio.gather(gateway.topics(), gateway.brokers(), gateway.parts(base))
+    own = set(names)
+    lines = views.topic_lines([row for row in rows if row.name in own], samples, site.operations, brokers)
+    line = views.partitioned_line(base, lines, samples)
+    found, why = await or_why(gateway.describe(names[0]))
+    lags = views.subscription_lags(names, samples)
+    subscriptions = []
+    for each in sorted({*lags, *(found.subscriptions if found is not None else ())}):
+        things = [samples.subscription(part, each) for part in names]
+        thing = sum_of(things, lags.get(each, math.nan))
+        subscriptions.append(SubscriptionLine(each, thing, views.flow_chip(thing), ""))
+    subscriptions.sort(key=lambda each: (-(each.thing.lag or 0), each.name))
+    return site.show(
+        request,
+        "partitioned.html",
+        active="topics",
+        topic=base,
+        line=line,
+        names=names,
+        why=why,
+        subscriptions=subscriptions[:SUBSCRIPTIONS_SHOWN],
+        subscriptions_count=len(subscriptions),
+        throughput=views.throughput(samples, line.thing),
+        lag=views.lag_chart(samples, line.thing),
+    )
+
+
 async def _nothing() -> tuple[None, str]:
     return None, ""
 
@@ -135,10 +173,14 @@ async def _explained(gateway: Gateway, topic: str, subscription: str, is_reliabl
 
 async def delete_topic(site: Site, request: Request) -> Response:
     name = topic_of(request)
-    found = await site.gateway.describe(name)
+    name = name.base if name.partition_number is not None else name  # partitions go together
+    names = await site.gateway.parts(name)
+    found = await site.gateway.describe(names[0])
+    samples = site.sampler.samples
     return site.show(
         request, "delete_topic.html", active="topics", topic=name, subscriptions=list(found.subscriptions),
-        thing=site.sampler.samples.topic(name),
+        partitions=len(names) if names != [name] else 0,
+        thing=sum_of([samples.topic(each) for each in names], math.nan),
     )  # fmt: skip
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from pydanube.core.names import TopicName
 from pydanube.web.charts import Chart, Line, Part, Tier, chart
 from pydanube.web.gateway import Broker, TopicRow
 from pydanube.web.operations import Operations
-from pydanube.web.samples import Samples, Thing
+from pydanube.web.samples import Samples, Thing, sum_of
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
+SEVERITY: Final = ("bad", "warn", "moving", "ok", "idle")  # kinds of chips
 LAGGING_MESSAGES: Final = 1_000
 LAGGING_SECONDS: Final = 10  # of what comes in
 
@@ -77,6 +80,7 @@ class TopicLine(NamedTuple):
     thing: Thing
     chip: Chip
     owner: str  # where it is, for people
+    parts: Sequence[TopicLine] = ()  # of a partitioned topic, by number
 
 
 SORTS: Final[Mapping[str, Callable[[TopicLine], tuple[float, str]]]] = {
@@ -99,6 +103,41 @@ def topic_lines(
         )
         for row in rows
     ]  # fmt: skip
+
+
+def grouped(lines: Sequence[TopicLine], samples: Samples) -> list[TopicLine]:
+    """Partitions as the one topic they are; everything else as it is."""
+    found: dict[str, list[TopicLine]] = {}
+    for line in lines:
+        name = TopicName(line.row.name)
+        found.setdefault(name.base if name.partition_number is not None else name, []).append(line)
+    return [
+        own[0] if len(own) == 1 and own[0].row.name == base else partitioned_line(base, own, samples)
+        for base, own in found.items()
+    ]
+
+
+def partitioned_line(base: str, lines: Sequence[TopicLine], samples: Samples) -> TopicLine:
+    parts = sorted(lines, key=lambda line: TopicName(line.row.name).partition_number or 0)
+    owners = {line.row.broker_id for line in parts}
+    is_one = len(owners) == 1
+    lags = subscription_lags([line.row.name for line in parts], samples).values()
+    thing = sum_of([line.thing for line in parts], max(lags, default=math.nan))
+    row = TopicRow(base, next(iter(owners)) if is_one else "", parts[0].row.delivery)
+    worst = min((line for line in parts), key=lambda line: SEVERITY.index(line.chip.kind))
+    chip = worst.chip
+    if chip.kind in ("bad", "warn", "moving"):
+        chip = chip._replace(why=f"{worst.row.name}: {chip.why}")
+    return TopicLine(row, thing, chip, parts[0].owner if is_one else f"{len(owners)} brokers", parts)
+
+
+def subscription_lags(topics: Sequence[str], samples: Samples) -> dict[str, float]:
+    """By subscription, over all partitions; without those whose lag is not known in any of them."""
+    wanted, found = set(topics), dict[str, float]()
+    for (topic, name), thing in samples.subscriptions.items():
+        if topic in wanted and thing.lag is not None:
+            found[name] = found.get(name, 0.0) + thing.lag
+    return found
 
 
 # --- pictures -----------------------------------------------------------------------------------------------
@@ -135,7 +174,9 @@ def lag_chart(samples: Samples, thing: Thing) -> Chart:
 
 def _flow(label: str, colour: int, samples: Samples, thing: Thing, name: str) -> Line:
     """A rate over time. The legend says what the tile beside it says: the rate over the last few samples."""
-    return Line(label, colour, samples.series(thing, name), thing.rate(name) if name in thing.rates else None)
+    return Line(
+        label, colour, samples.series(thing, name), thing.rate(name) if name in (*thing.rates, *thing.levels) else None
+    )
 
 
 def tiers_of(tiers: ours.Tiers, orphans: Sequence[ours.OrphanState]) -> list[Tier]:
