@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from pydanube.web import actions, json_routes, letter_pages, message_pages, pages, topic_pages
+from pydanube.web import actions, json_routes, letter_pages, message_pages, pages, settings, topic_pages
 from pydanube.web.gateway import CACHE_SECONDS, CALL_SECONDS, Gateway
 from pydanube.web.guard import Guard
 from pydanube.web.operations import Operations
@@ -59,6 +59,11 @@ ACTIONS: Final[tuple[tuple[str, Page], ...]] = (
     (f"{TOPIC}/move", actions.move_topic),
     (f"{SUBSCRIPTION}/seek", actions.seek),
     (f"{SUBSCRIPTION}/delete", actions.unsubscribe),
+    (f"{SUBSCRIPTION}/failure-policy", settings.set_policy),
+    (f"{SUBSCRIPTION}/window", settings.set_window),
+    (f"{SUBSCRIPTION}/heartbeat", settings.set_heartbeat),
+    (f"{TOPIC}/retention", settings.set_topic_retention),
+    ("/namespaces/retention", settings.set_namespace_retention),
     ("/namespaces/create", actions.create_namespace),
     ("/namespaces/delete", actions.delete_namespace),
     (f"{TOPIC}/publish", message_pages.publish),

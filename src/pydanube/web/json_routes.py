@@ -23,8 +23,9 @@ from pydanube.web.gateway import BROKERS, CLUSTER, RELIABLE, Broker, TopicRow
 from pydanube.web.sampler import scrape
 from pydanube.web.samples import ERRORS, Samples, Series, TopicNumbers
 from pydanube.web.sends import log_of, sends_to
+from pydanube.web.settings import BACKOFF_WORDS
 from pydanube.web.site import BadRequest, NotHere, Site, body_of, sentence_of, status_of, tell_if_unexpected
-from pydanube.web.topic_pages import BACKOFF, KINDS, or_why
+from pydanube.web.topic_pages import KINDS, or_why
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 
 JsonRoute = Callable[[Site, Request], Awaitable[Any]]
@@ -357,7 +358,7 @@ def _subscription(name: str, policy: pb.GetSubscriptionFailurePolicyResponse | N
             "ack_timeout_ms": own.ack_timeout_ms,
             "base_redelivery_delay_ms": own.base_redelivery_delay_ms,
             "max_redelivery_delay_ms": own.max_redelivery_delay_ms,
-            "backoff_strategy": BACKOFF.get(own.backoff_strategy),
+            "backoff_strategy": BACKOFF_WORDS.get(own.backoff_strategy),
             "dead_letter_topic": own.dead_letter_topic if own.HasField("dead_letter_topic") else None,
             "poison_policy": POISON.get(own.poison_policy),
         }

@@ -11,9 +11,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from pydanube.errors import DanubeError
-from pydanube.web import conditions, views
+from pydanube.web import views
+from pydanube.web.gateway import Broker
+from pydanube.web.samples import Samples
+from pydanube.web.settings import RetentionView
 from pydanube.web.site import NotHere, Site, sentence_of, whole
-from pydanube.wire._pb.pydanube.status_pb2 import ClusterStatusResponse
+from pydanube.web.topic_pages import or_why
 
 PAGE_ROWS: Final = 50
 REBALANCING_SHOWN: Final = 8
@@ -176,6 +179,7 @@ async def namespaces(site: Site, request: Request) -> Response:
         own = [row for row in rows if row.namespace == name]
         things = [samples.topic(row.name) for row in own]
         limits, why = await limits_of(site, name)
+        retention, no_retention = await or_why(gateway.retention(namespace=name))
         found.append(
             {
                 "name": name,
@@ -184,6 +188,8 @@ async def namespaces(site: Site, request: Request) -> Response:
                 "messages_out": sum(thing.messages_out for thing in things),
                 "limits": {key: value for key, value in limits.items() if value},
                 "why": why,
+                "retention": RetentionView.of(retention) if retention is not None else None,
+                "no_retention": no_retention,
             }
         )
     return site.show(request, "namespaces.html", active="namespaces", found=found)

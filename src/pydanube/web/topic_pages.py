@@ -16,8 +16,16 @@ from pydanube.errors import ConfigError, DanubeError
 from pydanube.web import formats, views
 from pydanube.web.gateway import RELIABLE, Gateway, TopicRow
 from pydanube.web.samples import Thing, sum_of
+from pydanube.web.settings import (
+    BACKOFF,
+    HEARTBEATS,
+    POISON,
+    RetentionView,
+    default_policy,
+    default_sentence,
+    policy_rows,
+)
 from pydanube.web.site import Site, sentence_of, subscription_of, topic_of
-from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 T = TypeVar("T")
@@ -26,8 +34,6 @@ SUBSCRIPTIONS_SHOWN: Final = 25
 MOVES_SHOWN: Final = 10
 SETTLE_SECONDS: Final = 10.0
 KINDS: Final = ("exclusive", "shared", "failover", "key-shared")
-BACKOFF: Final = {pb.Fixed: "fixed", pb.Exponential: "exponential"}
-POISON: Final = {pb.DeadLetter: "dead letter", pb.Block: "block", pb.Drop: "drop"}
 
 
 async def or_why(asked: Awaitable[T]) -> tuple[T | None, str]:
@@ -58,10 +64,11 @@ async def topic(site: Site, request: Request) -> Response:
             return await partitioned(site, request, name)
         raise
     is_reliable = found.delivery == RELIABLE
-    (state, _), (storage, no_storage), (moves, _), brokers = await asyncio.gather(
+    (state, _), (storage, no_storage), (moves, _), (retention, no_retention), brokers = await asyncio.gather(
         or_why(gateway.state(name)),
         or_why(gateway.storage(name)) if is_reliable else _nothing(),
         or_why(gateway.moves(name)),
+        or_why(gateway.retention(topic=name)) if is_reliable else _nothing(),
         gateway.brokers(),
     )
     names = list(found.subscriptions)
@@ -96,6 +103,8 @@ async def topic(site: Site, request: Request) -> Response:
         span=(tiers.first_offset, tiers.head) if tiers is not None else (0, 0),
         no_storage=no_storage or (storage.upload_failing if storage is not None else ""),
         orphans=orphans,
+        retention=RetentionView.of(retention) if retention is not None else None,
+        no_retention=no_retention,
         moves=list(moves or [])[:MOVES_SHOWN],
         operations=site.operations.of("move", subject=name)[:1],
         throughput=views.throughput(samples, thing),
@@ -201,6 +210,7 @@ async def subscription(site: Site, request: Request) -> Response:
         gateway.failure_policy(name, own),
         gateway.dispatch_config(name, own),
     )
+    effective = policy.failure_policy if policy.HasField("failure_policy") else default_policy()
     thing = views.with_lag(
         samples.subscription(name, own), explained.lag.lag_messages if explained is not None else None
     )
@@ -216,20 +226,15 @@ async def subscription(site: Site, request: Request) -> Response:
         chip=views.flow_chip(thing),
         thing=thing,
         kind=KINDS[policy.subscription_type] if policy.subscription_type < len(KINDS) else "unknown",
-        policy=policy_rows(policy.failure_policy) if policy.HasField("failure_policy") else [],
-        dead_letter_topic=policy.failure_policy.dead_letter_topic if policy.HasField("failure_policy") else "",
+        is_policy_set=policy.HasField("failure_policy"),
+        policy=effective,
+        policy_rows=policy_rows(effective),
+        default_sentence=default_sentence(),
+        backoffs=BACKOFF,
+        poisons=POISON,
+        heartbeats=HEARTBEATS,
+        dead_letter_topic=effective.dead_letter_topic,
         dispatch=dispatch.dispatch_config.max_unacked_messages if dispatch.HasField("dispatch_config") else None,
         lag=views.lag_chart(samples, thing),
         delivered=views.delivered(samples, thing),
     )
-
-
-def policy_rows(policy: pb.SubscriptionFailurePolicy) -> list[tuple[str, str]]:
-    return [
-        ("Redeliveries at most", f"{policy.max_redelivery_count:,}"),
-        ("Acknowledge within", formats.duration(policy.ack_timeout_ms / 1000) if policy.ack_timeout_ms else "any time"),
-        ("First delay", formats.duration(policy.base_redelivery_delay_ms / 1000)),
-        ("Longest delay", formats.duration(policy.max_redelivery_delay_ms / 1000)),
-        ("Backoff", BACKOFF.get(policy.backoff_strategy, "unknown")),
-        ("Then", POISON.get(policy.poison_policy, "unknown")),
-    ]
