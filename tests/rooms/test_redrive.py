@@ -19,8 +19,10 @@ from pydanube.client.redrive import (
     RedriveInterrupted,
     RedriveUncertain,
     Selection,
+    discard,
     ledger_name,
     redrive,
+    survey,
 )
 from pydanube.core.delivery import Tries, dead_letter_attributes
 from pydanube.core.names import TopicName
@@ -339,3 +341,42 @@ async def test_a_limit_is_kept() -> None:
         assert (await redrive(client, DEAD, limit=2)).sent == 2
         assert (await redrive(client, DEAD, limit=2)).sent == 2
         assert (await redrive(client, DEAD)).sent == 1
+
+
+# --- discarding ------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_what_was_discarded_is_never_sent_and_never_counted_again() -> None:
+    async with running() as client:
+        await die(client, 4)
+        assert await discard(client, DEAD, Selection(first=1, end=3)) == 2
+        assert await discard(client, DEAD, Selection(first=2)) == 1
+        found = await survey(client, DEAD)
+        assert [group.count for group in found.groups] == [1] and found.done.count == found.discarded.count == 3
+        outcome = await redrive(client, DEAD)
+        assert (outcome.sent, outcome.sent_before) == (1, 3)
+        assert await discard(client, DEAD, Selection()) == 0
+        assert (await client.describe_topic(ORDERS)).head == 1
+        assert (await client.describe_topic(DEAD)).head == 4  # a log loses nothing from its middle
+
+
+@in_loop
+async def test_a_version_that_knows_no_discarding_reads_it_as_sent() -> None:
+    async with running() as client:
+        await die(client, 2)
+        await discard(client, DEAD, Selection(first=0, end=1))
+        [record] = [json.loads(each) for each in (await client.fetch(ledger_name(DEAD)).table())["payload"].to_pylist()]
+        assert record["sent"] == 0 and record["offsets"] == [[0, 1]]
+
+
+@in_loop
+async def test_another_topic_of_the_same_name_has_nothing_discarded() -> None:
+    async with running() as client:
+        await die(client, 3)
+        await discard(client, DEAD, Selection())
+        await client.delete_topic(DEAD)
+        await client.create_topic(DEAD)
+        await die(client, 3, v="other")
+        assert sum(group.count for group in (await survey(client, DEAD)).groups) == 3
+        assert (await redrive(client, DEAD)).sent == 3

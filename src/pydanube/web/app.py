@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from pydanube.web import actions, json_routes, letter_pages, message_pages, pages, settings, topic_pages
 from pydanube.web.gateway import CACHE_SECONDS, CALL_SECONDS, Gateway
@@ -108,9 +109,25 @@ async def web_admin(settings: WebSettings, *, flag: str = "--broker-endpoint") -
         await gateway.close()
 
 
+class Static(StaticFiles):
+    """Files that a browser may keep: those with a version in their name for good, ours as long as they are the same."""
+
+    def file_response(
+        self,
+        full_path: str | os.PathLike[str],
+        stat_result: os.stat_result,
+        scope: Scope,
+        status_code: int = 200,
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        is_versioned = Path(full_path).parent.name == "vendor"
+        response.headers["cache-control"] = "max-age=31536000, immutable" if is_versioned else "no-cache"
+        return response
+
+
 def build(site: Site) -> ASGIApp:
     routes: list[BaseRoute] = [
-        Mount("/static", StaticFiles(directory=STATIC), name="static"),
+        Mount("/static", Static(directory=STATIC), name="static"),
         *json_routes.routes(site),
         *(Route(path, _showing(site, page)) for path, page in PAGES),
         *(Route(path, _acting(site, act), methods=["POST"]) for path, act in ACTIONS),

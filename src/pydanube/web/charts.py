@@ -58,6 +58,7 @@ class Chart(NamedTuple):
             [
                 {
                     "label": line.label,
+                    "colour": line.colour,
                     "values": [None if value is None else round(value, 1) for _, value in line.series],
                 }
                 for line in self.lines

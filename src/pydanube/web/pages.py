@@ -15,7 +15,7 @@ from pydanube.web import views
 from pydanube.web.gateway import Broker
 from pydanube.web.samples import Samples
 from pydanube.web.settings import RetentionView
-from pydanube.web.site import NotHere, Site, sentence_of, whole
+from pydanube.web.site import NotHere, Site, range_of, sentence_of, whole
 from pydanube.web.topic_pages import or_why
 
 PAGE_ROWS: Final = 50
@@ -59,7 +59,7 @@ async def cluster(site: Site, request: Request) -> Response:
         topics=topics,
         lagging=lagging[:5],
         lagging_count=sum(line.chip.kind == "warn" for line in lines),
-        throughput=views.throughput(samples, samples.cluster, "Throughput of all topics"),
+        throughput=views.throughput(samples, samples.cluster, "Throughput of all topics", seconds=range_of(request)),
         operations=site.operations.of("drain", "move", "rebalance", "redrive")[:4],
         moves=await _rebalanced(site) if balance is not None else [],
         happened=await _happened(site),
@@ -116,7 +116,7 @@ async def broker(site: Site, request: Request) -> Response:
         numbers=numbers.broker if numbers is not None else {},
         lines=lines[:PAGE_ROWS],
         lines_count=len(lines),
-        throughput=views.throughput(samples, samples.broker(found.broker_id)),
+        throughput=views.throughput(samples, samples.broker(found.broker_id), seconds=range_of(request)),
         operations=site.operations.of("drain", subject=found.broker_id)[:2],
     )
 

@@ -27,6 +27,8 @@ SLOT_SECONDS: Final = 5
 SLOTS: Final = 192  # sixteen minutes
 RECENT: Final = 3  # samples that the rate of the moment is taken from
 MINUTE: Final = 12  # slots
+MINUTES: Final = 360  # six hours, a mean per minute
+LONG_MAX: Final = 1_000  # topics and subscriptions with a past of hours: a few megabytes
 SERIES_MAX: Final = 6_000  # topics and subscriptions with a past
 STALE_SECONDS: Final = 12  # without a sample its numbers are not known any more
 GONE_SECONDS: Final = 300  # and after so long it is forgotten
@@ -179,40 +181,41 @@ def run(steps: Generator[None, None, Numbers]) -> Numbers:
 
 
 class Ring:
-    """One number per slot of time, the last SLOTS of them. Nothing is kept of what was always 0."""
+    """One number per slot of time, the last `size` of them. Nothing is kept of what was always 0."""
 
-    __slots__ = ("_first", "_last", "_values")
+    __slots__ = ("_first", "_size", "_values", "last")
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = SLOTS) -> None:
+        self._size = size
         self._values: array[float] | None = None
         self._first = -1  # the slot of the first sample
-        self._last = -1
+        self.last = -1
 
     def put(self, slot: int, value: float) -> None:
         """Of several samples in a slot the last one stays; a slot of the past is not changed."""
         if self._first < 0:
-            self._first = self._last = slot
-        elif slot < self._last:
+            self._first = self.last = slot
+        elif slot < self.last:
             return
         if self._values is None:
             if value == 0.0:
-                self._last = slot
+                self.last = slot
                 return
-            self._values = array("f", bytes(4 * SLOTS))
-        for missed in range(max(self._last + 1, slot - SLOTS + 1), slot):
-            self._values[missed % SLOTS] = math.nan
-        self._last = slot
-        self._values[slot % SLOTS] = value
+            self._values = array("f", bytes(4 * self._size))
+        for missed in range(max(self.last + 1, slot - self._size + 1), slot):
+            self._values[missed % self._size] = math.nan
+        self.last = slot
+        self._values[slot % self._size] = value
 
     def series(self, slot: int, count: int = SLOTS) -> Iterator[float | None]:
         """The `count` values up to and with `slot`; None where nobody looked."""
         for each in range(slot - count + 1, slot + 1):
-            if each < self._first or each > self._last or each <= self._last - SLOTS or self._first < 0:
+            if each < self._first or each > self.last or each <= self.last - self._size or self._first < 0:
                 yield None
             elif self._values is None:
                 yield 0.0
             else:
-                value = self._values[each % SLOTS]
+                value = self._values[each % self._size]
                 yield None if math.isnan(value) else value
 
 
@@ -261,6 +264,8 @@ class Thing:
     still: int = 0  # samples in a row that said the same
     standing: tuple[float, ...] = ()
     parts: tuple[Thing, ...] = ()  # of a sum of several: they have the past
+    minutes: dict[str, Ring] = field(default_factory=dict)  # the mean of each minute, for hours
+    has_long_past: bool = False
 
     def is_still(self, is_same: bool) -> bool:
         """Whether a sample that says the same changes nothing any more: its rates are 0 since long enough."""
@@ -289,7 +294,16 @@ class Thing:
         ring = self.rings.get(name)
         if ring is None:
             ring = self.rings[name] = Ring()
+        if self.has_long_past and ring.last >= 0 and ring.last // MINUTE != slot // MINUTE:
+            self._keep_minute(name, ring)
         ring.put(slot, value)
+
+    def _keep_minute(self, name: str, ring: Ring) -> None:
+        """The minute that the ring has come to the end of."""
+        minute = ring.last // MINUTE
+        mean = _mean(list(ring.series(ring.last, ring.last - minute * MINUTE + 1)))
+        if mean is not None:
+            self.minutes.setdefault(name, Ring(MINUTES)).put(minute, mean)
 
     @property
     def messages_in(self) -> float:
@@ -343,7 +357,7 @@ class Samples:
         self.brokers: dict[str, Thing] = {}
         self.topics: dict[str, Thing] = {}
         self.subscriptions: dict[tuple[str, str], Thing] = {}
-        self.cluster = Thing()
+        self.cluster = Thing(has_long_past=True)
         self.failures: dict[str, str] = {}  # brokers that could not be asked the last time, and why
         self.at = 0.0  # of the newest sample
         self._heard: dict[str, Heard] = {}
@@ -373,6 +387,25 @@ class Samples:
         ring = thing.rings.get(name)
         values = ring.series(slot, count) if ring is not None else iter([None] * count)
         return [(float(first + place * SLOT_SECONDS), value) for place, value in enumerate(values)]
+
+    def past(self, thing: Thing, name: str, seconds: int) -> Series:
+        """The last `seconds`, up to MINUTES: one value per slot as far as slots reach, else the mean of each minute."""
+        if seconds <= SLOTS * SLOT_SECONDS:
+            return self.series(thing, name, max(seconds // SLOT_SECONDS, 2))
+        if thing.parts:
+            return _summed([self.past(part, name, seconds) for part in thing.parts])
+        now = slot_of(self.at)
+        last, count = now // MINUTE, min(seconds // 60, MINUTES)
+        first = last - count + 1
+        kept = thing.minutes.get(name)
+        values: list[float | None] = list(kept.series(last, count)) if kept is not None else [None] * count
+        recent = self.series(thing, name)
+        for at, value in recent:  # the minute that has not ended yet, and those of what has no longer past
+            place = slot_of(at) // MINUTE - first
+            if value is not None and 0 <= place < count and values[place] is None:
+                same = [each for time, each in recent if slot_of(time) // MINUTE - first == place]
+                values[place] = _mean(same)
+        return [(float((first + place) * 60), value) for place, value in enumerate(values)]
 
     def minute_series(self, thing: Thing, name: str) -> Series:
         """The same of a rate: each value is of the minute up to then, or of as much of it as was looked at."""
@@ -513,8 +546,8 @@ class Samples:
     def _thing(self, things: dict[K, Thing], key: K, at: float) -> Thing:
         thing = things.get(key)
         if thing is None:
-            has_past = len(self.topics) + len(self.subscriptions) < SERIES_MAX
-            thing = things[key] = Thing(has_past=has_past)
+            others = len(self.topics) + len(self.subscriptions)
+            thing = things[key] = Thing(has_past=others < SERIES_MAX, has_long_past=others < LONG_MAX)
         thing.seen_at = at
         return thing
 

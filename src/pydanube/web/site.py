@@ -104,6 +104,7 @@ class Site:
             "flash": _flash(request),
             "samples": self.sampler.samples,
             "here": _here(request),
+            "ranges": ranges_of(request),
             **shown,
         }
         if is_fragment(request) and LIVE in page.blocks:
@@ -176,6 +177,23 @@ def _theme(request: Request) -> str:
 def _here(request: Request) -> str:
     query = request.url.query
     return f"{request.url.path}?{query}" if query else request.url.path
+
+
+RANGES: Final[Mapping[str, int]] = {"5m": 300, "15m": 900, "1h": 3600, "6h": 21600}  # seconds
+
+
+def range_of(request: Request) -> int:
+    """How far back charts go."""
+    return RANGES.get(request.query_params.get("range", ""), RANGES["15m"])
+
+
+def ranges_of(request: Request) -> list[tuple[str, str, bool]]:
+    """Word, address and whether it is this one, for every range that charts have."""
+    query = {name: value for name, value in request.query_params.items() if name != "range"}
+    return [
+        (word, f"{request.url.path}{query_text({**query, 'range': word})}", seconds == range_of(request))
+        for word, seconds in RANGES.items()
+    ]
 
 
 def is_fragment(request: Request) -> bool:

@@ -25,7 +25,7 @@ from pydanube.web.settings import (
     default_sentence,
     policy_rows,
 )
-from pydanube.web.site import Site, sentence_of, subscription_of, topic_of
+from pydanube.web.site import Site, range_of, sentence_of, subscription_of, topic_of
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ async def topic(site: Site, request: Request) -> Response:
     shown = names[:SUBSCRIPTIONS_SHOWN]
     explained = await asyncio.gather(*(_explained(gateway, name, each, is_reliable) for each in shown))
     lines = [
-        _line(each, samples.subscription(name, each), lag, sentence)
+        _line(each, samples.subscription(name, each), lag, sentence, samples.topic(name).messages_in)
         for each, (lag, sentence) in zip(shown, explained, strict=True)
     ]
     lags = [lag for lag, _ in explained if lag is not None]
@@ -107,8 +107,8 @@ async def topic(site: Site, request: Request) -> Response:
         no_retention=no_retention,
         moves=list(moves or [])[:MOVES_SHOWN],
         operations=site.operations.of("move", subject=name)[:1],
-        throughput=views.throughput(samples, thing),
-        lag=views.lag_chart(samples, thing),
+        throughput=views.throughput(samples, thing, seconds=range_of(request)),
+        lag=views.lag_chart(samples, thing, seconds=range_of(request)),
     )
 
 
@@ -125,7 +125,7 @@ async def partitioned(site: Site, request: Request, base: TopicName) -> Response
     for each in sorted({*lags, *(found.subscriptions if found is not None else ())}):
         things = [samples.subscription(part, each) for part in names]
         thing = sum_of(things, lags.get(each, math.nan))
-        subscriptions.append(SubscriptionLine(each, thing, views.flow_chip(thing), ""))
+        subscriptions.append(SubscriptionLine(each, thing, views.flow_chip(thing, line.thing.messages_in), ""))
     subscriptions.sort(key=lambda each: (-(each.thing.lag or 0), each.name))
     return site.show(
         request,
@@ -137,8 +137,8 @@ async def partitioned(site: Site, request: Request, base: TopicName) -> Response
         why=why,
         subscriptions=subscriptions[:SUBSCRIPTIONS_SHOWN],
         subscriptions_count=len(subscriptions),
-        throughput=views.throughput(samples, line.thing),
-        lag=views.lag_chart(samples, line.thing),
+        throughput=views.throughput(samples, line.thing, seconds=range_of(request)),
+        lag=views.lag_chart(samples, line.thing, seconds=range_of(request)),
     )
 
 
@@ -167,9 +167,9 @@ def _opening(site: Site, topic: str, chip: views.Chip) -> views.Chip:
     return chip
 
 
-def _line(name: str, thing: Thing, lag: int | None, sentence: str) -> SubscriptionLine:
+def _line(name: str, thing: Thing, lag: int | None, sentence: str, messages_in: float) -> SubscriptionLine:
     own = views.with_lag(thing, lag)
-    return SubscriptionLine(name, own, views.flow_chip(own), sentence)
+    return SubscriptionLine(name, own, views.flow_chip(own, messages_in), sentence)
 
 
 async def _explained(gateway: Gateway, topic: str, subscription: str, is_reliable: bool) -> tuple[int | None, str]:
@@ -223,7 +223,7 @@ async def subscription(site: Site, request: Request) -> Response:
         is_reliable=is_reliable,
         explained=explained,
         why=why,
-        chip=views.flow_chip(thing),
+        chip=views.flow_chip(thing, samples.topic(name).messages_in),
         thing=thing,
         kind=KINDS[policy.subscription_type] if policy.subscription_type < len(KINDS) else "unknown",
         is_policy_set=policy.HasField("failure_policy"),
@@ -235,6 +235,6 @@ async def subscription(site: Site, request: Request) -> Response:
         heartbeats=HEARTBEATS,
         dead_letter_topic=effective.dead_letter_topic,
         dispatch=dispatch.dispatch_config.max_unacked_messages if dispatch.HasField("dispatch_config") else None,
-        lag=views.lag_chart(samples, thing),
-        delivered=views.delivered(samples, thing),
+        lag=views.lag_chart(samples, thing, seconds=range_of(request)),
+        delivered=views.delivered(samples, thing, seconds=range_of(request)),
     )

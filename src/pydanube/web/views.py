@@ -15,6 +15,7 @@ from pydanube.web.samples import Samples, Thing, sum_of
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 SEVERITY: Final = ("bad", "warn", "moving", "ok", "idle")  # kinds of chips
+PAST_SECONDS: Final = 15 * 60  # that a chart shows if nobody says otherwise
 LAGGING_MESSAGES: Final = 1_000
 LAGGING_SECONDS: Final = 10  # of what comes in
 
@@ -38,23 +39,23 @@ def topic_chip(row: TopicRow, thing: Thing, operations: Operations) -> Chip:
     return flow_chip(thing)
 
 
-def flow_chip(thing: Thing) -> Chip:
-    """How what comes in and what goes out get along."""
+def flow_chip(thing: Thing, messages_in: float | None = None) -> Chip:
+    """How what comes in and what goes out get along. What comes in, of a subscription, is what its topic gets."""
     if thing.level("blocked"):
         return Chip("bad", "blocked", "a message failed too often and blocks what is behind it")
     if thing.level("orphans"):
         return ORPHAN
-    if is_lagging(thing):
+    if is_lagging(thing, messages_in):
         return Chip("warn", "lagging", f"{thing.lag:,} messages behind")
     if not thing.messages_in and not thing.messages_out:
         return Chip("idle", "idle", "nothing comes in and nothing goes out")
     return Chip("ok", "ok", "keeps up")
 
 
-def is_lagging(thing: Thing) -> bool:
+def is_lagging(thing: Thing, messages_in: float | None = None) -> bool:
     """Far behind, and by more than a few seconds of what comes in."""
-    lag = thing.lag or 0
-    return lag >= LAGGING_MESSAGES and lag > LAGGING_SECONDS * thing.messages_in
+    lag, arriving = thing.lag or 0, thing.messages_in if messages_in is None else messages_in
+    return lag >= LAGGING_MESSAGES and lag > LAGGING_SECONDS * arriving
 
 
 def with_lag(thing: Thing, lag: int | None) -> Thing:
@@ -128,6 +129,8 @@ def partitioned_line(base: str, lines: Sequence[TopicLine], samples: Samples) ->
     chip = worst.chip
     if chip.kind in ("bad", "warn", "moving"):
         chip = chip._replace(why=f"{worst.row.name}: {chip.why}")
+    elif is_lagging(thing):  # none of them by itself
+        chip = flow_chip(thing)
     return TopicLine(row, thing, chip, parts[0].owner if is_one else f"{len(owners)} brokers", parts)
 
 
@@ -143,39 +146,42 @@ def subscription_lags(topics: Sequence[str], samples: Samples) -> dict[str, floa
 # --- pictures -----------------------------------------------------------------------------------------------
 
 
-def throughput(samples: Samples, thing: Thing, title: str = "Throughput") -> Chart:
+def throughput(samples: Samples, thing: Thing, title: str = "Throughput", *, seconds: int = PAST_SECONDS) -> Chart:
     return chart(
         title,
         "messages/s",
         [
-            _flow("in", 1, samples, thing, "messages_in"),
-            _flow("out", 2, samples, thing, "messages_out"),
+            _flow("in", 1, samples, thing, "messages_in", seconds),
+            _flow("out", 2, samples, thing, "messages_out", seconds),
         ],
     )
 
 
-def delivered(samples: Samples, thing: Thing) -> Chart:
+def delivered(samples: Samples, thing: Thing, *, seconds: int = PAST_SECONDS) -> Chart:
     return chart(
         "Delivered",
         "messages/s",
         [
-            _flow("out", 2, samples, thing, "messages_out"),
-            _flow("again", 4, samples, thing, "redeliveries"),
+            _flow("out", 2, samples, thing, "messages_out", seconds),
+            _flow("again", 4, samples, thing, "redeliveries", seconds),
         ],
     )
 
 
-def lag_chart(samples: Samples, thing: Thing) -> Chart:
-    series = samples.series(thing, "lag")
+def lag_chart(samples: Samples, thing: Thing, *, seconds: int = PAST_SECONDS) -> Chart:
+    series = samples.past(thing, "lag", seconds)
     if thing.lag is not None:
         series[-1] = (series[-1][0], float(thing.lag))
     return chart("Lag", "messages", [Line("behind", 3, series, thing.lag)])
 
 
-def _flow(label: str, colour: int, samples: Samples, thing: Thing, name: str) -> Line:
+def _flow(label: str, colour: int, samples: Samples, thing: Thing, name: str, seconds: int) -> Line:
     """A rate over time. The legend says what the tile beside it says: the rate over the last few samples."""
     return Line(
-        label, colour, samples.series(thing, name), thing.rate(name) if name in (*thing.rates, *thing.levels) else None
+        label,
+        colour,
+        samples.past(thing, name, seconds),
+        thing.rate(name) if name in (*thing.rates, *thing.levels) else None,
     )
 
 

@@ -149,6 +149,17 @@ def test_other_methods_and_large_bodies_are_refused(web: Web) -> None:
     assert lied.status in (303, 400) and web.run(web.site.gateway.namespaces()).count("x" * 300_000) == 0
 
 
+def test_a_browser_keeps_what_has_a_version_in_its_name_and_asks_for_the_rest(web: Web) -> None:
+    found = re.findall(r'(?:href|src)="(/static/[^"]+)"', web.get("/topics").body)
+    assert len(found) >= 6
+    for path in found:
+        answer = web.get(path)
+        assert answer.status == 200, path
+        assert ("immutable" in answer.headers["cache-control"]) == path.startswith("/static/vendor/"), path
+        assert path.startswith("/static/vendor/") == bool(re.search(r"-\d+\.\d+\.\d+\.", path)), path
+    assert web.get("/topics").headers["cache-control"] == "no-store"
+
+
 def test_a_path_out_of_the_static_files_leads_nowhere(web: Web) -> None:
     for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static/"):
         assert web.request("GET", path).status == 404

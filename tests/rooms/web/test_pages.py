@@ -173,6 +173,14 @@ def test_asked_for_the_part_that_changes_a_page_answers_with_that_part(web: Web)
     assert gone.status == 404 and gone.headers["content-type"].startswith("text/plain")
 
 
+def test_charts_have_a_time_range_that_works_without_a_script(web: Web) -> None:
+    page = web.get("/topics/default/orders?range=1h&x=%22%3E")
+    assert 'href="/topics/default/orders?x=%22%3E&amp;range=6h"' in page.body
+    assert re.search(r'range=1h" aria-current="true">1h</a>', page.body)
+    assert "<svg" in page.body
+    assert re.search(r'range=15m" aria-current="true">', web.get("/cluster?range=nonsense").body)
+
+
 # --- messages ---------------------------------------------------------------------------------------------
 
 

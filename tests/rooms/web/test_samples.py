@@ -6,7 +6,17 @@ import sys
 from array import array
 
 from pydanube.telemetry import Telemetry
-from pydanube.web.samples import SLOT_SECONDS, SLOTS, Numbers, Samples, SubscriptionNumbers, TopicNumbers, parse
+from pydanube.web.samples import (
+    MINUTES,
+    SLOT_SECONDS,
+    SLOTS,
+    Numbers,
+    Samples,
+    SubscriptionNumbers,
+    TopicNumbers,
+    parse,
+    sum_of,
+)
 
 START = 1_000_000.0
 ORDERS = "/default/orders"
@@ -198,6 +208,38 @@ def test_a_topic_keeps_its_past_when_it_moves_and_loses_it_when_it_is_gone() -> 
     assert samples.subscriptions == {}
 
 
+def test_charts_reach_back_for_hours_with_a_mean_per_minute() -> None:
+    samples = Samples()
+    first = 1_000_020.0  # a full minute
+    for number in range(60 * 12):  # an hour
+        hear(samples, first + number * SLOT_SECONDS, a=said(number * 50.0, lag=float(number // 12)))
+    topic = samples.topic(ORDERS)
+    lags = samples.past(topic, "lag", 3600)
+    assert [value for _, value in lags] == [float(minute) for minute in range(60)]
+    assert [at for at, _ in lags] == [first + 60 * minute for minute in range(60)]
+    rates = [value for _, value in samples.past(topic, "messages_in", 3600)]
+    assert rates[-1] == 10.0 and rates[5] == 10.0
+    everywhere = [value for _, value in samples.past(samples.cluster, "messages_in", 6 * 3600)]
+    assert len(everywhere) == MINUTES and everywhere[-60:].count(10.0) >= 58 and everywhere[0] is None
+    assert len(samples.past(topic, "lag", 300)) == 60 and samples.past(topic, "lag", 900)[-1][1] == 59.0
+
+
+def test_the_sum_of_several_things_has_their_past_together() -> None:
+    samples = Samples()
+    for number in range(30):
+        both = Numbers(
+            {f"/default/x-part-{part}": TopicNumbers(number * 50.0, 0.0) for part in range(2)},
+            {(f"/default/x-part-{part}", "s"): SubscriptionNumbers(lag=5.0) for part in range(2)},
+            {},
+        )
+        hear(samples, START + number * SLOT_SECONDS, a=both)
+    thing = sum_of([samples.topic(f"/default/x-part-{part}") for part in range(2)], lag=10.0)
+    assert thing.messages_in == 20.0 and thing.lag == 10
+    for seconds in (300, 3600):
+        series = samples.past(thing, "messages_in", seconds)
+        assert series[-1][1] == 20.0 and series[0][1] is None
+
+
 def test_a_thousand_idle_topics_take_no_slots_and_a_thousand_busy_ones_a_few_megabytes() -> None:
     def many(count: int, lag: float) -> Numbers:
         names = [f"/default/topic-{number}" for number in range(1_000)]
@@ -217,5 +259,6 @@ def test_a_thousand_idle_topics_take_no_slots_and_a_thousand_busy_ones_a_few_meg
 
 def slots_bytes(samples: Samples) -> int:
     things = [samples.cluster, *samples.brokers.values(), *samples.topics.values(), *samples.subscriptions.values()]
-    arrays = [ring._values for thing in things for ring in thing.rings.values()]
+    rings = [ring for thing in things for ring in (*thing.rings.values(), *thing.minutes.values())]
+    arrays = [ring._values for ring in rings]
     return sum(sys.getsizeof(each) for each in arrays if isinstance(each, array))

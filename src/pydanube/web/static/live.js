@@ -6,7 +6,6 @@ const REFRESH_MS = 2000;
 const live = document.querySelector("[data-live]");
 const pulse = document.getElementById("pulse");
 const offline = document.getElementById("offline");
-let tip, cross; // of the chart under the pointer
 
 // --- fresh numbers -----------------------------------------------------------------------------------
 
@@ -17,7 +16,8 @@ async function refresh() {
     const text = await answer.text();
     if (!answer.ok) throw new Error(text.slice(0, 500));
     const fresh = new DOMParser().parseFromString(`<div>${text}</div>`, "text/html").body.firstElementChild;
-    children(live, fresh);
+    Idiomorph.morph(live, fresh.childNodes, MORPHING);
+    drawCharts();
     tell("");
   } catch (error) {
     tell(error instanceof TypeError ? "The web admin does not answer. The numbers below are old." : error.message);
@@ -38,108 +38,30 @@ async function forever() {
 
 // --- changing what differs ---------------------------------------------------------------------------
 
-function change(old, fresh) {
-  if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName) {
-    old.replaceWith(document.importNode(fresh, true));
-  } else if (old.nodeType === Node.TEXT_NODE) {
-    if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
-  } else if (old.nodeType === Node.ELEMENT_NODE) {
-    if (old.nodeName === "FORM" && (old.contains(document.activeElement) || old.dataset.touched)) return;
-    attributes(old, fresh);
-    children(old, fresh);
-  }
-}
-
-function attributes(old, fresh) {
-  for (const { name } of [...old.attributes]) {
-    if (!fresh.hasAttribute(name) && !(name === "open" && old.nodeName === "DETAILS")) old.removeAttribute(name);
-  }
-  for (const { name, value } of fresh.attributes) {
-    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-  }
-}
-
-// Something that moved is still the same thing: it is looked for by its key, its id, or what kind of thing it is.
-function children(old, fresh) {
-  let at = skip(old.firstChild);
-  for (const wanted of fresh.childNodes) {
-    if (isBlank(wanted)) continue;
-    const same = find(at, mark(wanted));
-    if (!same) {
-      old.insertBefore(document.importNode(wanted, true), at);
-    } else {
-      if (same !== at) old.insertBefore(same, at);
-      at = skip(same.nextSibling);
-      change(same, wanted);
-    }
-  }
-  while (at) {
-    const next = skip(at.nextSibling);
-    if (at !== tip && at !== cross) at.remove();
-    at = next;
-  }
-}
-
-function mark(node) {
-  if (node.nodeType !== Node.ELEMENT_NODE) return node.nodeName;
-  const own = node.dataset.key || node.id || node.getAttribute("aria-labelledby") || node.getAttribute("class");
-  return `${node.nodeName} ${own || ""}`;
-}
-
-function find(node, wanted) {
-  while (node && mark(node) !== wanted) node = node.nextSibling;
-  return node;
-}
-
-function isBlank(node) {
-  return node.nodeType === Node.COMMENT_NODE || (node.nodeType === Node.TEXT_NODE && !node.nodeValue.trim());
-}
-
-function skip(node) {
-  while (node && isBlank(node)) node = node.nextSibling;
-  return node;
-}
+// Idiomorph changes the page to what the server says now. What somebody is using stays: open details, forms that were
+// touched, and charts, which get their new numbers from charts.js.
+const MORPHING = {
+  morphStyle: "innerHTML",
+  ignoreActiveValue: true,
+  callbacks: {
+    beforeNodeMorphed(old, fresh) {
+      if (old.nodeName === "FORM") return !(old.contains(document.activeElement) || old.dataset.touched);
+      if (old.nodeType === Node.ELEMENT_NODE && old.matches(".plot.drawn") && fresh.matches(".plot")) {
+        old.setAttribute("aria-label", fresh.getAttribute("aria-label"));
+        return false;
+      }
+      return true;
+    },
+    beforeAttributeUpdated(name, node) {
+      return !(name === "open" && node.nodeName === "DETAILS");
+    },
+  },
+};
 
 document.addEventListener("input", (event) => {
   const form = event.target.closest("form");
   if (form) form.dataset.touched = "1";
 });
-
-// --- numbers under the pointer -----------------------------------------------------------------------
-
-function point(event) {
-  const canvas = event.target.closest && event.target.closest(".canvas");
-  if (!canvas) return unpoint();
-  const chart = canvas.closest(".chart");
-  const lines = JSON.parse(chart.dataset.lines);
-  const box = canvas.getBoundingClientRect();
-  const part = Math.min(Math.max((event.clientX - box.left) / box.width, 0), 1);
-  const place = Math.round(part * (lines[0].values.length - 1));
-  const first = Number(chart.dataset.first);
-  const step = (Number(chart.dataset.last) - first) / (lines[0].values.length - 1);
-  const time = new Date((first + place * step) * 1000).toISOString().slice(11, 19) + "Z";
-  const said = lines.map((line) => {
-    const value = line.values[place];
-    return `${line.label} ${value === null ? "–" : value.toLocaleString("en", { maximumFractionDigits: 1 })}`;
-  });
-  if (!tip || tip.parentNode !== canvas) {
-    unpoint();
-    cross = canvas.appendChild(Object.assign(document.createElement("div"), { className: "cross" }));
-    tip = canvas.appendChild(Object.assign(document.createElement("div"), { className: "tip" }));
-  }
-  const x = part * box.width;
-  cross.style.left = `${x}px`;
-  tip.textContent = `${time}  ${said.join("  ")}`;
-  tip.style.left = `${Math.min(Math.max(x + 8, 0), Math.max(box.width - tip.offsetWidth, 0))}px`;
-}
-
-function unpoint() {
-  if (tip) tip.remove();
-  if (cross) cross.remove();
-  tip = cross = undefined;
-}
-
-document.addEventListener("pointermove", point, { passive: true });
 
 // --- light and dark ----------------------------------------------------------------------------------
 
@@ -151,8 +73,11 @@ theme.addEventListener("click", () => {
     ? root.dataset.theme === "dark"
     : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
+  redrawCharts();
   document.cookie = `danube-theme=${root.dataset.theme}; path=/; max-age=31536000; samesite=strict`;
 });
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawCharts);
 
 if (live) {
   pulse.hidden = false;
