@@ -1,4 +1,4 @@
-"""Metrics of brokers in, rates and series of the last quarter of an hour out.
+"""Metrics of brokers in, rates and series out: a quarter of an hour of samples, six hours of minutes.
 
     samples = Samples()
     samples.add("17", parse(text), at=clock())          every few seconds, for every broker
@@ -10,8 +10,8 @@ Nothing here reads a clock or a socket: `sampler.py` does. Time is seconds since
 
 A counter that shrank began again at 0, as it does when its topic is opened anew. A topic that appears at a broker which
 was looked at before began there at 0 too, so a move neither loses nor invents messages. Memory is bounded: a series
-takes a slot of four bytes per five seconds, what was always 0 takes none, and beyond `SERIES_MAX` things have only
-numbers of the moment.
+takes a slot of four bytes per five seconds, and one per minute for hours if it is among the first `LONG_MAX`; what was
+always 0 takes none, and beyond `SERIES_MAX` things have only numbers of the moment.
 """
 
 from __future__ import annotations
