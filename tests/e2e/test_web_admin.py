@@ -34,6 +34,9 @@ PAGES = (
     f"/topics{ORDERS}",
     f"/topics{ORDERS}/subscriptions/billing",
     f"/topics{ORDERS}/messages",
+    f"/topics{ORDERS}/messages?text=order&count=10",
+    f"/topics{ORDERS}/publish",
+    "/topics/default/clicks",
     "/dead-letters",
     f"/dead-letters?topic={ORDERS}",
     "/namespaces",
@@ -66,6 +69,7 @@ async def fill(url: str) -> None:
             pass
         for number in range(3):
             await client.create_topic(f"/default/topic-{number}")
+        await client.create_topic("/default/clicks", partitions=2)
 
 
 @pytest.fixture
@@ -132,6 +136,75 @@ def test_pages_stay_fresh_without_a_reload(scene: Scene, page: Page) -> None:
     expect(page.get_by_role("link", name="/default/later")).to_have_count(1, timeout=20_000)
     expect(search).to_have_value("half typed")
     expect(page.locator("#pulse")).to_have_text("live")
+
+
+def test_messages_are_searched_followed_and_published_by_clicks(page: Page) -> None:
+    page.goto(f"/topics{ORDERS}/messages")
+    page.get_by_label("Payload contains").fill('"ORDER": 2')
+    page.locator("select[name=count]").select_option("10")
+    page.get_by_role("button", name="Search").click()
+    expect(page.locator("#looked")).to_contain_text(
+        "10 found in 29 messages"
+    )  # 2, 20 and so on: not all were looked at
+    expect(page.locator("details.message")).to_have_count(10)
+    page.get_by_role("link", name="Go on").click()
+    expect(page.locator("#looked")).to_contain_text("That is all of them")
+    page.get_by_role("link", name="Follow").click()
+    expect(page.locator("#looked")).to_contain_text("11 of the newest 31 messages match")
+    first = page.locator("details.message").first
+    first.locator("summary").click()
+    with page.expect_response(lambda answer: "tail=1" in answer.url):
+        pass
+    expect(first).to_have_attribute("open", "")  # what somebody looks at stays open
+    with page.expect_download() as started:
+        page.goto(f"/topics{ORDERS}/messages?attribute=none")
+        page.get_by_role("link", name="NDJSON").click()
+    assert started.value.suggested_filename == "default.orders.0-30.ndjson"
+    page.goto("/topics/default/topic-0/publish")
+    page.get_by_label("Payload", exact=True).fill("by hand")
+    page.get_by_role("button", name="Publish").click()
+    expect(page.get_by_role("status").filter(has_text="It is stored: offset 0 of /default/topic-0.")).to_be_visible()
+
+
+def test_charts_have_a_cursor_and_survive_a_refresh(page: Page) -> None:
+    page.goto("/cluster?range=5m")
+    canvas = page.locator(".plot.drawn .u-over").first
+    expect(canvas).to_be_visible()
+    with page.expect_response(lambda answer: answer.request.headers.get("x-fragment") == "live"):
+        pass
+    canvas.hover()
+    expect(page.locator(".tip").first).to_contain_text(re.compile(r"\d\d:\d\d:\d\dZ +in "))
+    expect(page.locator(".plot.drawn canvas")).to_have_count(1)
+
+
+def test_numbers_and_units_never_break(scene: Scene) -> None:
+    """Wherever they stand, and however narrow it is there: a number is one line high, and nothing of it is cut."""
+    for width in (390, 760, 1000, 1440):
+        page = scene.browser.new_page(viewport={"width": width, "height": 900}, base_url=scene.url)
+        try:
+            for path in ("/cluster", f"/topics{ORDERS}", "/namespaces"):
+                page.goto(path)
+                broken = page.evaluate(
+                    """() => {
+                        const found = [];
+                        for (const each of document.querySelectorAll(".kpi dd:not(.note), .facts.tight dd, td.num")) {
+                            const first = each.firstChild;
+                            if (first && first.nodeType === Node.TEXT_NODE && each.closest(".kpi, .facts"))
+                                first.nodeValue = "10,485,760,000";
+                            const range = document.createRange();
+                            range.selectNodeContents(each);
+                            const outer = each.parentElement.getBoundingClientRect();
+                            const inner = range.getBoundingClientRect();
+                            const line = parseFloat(getComputedStyle(each).lineHeight);
+                            if (inner.height > 1.7 * line || (each.closest(".kpi") && inner.right > outer.right + 1))
+                                found.push(each.textContent);
+                        }
+                        return found;
+                    }"""
+                )
+                assert broken == [], (width, path)
+        finally:
+            page.close()
 
 
 def test_a_script_in_a_message_stays_text(page: Page) -> None:
