@@ -32,7 +32,7 @@ MESSAGES_DEFAULT: Final = 25
 MESSAGES_MAX: Final = 200
 PREVIEW_BYTES: Final = 2_000
 WHOLE_BYTES: Final = 1_000_000
-TAIL_LOOK: Final = 1_000  # of the newest offsets
+TAIL_LOOKS: Final = (1_000, 100, 10, 1)  # of the newest offsets
 DOWNLOAD_FOUND_MAX: Final = 10_000
 DOWNLOAD_LOOK_MAX: Final = 100_000
 DOWNLOAD_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -152,12 +152,16 @@ async def _page(site: Site, name: str, query: Mapping[str, str], count: int, mod
 
 
 async def _tail(site: Site, name: str, wanted: Query, count: int, mode: str) -> Looked:
-    """The newest that match, newest first, among the last TAIL_LOOK offsets; the page asks again by itself."""
+    """The newest that match, newest first; the page asks again by itself.
+
+    Looks at the last offsets only, at fewer if they are too large for one look, and never at older ones instead.
+    """
     client = await site.gateway.client()
     head = (await client.describe_topic(name)).head
-    found = await search(
-        client, name, wanted, first=max(head - TAIL_LOOK, 0), found_max=TAIL_LOOK, messages_max=TAIL_LOOK
-    )
+    for look in TAIL_LOOKS:
+        found = await search(client, name, wanted, first=max(head - look, 0), end=head, found_max=look)
+        if found.next_offset is None:
+            break
     lines = [MessageLine.of(peeked(each), mode) for each in found.messages[-count:]]
     return Looked(list(reversed(lines)), (found.first_kept, found.head), found=found)
 

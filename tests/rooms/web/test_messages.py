@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import re
@@ -79,6 +80,15 @@ def test_following_shows_the_newest_first_and_asks_again_by_itself(web: Web) -> 
     assert " data-live" not in web.get(HERE).body
     part = web.get(f"{HERE}?tail=1&count=10", **{"x-fragment": "live"})
     assert shown(part) == shown(page) and "<html" not in part.body
+
+
+def test_following_large_messages_shows_the_newest_and_not_the_oldest_of_the_last_thousand(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounded = functools.partial(message_pages.search, bytes_max=15_000)
+    monkeypatch.setattr(message_pages, "search", bounded)
+    page = web.get(f"{HERE}?tail=1&count=5")
+    assert shown(page) == list(range(60, 55, -1)) and "not shown" not in page.text
 
 
 def test_a_download_is_a_file_with_a_safe_name_and_exact_messages(web: Web) -> None:
