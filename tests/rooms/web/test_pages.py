@@ -79,7 +79,7 @@ def test_a_topic_page_shows_its_subscriptions_with_the_sentence_and_where_its_me
     page = web.get("/topics/default/orders")
     assert "billing" in page.text and "30 messages" in page.text
     explained = web.run(web.site.gateway.explain(ORDERS, "billing"))
-    assert explained.sentence in page.text
+    assert explained.sentence.split(". ")[0] in page.text  # what follows may tell ages
     assert "Disk 40" in page.text and "Memory 40" in page.text and "0…39" in page.text
     assert "It has not moved" in page.text and "alone keeps all its topics" in page.text
 
