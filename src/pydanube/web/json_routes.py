@@ -16,15 +16,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from pydanube.client.search import search
 from pydanube.core.names import TopicName, parse_broker_id
 from pydanube.errors import ConfigError, Unreachable
 from pydanube.web import actions
 from pydanube.web.gateway import BROKERS, CLUSTER, RELIABLE, Broker, TopicRow
+from pydanube.web.message_pages import MESSAGES_DEFAULT, MESSAGES_MAX, query_of, record_of
 from pydanube.web.sampler import scrape
 from pydanube.web.samples import ERRORS, Samples, Series, TopicNumbers
 from pydanube.web.sends import log_of, sends_to
 from pydanube.web.settings import BACKOFF_WORDS
-from pydanube.web.site import BadRequest, NotHere, Site, body_of, sentence_of, status_of, tell_if_unexpected
+from pydanube.web.site import BadRequest, NotHere, Site, body_of, sentence_of, status_of, tell_if_unexpected, whole
 from pydanube.web.topic_pages import KINDS, or_why
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 
@@ -63,6 +65,7 @@ def routes(site: Site) -> list[BaseRoute]:
         ("GET", "/topics", topics),
         ("POST", "/topics/actions", topic_action),
         ("GET", "/topics/{topic:path}/series", series),
+        ("GET", "/topics/{topic:path}/messages", messages),
         ("GET", "/topics/{topic:path}", topic),
         ("GET", "/namespaces", namespaces),
         ("GET", "/brokers/{broker_id}", broker),
@@ -420,6 +423,26 @@ async def series(site: Site, request: Request) -> Any:
         )
     found.append({"name": "lag_messages", "points": points(samples.series(thing, "lag"))})
     return {"series": found, "errors": _silent(samples)}
+
+
+async def messages(site: Site, request: Request) -> Any:
+    """What `key`, `attribute`, `text`, `time` and `until` find from `offset` on, at most `count`: one bounded look."""
+    name, query = _topic_name(request), request.query_params
+    found = await search(
+        await site.gateway.client(),
+        name,
+        query_of(query),
+        first=whole(query, "offset", 0),
+        found_max=whole(query, "count", MESSAGES_DEFAULT, 1, MESSAGES_MAX),
+    )
+    return {
+        "messages": [record_of(each) for each in found.messages],
+        "looked_at": found.looked_at,
+        "first_offset": found.first,
+        "end_offset": found.end,
+        "next_offset": found.next_offset,  # null: that was all
+        "head": found.head,
+    }
 
 
 async def topic_action(site: Site, request: Request) -> Any:

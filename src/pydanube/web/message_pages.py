@@ -260,7 +260,7 @@ def safe_file_name(name: str) -> str:
 
 def as_ndjson(found: Sequence[FoundMessage]) -> str:
     """One object per line; a payload that is no text is base64."""
-    return "".join(json.dumps(_record(each), ensure_ascii=False) + "\n" for each in found)
+    return "".join(json.dumps(record_of(each), ensure_ascii=False) + "\n" for each in found)
 
 
 def as_csv(found: Sequence[FoundMessage]) -> str:
@@ -269,7 +269,7 @@ def as_csv(found: Sequence[FoundMessage]) -> str:
     writer = csv.writer(out)
     writer.writerow(["offset", "published", "appended", "producer", "key", "attributes", "encoding", "payload"])
     for each in found:
-        record = _record(each)
+        record = record_of(each)
         encoding = "base64" if "payload_base64" in record else "utf-8"
         payload = record.get("payload", record.get("payload_base64"))
         attributes = json.dumps(record["attributes"], ensure_ascii=False) if record["attributes"] else ""
@@ -282,7 +282,7 @@ def _cell(text: str) -> str:
     return f"'{text}" if text.startswith(FORMULA) else text
 
 
-def _record(found: FoundMessage) -> dict[str, Any]:
+def record_of(found: FoundMessage) -> dict[str, Any]:
     record: dict[str, Any] = {
         "offset": found.offset,
         "published": formats.moment_exact(found.publish_time_us),

@@ -117,6 +117,17 @@ def test_a_download_that_is_bounded_says_where_the_next_one_begins(web: Web, mon
     assert seen == list(range(61))
 
 
+def test_a_tool_searches_as_the_page_does_and_goes_on_where_it_stopped(web: Web) -> None:
+    path = "/ui/v1/topics/default/orders/messages?text=ulm&count=20"
+    first = web.get(path).json
+    assert [each["offset"] for each in first["messages"]] == list(range(1, 41, 2)) and first["next_offset"] == 40
+    rest = web.get(f"{path}&offset={first['next_offset']}").json
+    assert [each["offset"] for each in rest["messages"]] == list(range(41, 60, 2)) and rest["next_offset"] is None
+    assert rest["messages"][0]["payload"] == '{"order": 41, "city": "Ulm"}'
+    assert web.get("/ui/v1/topics/default/nothing/messages").status == 404
+    assert web.get("/ui/v1/topics/default/orders/messages?count=9999").status == 400
+
+
 def test_a_file_name_never_ends_the_header_or_names_a_folder() -> None:
     assert message_pages.safe_file_name('a"; x=\r\n../b') == "a___x___.._b"
     assert message_pages.safe_file_name("..") == "messages"
