@@ -179,7 +179,7 @@ def test_charts_have_a_cursor_and_survive_a_refresh(page: Page) -> None:
 
 def test_numbers_and_units_never_break(scene: Scene) -> None:
     """Wherever they stand, and however narrow it is there: a number is one line high, and nothing of it is cut."""
-    for width in (390, 760, 1000, 1440):
+    for width in (390, 1440):
         page = scene.browser.new_page(viewport={"width": width, "height": 900}, base_url=scene.url)
         try:
             for path in ("/cluster", f"/topics{ORDERS}", "/namespaces"):

@@ -45,6 +45,7 @@ CACHE_SECONDS: Final = 3.0
 STALE_FACTOR: Final = 5  # older than so many cache times is not shown any more
 MEMBERS_MAX: Final = 1_000  # addresses that are remembered
 AT_ONCE: Final = 16  # questions on their way
+SEARCHES_AT_ONCE: Final = 2  # each may have tens of megabytes in memory and a thread
 SURVEY_SECONDS: Final = 6.0  # a survey of dead letters reads thousands of them
 SURVEYS_MAX: Final = 20
 
@@ -141,6 +142,7 @@ class Gateway:
         self._client: Client | None = None
         self._client_lock = asyncio.Lock()
         self._room = asyncio.Semaphore(AT_ONCE)
+        self.searching = asyncio.Semaphore(SEARCHES_AT_ONCE)  # to be held while messages are looked through
         self._is_alone = False
         self.call_seconds = call_seconds
         self._brokers = Cached(self._ask_brokers, cache_seconds, clock)

@@ -428,13 +428,14 @@ async def series(site: Site, request: Request) -> Any:
 async def messages(site: Site, request: Request) -> Any:
     """What `key`, `attribute`, `text`, `time` and `until` find from `offset` on, at most `count`: one bounded look."""
     name, query = _topic_name(request), request.query_params
-    found = await search(
-        await site.gateway.client(),
-        name,
-        query_of(query),
-        first=whole(query, "offset", 0),
-        found_max=whole(query, "count", MESSAGES_DEFAULT, 1, MESSAGES_MAX),
-    )
+    async with site.gateway.searching:
+        found = await search(
+            await site.gateway.client(),
+            name,
+            query_of(query),
+            first=whole(query, "offset", 0),
+            found_max=whole(query, "count", MESSAGES_DEFAULT, 1, MESSAGES_MAX),
+        )
     return {
         "messages": [record_of(each) for each in found.messages],
         "looked_at": found.looked_at,

@@ -100,10 +100,12 @@ async def messages(site: Site, request: Request) -> Response:
     wanted = query_of(query)
     is_tail, filtered, time = query.get("tail") == "1", is_filtered(query), query.get("time", "").strip()
     if is_tail:
-        looked = await _tail(site, name, wanted, count, mode)
+        async with site.gateway.searching:
+            looked = await _tail(site, name, wanted, count, mode)
     elif filtered:
         first = whole(query, "offset", 0)
-        found = await search(await site.gateway.client(), name, wanted, first=first, found_max=count)
+        async with site.gateway.searching:
+            found = await search(await site.gateway.client(), name, wanted, first=first, found_max=count)
         lines = [MessageLine.of(peeked(each), mode) for each in found.messages]
         looked = Looked(lines, (found.first_kept, found.head), found=found)
     else:
@@ -229,6 +231,11 @@ async def download(site: Site, request: Request) -> Response:
     if kind not in DOWNLOADS:
         raise ConfigError("format", kind[:50], "ndjson or csv")
     wanted, first = query_of(query), whole(query, "offset", 0)
+    async with site.gateway.searching:
+        return await _file(site, name, kind, wanted, first)
+
+
+async def _file(site: Site, name: TopicName, kind: str, wanted: Query, first: int) -> Response:
     client = await site.gateway.client()
     found = await search(client, name, wanted, first=first, found_max=DOWNLOAD_FOUND_MAX)
     kept, begin, looked_at, size = found.messages, found.first, found.looked_at, found.size_bytes
