@@ -11,9 +11,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from pydanube.errors import DanubeError
-from pydanube.web import views
-from pydanube.web.gateway import Broker
-from pydanube.web.samples import Samples
+from pydanube.web import conditions, views
 from pydanube.web.settings import RetentionView
 from pydanube.web.site import NotHere, Site, range_of, sentence_of, whole
 from pydanube.web.topic_pages import or_why
