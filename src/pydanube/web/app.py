@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 
-from pydanube.web import actions, json_routes, letter_pages, message_pages, pages, settings, topic_pages
+from pydanube.web import actions, json_routes, letter_pages, message_pages, pages, settings, status_pages, topic_pages
 from pydanube.web.gateway import CACHE_SECONDS, CALL_SECONDS, Gateway
 from pydanube.web.guard import Guard
 from pydanube.web.operations import Operations
@@ -42,6 +42,9 @@ PAGES: Final[tuple[tuple[str, Page], ...]] = (
     ("/topics", pages.topics),
     ("/topics/new", pages.new_topic),
     ("/namespaces", pages.namespaces),
+    ("/subscriptions", status_pages.subscriptions),
+    ("/connections", status_pages.connections),
+    ("/events", status_pages.events),
     ("/dead-letters", letter_pages.dead_letters),
     (TOPIC, topic_pages.topic),
     (f"{TOPIC}/delete", topic_pages.delete_topic),

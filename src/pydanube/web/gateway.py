@@ -267,6 +267,16 @@ class Gateway:
         request = status_pb2.ListEventsRequest(count_max=count_max)
         return (await self.call(f"{STATUS}/ListEvents", request, status_pb2.ListEventsResponse)).events
 
+    async def subscriptions(self, namespace: str, count_max: int) -> status_pb2.ListSubscriptionsResponse:
+        """Of one namespace, or of all; furthest behind first."""
+        request = status_pb2.ListSubscriptionsRequest(namespace=namespace, count_max=count_max)
+        return await self.call(f"{STATUS}/ListSubscriptions", request, status_pb2.ListSubscriptionsResponse)
+
+    async def connections(self, topic: str, count_max: int) -> status_pb2.ListConnectionsResponse:
+        """Of one topic, or of all."""
+        request = status_pb2.ListConnectionsRequest(topic=topic, count_max=count_max)
+        return await self.call(f"{STATUS}/ListConnections", request, status_pb2.ListConnectionsResponse)
+
     async def rebalancing(self, count_max: int) -> Sequence[ours.RebalancingMove]:
         request = ours.RebalancingHistoryRequest(count_max=count_max)
         return (await self.call(f"{OURS}/RebalancingHistory", request, ours.RebalancingHistoryResponse)).moves

@@ -1,0 +1,109 @@
+"""The pages about everybody at once: all subscriptions by lag, who is connected, what happened.
+
+A broker that does not answer is named on the page: what it has is not known, and not 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pydanube.web import formats, views
+from pydanube.web.gateway import Broker
+from pydanube.web.site import Site
+from pydanube.wire._pb.pydanube import status_pb2
+
+ROWS_MAX: Final = 500
+EVENTS_MAX: Final = 200
+COURSES: Final[Mapping[str, views.Chip]] = {
+    "caught_up": views.Chip("ok", "caught up"),
+    "catching_up": views.Chip("moving", "catching up"),
+    "falling_behind": views.Chip("warn", "falling behind"),
+    "standing": views.Chip("warn", "standing", "it is behind, and nothing is acknowledged"),
+    "unknown": views.Chip("idle", "unknown", "not looked at long enough to say"),
+}
+BLOCKED: Final = views.Chip("bad", "blocked", "a message failed too often and blocks what is behind it")
+
+
+class SubscriptionRow(NamedTuple):
+    state: status_pb2.SubscriptionState
+    chip: views.Chip
+    lag: int | None
+    lag_seconds: float | None
+    catch_up_seconds: float | None
+    owner: str
+
+    @classmethod
+    def of(cls, state: status_pb2.SubscriptionState, addresses: Mapping[str, str]) -> SubscriptionRow:
+        chip = BLOCKED if state.is_blocked else COURSES.get(state.course, COURSES["unknown"])
+        return cls(
+            state,
+            chip,
+            state.lag_messages if state.HasField("lag_messages") else None,
+            state.lag_seconds if state.HasField("lag_seconds") else None,
+            state.catch_up_seconds if state.HasField("catch_up_seconds") else None,
+            addresses.get(str(state.broker_id), str(state.broker_id)),
+        )
+
+
+class ConnectionRow(NamedTuple):
+    state: status_pb2.ConnectionState
+    since_us: int | None
+    unacked: int | None
+    rate: float | None
+    broker: str
+
+    @classmethod
+    def of(cls, state: status_pb2.ConnectionState, addresses: Mapping[str, str]) -> ConnectionRow:
+        return cls(
+            state,
+            state.since_us if state.HasField("since_us") else None,
+            state.unacked if state.HasField("unacked") else None,
+            state.rate if state.HasField("rate") else None,
+            addresses.get(str(state.broker_id), str(state.broker_id)),
+        )
+
+
+def _addresses(brokers: Sequence[Broker]) -> dict[str, str]:
+    return {each.broker_id: formats.bare(each.address) for each in brokers}
+
+
+async def subscriptions(site: Site, request: Request) -> Response:
+    namespace = request.query_params.get("namespace", "").strip()
+    found, brokers, namespaces = await asyncio.gather(
+        site.gateway.subscriptions(namespace, ROWS_MAX), site.gateway.brokers(), site.gateway.namespaces()
+    )
+    addresses = _addresses(brokers)
+    return site.show(
+        request,
+        "subscriptions.html",
+        active="subscriptions",
+        rows=[SubscriptionRow.of(each, addresses) for each in found.subscriptions],
+        left_out=found.left_out,
+        unknown=list(found.unknown),
+        namespace=namespace,
+        namespaces=namespaces,
+    )
+
+
+async def connections(site: Site, request: Request) -> Response:
+    topic = request.query_params.get("topic", "").strip()
+    found, brokers = await asyncio.gather(site.gateway.connections(topic, ROWS_MAX), site.gateway.brokers())
+    addresses = _addresses(brokers)
+    return site.show(
+        request,
+        "connections.html",
+        active="connections",
+        rows=[ConnectionRow.of(each, addresses) for each in found.connections],
+        left_out=found.left_out,
+        unknown=list(found.unknown),
+        topic=topic,
+    )
+
+
+async def events(site: Site, request: Request) -> Response:
+    return site.show(request, "events.html", active="events", happened=list(await site.gateway.events(EVENTS_MAX)))

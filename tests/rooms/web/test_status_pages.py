@@ -1,0 +1,77 @@
+"""All subscriptions by lag, who is connected, and what happened, on a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pydanube.client.client import Client
+from pydanube.wire._pb.pydanube import status_pb2
+from tests.rooms.web.pages import Web, opened
+
+ORDERS = "/default/orders"
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[Web]:
+    with opened() as web:
+        web.run(fill(web.client))
+        yield web
+
+
+async def fill(client: Client) -> None:
+    async with client.producer(ORDERS, name="shop") as orders:
+        for number in range(12):
+            await orders.send(b"%d" % number)
+    for name in ("near", "far"):
+        async with client.consumer(ORDERS, subscription=name, start="earliest"):
+            pass
+    await client.seek(ORDERS, "near", 10)
+
+
+def test_all_subscriptions_stand_on_one_page_furthest_behind_first(web: Web) -> None:
+    page = web.get("/subscriptions")
+    assert page.status == 200 and page.text.index("far exclusive") < page.text.index("near exclusive")
+    assert "/default/orders" in page.text and " 12 " in page.text
+    assert "Nobody subscribed yet" in web.get("/subscriptions?namespace=system").text
+
+
+def test_who_is_connected_is_named(web: Web) -> None:
+    async def connected() -> str:
+        async with (
+            web.client.producer(ORDERS, name="<b>shop") as orders,
+            web.client.consumer(ORDERS, subscription="far", name="worker-1"),
+        ):
+            await orders.send(b"x")
+            found = await web.site.gateway.connections(ORDERS, 100)
+            return " ".join(sorted(each.name for each in found.connections))
+
+    assert web.run(connected()) == "<b>shop worker-1"
+    page = web.get("/connections?topic=/default/orders")
+    assert page.status == 200 and "<b>shop" not in page.body
+    assert "Nobody is connected" in web.get("/connections?topic=/default/nothing").text
+
+
+def test_what_happened_is_listed(web: Web) -> None:
+    page = web.get("/events")
+    assert page.status == 200 and "newest first" in page.text
+
+
+def test_a_broker_that_does_not_answer_is_named_and_nothing_is_said_to_be_zero(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = status_pb2.Unknown(broker_id=7, address="http://10.0.0.7:6650", why="it did not answer in time", topics=5)
+
+    async def nothing(*_: object) -> status_pb2.ListSubscriptionsResponse:
+        return status_pb2.ListSubscriptionsResponse(unknown=[silent])
+
+    async def nobody(*_: object) -> status_pb2.ListConnectionsResponse:
+        return status_pb2.ListConnectionsResponse(unknown=[silent])
+
+    monkeypatch.setattr(type(web.site.gateway), "subscriptions", nothing)
+    monkeypatch.setattr(type(web.site.gateway), "connections", nobody)
+    for path, what in (("/subscriptions", "subscriptions"), ("/connections", "connections")):
+        page = web.get(path)
+        assert f"Broker 10.0.0.7:6650 does not answer: the {what} of its 5 topics are not known" in page.text
+        assert "brokers that answer" in page.text and 'class="flash failed"' in page.body
