@@ -37,6 +37,7 @@ from pydanube.core.conditions import (
     of_cluster,
 )
 from pydanube.core.names import BrokerId
+from pydanube.core.policies import type_name
 from pydanube.core.presence import Presence
 from pydanube.errors import DanubeError
 from pydanube.ports import Delete
@@ -300,7 +301,7 @@ class Status:
                     yield pb.SubscriptionState(
                         topic=topic.name,
                         name=fanned.name,
-                        type=fanned.kind.value,
+                        type=type_name(fanned.kind.value),
                         broker_id=self._broker.broker_id,
                         consumers=fanned.connected,
                     )
@@ -314,7 +315,7 @@ class Status:
         return pb.SubscriptionState(
             topic=topic.name,
             name=subscription.name,
-            type=subscription.kind.value,
+            type=type_name(subscription.kind.value),
             broker_id=self._broker.broker_id,
             lag_messages=standing.lag,
             lag_seconds=late.seconds,

@@ -32,7 +32,7 @@ async def fill(client: Client) -> None:
 
 def test_all_subscriptions_stand_on_one_page_furthest_behind_first(web: Web) -> None:
     page = web.get("/subscriptions")
-    assert page.status == 200 and page.text.index("far exclusive") < page.text.index("near exclusive")
+    assert page.status == 200 and page.text.index("far shared") < page.text.index("near shared")
     assert "/default/orders" in page.text and " 12 " in page.text
     assert "Nobody subscribed yet" in web.get("/subscriptions?namespace=system").text
 
