@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydanube.core.policies import MIB, UNLIMITED, TopicPolicy, configured, effective
+from pydanube.core.policies import MIB, UNLIMITED, TopicPolicy, configured, effective, limits_set, with_limits
 from pydanube.errors import ConfigError
 
 
@@ -61,3 +61,29 @@ def test_policies_survive_storage_and_ignore_newer_fields() -> None:
 def test_absurd_limits_are_refused_by_name(value: object) -> None:
     with pytest.raises(ConfigError, match=r"policies\.max_publish_rate"):
         TopicPolicy.from_json({"max_publish_rate": value})
+
+
+def test_a_limit_that_an_operator_set_outlives_the_configuration_and_the_others_follow_it() -> None:
+    stored = with_limits(UNLIMITED.to_json(), {"max_publish_rate": 50}, (), UNLIMITED)
+    assert limits_set(stored) == ("max_publish_rate",)
+    written = TopicPolicy(max_publish_rate=7, max_producers_per_topic=3)
+    after = configured(written, stored)
+    assert TopicPolicy.from_json(after) == TopicPolicy(max_publish_rate=50, max_producers_per_topic=3)
+    assert configured(written, after) == after
+
+
+def test_a_limit_that_is_reset_is_the_configurations_again() -> None:
+    written = TopicPolicy(max_publish_rate=7)
+    stored = with_limits(written.to_json(), {"max_publish_rate": 50, "max_message_size": 9}, (), written)
+    after = with_limits(stored, {}, ["max_publish_rate"], written)
+    assert TopicPolicy.from_json(after) == TopicPolicy(max_publish_rate=7, max_message_size=9)
+    assert limits_set(after) == ("max_message_size",)
+
+
+def test_limits_that_mean_nothing_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="retention_mb"):
+        with_limits({}, {}, ["retention_mb"], UNLIMITED)
+    with pytest.raises(ConfigError, match="not both"):
+        with_limits({}, {"max_publish_rate": 1}, ["max_publish_rate"], UNLIMITED)
+    with pytest.raises(ConfigError, match=r"policies\.max_publish_rate"):
+        with_limits({}, {"max_publish_rate": 2**32}, (), UNLIMITED)

@@ -224,6 +224,10 @@ def requests_for_owners(calls: Calls) -> dict[str, tuple[Any, Any]]:
             admin.SetSubscriptionFailurePolicy,
             admin_pb.SetSubscriptionFailurePolicyRequest(failure_policy=POLICY, **BOTH),
         ),
+        "ChangeFailurePolicy": (
+            own.ChangeFailurePolicy,
+            ours.ChangeFailurePolicyRequest(ack_timeout_ms=90_000, **BOTH),
+        ),
         "SetSubscriptionDispatchConfig": (
             admin.SetSubscriptionDispatchConfig,
             admin_pb.SetSubscriptionDispatchConfigRequest(dispatch_config=WINDOW, **BOTH),

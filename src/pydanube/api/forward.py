@@ -28,6 +28,7 @@ OWNERS: Final = frozenset(
         "danube_admin.TopicAdmin.Unsubscribe",
         "danube_admin.TopicAdmin.SetSubscriptionFailurePolicy",
         "danube_admin.TopicAdmin.SetSubscriptionDispatchConfig",
+        "pydanube.admin.v1.Admin.ChangeFailurePolicy",
         "pydanube.admin.v1.Admin.ExplainSubscription",
         "pydanube.admin.v1.Admin.SeekSubscription",
         "pydanube.admin.v1.Admin.PeekTopic",

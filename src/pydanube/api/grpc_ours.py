@@ -1,6 +1,7 @@
 """`pydanube.admin.v1`: what the reference has no call for. Explain, lag, seek, peek, heartbeat.
 
-What concerns history (storage, retention) is in `grpc_storage.py`, what concerns moves in `grpc_moves.py`.
+What concerns history (storage, retention) is in `grpc_storage.py`, what concerns moves in `grpc_moves.py`, limits and
+failure policies are in `grpc_policies.py`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import Final
 
 from pydanube.api.grpc_admin import reliable_topic
 from pydanube.api.grpc_moves import MoveCalls
+from pydanube.api.grpc_policies import PolicyCalls
 from pydanube.api.grpc_storage import StorageCalls, tiers_message
 from pydanube.api.peers import Peers
 from pydanube.api.rpc import Refusal
@@ -30,11 +32,11 @@ PEEK_BYTES_MAX: Final = 3 * 1024 * 1024  # of payloads; a client receives 4 MiB 
 READ_BYTES: Final = 256 * 1024
 
 
-class Admin(StorageCalls, MoveCalls):
-    def __init__(self, broker: Broker, peers: Peers, observer: Observer) -> None:
+class Admin(StorageCalls, MoveCalls, PolicyCalls):
+    def __init__(self, broker: Broker, peers: Peers) -> None:
         StorageCalls.__init__(self, broker)
         MoveCalls.__init__(self, broker, peers)
-        self._observer = observer
+        PolicyCalls.__init__(self, broker)
 
     async def ExplainSubscription(self, request: pb.ExplainSubscriptionRequest) -> pb.ExplainSubscriptionResponse:
         topic, subscription = await self._find(request.topic, request.subscription)

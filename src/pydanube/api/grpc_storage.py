@@ -12,7 +12,6 @@ from pydanube.broker.service import Broker
 from pydanube.broker.storage import Listing, StorageDesk, Tiers, Verified
 from pydanube.broker.topic import Topic
 from pydanube.core.names import NamespaceName, TopicName
-from pydanube.core.policies import TopicPolicy
 from pydanube.core.tiers import Descriptor
 from pydanube.errors import DanubeError, InvalidName
 from pydanube.log.tier_verify import Progress
@@ -64,11 +63,7 @@ class StorageCalls:
         self._broker = broker
         self._topics = broker.topics
         self._storage = StorageDesk(broker.topics, broker.config.objects_url)
-        self._retention = RetentionDesk(broker.topics, self._configured)
-
-    def _configured(self, namespace: NamespaceName) -> TopicPolicy | None:
-        config = self._broker.config
-        return config.policies if namespace in config.broker.bootstrap_namespaces else None
+        self._retention = RetentionDesk(broker.topics, broker.configured_policy)
 
     # --- objects ------------------------------------------------------------------------------------------
 

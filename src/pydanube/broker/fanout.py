@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pydanube.broker.members import (
@@ -215,6 +215,7 @@ class FanoutTopic:
         self.name = name
         self.ownership = ownership
         self.policy = policy
+        self.own_policy: Mapping[str, object] | None = None  # what the topic has of its own, beside its namespace's
         self.schema_subject = schema_subject
         self.subscriptions: dict[SubscriptionName, FanoutSubscription] = {}
         self.producers = Producers(name, policy, services.clock)
@@ -227,6 +228,11 @@ class FanoutTopic:
         self._changing = asyncio.Lock()
         self._closing: NotServed | None = None
         self._removing: asyncio.Task[None] | None = None
+
+    def apply(self, policy: TopicPolicy) -> None:
+        """Changed limits hold from now on. Nobody who is connected is sent away."""
+        self.policy = policy
+        self.producers.apply(policy)
 
     async def open(self, known: Sequence[Item] | None = None) -> None:
         """`known`: everything below the topic, read before."""

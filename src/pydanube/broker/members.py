@@ -75,8 +75,17 @@ class Producers:
         self._policy = policy
         self._clock = clock
         self._producers: dict[ProducerId, Producer] = {}
-        rate = policy.max_publish_rate
-        self._rate = TokenBucket(rate, now=clock.elapsed()) if rate else None
+        self._rate = self._bucket()
+
+    def apply(self, policy: TopicPolicy) -> None:
+        """Those who are there stay, whatever the limit is now. A rate that did not change goes on as it was."""
+        before, self._policy = self._policy, policy
+        if before.max_publish_rate != policy.max_publish_rate:
+            self._rate = self._bucket()
+
+    def _bucket(self) -> TokenBucket | None:
+        rate = self._policy.max_publish_rate
+        return TokenBucket(rate, now=self._clock.elapsed()) if rate else None
 
     def __len__(self) -> int:
         return len(self._alive())

@@ -137,7 +137,8 @@ class Opener:
         kind, own, subject = (items.get(key(name)) for key in (keys.delivery, keys.topic_policy, keys.schema))
         if kind is None and await self._metadata.get(keys.topic(name)) is None:
             raise TopicUnknown(name)
-        policy = effective(json.loads(own.value) if own else None, json.loads(shared.value) if shared else None)
+        own_policy = json.loads(own.value) if own else None
+        policy = effective(own_policy, json.loads(shared.value) if shared else None)
         schema_subject = json.loads(subject.value) if subject else None
         if (owner_revision is not None and seen.revision != owner_revision) or not self._may_take(seen.owner, take):
             raise Conflict(keys.owner(name))
@@ -169,6 +170,7 @@ class Opener:
                 is_stable=is_stable,
                 is_awaited=is_awaited,
             )
+        topic.own_policy = own_policy
         try:
             await topic.open(below if is_stable else None)
         except BaseException:  # also if who asked has left: the next try opens everything anew

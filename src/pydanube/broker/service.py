@@ -21,6 +21,7 @@ from pydanube.broker.cursors import Cursors
 from pydanube.broker.events import Events
 from pydanube.broker.hosting import Hosting
 from pydanube.broker.kept import Kept
+from pydanube.broker.namespace_limits import NamespaceLimits
 from pydanube.broker.opening import Cloud, Rooms
 from pydanube.broker.outbox import Budget
 from pydanube.broker.quorum import Members
@@ -35,8 +36,8 @@ from pydanube.cluster.cluster import Cluster
 from pydanube.cluster.membership import Identity
 from pydanube.cluster.observed import ObservedStore
 from pydanube.config import Config, reachable
-from pydanube.core.load import Usage
-from pydanube.core.names import BrokerId, TopicName, parse_broker_id
+from pydanube.core.names import BrokerId, NamespaceName, TopicName, parse_broker_id
+from pydanube.core.policies import TopicPolicy
 from pydanube.errors import DanubeError
 from pydanube.log.batch import Envelope
 from pydanube.log.cloud import CloudReader
@@ -93,6 +94,7 @@ class Broker:
         self.members: Members | None = None  # of the metadata store, if this broker runs one of them
         self.broker_id: BrokerId
         self.topics: Topics
+        self.namespace_limits: NamespaceLimits
         self.wal: Wal
         self.cursors: Cursors
         self.events: Events
@@ -230,6 +232,7 @@ class Broker:
                 self._cloud(objects),
             )
         )
+        self.namespace_limits = NamespaceLimits(self.topics, self.clock, self.configured_policy)
         self.telemetry.unopened = self.topics.unopened.__len__
         self._spawn(timer.run(), "timer")
         self._spawn(self.cursors.run(), "cursors")
@@ -245,6 +248,7 @@ class Broker:
         if self.cluster is None:
             await self.topics.load_all()
         else:
+            self._spawn(self.namespace_limits.follow(), "limits of namespaces")
             session = self.cluster.session  # before the list: what is listed for another is not claimed
             await self.topics.load_all(await self.cluster.own_topics(), session)
         if self.cluster is not None and self.cloud is not None:
@@ -310,6 +314,10 @@ class Broker:
         # Without its log this broker is of no use to its topics: others must get them.
         self.wal.tell_when_stopped(self.cluster.fail)
         await self.cluster.register()
+
+    def configured_policy(self, namespace: NamespaceName) -> TopicPolicy | None:
+        """What the configuration says of a namespace; None if it does not name it."""
+        return self.config.policies if namespace in self.config.broker.bootstrap_namespaces else None
 
     def _may_serve(self) -> bool:
         return self.cluster is None or self.cluster.may_serve()

@@ -72,6 +72,7 @@ from pydanube.core.events import (
     Withheld,
 )
 from pydanube.core.lag import Heartbeat, LagInfo, Standing, beat, explain
+from pydanube.core.limits import TokenBucket
 from pydanube.core.machine import Machine
 from pydanube.core.names import ConsumerId, SubscriptionName, TopicName, consumer_id, producer_id
 from pydanube.core.policies import SubscriptionKind
@@ -460,6 +461,10 @@ class Subscription:
     def change(self, *, policy: FailurePolicy | None = None, limits: DispatchLimits | None = None) -> None:
         """Takes effect at once, also for what is in flight."""
         self._step(PolicyChanged(policy, limits))
+
+    def change_rate(self, rate: TokenBucket | None) -> None:
+        """None: no limit. Takes effect at once."""
+        self._step(PolicyChanged(rate=rate or False))
 
     def change_heartbeat(self, heartbeat: Heartbeat) -> None:
         self.heartbeat = heartbeat

@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -129,6 +129,7 @@ class Topic:
             storage.tier.orphaned(self.orphans)
         self.ownership = ownership
         self.policy = policy
+        self.own_policy: Mapping[str, object] | None = None  # what the topic has of its own, beside its namespace's
         self.schema_subject = schema_subject
         self.subscriptions: dict[SubscriptionName, Subscription] = {}
         self.producers = Producers(name, policy, services.clock)
@@ -660,6 +661,14 @@ class Topic:
     def _heartbeat_of(self, own: Heartbeat | None) -> Heartbeat:
         return own or self.heartbeat or self._defaults.heartbeat
 
+    def apply(self, policy: TopicPolicy) -> None:
+        """Changed limits hold from now on. Nobody who is connected is sent away."""
+        before, self.policy = self.policy, policy
+        self.producers.apply(policy)
+        if before.max_subscription_dispatch_rate != policy.max_subscription_dispatch_rate:
+            for subscription in self.subscriptions.values():
+                subscription.change_rate(self._rate())
+
     async def _create(self, name: SubscriptionName, kind: SubscriptionKind, start: int | None) -> Subscription:
         if not self.policy.allows_subscription(len(self.subscriptions)):
             raise LimitReached("subscriptions", self.policy.max_subscriptions_per_topic)
@@ -711,13 +720,15 @@ class Topic:
     def _machine(
         self, kind: SubscriptionKind, progress: Progress, config: StoredConfig, consumers: list[Registration]
     ) -> Machine:
-        rate = self.policy.max_subscription_dispatch_rate
-        bucket = TokenBucket(rate, now=self._services.clock.elapsed()) if rate else None
-        limits = self._limits(config)
+        bucket, limits = self._rate(), self._limits(config)
         if kind is SubscriptionKind.KEY_SHARED:
             away = {each.consumer_id: each.key_filters for each in consumers}
             return KeySharedDispatch(progress, policy=config.policy, limits=limits, rate=bucket, away=away)
         return MACHINES[kind](progress, policy=config.policy, limits=limits, rate=bucket)
+
+    def _rate(self) -> TokenBucket | None:
+        rate = self.policy.max_subscription_dispatch_rate
+        return TokenBucket(rate, now=self._services.clock.elapsed()) if rate else None
 
     def _limits(self, config: StoredConfig) -> DispatchLimits:
         return DispatchLimits(unacked_max=config.unacked_max or self._defaults.unacked_max)

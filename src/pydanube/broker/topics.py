@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol, TypeAlias
 from weakref import WeakValueDictionary
@@ -725,6 +725,18 @@ class Topics:
         topic = await self.require(name)
         await topic.ownership.write([policy_put(name, subscription, policy)])
         await self._apply_config(topic, subscription)
+
+    async def change_failure_policy(
+        self, name: TopicName, subscription: SubscriptionName, given: Mapping[str, object]
+    ) -> tuple[FailurePolicy, FailurePolicy]:
+        """The policy before, and with the given fields, which is in effect at once. Raises ConfigError."""
+        topic = await self.require(name)
+        async with self._lock(name):  # of two changes of different fields both count
+            before = await self.get_failure_policy(name, subscription) or FailurePolicy()
+            after = FailurePolicy.from_json({**before.to_json(), **given})
+            await topic.ownership.write([policy_put(name, subscription, after)])
+        await self._apply_config(topic, subscription)
+        return before, after
 
     async def get_failure_policy(self, name: TopicName, subscription: SubscriptionName) -> FailurePolicy | None:
         return (await read_config(self._metadata, name, subscription)).policy

@@ -8,7 +8,7 @@ stored form; code asks `allows_*` and never compares with zero itself.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Final, Self
 
@@ -113,18 +113,46 @@ def effective(topic: Mapping[str, object] | None, namespace: Mapping[str, object
 
 RETENTION: Final = ("retention_minutes", "retention_mb")
 RETENTION_SET: Final = "retention_set"  # beside a namespace's policy: an operator chose its retention
+LIMITS: Final = tuple(UNLIMITED.limits())
+LIMITS_SET: Final = "limits_set"  # beside a namespace's policy: the names of the limits that an operator chose
 
 
 def configured(policy: TopicPolicy, stored: Mapping[str, object] | None) -> dict[str, object]:
     """What to store for a namespace that the configuration names.
 
-    The configuration's limits; but a retention that an operator has set stays, or a restart would bring back an older
-    one and history that was to be kept would go.
+    The configuration's limits; but what an operator has set stays. A restart that brought back an older retention would
+    remove history that was to be kept.
     """
-    if stored is None or not stored.get(RETENTION_SET):
-        return dict(policy.to_json())
-    chosen = {name: stored[name] for name in (*RETENTION, RETENTION_SET) if name in stored}
-    return {**policy.to_json(), **chosen}
+    chosen = set(limits_set(stored))
+    if stored is not None and stored.get(RETENTION_SET):
+        chosen |= {*RETENTION, RETENTION_SET}
+    if chosen & set(LIMITS):
+        chosen.add(LIMITS_SET)
+    return {**policy.to_json(), **{name: value for name, value in (stored or {}).items() if name in chosen}}
+
+
+def limits_set(stored: Mapping[str, object] | None) -> tuple[str, ...]:
+    """Which limits of a namespace an operator has set, in the order of the fields."""
+    named = (stored or {}).get(LIMITS_SET)
+    return tuple(name for name in LIMITS if name in named) if isinstance(named, list) else ()
+
+
+def with_limits(
+    stored: Mapping[str, object], given: Mapping[str, int], reset: Collection[str], policy: TopicPolicy
+) -> dict[str, object]:
+    """A namespace's policy after an operator set some limits and gave others back to `policy`, the configuration's.
+
+    Raises ConfigError.
+    """
+    for name in reset:
+        if name not in LIMITS:
+            raise ConfigError("reset", name, f"one of {', '.join(LIMITS)}")
+        if name in given:
+            raise ConfigError(name, given[name], "either a value or reset, not both")
+    values = {**stored, **{name: getattr(policy, name) for name in reset}, **given}
+    TopicPolicy.from_json(values)  # raises for a value that is not allowed
+    chosen = ({*limits_set(stored)} - set(reset)) | set(given)
+    return {**values, LIMITS_SET: [name for name in LIMITS if name in chosen]}
 
 
 def _below(present: int, limit: int) -> bool:

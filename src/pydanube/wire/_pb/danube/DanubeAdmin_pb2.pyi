@@ -82,7 +82,7 @@ class UnloadBrokerRequest(_message.Message):
     namespaces_exclude: _containers.RepeatedScalarFieldContainer[str]
     dry_run: bool
     timeout_seconds: int
-    def __init__(self, broker_id: _Optional[str] = ..., max_parallel: _Optional[int] = ..., namespaces_include: _Optional[_Iterable[str]] = ..., namespaces_exclude: _Optional[_Iterable[str]] = ..., dry_run: _Optional[bool] = ..., timeout_seconds: _Optional[int] = ...) -> None: ...
+    def __init__(self, broker_id: _Optional[str] = ..., max_parallel: _Optional[int] = ..., namespaces_include: _Optional[_Iterable[str]] = ..., namespaces_exclude: _Optional[_Iterable[str]] = ..., dry_run: bool = ..., timeout_seconds: _Optional[int] = ...) -> None: ...
 
 class UnloadBrokerResponse(_message.Message):
     __slots__ = ("started", "total", "succeeded", "failed", "pending", "failed_topics")
@@ -98,7 +98,7 @@ class UnloadBrokerResponse(_message.Message):
     failed: int
     pending: int
     failed_topics: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, started: _Optional[bool] = ..., total: _Optional[int] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., pending: _Optional[int] = ..., failed_topics: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, started: bool = ..., total: _Optional[int] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., pending: _Optional[int] = ..., failed_topics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ActivateBrokerRequest(_message.Message):
     __slots__ = ("broker_id", "reason")
@@ -112,7 +112,7 @@ class ActivateBrokerResponse(_message.Message):
     __slots__ = ("success",)
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     success: bool
-    def __init__(self, success: _Optional[bool] = ...) -> None: ...
+    def __init__(self, success: bool = ...) -> None: ...
 
 class ClusterBalanceRequest(_message.Message):
     __slots__ = ()
@@ -150,7 +150,7 @@ class BrokerLoadInfo(_message.Message):
     topic_count: int
     is_overloaded: bool
     is_underloaded: bool
-    def __init__(self, broker_id: _Optional[int] = ..., load: _Optional[float] = ..., topic_count: _Optional[int] = ..., is_overloaded: _Optional[bool] = ..., is_underloaded: _Optional[bool] = ...) -> None: ...
+    def __init__(self, broker_id: _Optional[int] = ..., load: _Optional[float] = ..., topic_count: _Optional[int] = ..., is_overloaded: bool = ..., is_underloaded: bool = ...) -> None: ...
 
 class RebalanceRequest(_message.Message):
     __slots__ = ("dry_run", "max_moves")
@@ -158,7 +158,7 @@ class RebalanceRequest(_message.Message):
     MAX_MOVES_FIELD_NUMBER: _ClassVar[int]
     dry_run: bool
     max_moves: int
-    def __init__(self, dry_run: _Optional[bool] = ..., max_moves: _Optional[int] = ...) -> None: ...
+    def __init__(self, dry_run: bool = ..., max_moves: _Optional[int] = ...) -> None: ...
 
 class RebalanceResponse(_message.Message):
     __slots__ = ("success", "moves_executed", "proposed_moves", "error_message")
@@ -170,7 +170,7 @@ class RebalanceResponse(_message.Message):
     moves_executed: int
     proposed_moves: _containers.RepeatedCompositeFieldContainer[ProposedMove]
     error_message: str
-    def __init__(self, success: _Optional[bool] = ..., moves_executed: _Optional[int] = ..., proposed_moves: _Optional[_Iterable[_Union[ProposedMove, _Mapping]]] = ..., error_message: _Optional[str] = ...) -> None: ...
+    def __init__(self, success: bool = ..., moves_executed: _Optional[int] = ..., proposed_moves: _Optional[_Iterable[_Union[ProposedMove, _Mapping]]] = ..., error_message: _Optional[str] = ...) -> None: ...
 
 class ProposedMove(_message.Message):
     __slots__ = ("topic_name", "from_broker", "to_broker", "estimated_load", "reason")
@@ -220,7 +220,7 @@ class AddNodeResponse(_message.Message):
     success: bool
     node_id: int
     message: str
-    def __init__(self, success: _Optional[bool] = ..., node_id: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    def __init__(self, success: bool = ..., node_id: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class PromoteNodeRequest(_message.Message):
     __slots__ = ("node_id",)
@@ -234,7 +234,7 @@ class PromoteNodeResponse(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     success: bool
     message: str
-    def __init__(self, success: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
+    def __init__(self, success: bool = ..., message: _Optional[str] = ...) -> None: ...
 
 class RemoveNodeRequest(_message.Message):
     __slots__ = ("node_id",)
@@ -248,7 +248,7 @@ class RemoveNodeResponse(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     success: bool
     message: str
-    def __init__(self, success: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
+    def __init__(self, success: bool = ..., message: _Optional[str] = ...) -> None: ...
 
 class NamespaceRequest(_message.Message):
     __slots__ = ("name",)
@@ -260,7 +260,7 @@ class NamespaceResponse(_message.Message):
     __slots__ = ("success",)
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     success: bool
-    def __init__(self, success: _Optional[bool] = ...) -> None: ...
+    def __init__(self, success: bool = ...) -> None: ...
 
 class TopicListResponse(_message.Message):
     __slots__ = ("topics",)
@@ -290,7 +290,7 @@ class TopicResponse(_message.Message):
     __slots__ = ("success",)
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     success: bool
-    def __init__(self, success: _Optional[bool] = ...) -> None: ...
+    def __init__(self, success: bool = ...) -> None: ...
 
 class NewTopicRequest(_message.Message):
     __slots__ = ("name", "schema_subject", "dispatch_strategy")
@@ -348,7 +348,7 @@ class SubscriptionResponse(_message.Message):
     __slots__ = ("success",)
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     success: bool
-    def __init__(self, success: _Optional[bool] = ...) -> None: ...
+    def __init__(self, success: bool = ...) -> None: ...
 
 class SubscriptionFailurePolicy(_message.Message):
     __slots__ = ("max_redelivery_count", "ack_timeout_ms", "base_redelivery_delay_ms", "max_redelivery_delay_ms", "backoff_strategy", "dead_letter_topic", "poison_policy")
@@ -460,7 +460,7 @@ class RoleDefinition(_message.Message):
     name: str
     permissions: _containers.RepeatedScalarFieldContainer[str]
     system: bool
-    def __init__(self, name: _Optional[str] = ..., permissions: _Optional[_Iterable[str]] = ..., system: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., permissions: _Optional[_Iterable[str]] = ..., system: bool = ...) -> None: ...
 
 class CreateRoleRequest(_message.Message):
     __slots__ = ("role",)
@@ -472,7 +472,7 @@ class CreateRoleResponse(_message.Message):
     __slots__ = ("success",)
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     success: bool
-    def __init__(self, success: _Optional[bool] = ...) -> None: ...
+    def __init__(self, success: bool = ...) -> None: ...
 
 class GetRoleRequest(_message.Message):
     __slots__ = ("name",)
@@ -502,7 +502,7 @@ class DeleteRoleResponse(_message.Message):
     __slots__ = ("success",)
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     success: bool
-    def __init__(self, success: _Optional[bool] = ...) -> None: ...
+    def __init__(self, success: bool = ...) -> None: ...
 
 class BindingDefinition(_message.Message):
     __slots__ = ("id", "principal_type", "principal_name", "role_names", "scope", "resource_name")
@@ -530,7 +530,7 @@ class CreateBindingResponse(_message.Message):
     __slots__ = ("success",)
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     success: bool
-    def __init__(self, success: _Optional[bool] = ...) -> None: ...
+    def __init__(self, success: bool = ...) -> None: ...
 
 class GetBindingRequest(_message.Message):
     __slots__ = ("scope", "resource_name", "binding_id")
@@ -576,4 +576,4 @@ class DeleteBindingResponse(_message.Message):
     __slots__ = ("success",)
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     success: bool
-    def __init__(self, success: _Optional[bool] = ...) -> None: ...
+    def __init__(self, success: bool = ...) -> None: ...

@@ -5,7 +5,7 @@ import warnings
 
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pydanube_dot_wire_dot___pb_dot_danube_dot_DanubeAdmin__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in pydanube/wire/_pb/danube/DanubeAdmin_pb2_grpc.py depends on'
+        + f' but the generated code in pydanube/wire/_pb/danube/DanubeAdmin_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class BrokerAdminStub:
+class BrokerAdminStub(object):
     """--- brokers --------------------------------------------------------------------------------------
 
     """
@@ -73,7 +73,7 @@ class BrokerAdminStub:
                 _registered_method=True)
 
 
-class BrokerAdminServicer:
+class BrokerAdminServicer(object):
     """--- brokers --------------------------------------------------------------------------------------
 
     """
@@ -166,7 +166,7 @@ def add_BrokerAdminServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class BrokerAdmin:
+class BrokerAdmin(object):
     """--- brokers --------------------------------------------------------------------------------------
 
     """
@@ -361,7 +361,7 @@ class BrokerAdmin:
             _registered_method=True)
 
 
-class ClusterAdminStub:
+class ClusterAdminStub(object):
     """--- cluster --------------------------------------------------------------------------------------
 
     """
@@ -394,7 +394,7 @@ class ClusterAdminStub:
                 _registered_method=True)
 
 
-class ClusterAdminServicer:
+class ClusterAdminServicer(object):
     """--- cluster --------------------------------------------------------------------------------------
 
     """
@@ -454,7 +454,7 @@ def add_ClusterAdminServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class ClusterAdmin:
+class ClusterAdmin(object):
     """--- cluster --------------------------------------------------------------------------------------
 
     """
@@ -568,7 +568,7 @@ class ClusterAdmin:
             _registered_method=True)
 
 
-class NamespaceAdminStub:
+class NamespaceAdminStub(object):
     """--- namespaces -----------------------------------------------------------------------------------
 
     """
@@ -601,7 +601,7 @@ class NamespaceAdminStub:
                 _registered_method=True)
 
 
-class NamespaceAdminServicer:
+class NamespaceAdminServicer(object):
     """--- namespaces -----------------------------------------------------------------------------------
 
     """
@@ -661,7 +661,7 @@ def add_NamespaceAdminServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class NamespaceAdmin:
+class NamespaceAdmin(object):
     """--- namespaces -----------------------------------------------------------------------------------
 
     """
@@ -775,7 +775,7 @@ class NamespaceAdmin:
             _registered_method=True)
 
 
-class TopicAdminStub:
+class TopicAdminStub(object):
     """--- topics and subscriptions ---------------------------------------------------------------------
 
     """
@@ -853,7 +853,7 @@ class TopicAdminStub:
                 _registered_method=True)
 
 
-class TopicAdminServicer:
+class TopicAdminServicer(object):
     """--- topics and subscriptions ---------------------------------------------------------------------
 
     """
@@ -1012,7 +1012,7 @@ def add_TopicAdminServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class TopicAdmin:
+class TopicAdmin(object):
     """--- topics and subscriptions ---------------------------------------------------------------------
 
     """
@@ -1369,7 +1369,7 @@ class TopicAdmin:
             _registered_method=True)
 
 
-class SecurityAdminStub:
+class SecurityAdminStub(object):
     """--- roles and bindings ---------------------------------------------------------------------------
 
     """
@@ -1427,7 +1427,7 @@ class SecurityAdminStub:
                 _registered_method=True)
 
 
-class SecurityAdminServicer:
+class SecurityAdminServicer(object):
     """--- roles and bindings ---------------------------------------------------------------------------
 
     """
@@ -1542,7 +1542,7 @@ def add_SecurityAdminServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class SecurityAdmin:
+class SecurityAdmin(object):
     """--- roles and bindings ---------------------------------------------------------------------------
 
     """

@@ -47,7 +47,7 @@ class SchemaReference(_message.Message):
     use_latest: bool
     pinned_version: int
     min_version: int
-    def __init__(self, subject: _Optional[str] = ..., use_latest: _Optional[bool] = ..., pinned_version: _Optional[int] = ..., min_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, subject: _Optional[str] = ..., use_latest: bool = ..., pinned_version: _Optional[int] = ..., min_version: _Optional[int] = ...) -> None: ...
 
 class ProducerResponse(_message.Message):
     __slots__ = ("request_id", "producer_id", "producer_name")
@@ -216,7 +216,7 @@ class TopicLookupResponse(_message.Message):
     connect_url: str
     broker_url: str
     proxy: bool
-    def __init__(self, request_id: _Optional[int] = ..., response_type: _Optional[_Union[TopicLookupResponse.LookupType, str]] = ..., connect_url: _Optional[str] = ..., broker_url: _Optional[str] = ..., proxy: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., response_type: _Optional[_Union[TopicLookupResponse.LookupType, str]] = ..., connect_url: _Optional[str] = ..., broker_url: _Optional[str] = ..., proxy: bool = ...) -> None: ...
 
 class TopicPartitionsResponse(_message.Message):
     __slots__ = ("request_id", "partitions")

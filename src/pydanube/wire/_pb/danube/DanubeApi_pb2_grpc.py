@@ -5,7 +5,7 @@ import warnings
 
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pydanube_dot_wire_dot___pb_dot_danube_dot_DanubeApi__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in pydanube/wire/_pb/danube/DanubeApi_pb2_grpc.py depends on'
+        + f' but the generated code in pydanube/wire/_pb/danube/DanubeApi_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class ProducerServiceStub:
+class ProducerServiceStub(object):
     """--- producers ------------------------------------------------------------------------------------
 
     """
@@ -48,7 +48,7 @@ class ProducerServiceStub:
                 _registered_method=True)
 
 
-class ProducerServiceServicer:
+class ProducerServiceServicer(object):
     """--- producers ------------------------------------------------------------------------------------
 
     """
@@ -86,7 +86,7 @@ def add_ProducerServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class ProducerService:
+class ProducerService(object):
     """--- producers ------------------------------------------------------------------------------------
 
     """
@@ -146,7 +146,7 @@ class ProducerService:
             _registered_method=True)
 
 
-class ConsumerServiceStub:
+class ConsumerServiceStub(object):
     """--- consumers ------------------------------------------------------------------------------------
 
     """
@@ -179,7 +179,7 @@ class ConsumerServiceStub:
                 _registered_method=True)
 
 
-class ConsumerServiceServicer:
+class ConsumerServiceServicer(object):
     """--- consumers ------------------------------------------------------------------------------------
 
     """
@@ -239,7 +239,7 @@ def add_ConsumerServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class ConsumerService:
+class ConsumerService(object):
     """--- consumers ------------------------------------------------------------------------------------
 
     """
@@ -353,7 +353,7 @@ class ConsumerService:
             _registered_method=True)
 
 
-class DiscoveryStub:
+class DiscoveryStub(object):
     """--- lookup ---------------------------------------------------------------------------------------
 
     """
@@ -376,7 +376,7 @@ class DiscoveryStub:
                 _registered_method=True)
 
 
-class DiscoveryServicer:
+class DiscoveryServicer(object):
     """--- lookup ---------------------------------------------------------------------------------------
 
     """
@@ -414,7 +414,7 @@ def add_DiscoveryServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Discovery:
+class Discovery(object):
     """--- lookup ---------------------------------------------------------------------------------------
 
     """
@@ -474,7 +474,7 @@ class Discovery:
             _registered_method=True)
 
 
-class HealthCheckStub:
+class HealthCheckStub(object):
     """--- health ---------------------------------------------------------------------------------------
 
     """
@@ -492,7 +492,7 @@ class HealthCheckStub:
                 _registered_method=True)
 
 
-class HealthCheckServicer:
+class HealthCheckServicer(object):
     """--- health ---------------------------------------------------------------------------------------
 
     """
@@ -519,7 +519,7 @@ def add_HealthCheckServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class HealthCheck:
+class HealthCheck(object):
     """--- health ---------------------------------------------------------------------------------------
 
     """
@@ -552,7 +552,7 @@ class HealthCheck:
             _registered_method=True)
 
 
-class StorageServiceStub:
+class StorageServiceStub(object):
     """--- storage --------------------------------------------------------------------------------------
 
     """
@@ -570,7 +570,7 @@ class StorageServiceStub:
                 _registered_method=True)
 
 
-class StorageServiceServicer:
+class StorageServiceServicer(object):
     """--- storage --------------------------------------------------------------------------------------
 
     """
@@ -597,7 +597,7 @@ def add_StorageServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class StorageService:
+class StorageService(object):
     """--- storage --------------------------------------------------------------------------------------
 
     """

@@ -32,7 +32,7 @@ class RegisterSchemaResponse(_message.Message):
     version: int
     is_new_version: bool
     fingerprint: str
-    def __init__(self, schema_id: _Optional[int] = ..., version: _Optional[int] = ..., is_new_version: _Optional[bool] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    def __init__(self, schema_id: _Optional[int] = ..., version: _Optional[int] = ..., is_new_version: bool = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class GetSchemaRequest(_message.Message):
     __slots__ = ("schema_id", "version")
@@ -120,7 +120,7 @@ class CheckCompatibilityResponse(_message.Message):
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     is_compatible: bool
     errors: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, is_compatible: _Optional[bool] = ..., errors: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, is_compatible: bool = ..., errors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeleteSchemaVersionRequest(_message.Message):
     __slots__ = ("subject", "version")
@@ -136,7 +136,7 @@ class DeleteSchemaVersionResponse(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     success: bool
     message: str
-    def __init__(self, success: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
+    def __init__(self, success: bool = ..., message: _Optional[str] = ...) -> None: ...
 
 class SetCompatibilityModeRequest(_message.Message):
     __slots__ = ("subject", "compatibility_mode")
@@ -152,7 +152,7 @@ class SetCompatibilityModeResponse(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     success: bool
     message: str
-    def __init__(self, success: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
+    def __init__(self, success: bool = ..., message: _Optional[str] = ...) -> None: ...
 
 class ListSubjectsRequest(_message.Message):
     __slots__ = ()
@@ -190,7 +190,7 @@ class ConfigureTopicSchemaRequest(_message.Message):
     schema_subject: str
     validation_policy: str
     enable_payload_validation: bool
-    def __init__(self, topic_name: _Optional[str] = ..., schema_subject: _Optional[str] = ..., validation_policy: _Optional[str] = ..., enable_payload_validation: _Optional[bool] = ...) -> None: ...
+    def __init__(self, topic_name: _Optional[str] = ..., schema_subject: _Optional[str] = ..., validation_policy: _Optional[str] = ..., enable_payload_validation: bool = ...) -> None: ...
 
 class ConfigureTopicSchemaResponse(_message.Message):
     __slots__ = ("success", "message")
@@ -198,7 +198,7 @@ class ConfigureTopicSchemaResponse(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     success: bool
     message: str
-    def __init__(self, success: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
+    def __init__(self, success: bool = ..., message: _Optional[str] = ...) -> None: ...
 
 class UpdateTopicValidationPolicyRequest(_message.Message):
     __slots__ = ("topic_name", "validation_policy", "enable_payload_validation")
@@ -208,7 +208,7 @@ class UpdateTopicValidationPolicyRequest(_message.Message):
     topic_name: str
     validation_policy: str
     enable_payload_validation: bool
-    def __init__(self, topic_name: _Optional[str] = ..., validation_policy: _Optional[str] = ..., enable_payload_validation: _Optional[bool] = ...) -> None: ...
+    def __init__(self, topic_name: _Optional[str] = ..., validation_policy: _Optional[str] = ..., enable_payload_validation: bool = ...) -> None: ...
 
 class UpdateTopicValidationPolicyResponse(_message.Message):
     __slots__ = ("success", "message")
@@ -216,7 +216,7 @@ class UpdateTopicValidationPolicyResponse(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     success: bool
     message: str
-    def __init__(self, success: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
+    def __init__(self, success: bool = ..., message: _Optional[str] = ...) -> None: ...
 
 class GetTopicSchemaConfigRequest(_message.Message):
     __slots__ = ("topic_name",)
@@ -234,4 +234,4 @@ class GetTopicSchemaConfigResponse(_message.Message):
     validation_policy: str
     enable_payload_validation: bool
     schema_id: int
-    def __init__(self, schema_subject: _Optional[str] = ..., validation_policy: _Optional[str] = ..., enable_payload_validation: _Optional[bool] = ..., schema_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, schema_subject: _Optional[str] = ..., validation_policy: _Optional[str] = ..., enable_payload_validation: bool = ..., schema_id: _Optional[int] = ...) -> None: ...

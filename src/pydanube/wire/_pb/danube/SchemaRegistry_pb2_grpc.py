@@ -5,7 +5,7 @@ import warnings
 
 from pydanube.wire._pb.danube import SchemaRegistry_pb2 as pydanube_dot_wire_dot___pb_dot_danube_dot_SchemaRegistry__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in pydanube/wire/_pb/danube/SchemaRegistry_pb2_grpc.py depends on'
+        + f' but the generated code in pydanube/wire/_pb/danube/SchemaRegistry_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class SchemaRegistryStub:
+class SchemaRegistryStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -91,7 +91,7 @@ class SchemaRegistryStub:
                 _registered_method=True)
 
 
-class SchemaRegistryServicer:
+class SchemaRegistryServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def RegisterSchema(self, request, context):
@@ -226,7 +226,7 @@ def add_SchemaRegistryServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class SchemaRegistry:
+class SchemaRegistry(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

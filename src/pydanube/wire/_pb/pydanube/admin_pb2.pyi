@@ -19,10 +19,7 @@ class Lag(_message.Message):
     head: int
     lag_messages: int
     has_lag: bool
-    lag_seconds: float
-    catch_up_seconds: float
-    course: str
-    def __init__(self, cursor: _Optional[int] = ..., head: _Optional[int] = ..., lag_messages: _Optional[int] = ..., has_lag: _Optional[bool] = ..., lag_seconds: _Optional[float] = ..., catch_up_seconds: _Optional[float] = ..., course: _Optional[str] = ...) -> None: ...
+    def __init__(self, cursor: _Optional[int] = ..., head: _Optional[int] = ..., lag_messages: _Optional[int] = ..., has_lag: bool = ...) -> None: ...
 
 class GetSubscriptionLagRequest(_message.Message):
     __slots__ = ("topic", "subscription")
@@ -229,7 +226,7 @@ class UnloadTopicRequest(_message.Message):
     to_broker: int
     wait: bool
     timeout_seconds: int
-    def __init__(self, topic: _Optional[str] = ..., to_broker: _Optional[int] = ..., wait: _Optional[bool] = ..., timeout_seconds: _Optional[int] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., to_broker: _Optional[int] = ..., wait: bool = ..., timeout_seconds: _Optional[int] = ...) -> None: ...
 
 class UnloadTopicResponse(_message.Message):
     __slots__ = ("progress", "result")
@@ -319,7 +316,7 @@ class TopicStateResponse(_message.Message):
     orphans: _containers.RepeatedCompositeFieldContainer[OrphanState]
     live: Live
     waits: bool
-    def __init__(self, topic: _Optional[str] = ..., state: _Optional[str] = ..., sentence: _Optional[str] = ..., phase: _Optional[str] = ..., broker_id: _Optional[int] = ..., to_broker: _Optional[int] = ..., epoch: _Optional[int] = ..., orphans: _Optional[_Iterable[_Union[OrphanState, _Mapping]]] = ..., live: _Optional[_Union[Live, _Mapping]] = ..., waits: _Optional[bool] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., state: _Optional[str] = ..., sentence: _Optional[str] = ..., phase: _Optional[str] = ..., broker_id: _Optional[int] = ..., to_broker: _Optional[int] = ..., epoch: _Optional[int] = ..., orphans: _Optional[_Iterable[_Union[OrphanState, _Mapping]]] = ..., live: _Optional[_Union[Live, _Mapping]] = ..., waits: bool = ...) -> None: ...
 
 class SetOnCrashRequest(_message.Message):
     __slots__ = ("topic", "wait")
@@ -327,7 +324,7 @@ class SetOnCrashRequest(_message.Message):
     WAIT_FIELD_NUMBER: _ClassVar[int]
     topic: str
     wait: bool
-    def __init__(self, topic: _Optional[str] = ..., wait: _Optional[bool] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., wait: bool = ...) -> None: ...
 
 class SetOnCrashResponse(_message.Message):
     __slots__ = ("topics",)
@@ -399,7 +396,7 @@ class Tiers(_message.Message):
     cloud: _containers.RepeatedCompositeFieldContainer[Range]
     log: _containers.RepeatedCompositeFieldContainer[Range]
     memory_first: int
-    def __init__(self, first_offset: _Optional[int] = ..., head: _Optional[int] = ..., has_cloud: _Optional[bool] = ..., cloud: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., log: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., memory_first: _Optional[int] = ...) -> None: ...
+    def __init__(self, first_offset: _Optional[int] = ..., head: _Optional[int] = ..., has_cloud: bool = ..., cloud: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., log: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., memory_first: _Optional[int] = ...) -> None: ...
 
 class StorageListRequest(_message.Message):
     __slots__ = ("topic", "summary")
@@ -407,7 +404,7 @@ class StorageListRequest(_message.Message):
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     topic: str
     summary: bool
-    def __init__(self, topic: _Optional[str] = ..., summary: _Optional[bool] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., summary: bool = ...) -> None: ...
 
 class StorageListResponse(_message.Message):
     __slots__ = ("topic", "tiers", "objects_count", "size_bytes", "objects", "only_in_log", "orphans", "voids", "epoch", "manifest_key", "upload_failing")
@@ -463,7 +460,7 @@ class StoredObject(_message.Message):
     epoch: int
     created_at: int
     in_manifest: bool
-    def __init__(self, first: _Optional[int] = ..., end: _Optional[int] = ..., key: _Optional[str] = ..., url: _Optional[str] = ..., size_bytes: _Optional[int] = ..., etag: _Optional[str] = ..., format: _Optional[str] = ..., min_publish_time_us: _Optional[int] = ..., max_publish_time_us: _Optional[int] = ..., max_append_time_us: _Optional[int] = ..., epoch: _Optional[int] = ..., created_at: _Optional[int] = ..., in_manifest: _Optional[bool] = ...) -> None: ...
+    def __init__(self, first: _Optional[int] = ..., end: _Optional[int] = ..., key: _Optional[str] = ..., url: _Optional[str] = ..., size_bytes: _Optional[int] = ..., etag: _Optional[str] = ..., format: _Optional[str] = ..., min_publish_time_us: _Optional[int] = ..., max_publish_time_us: _Optional[int] = ..., max_append_time_us: _Optional[int] = ..., epoch: _Optional[int] = ..., created_at: _Optional[int] = ..., in_manifest: bool = ...) -> None: ...
 
 class OrphanRange(_message.Message):
     __slots__ = ("first", "end", "broker_id", "epoch")
@@ -483,7 +480,7 @@ class StorageVerifyRequest(_message.Message):
     REPAIR_FIELD_NUMBER: _ClassVar[int]
     topic: str
     repair: bool
-    def __init__(self, topic: _Optional[str] = ..., repair: _Optional[bool] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., repair: bool = ...) -> None: ...
 
 class StorageVerifyResponse(_message.Message):
     __slots__ = ("progress", "report")
@@ -559,7 +556,7 @@ class Finding(_message.Message):
     key: str
     first: int
     end: int
-    def __init__(self, is_problem: _Optional[bool] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., key: _Optional[str] = ..., first: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+    def __init__(self, is_problem: bool = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., key: _Optional[str] = ..., first: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Undescribed(_message.Message):
     __slots__ = ("key", "size_bytes", "epoch", "fate", "why")
@@ -595,7 +592,7 @@ class SetRetentionRequest(_message.Message):
     minutes: int
     mb: int
     reset: bool
-    def __init__(self, topic: _Optional[str] = ..., namespace: _Optional[str] = ..., minutes: _Optional[int] = ..., mb: _Optional[int] = ..., reset: _Optional[bool] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., namespace: _Optional[str] = ..., minutes: _Optional[int] = ..., mb: _Optional[int] = ..., reset: bool = ...) -> None: ...
 
 class RetentionResponse(_message.Message):
     __slots__ = ("minutes", "mb", "set_by", "due_objects", "due_first_offset")
@@ -624,3 +621,81 @@ class ApplyRetentionResponse(_message.Message):
     first_offset: int
     removed_objects: int
     def __init__(self, first_offset: _Optional[int] = ..., removed_objects: _Optional[int] = ...) -> None: ...
+
+class NamespaceLimits(_message.Message):
+    __slots__ = ("max_producers_per_topic", "max_subscriptions_per_topic", "max_consumers_per_topic", "max_consumers_per_subscription", "max_publish_rate", "max_subscription_dispatch_rate", "max_message_size")
+    MAX_PRODUCERS_PER_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MAX_SUBSCRIPTIONS_PER_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONSUMERS_PER_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONSUMERS_PER_SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    MAX_PUBLISH_RATE_FIELD_NUMBER: _ClassVar[int]
+    MAX_SUBSCRIPTION_DISPATCH_RATE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    max_producers_per_topic: int
+    max_subscriptions_per_topic: int
+    max_consumers_per_topic: int
+    max_consumers_per_subscription: int
+    max_publish_rate: int
+    max_subscription_dispatch_rate: int
+    max_message_size: int
+    def __init__(self, max_producers_per_topic: _Optional[int] = ..., max_subscriptions_per_topic: _Optional[int] = ..., max_consumers_per_topic: _Optional[int] = ..., max_consumers_per_subscription: _Optional[int] = ..., max_publish_rate: _Optional[int] = ..., max_subscription_dispatch_rate: _Optional[int] = ..., max_message_size: _Optional[int] = ...) -> None: ...
+
+class SetNamespaceLimitsRequest(_message.Message):
+    __slots__ = ("namespace", "limits", "reset")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    limits: NamespaceLimits
+    reset: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, namespace: _Optional[str] = ..., limits: _Optional[_Union[NamespaceLimits, _Mapping]] = ..., reset: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class NamespaceLimitsResponse(_message.Message):
+    __slots__ = ("changes", "limits", "set_here", "topics")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    SET_HERE_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedCompositeFieldContainer[Change]
+    limits: NamespaceLimits
+    set_here: _containers.RepeatedScalarFieldContainer[str]
+    topics: int
+    def __init__(self, changes: _Optional[_Iterable[_Union[Change, _Mapping]]] = ..., limits: _Optional[_Union[NamespaceLimits, _Mapping]] = ..., set_here: _Optional[_Iterable[str]] = ..., topics: _Optional[int] = ...) -> None: ...
+
+class Change(_message.Message):
+    __slots__ = ("name", "before", "after")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    before: str
+    after: str
+    def __init__(self, name: _Optional[str] = ..., before: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...
+
+class ChangeFailurePolicyRequest(_message.Message):
+    __slots__ = ("topic", "subscription", "max_redelivery_count", "ack_timeout_ms", "base_redelivery_delay_ms", "max_redelivery_delay_ms", "backoff_strategy", "dead_letter_topic", "poison_policy")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    MAX_REDELIVERY_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ACK_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    BASE_REDELIVERY_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_REDELIVERY_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    BACKOFF_STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    POISON_POLICY_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    max_redelivery_count: int
+    ack_timeout_ms: int
+    base_redelivery_delay_ms: int
+    max_redelivery_delay_ms: int
+    backoff_strategy: str
+    dead_letter_topic: str
+    poison_policy: str
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., max_redelivery_count: _Optional[int] = ..., ack_timeout_ms: _Optional[int] = ..., base_redelivery_delay_ms: _Optional[int] = ..., max_redelivery_delay_ms: _Optional[int] = ..., backoff_strategy: _Optional[str] = ..., dead_letter_topic: _Optional[str] = ..., poison_policy: _Optional[str] = ...) -> None: ...
+
+class ChangeFailurePolicyResponse(_message.Message):
+    __slots__ = ("changes",)
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedCompositeFieldContainer[Change]
+    def __init__(self, changes: _Optional[_Iterable[_Union[Change, _Mapping]]] = ...) -> None: ...

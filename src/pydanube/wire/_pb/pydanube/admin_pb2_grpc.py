@@ -5,7 +5,7 @@ import warnings
 
 from pydanube.wire._pb.pydanube import admin_pb2 as pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in pydanube/wire/_pb/pydanube/admin_pb2_grpc.py depends on'
+        + f' but the generated code in pydanube/wire/_pb/pydanube/admin_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class AdminStub:
+class AdminStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -114,9 +114,19 @@ class AdminStub:
                 request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ApplyRetentionRequest.SerializeToString,
                 response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ApplyRetentionResponse.FromString,
                 _registered_method=True)
+        self.SetNamespaceLimits = channel.unary_unary(
+                '/pydanube.admin.v1.Admin/SetNamespaceLimits',
+                request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.SetNamespaceLimitsRequest.SerializeToString,
+                response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.NamespaceLimitsResponse.FromString,
+                _registered_method=True)
+        self.ChangeFailurePolicy = channel.unary_unary(
+                '/pydanube.admin.v1.Admin/ChangeFailurePolicy',
+                request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ChangeFailurePolicyRequest.SerializeToString,
+                response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ChangeFailurePolicyResponse.FromString,
+                _registered_method=True)
 
 
-class AdminServicer:
+class AdminServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def ExplainSubscription(self, request, context):
@@ -230,6 +240,20 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetNamespaceLimits(self, request, context):
+        """Limits of a namespace. What is not given stays; topics that are open get them at once, on other brokers in seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeFailurePolicy(self, request, context):
+        """What becomes of messages that fail. What is not given stays, unlike with SetSubscriptionFailurePolicy.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -313,6 +337,16 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ApplyRetentionRequest.FromString,
                     response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ApplyRetentionResponse.SerializeToString,
             ),
+            'SetNamespaceLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetNamespaceLimits,
+                    request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.SetNamespaceLimitsRequest.FromString,
+                    response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.NamespaceLimitsResponse.SerializeToString,
+            ),
+            'ChangeFailurePolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeFailurePolicy,
+                    request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ChangeFailurePolicyRequest.FromString,
+                    response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ChangeFailurePolicyResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'pydanube.admin.v1.Admin', rpc_method_handlers)
@@ -321,7 +355,7 @@ def add_AdminServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Admin:
+class Admin(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
@@ -746,6 +780,60 @@ class Admin:
             '/pydanube.admin.v1.Admin/ApplyRetention',
             pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ApplyRetentionRequest.SerializeToString,
             pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ApplyRetentionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetNamespaceLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pydanube.admin.v1.Admin/SetNamespaceLimits',
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.SetNamespaceLimitsRequest.SerializeToString,
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.NamespaceLimitsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeFailurePolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pydanube.admin.v1.Admin/ChangeFailurePolicy',
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ChangeFailurePolicyRequest.SerializeToString,
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ChangeFailurePolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,7 +47,7 @@ class RangeRequest(_message.Message):
     serializable: bool
     keys_only: bool
     count_only: bool
-    def __init__(self, key: _Optional[bytes] = ..., range_end: _Optional[bytes] = ..., limit: _Optional[int] = ..., revision: _Optional[int] = ..., serializable: _Optional[bool] = ..., keys_only: _Optional[bool] = ..., count_only: _Optional[bool] = ...) -> None: ...
+    def __init__(self, key: _Optional[bytes] = ..., range_end: _Optional[bytes] = ..., limit: _Optional[int] = ..., revision: _Optional[int] = ..., serializable: bool = ..., keys_only: bool = ..., count_only: bool = ...) -> None: ...
 
 class RangeResponse(_message.Message):
     __slots__ = ("header", "kvs", "more", "count")
@@ -59,7 +59,7 @@ class RangeResponse(_message.Message):
     kvs: _containers.RepeatedCompositeFieldContainer[KeyValue]
     more: bool
     count: int
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., kvs: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ..., more: _Optional[bool] = ..., count: _Optional[int] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., kvs: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ..., more: bool = ..., count: _Optional[int] = ...) -> None: ...
 
 class PutRequest(_message.Message):
     __slots__ = ("key", "value", "lease")
@@ -151,7 +151,7 @@ class TxnResponse(_message.Message):
     SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
     header: Header
     succeeded: bool
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., succeeded: _Optional[bool] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., succeeded: bool = ...) -> None: ...
 
 class CompactionRequest(_message.Message):
     __slots__ = ("revision", "physical")
@@ -159,7 +159,7 @@ class CompactionRequest(_message.Message):
     PHYSICAL_FIELD_NUMBER: _ClassVar[int]
     revision: int
     physical: bool
-    def __init__(self, revision: _Optional[int] = ..., physical: _Optional[bool] = ...) -> None: ...
+    def __init__(self, revision: _Optional[int] = ..., physical: bool = ...) -> None: ...
 
 class CompactionResponse(_message.Message):
     __slots__ = ("header",)
@@ -213,7 +213,7 @@ class WatchResponse(_message.Message):
     compact_revision: int
     cancel_reason: str
     events: _containers.RepeatedCompositeFieldContainer[Event]
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., watch_id: _Optional[int] = ..., created: _Optional[bool] = ..., canceled: _Optional[bool] = ..., compact_revision: _Optional[int] = ..., cancel_reason: _Optional[str] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., watch_id: _Optional[int] = ..., created: bool = ..., canceled: bool = ..., compact_revision: _Optional[int] = ..., cancel_reason: _Optional[str] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
 
 class LeaseGrantRequest(_message.Message):
     __slots__ = ("ttl", "id")
@@ -293,13 +293,13 @@ class Member(_message.Message):
     peer_urls: _containers.RepeatedScalarFieldContainer[str]
     client_urls: _containers.RepeatedScalarFieldContainer[str]
     is_learner: bool
-    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., peer_urls: _Optional[_Iterable[str]] = ..., client_urls: _Optional[_Iterable[str]] = ..., is_learner: _Optional[bool] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., peer_urls: _Optional[_Iterable[str]] = ..., client_urls: _Optional[_Iterable[str]] = ..., is_learner: bool = ...) -> None: ...
 
 class MemberListRequest(_message.Message):
     __slots__ = ("linearizable",)
     LINEARIZABLE_FIELD_NUMBER: _ClassVar[int]
     linearizable: bool
-    def __init__(self, linearizable: _Optional[bool] = ...) -> None: ...
+    def __init__(self, linearizable: bool = ...) -> None: ...
 
 class MemberListResponse(_message.Message):
     __slots__ = ("header", "members")
@@ -315,7 +315,7 @@ class MemberAddRequest(_message.Message):
     IS_LEARNER_FIELD_NUMBER: _ClassVar[int]
     peer_urls: _containers.RepeatedScalarFieldContainer[str]
     is_learner: bool
-    def __init__(self, peer_urls: _Optional[_Iterable[str]] = ..., is_learner: _Optional[bool] = ...) -> None: ...
+    def __init__(self, peer_urls: _Optional[_Iterable[str]] = ..., is_learner: bool = ...) -> None: ...
 
 class MemberAddResponse(_message.Message):
     __slots__ = ("header", "member", "members")
@@ -383,7 +383,7 @@ class StatusResponse(_message.Message):
     db_size_in_use: int
     is_learner: bool
     db_size_quota: int
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., version: _Optional[str] = ..., db_size: _Optional[int] = ..., leader: _Optional[int] = ..., raft_index: _Optional[int] = ..., raft_term: _Optional[int] = ..., raft_applied_index: _Optional[int] = ..., errors: _Optional[_Iterable[str]] = ..., db_size_in_use: _Optional[int] = ..., is_learner: _Optional[bool] = ..., db_size_quota: _Optional[int] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., version: _Optional[str] = ..., db_size: _Optional[int] = ..., leader: _Optional[int] = ..., raft_index: _Optional[int] = ..., raft_term: _Optional[int] = ..., raft_applied_index: _Optional[int] = ..., errors: _Optional[_Iterable[str]] = ..., db_size_in_use: _Optional[int] = ..., is_learner: bool = ..., db_size_quota: _Optional[int] = ...) -> None: ...
 
 class MoveLeaderRequest(_message.Message):
     __slots__ = ("target_id",)

@@ -5,7 +5,7 @@ import warnings
 
 from pydanube.wire._pb.pydanube import peers_pb2 as pydanube_dot_wire_dot___pb_dot_pydanube_dot_peers__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in pydanube/wire/_pb/pydanube/peers_pb2_grpc.py depends on'
+        + f' but the generated code in pydanube/wire/_pb/pydanube/peers_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class PeersStub:
+class PeersStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -51,7 +51,7 @@ class PeersStub:
                 _registered_method=True)
 
 
-class PeersServicer:
+class PeersServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def DeleteTopic(self, request, context):
@@ -101,7 +101,7 @@ def add_PeersServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Peers:
+class Peers(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

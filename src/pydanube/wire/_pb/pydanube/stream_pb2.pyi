@@ -296,7 +296,7 @@ class Error(_message.Message):
     fields: _containers.MessageMap[str, Value]
     producer: int
     consumer: int
-    def __init__(self, code: _Optional[_Union[Code, str]] = ..., retryable: _Optional[bool] = ..., sentence: _Optional[str] = ..., fields: _Optional[_Mapping[str, Value]] = ..., producer: _Optional[int] = ..., consumer: _Optional[int] = ...) -> None: ...
+    def __init__(self, code: _Optional[_Union[Code, str]] = ..., retryable: bool = ..., sentence: _Optional[str] = ..., fields: _Optional[_Mapping[str, Value]] = ..., producer: _Optional[int] = ..., consumer: _Optional[int] = ...) -> None: ...
 
 class Value(_message.Message):
     __slots__ = ("text", "integer", "natural", "real", "flag")
@@ -310,7 +310,7 @@ class Value(_message.Message):
     natural: int
     real: float
     flag: bool
-    def __init__(self, text: _Optional[str] = ..., integer: _Optional[int] = ..., natural: _Optional[int] = ..., real: _Optional[float] = ..., flag: _Optional[bool] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., integer: _Optional[int] = ..., natural: _Optional[int] = ..., real: _Optional[float] = ..., flag: bool = ...) -> None: ...
 
 class Lookup(_message.Message):
     __slots__ = ("topic",)
@@ -330,7 +330,7 @@ class Located(_message.Message):
     stream_url: str
     is_local: bool
     partitions: int
-    def __init__(self, topic: _Optional[str] = ..., connect_url: _Optional[str] = ..., stream_url: _Optional[str] = ..., is_local: _Optional[bool] = ..., partitions: _Optional[int] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., connect_url: _Optional[str] = ..., stream_url: _Optional[str] = ..., is_local: bool = ..., partitions: _Optional[int] = ...) -> None: ...
 
 class Moved(_message.Message):
     __slots__ = ("topic", "stream_url")
@@ -358,7 +358,7 @@ class OpenProducer(_message.Message):
     schema_subject: str
     session: int
     without_session: bool
-    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., reliable: _Optional[bool] = ..., create: _Optional[bool] = ..., exclusive: _Optional[bool] = ..., schema_subject: _Optional[str] = ..., session: _Optional[int] = ..., without_session: _Optional[bool] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., reliable: bool = ..., create: bool = ..., exclusive: bool = ..., schema_subject: _Optional[str] = ..., session: _Optional[int] = ..., without_session: bool = ...) -> None: ...
 
 class ProducerOpened(_message.Message):
     __slots__ = ("producer", "producer_id", "session", "topic_hash", "durability", "message_size_max")
@@ -394,7 +394,7 @@ class Receipt(_message.Message):
     epoch: int
     durability: Durability
     duplicate: bool
-    def __init__(self, offset: _Optional[int] = ..., rows: _Optional[int] = ..., epoch: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ..., duplicate: _Optional[bool] = ...) -> None: ...
+    def __init__(self, offset: _Optional[int] = ..., rows: _Optional[int] = ..., epoch: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ..., duplicate: bool = ...) -> None: ...
 
 class CloseProducer(_message.Message):
     __slots__ = ("producer",)
@@ -566,7 +566,7 @@ class CreateTopic(_message.Message):
     reliable: bool
     partitions: int
     schema_subject: str
-    def __init__(self, topic: _Optional[str] = ..., reliable: _Optional[bool] = ..., partitions: _Optional[int] = ..., schema_subject: _Optional[str] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., reliable: bool = ..., partitions: _Optional[int] = ..., schema_subject: _Optional[str] = ...) -> None: ...
 
 class DeleteTopic(_message.Message):
     __slots__ = ("topic",)
@@ -604,7 +604,7 @@ class TopicInfo(_message.Message):
     subscriptions: int
     producers: int
     consumers: int
-    def __init__(self, topic: _Optional[str] = ..., reliable: _Optional[bool] = ..., partitions: _Optional[int] = ..., first_offset: _Optional[int] = ..., head: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ..., schema_subject: _Optional[str] = ..., message_size_max: _Optional[int] = ..., subscriptions: _Optional[int] = ..., producers: _Optional[int] = ..., consumers: _Optional[int] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., reliable: bool = ..., partitions: _Optional[int] = ..., first_offset: _Optional[int] = ..., head: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ..., schema_subject: _Optional[str] = ..., message_size_max: _Optional[int] = ..., subscriptions: _Optional[int] = ..., producers: _Optional[int] = ..., consumers: _Optional[int] = ...) -> None: ...
 
 class ListTopics(_message.Message):
     __slots__ = ("namespace", "after", "count_max")
@@ -622,7 +622,7 @@ class TopicList(_message.Message):
     MORE_FIELD_NUMBER: _ClassVar[int]
     topics: _containers.RepeatedScalarFieldContainer[str]
     more: bool
-    def __init__(self, topics: _Optional[_Iterable[str]] = ..., more: _Optional[bool] = ...) -> None: ...
+    def __init__(self, topics: _Optional[_Iterable[str]] = ..., more: bool = ...) -> None: ...
 
 class GetLag(_message.Message):
     __slots__ = ("topic", "subscription")
@@ -644,7 +644,7 @@ class Lag(_message.Message):
     lag_messages: int
     has_lag: bool
     sentence: str
-    def __init__(self, cursor: _Optional[int] = ..., head: _Optional[int] = ..., lag_messages: _Optional[int] = ..., has_lag: _Optional[bool] = ..., sentence: _Optional[str] = ...) -> None: ...
+    def __init__(self, cursor: _Optional[int] = ..., head: _Optional[int] = ..., lag_messages: _Optional[int] = ..., has_lag: bool = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class DescribeStorage(_message.Message):
     __slots__ = ("topic",)
