@@ -77,6 +77,7 @@ These are kept in the metadata store. They win over the file, also after a resta
 | heartbeat | a topic's subscriptions that have none of their own | `danube admin topics set-heartbeat` |
 | unacknowledged messages | a subscription | `danube admin subscriptions set-dispatch-config` |
 | redelivery, ack timeout, dead letters | a subscription | `danube admin subscriptions set-failure-policy` |
+| limits (`policies`, without retention) | a namespace | `danube admin namespaces set-policies` |
 | how long history is kept | a topic | `danube admin topics retention` |
 | how long history is kept | a namespace | `danube admin namespaces retention` |
 """

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from pydanube.cli.admin import OURS, TOPICS, TopicArgument, ask, tier_fields, topics
 from pydanube.cli.completion import subscription_names
-from pydanube.cli.exits import Usage
+from pydanube.cli.limits import print_changes
 from pydanube.cli.output import Output, OutputOption, print_done, print_fields
 from pydanube.cli.places import PLACES, microseconds, parse_place, parse_time
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
@@ -33,21 +33,25 @@ SubscriptionOption = Annotated[
     str, typer.Option("--subscription", "-s", help="Its name.", autocompletion=subscription_names)
 ]
 Redeliveries = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--max-redelivery-count", min=0, help="A message that failed more often is given up: --poison-policy."
     ),
 ]
 AckTimeout = Annotated[
-    int, typer.Option("--ack-timeout-ms", min=0, help="Not acknowledged for so long: it failed. 0: never.")
+    int | None, typer.Option("--ack-timeout-ms", min=0, help="Not acknowledged for so long: it failed. 0: never.")
 ]
 BaseDelay = Annotated[
-    int, typer.Option("--base-redelivery-delay-ms", min=0, help="How long the first redelivery waits.")
+    int | None, typer.Option("--base-redelivery-delay-ms", min=0, help="How long the first redelivery waits.")
 ]
-MaxDelay = Annotated[int, typer.Option("--max-redelivery-delay-ms", min=0, help="The longest that a redelivery waits.")]
+MaxDelay = Annotated[
+    int | None, typer.Option("--max-redelivery-delay-ms", min=0, help="The longest that a redelivery waits.")
+]
 DeadLetterTopic = Annotated[
     str | None,
-    typer.Option("--dead-letter-topic", help="Where given-up messages go, with dead_letter; made if it is missing."),
+    typer.Option(
+        "--dead-letter-topic", help="Where given-up messages go, with dead_letter; made if it is missing. '': none."
+    ),
 ]
 
 
@@ -63,19 +67,28 @@ class Poison(StrEnum):
 
 
 BackoffOption = Annotated[
-    Backoff,
+    Backoff | None,
     typer.Option(
-        "--backoff-strategy", help="A redelivery waits as long as the first, or twice as long as the last one."
+        "--backoff-strategy",
+        help="fixed: every redelivery waits as long as the first. exponential: twice as long as the last one.",
     ),
 ]
 PoisonOption = Annotated[
-    Poison,
+    Poison | None,
     typer.Option(
         "--poison-policy",
-        help="A given-up message goes to --dead-letter-topic, stops delivery until it is acknowledged, or is lost.",
+        help="A given-up message goes to --dead-letter-topic (dead_letter), stops delivery until it is acknowledged (block), "
+        "or is lost (drop).",
     ),
 ]
 BACKOFF: Final = {Backoff.fixed: pb.Fixed, Backoff.exponential: pb.Exponential}
+STORED: Final[dict[Backoff | Poison, str]] = {
+    Backoff.fixed: "Fixed",
+    Backoff.exponential: "Exponential",
+    Poison.dead_letter: "DeadLetter",
+    Poison.block: "Block",
+    Poison.drop: "Drop",
+}
 POISON: Final = {Poison.dead_letter: pb.DeadLetter, Poison.block: pb.Block, Poison.drop: pb.Drop}
 
 
@@ -224,31 +237,40 @@ def get_dispatch_config(
 def set_failure_policy(
     topic: TopicArgument,
     subscription: SubscriptionArgument,
-    max_redelivery_count: Redeliveries = 5,
-    ack_timeout_ms: AckTimeout = 30_000,
-    base_redelivery_delay_ms: BaseDelay = 1_000,
-    max_redelivery_delay_ms: MaxDelay = 60_000,
-    backoff_strategy: BackoffOption = Backoff.exponential,
+    max_redelivery_count: Redeliveries = None,
+    ack_timeout_ms: AckTimeout = None,
+    base_redelivery_delay_ms: BaseDelay = None,
+    max_redelivery_delay_ms: MaxDelay = None,
+    backoff_strategy: BackoffOption = None,
     dead_letter_topic: DeadLetterTopic = None,
-    poison_policy: PoisonOption = Poison.block,
+    poison_policy: PoisonOption = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """Set what becomes of messages that fail: a nack, or no ack in time. At once, and kept.
+    """Change what becomes of messages that fail: a nack, or no ack in time. Says what changed.
 
-    It may be set before the subscription exists.
+    What is not given stays as it is. A subscription for which nothing was set redelivers 5 times, times out after 30,000
+    ms, waits 1,000 to 60,000 ms, exponential, and blocks. It holds at once, and may be set before the subscription exists.
     """
-    policy = pb.SubscriptionFailurePolicy(
+    request = ours.ChangeFailurePolicyRequest(
+        topic=topic,
+        subscription=subscription,
         max_redelivery_count=max_redelivery_count,
         ack_timeout_ms=ack_timeout_ms,
         base_redelivery_delay_ms=base_redelivery_delay_ms,
         max_redelivery_delay_ms=max_redelivery_delay_ms,
-        backoff_strategy=BACKOFF[backoff_strategy],
+        backoff_strategy=None if backoff_strategy is None else STORED[backoff_strategy],
         dead_letter_topic=dead_letter_topic,
-        poison_policy=POISON[poison_policy],
+        poison_policy=None if poison_policy is None else STORED[poison_policy],
     )
-    request = pb.SetSubscriptionFailurePolicyRequest(topic=topic, subscription=subscription, failure_policy=policy)
-    ask(TOPICS, "SetSubscriptionFailurePolicy", request, pb.SubscriptionResponse)
-    print_done("Failure Policy Set: true", output, topic=topic, subscription=subscription)
+    found = ask(OURS, "ChangeFailurePolicy", request, ours.ChangeFailurePolicyResponse)
+    print_changes(map(_as_typed, found.changes), output, topic=topic, subscription=subscription)
+
+
+def _as_typed(change: ours.Change) -> ours.Change:
+    """In the words of the options."""
+    words = {stored: word.value for word, stored in STORED.items()}
+    before, after = (words.get(each, each) for each in (change.before, change.after))
+    return ours.Change(name=change.name, before=before, after=after)
 
 
 @app.command("get-failure-policy")
@@ -288,10 +310,10 @@ def set_failure_policy_of(
     max_redelivery_delay_ms: MaxDelay,
     poison_policy: PoisonOption,
     backoff_strategy: BackoffOption = Backoff.fixed,
-    dead_letter_topic: DeadLetterTopic = None,
+    dead_letter_topic: DeadLetterTopic = "",
     output: OutputOption = Output.table,
 ) -> None:
-    """As `subscriptions set-failure-policy`."""
+    """As `subscriptions set-failure-policy`, but the whole policy."""
     set_failure_policy(
         topic,
         subscription,
