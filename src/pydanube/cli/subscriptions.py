@@ -77,8 +77,8 @@ PoisonOption = Annotated[
     Poison | None,
     typer.Option(
         "--poison-policy",
-        help="A given-up message goes to --dead-letter-topic (dead_letter), stops delivery until it is acknowledged (block), "
-        "or is lost (drop).",
+        help="A given-up message goes to --dead-letter-topic (dead_letter), stops delivery until it is "
+        "acknowledged (block), or is lost (drop).",
     ),
 ]
 BACKOFF: Final = {Backoff.fixed: pb.Fixed, Backoff.exponential: pb.Exponential}
@@ -248,8 +248,9 @@ def set_failure_policy(
 ) -> None:
     """Change what becomes of messages that fail: a nack, or no ack in time. Says what changed.
 
-    What is not given stays as it is. A subscription for which nothing was set redelivers 5 times, times out after 30,000
-    ms, waits 1,000 to 60,000 ms, exponential, and blocks. It holds at once, and may be set before the subscription exists.
+    What is not given stays as it is. A subscription for which nothing was set redelivers 5 times, times out after
+    30,000 ms, waits 1,000 to 60,000 ms, exponential, and blocks. It holds at once, and may be set before the
+    subscription exists.
     """
     request = ours.ChangeFailurePolicyRequest(
         topic=topic,
