@@ -4,6 +4,7 @@
                                │                │
                                │                ├── in a cluster, before: topics are sealed, others serve them
                                │                └── a second signal: 130 at once, as after a crash
+                               ├── SIGHUP: the configuration is read again; what can change now does, the rest is named
                                └── another process has this broker's id: one line, 1
 
 Nothing acknowledged depends on the way out: a process that is killed instead loses only the cursors of the last
@@ -27,8 +28,9 @@ from pydanube.api.metrics import MetricsDoor
 from pydanube.api.server import Doors, open_metrics
 from pydanube.broker.service import Broker
 from pydanube.config import Config, open_files
-from pydanube.errors import ConfigError, DirectoryInUse
-from pydanube.telemetry import Telemetry
+from pydanube.config.reload import reloaded
+from pydanube.errors import ConfigError, DanubeError, DirectoryInUse
+from pydanube.telemetry import Telemetry, configure_logging
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +58,12 @@ class Listening(NamedTuple):
     web_addr: str = ""  # of the web admin; empty: there is none
 
 
-async def serve(config: Config, announce: Callable[[Listening], None]) -> None:
+async def serve(
+    config: Config, announce: Callable[[Listening], None], read_again: Callable[[], Config] | None = None
+) -> None:
     """Returns after a clean stop. `announce` is called once, when clients can connect.
+
+    `read_again` is the configuration with the file as it is now, for SIGHUP; it may raise ConfigError.
 
     Raises ConfigError for a port that is taken, DirectoryInUse, FormatTooNew, DiskFull and NodeIdInUse.
     """
@@ -77,12 +83,14 @@ async def serve(config: Config, announce: Callable[[Listening], None]) -> None:
             log.warning("broker abandoned", extra={"signal": number.name})
             os._exit(EXIT_INTERRUPTED)
 
+    hangup = asyncio.Event()  # one that comes before the broker is ready is heard when it is
     for number in SIGNALS:
         loop.add_signal_handler(number, stop, number)
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
     try:
-        await _serve(config, announce, stopping)
+        await _serve(config, announce, stopping, Reloading(hangup, read_again or (lambda: config)))
     finally:
-        for number in SIGNALS:
+        for number in (*SIGNALS, signal.SIGHUP):
             loop.remove_signal_handler(number)
 
 
@@ -98,7 +106,9 @@ def check_ports(config: Config) -> None:
             raise ConfigError(flag, address, "a broker of a cluster needs a port that does not change")
 
 
-async def _serve(config: Config, announce: Callable[[Listening], None], stopping: asyncio.Event) -> None:
+async def _serve(
+    config: Config, announce: Callable[[Listening], None], stopping: asyncio.Event, reloading: Reloading
+) -> None:
     _take_open_files()
     give_back_large_blocks()
     telemetry = Telemetry()
@@ -108,7 +118,7 @@ async def _serve(config: Config, announce: Callable[[Listening], None], stopping
     try:
         broker = await _started(config, telemetry, stopping)
         if broker is not None:
-            await _serve_on(broker, metrics, announce, stopping)
+            await _serve_on(broker, metrics, announce, stopping, reloading)
     finally:
         await metrics.close()
 
@@ -124,7 +134,11 @@ def _take_open_files() -> None:
 
 
 async def _serve_on(
-    broker: Broker, metrics: MetricsDoor, announce: Callable[[Listening], None], stopping: asyncio.Event
+    broker: Broker,
+    metrics: MetricsDoor,
+    announce: Callable[[Listening], None],
+    stopping: asyncio.Event,
+    reloading: Reloading,
 ) -> None:
     config = broker.config
     try:
@@ -148,11 +162,59 @@ async def _serve_on(
                         web_addr,
                     )
                 )
-                await _until_over(broker, doors, stopping)
+                reloads = asyncio.create_task(reloading.run(broker, doors), name="reload")
+                try:
+                    await _until_over(broker, doors, stopping)
+                finally:
+                    reloads.cancel()
+                    await asyncio.gather(reloads, return_exceptions=True)
         finally:
             await doors.close()
     finally:
         await broker.stop()
+
+
+class Reloading:
+    """Reads the configuration again whenever the process is told to. An invalid one changes nothing."""
+
+    def __init__(self, hangup: asyncio.Event, read_again: Callable[[], Config]) -> None:
+        self._hangup = hangup
+        self._read_again = read_again
+
+    async def run(self, broker: Broker, doors: Doors) -> None:
+        while True:
+            await self._hangup.wait()
+            self._hangup.clear()
+            try:
+                await self._reload(broker, doors)
+            except (DanubeError, OSError) as error:
+                log.error("configuration not reloaded: nothing was changed", extra={"why": str(error)})
+            except Exception:  # whatever it is, it must not cost the next reload
+                log.exception("configuration not reloaded")
+
+    async def _reload(self, broker: Broker, doors: Doors) -> None:
+        running, found = broker.config, reloaded(broker.config, self._read_again())
+        await broker.reload(found.config)
+        doors.change_stream_limits(found.config.stream.limits)
+        lines = found.config.lines
+        if lines != running.lines:  # the line below is written if the level of before or the one from now on allows it
+            configure_logging(
+                level=min(lines.level, running.lines.level, key=_severity), as_json=lines.format == "json"
+            )
+        log.info(
+            "configuration reloaded",
+            extra={
+                "changed": "; ".join(map(str, found.changed)) or "nothing",
+                **({"needs_restart": ", ".join(found.restart)} if found.restart else {}),
+                **({"no_effect": "; ".join(found.overruled)} if found.overruled else {}),
+            },
+        )
+        if lines != running.lines:
+            configure_logging(level=lines.level, as_json=lines.format == "json")
+
+
+def _severity(level: str) -> int:
+    return logging.getLevelNamesMapping()[level.upper()]
 
 
 @contextlib.asynccontextmanager

@@ -35,7 +35,8 @@ from pydanube.api.tls import server_context
 from pydanube.broker.observing import Observer
 from pydanube.broker.service import Broker
 from pydanube.cluster.cluster import Cluster
-from pydanube.config import BrokerConfig, open_files, reachable
+from pydanube.config import open_files, reachable
+from pydanube.config.stream import StreamLimits
 from pydanube.core.lifecycle import Mode, serve_until
 from pydanube.errors import ConfigError
 from pydanube.telemetry import ClusterNow
@@ -215,6 +216,10 @@ class Doors:
             for service, servant in servants.items()
         ]
         self._admin.add_generic_rpc_handlers((*handlers, schemas))
+
+    def change_stream_limits(self, limits: StreamLimits) -> None:
+        """For native connections from now on: those there are were told theirs when they were opened."""
+        self._stream.limits = limits
 
     async def _listen_stream(self, key: str, address: str) -> str:
         host, _, port = address.rpartition(":")

@@ -75,8 +75,7 @@ class NamespaceLimits:
             try:
                 after = await self._metadata.transact([], [])
                 assert after is not None, "nothing was compared"
-                for name in {topic.name.namespace for topic in self._topics.loaded}:
-                    await self._look(name)
+                await self.look()
                 await self._watch(after)
                 failures = 0
             except (DanubeError, ValueError, TypeError) as error:  # what the store holds may be no policy
@@ -97,10 +96,12 @@ class NamespaceLimits:
         except TimeoutError:
             pass  # time to look again
 
-    async def _look(self, name: NamespaceName) -> None:
-        item = await self._metadata.get(keys.namespace_policy(name))
-        if item is not None:
-            self._apply(name, json.loads(item.value))
+    async def look(self) -> None:
+        """Applies what is stored now to every topic of this broker."""
+        for name in {topic.name.namespace for topic in self._topics.loaded}:
+            item = await self._metadata.get(keys.namespace_policy(name))
+            if item is not None:
+                self._apply(name, json.loads(item.value))
 
     def _apply(self, name: NamespaceName, stored: Mapping[str, object]) -> int:
         """How many topics of this broker are under them."""

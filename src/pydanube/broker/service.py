@@ -315,6 +315,16 @@ class Broker:
         self.wal.tell_when_stopped(self.cluster.fail)
         await self.cluster.register()
 
+    async def reload(self, config: Config) -> None:
+        """Takes over what may change while it runs: the limits of namespaces. Others take their part of it themselves.
+
+        Raises Unavailable if they cannot be stored; then nothing has changed.
+        """
+        if config.policies != self.config.policies:
+            await self.topics.bootstrap_namespaces(config.broker.bootstrap_namespaces, config.policies)
+        self.config = config
+        await self.namespace_limits.look()
+
     def configured_policy(self, namespace: NamespaceName) -> TopicPolicy | None:
         """What the configuration says of a namespace; None if it does not name it."""
         return self.config.policies if namespace in self.config.broker.bootstrap_namespaces else None

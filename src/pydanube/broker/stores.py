@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from pydanube.core import keys
 from pydanube.errors import ConfigError, Conflict, Unreachable
 from pydanube.ports import Clock, Compare, Disk, MetadataStore, ObjectStore, Put, Work
 from pydanube.stores.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, MemberConfig, follow
+from pydanube.stores.object_settings import Settings, parse_url
 from pydanube.stores.object_urls import open_object_store
 from pydanube.stores.owned_objects import OwnedObjectStore, check_store
 from pydanube.stores.pace import Pace
@@ -30,6 +32,28 @@ STAMP: Final = "danube-store.json"
 METADATA: Final = "metadata.sqlite"
 ETCD: Final = "etcd"
 RETRY_SECONDS: Final = 1.0
+
+
+def check_places(config: Config) -> Iterator[str]:
+    """What would keep a broker from opening its directories and stores, in sentences. Asks nobody, makes nothing."""
+    yield from _check_directory("--data-dir", Path(config.data_dir))
+    try:
+        place = parse_url("storage.url", config.objects_url)
+        Settings(place, config.storage.options, os.environ)
+    except ConfigError as error:
+        yield str(error)
+        return
+    if place.scheme == "file" and config.storage.url is not None:
+        yield from _check_directory("storage.url", Path(place.root))
+
+
+def _check_directory(key: str, directory: Path) -> Iterator[str]:
+    """It, or the nearest that is there above it, is a directory in which this process may write."""
+    there = next(each for each in (directory.absolute(), *directory.absolute().parents) if each.exists())
+    if not there.is_dir():
+        yield str(ConfigError(key, str(directory), f"a directory ({there} is none)"))
+    elif not os.access(there, os.W_OK | os.X_OK):
+        yield str(ConfigError(key, str(directory), f"a directory in which this process may write ({there} is not)"))
 
 
 class Stores:

@@ -1,14 +1,17 @@
 """`danube broker`: starts one and stays until it is told to stop.
 
 Flags win over the file, the file wins over the defaults; `pydanube.config` checks them all. The banner goes to stdout,
-log lines to stderr.
+log lines to stderr; with --log-format json both are lines of JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import signal
 import sys
+from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -20,6 +23,7 @@ from pydanube import __version__
 
 if TYPE_CHECKING:
     from pydanube.api.process import Listening
+    from pydanube.config import Flags
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +51,9 @@ Three such commands, one on each machine, are a cluster; beside them only an obj
 
 SIGTERM or Ctrl-C finishes commits, saves cursors, in a cluster hands topics over, and exits 0; \
 a second one exits at once (130). \
-A mistake in flags or configuration and a taken port are one line and exit code 2, a directory in use is exit code 5.
+SIGHUP reads the configuration file again: log level and format, policies and stream.limits hold from then on, \
+what needs a restart is named in the log, and a file with a mistake changes nothing. \
+A mistake in flags or configuration, a taken port and a directory in use are one line and exit code 1.
 
 Authentication does not exist yet, and TLS only on the native port (stream.tls in the configuration file). \
 A configuration that asks for more is refused; \
@@ -181,6 +187,13 @@ def broker(
             rich_help_panel=STORAGE,
         ),
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Check flags, file, directories, ports and URLs, say what would run, and start nothing.",
+        ),
+    ] = False,
     edge_config: Annotated[Path | None, typer.Option(help="Edge mode's settings.", rich_help_panel=EDGE)] = None,
     edge_token: Annotated[str | None, typer.Option(help="Edge mode's token.", rich_help_panel=EDGE)] = None,
     log_level: Annotated[
@@ -201,6 +214,7 @@ def broker(
     # Here, so that other commands need not wait for YAML, gRPC's server, Arrow and the log.
     from pydanube.api.process import serve
     from pydanube.config import Flags, load
+    from pydanube.errors import DanubeError
     from pydanube.telemetry import configure_logging
 
     flags = Flags(
@@ -227,12 +241,23 @@ def broker(
         log_format=log_format,
         web_addr=web_addr,
     )
+    if check:
+        _check(flags)
+        return
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a broker that can read its configuration again
     config = load(flags)
+    as_json = config.lines.format == "json"
     configure_logging(level=config.lines.level, as_json=config.lines.format == "json")
     for warning in config.warnings:
         log.warning("configuration", extra={"warning": warning})
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(serve(config, _print_banner))
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(serve(config, _print_banner_in_json if as_json else _print_banner, lambda: load(flags)))
+    except DanubeError as error:
+        if not as_json:
+            raise
+        log.critical("broker ended", extra={"why": str(error)})
+        raise typer.Exit(1) from error
 
 
 class _WithoutPandas(MetaPathFinder):
@@ -243,8 +268,55 @@ class _WithoutPandas(MetaPathFinder):
             raise ModuleNotFoundError("a broker does without pandas", name=fullname)
 
 
+def _check(flags: Flags) -> None:
+    from pydanube.api.check import check
+    from pydanube.config import load
+
+    config = load(flags)
+    found = check(config)
+    if config.lines.format == "json":
+        told = {"ok": not found.problems, **found._asdict(), "warnings": config.warnings}
+        print(json.dumps(told, default=str, ensure_ascii=False))
+    else:
+        for name, value in found.settings.items():
+            print(f"  {name:<11}{value}")
+        for key, value in found.file.items():
+            print(f"  {key} = {value}")
+        for warning in config.warnings:
+            print(f"warning: {warning}")
+        for problem in found.problems:
+            print(f"danube: {problem}", file=sys.stderr)
+        if not found.problems:
+            print("The configuration is good. Nothing was started.")
+    if found.problems:
+        raise typer.Exit(1)
+
+
+def _print_banner_in_json(at: Listening) -> None:
+    """The form of the log lines, for who reads both as one stream."""
+    line = {
+        **_banner(at),
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "level": "INFO",
+        "logger": "pydanube.cli.broker",
+        "message": _greeting(at),
+    }
+    print(json.dumps(line, ensure_ascii=False), flush=True)
+
+
 def _print_banner(at: Listening) -> None:
-    lines = {
+    print(f"{_greeting(at)}\n")
+    for name, text in _banner(at).items():
+        print(f"  {name:<9}{text}")
+    print("\nCtrl-C stops it.", flush=True)
+
+
+def _greeting(at: Listening) -> str:
+    return f"PyDanube {__version__}, {at.mode} broker {at.broker_id}, is ready."
+
+
+def _banner(at: Listening) -> dict[str, str]:
+    return {
         "clients": f"{at.connect_url}   (listening on {at.client_addr})",
         "native": f"danube://{at.stream_addr}",
         "admin": f"http://{at.admin_addr}",
@@ -254,10 +326,6 @@ def _print_banner(at: Listening) -> None:
         "history": at.storage,
         "topics": f"{at.topics} open" + (f", {at.unopened} NOT open: see the log" if at.unopened else ""),
     }
-    print(f"PyDanube {__version__}, {at.mode} broker {at.broker_id}, is ready.\n")
-    for name, text in lines.items():
-        print(f"  {name:<9}{text}")
-    print("\nCtrl-C stops it.", flush=True)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

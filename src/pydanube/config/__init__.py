@@ -170,6 +170,7 @@ class Config:
     lines: LinesConfig = LinesConfig()
     web_addr: str = WEB_ADDR  # where the web admin listens, beside the broker; empty: nowhere
     warnings: tuple[str, ...] = ()
+    given: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)  # what the file sets, by key
 
     @property
     def objects_url(self) -> str:
@@ -212,6 +213,7 @@ def load(flags: Flags) -> Config:
         lines=_lines(flags, values),
         web_addr=_web_addr(mode, flags, values),
         warnings=(*warnings, *_warnings(mode, flags, values, broker)),
+        given=values,
     )
 
 

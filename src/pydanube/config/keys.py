@@ -56,7 +56,7 @@ Check: TypeAlias = Callable[[str, object], object]
 
 def text(key: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(key, _shown(key, value), "a text that is not empty")
+        raise ConfigError(key, shown(key, value), "a text that is not empty")
     return value.strip()
 
 
@@ -279,9 +279,9 @@ def _check(given: Iterator[tuple[str, object]]) -> tuple[Values, list[str]]:
         if replaced is not None:
             warnings.append(f"{written} has no effect: {REPLACED[replaced]}")
         elif key not in SETTINGS:
-            raise ConfigError(written, _shown(written, value), _unknown(written))
+            raise ConfigError(written, shown(written, value), _unknown(written))
         elif key in values:
-            raise ConfigError(written, _shown(written, value), f"{key} was given already, under another name")
+            raise ConfigError(written, shown(written, value), f"{key} was given already, under another name")
         else:
             values[key] = SETTINGS[key](written, value)
     return values, warnings
@@ -310,7 +310,7 @@ def _unknown(key: str) -> str:
     return "there is no such key" + (f"; perhaps {near[0]} is meant" if near else "")
 
 
-def _shown(key: str, value: object) -> object:
+def shown(key: str, value: object) -> object:
     """A value for an error message; never a secret, not even under a misspelt key."""
     last = key.rpartition(".")[2].lower()
     return HIDDEN if any(word in last for word in ("secret", "key", "token", "passw", "cred")) else value

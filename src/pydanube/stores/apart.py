@@ -293,7 +293,7 @@ class _Process:
 
 def main(*, is_modest: bool) -> None:
     """The other side: functions on stdin, outcomes on stdout, until there are no more."""
-    for each in (signal.SIGINT, signal.SIGTERM):  # meant for the broker, which still has work for us
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for the broker, which still has work for us
         signal.signal(each, signal.SIG_IGN)
     with contextlib.suppress(AttributeError, OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE if is_modest else os.SCHED_BATCH, os.sched_param(0))
