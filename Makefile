@@ -137,7 +137,7 @@ bench-grpc: setup-test ## Measure the gRPC door beside an empty server
 # The peers' packages are none of ours, so they have a place of their own.
 build/peers/.made: requirements/bench.lock
 	@python3 -m venv build/peers
-	@build/peers/bin/python -m pip install --disable-pip-version-check --require-hashes -r requirements/bench.lock
+	@build/peers/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.lock
 	@touch $@
 
 .PHONY: bench

@@ -7,7 +7,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 DANUBE_CLUSTER_DIR=$(mktemp -d "${TMPDIR:-/tmp}/danube-cluster.XXXXXX")
-: "${CLIENT:=16650}" "${STREAM:=16660}" "${ADMIN:=15051}" "${METRICS:=19040}" "${RAFT:=17650}"
+: "${CLIENT:=16650}" "${STREAM:=16651}" "${ADMIN:=15051}" "${METRICS:=19040}" "${RAFT:=17650}"
 export DANUBE_CLUSTER_DIR CLIENT STREAM ADMIN METRICS RAFT
 trap 'scripts/brokers clean' EXIT
 trap 'exit 130' INT TERM

@@ -28,8 +28,8 @@ from pydanube.pipeline.report import Watch
 from pydanube.spark.session import session
 
 BROKERS = Path(__file__).resolve().parent.parent / "scripts" / "brokers"
-# The first broker's; the others have the next ones. Not those of `make brokers`; the environment may say others.
-PORTS = {"CLIENT": "26650", "STREAM": "26660", "ADMIN": "25051", "METRICS": "29040", "RAFT": "27650"}
+# The first broker's; scripts/brokers says which the others have. Not those of `make brokers`; the environment may say others.
+PORTS = {"CLIENT": "26650", "STREAM": "26651", "ADMIN": "25051", "METRICS": "29040", "RAFT": "27650"}
 TOPIC = "/default/orders"
 COUNT = 2_000
 COUNTRIES = ("DE", "AT", "HU", "RO")
@@ -42,7 +42,7 @@ class Cluster:
         self._environment = dict(environment)
         self.directory = Path(environment["DANUBE_CLUSTER_DIR"])
         first = int(environment["STREAM"])
-        self.url = ",".join(f"danube://127.0.0.1:{first + number}" for number in range(3))
+        self.url = ",".join(f"danube://127.0.0.1:{first + 10 * number}" for number in range(3))
 
     def do(self, verb: str, *flags: str) -> None:
         """What scripts/brokers can do: start, stop, clean."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import pydanube
+from pydanube.client.connection import PORT
 from pydanube.stores.etcd import CLIENT_PORT_OFFSET
 from pydanube.testing.ports import free_block
 from tests.e2e.clusters import ClusterBroker, cluster_in
@@ -88,7 +89,7 @@ def test_official_clients_find_a_topic_wherever_it_is_and_follow_it_when_it_move
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     base = free_block(60, members=3)
-    numbers = {"CLIENT": 10, "STREAM": 20, "ADMIN": 30, "METRICS": 40, "RAFT": 0}
+    numbers = {"CLIENT": 10, "STREAM": 11, "ADMIN": 12, "METRICS": 15, "RAFT": 0}  # the first two in steps of ten
     settings = {
         **os.environ,
         **{name: str(base + offset) for name, offset in numbers.items()},
@@ -97,6 +98,11 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     }
     yield settings
     subprocess.run(["scripts/brokers", "clean"], cwd=REPOSITORY, env=settings, check=True, timeout=120)
+
+
+def test_the_first_broker_has_the_port_that_clients_ask_by_themselves() -> None:
+    script = (REPOSITORY / "scripts" / "brokers").read_text()
+    assert f"${{STREAM:-{PORT}}}" in script and "client + 10 * n" in script and "stream + 10 * n" in script
 
 
 def test_make_brokers_starts_a_cluster_that_goes_on_with_its_topics(environment: dict[str, str]) -> None:

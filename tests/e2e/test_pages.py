@@ -128,7 +128,8 @@ class Reader:
             elif command == STANDALONE:
                 self.start(f"{command} {self._listening()}")
             elif " admin serve" in command:
-                self.start(f"{command} --listen-addr 127.0.0.1:{self.ports['8080']}")
+                native = f"--service-addr danube://127.0.0.1:{self.ports['6651']}"  # it asks at the usual one
+                self.start(f"{command} --listen-addr 127.0.0.1:{self.ports['8080']} {native}")
             elif command.endswith(FOREVER):
                 self.start(command.replace("danube top", "env FORCE_COLOR=1 danube top"))  # as on a terminal
             elif command.removeprefix(".venv/bin/").startswith(("danube admin ", "danube top ")):
@@ -207,7 +208,7 @@ def addresses(stream: int, admin: int) -> dict[str, str]:
 def operate(reader: Reader) -> None:
     """Follows docs/operations.md, with the cluster that the reader has."""
     page = reader.with_ports((DOCS / "operations.md").read_text())
-    with pydanube.blocking.connect(f"danube://127.0.0.1:{reader.ports['6660']}") as client:
+    with pydanube.blocking.connect(f"danube://127.0.0.1:{reader.ports['6651']}") as client:
         client.create_topic("/default/orders")
         client.create_topic("/default/ledger")
         with client.consumer("/default/orders", subscription="billing"), client.producer("/default/orders") as orders:
@@ -374,10 +375,17 @@ def test_the_first_commands_of_the_readme_are_those_of_getting_started() -> None
 def test_a_cluster_runs_a_topic_moves_an_operator_works_and_nothing_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    used = {"CLIENT": 6650, "STREAM": 6660, "ADMIN": 50051, "METRICS": 9040, "RAFT": 7650}
-    first = free_block(4 * len(used))
-    bases = dict(zip(used, range(first, first + 4 * len(used), 4), strict=True))
-    ports = {str(port + n): bases[name] + n for name, port in used.items() for n in range(4)}
+    # What the page says, in which steps the brokers have them, and where they are in a block that is free.
+    used = {
+        "CLIENT": (6650, 10, 0),
+        "STREAM": (6651, 10, 1),
+        "ADMIN": (50051, 1, 2),
+        "METRICS": (9040, 1, 6),
+        "RAFT": (7650, 1, 12),
+    }
+    first = free_block(40)
+    bases = {name: first + place for name, (_, _, place) in used.items()}
+    ports = {str(port + step * n): bases[name] + step * n for name, (port, step, _) in used.items() for n in range(4)}
     ports["8080"] = free_ports(1)[0]
     environment = {**{name: str(base) for name, base in bases.items()}, **addresses(bases["STREAM"], bases["ADMIN"])}
     monkeypatch.setenv("DANUBE_ADMIN_ENDPOINT", environment["DANUBE_ADMIN_ENDPOINT"])

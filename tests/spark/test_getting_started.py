@@ -24,5 +24,5 @@ def test_the_moved_topic_is_a_table(spark: SparkSession, place: Place) -> None:
             producer.send_nowait(b"%d" % number)
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        exec(program.text.replace("danube://127.0.0.1:6660", place.url), {})  # in the session that is there
+        exec(program.text.replace("danube://127.0.0.1:6651", place.url), {})  # in the session that is there
     assert missing(said.text, output.getvalue()) is None, output.getvalue()
