@@ -106,13 +106,13 @@ def test_repair_says_what_it_left_and_why(broker: BrokerProcess, topic: str) -> 
     assert foreign.exists() and left_over.exists()
 
 
-def test_what_could_not_be_checked_is_exit_code_2(broker: BrokerProcess) -> None:
+def test_what_could_not_be_checked_has_the_exit_code_of_its_reason(broker: BrokerProcess) -> None:
     done = admin(broker, "storage", "verify", "/default/never")
-    assert done.returncode == 2 and done.stdout == ""
+    assert done.returncode == 4 and done.stdout == ""
     assert len(done.stderr.splitlines()) == 1 and "/default/never" in done.stderr
     [port] = free_ports(1)
     done = danube("admin", "--endpoint", f"http://127.0.0.1:{port}", "storage", "verify", "/default/a")
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 3 and len(done.stderr.splitlines()) == 1
 
 
 def test_retention_is_shown_set_and_reset(broker: BrokerProcess, topic: str) -> None:

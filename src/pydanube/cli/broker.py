@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pydanube import __version__
+from pydanube.cli import exits
 
 if TYPE_CHECKING:
     from pydanube.api.process import Listening
@@ -53,7 +54,7 @@ SIGTERM or Ctrl-C finishes commits, saves cursors, in a cluster hands topics ove
 a second one exits at once (130). \
 SIGHUP reads the configuration file again: log level and format, policies and stream.limits hold from then on, \
 what needs a restart is named in the log, and a file with a mistake changes nothing. \
-A mistake in flags or configuration, a taken port and a directory in use are one line and exit code 1.
+A mistake in flags or configuration and a taken port are one line and exit code 2, a directory in use 5.
 
 Authentication does not exist yet, and TLS only on the native port (stream.tls in the configuration file). \
 A configuration that asks for more is refused; \
@@ -257,7 +258,7 @@ def broker(
         if not as_json:
             raise
         log.critical("broker ended", extra={"why": str(error)})
-        raise typer.Exit(1) from error
+        raise typer.Exit(exits.exit_code(error)) from error
 
 
 class _WithoutPandas(MetaPathFinder):
@@ -289,7 +290,7 @@ def _check(flags: Flags) -> None:
         if not found.problems:
             print("The configuration is good. Nothing was started.")
     if found.problems:
-        raise typer.Exit(1)
+        raise typer.Exit(exits.USAGE)
 
 
 def _print_banner_in_json(at: Listening) -> None:

@@ -1,9 +1,9 @@
 """The door of the `danube` command: finds the subcommands, and answers for their errors.
 
-A user never sees a traceback. What we know is wrong is one line on stderr and an exit code for its kind
-(`exits.py`); a mistake on the command line is typer's message; a reader that leaves early
-(`danube log dump | head`) ends the command quietly. An error nobody foresaw is one line too, exit
-code 70, and `python -X dev -m pydanube …` shows where it came from.
+A user never sees a traceback. What we know is wrong is one line on stderr and an exit
+code of its kind (`exits.py`); a mistake on the command line is typer's message and exit code 2; a reader that
+leaves early (`danube log dump | head`) ends the command quietly. An error nobody foresaw is one
+line too, exit code 70, and `python -X dev -m pydanube …` shows where it came from.
 """
 
 import os
@@ -15,9 +15,7 @@ from typing import Annotated
 import typer
 
 from pydanube import __version__
-from pydanube.cli.contexts import CHOSEN, Chosen
-from pydanube.cli.exits import Exit, code_of
-from pydanube.cli.words import Words
+from pydanube.cli import exits
 
 
 def broker() -> None:
@@ -40,7 +38,7 @@ def main() -> None:
     except SystemExit as leaving:
         code = _flush(leaving.code)
     except KeyboardInterrupt:
-        code = Exit.INTERRUPTED
+        code = exits.INTERRUPTED
     except BrokenPipeError:
         code = _abandon_stdout()
     except Exception as error:
@@ -136,11 +134,12 @@ def _report(error: Exception) -> int:
     if sys.flags.dev_mode:
         raise error
     if isinstance(error, DanubeError):
-        message = str(error)
+        message, code = str(error), exits.exit_code(error)
     elif isinstance(error, OSError):
-        message = _describe(error)
+        message, code = _describe(error), exits.NOT_GOOD
     else:
         message = f"internal error: {type(error).__name__}: {error} (python -X dev -m pydanube shows where)"
+        code = exits.BUG
     print(f"danube: {' '.join(message.split())}", file=sys.stderr)
     return code_of(error)
 
@@ -163,7 +162,7 @@ def _flush(code: str | int | None) -> str | int | None:
 def _abandon_stdout() -> int:
     """Sends what is left of stdout nowhere, or the interpreter's last flush would complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return Exit.NOT_GOOD
+    return exits.NOT_GOOD
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Annotated, Final
 
 import typer
 
+from pydanube.cli import exits
 from pydanube.cli.admin import ENDPOINT, OURS, TopicArgument, ask, orphan_fields, topics
 from pydanube.cli.completion import broker_ids, namespace_names
 from pydanube.cli.output import Output, OutputOption, id_text, print_done, print_json, print_rows
@@ -71,18 +72,7 @@ def unload_topic(
             for note in each.notes:
                 print(f"  {each.topic}: {note}")
     if not moved:
-        raise typer.Exit(Exit.REFUSED if all(result.failure for result in results) else Exit.NOT_GOOD)
-
-
-def _in_namespace(topic: str, namespace: str | None) -> str:
-    """Raises ConfigError if the topic names another namespace itself."""
-    if namespace is None:
-        return topic
-    if topic.count("/") < 2:
-        return f"/{namespace}/{topic.lstrip('/')}"
-    if not topic.startswith(f"/{namespace}/"):
-        raise ConfigError("--namespace", namespace, f"{topic} names its namespace already; leave --namespace out")
-    return topic
+        raise typer.Exit(exits.NOT_GOOD)
 
 
 async def _unload(request: ours.UnloadTopicRequest, *, tell: bool) -> list[ours.UnloadResult]:

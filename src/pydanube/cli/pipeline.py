@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pydanube.cli import exits
 from pydanube.cli.output import Output, OutputOption, print_json
 
 HELP = "Jobs over topics, on Spark: make tables of them, prove them, replay them, count them."
@@ -43,7 +44,7 @@ def run(
         for line in report.lines():
             typer.echo(line)
     if not report.is_good:
-        raise typer.Exit(1)
+        raise typer.Exit(exits.NOT_GOOD)
 
 
 @app.command("jobs")

@@ -69,13 +69,14 @@ a broker with a file is part of a cluster.
 WHILE_RUNNING: Final = """\
 ## Check it, and change it while the broker runs
 
-`danube broker --check`, with the flags of the start, checks flags, file, directories, ports, certificates and the store's URL, says
-with what a broker would run, and starts nothing: exit code 0 if all is well. It may be run beside the broker.
+`danube broker --check`, with the flags of the start, checks flags, file, directories, ports, certificates and the URL
+of the store, says with what a broker would run, and starts nothing: exit code 0 if all is well, else 2. It may be run
+beside the broker.
 
-SIGHUP (`systemctl reload`, `kill -HUP`) has the broker read its file again. `log`, `policies` and `stream.limits` hold from then on: limits
-of a namespace for topics that are open, those of `stream.limits` for connections that come. The line
-`configuration reloaded` names what changed and what needs a restart. A file with a mistake changes nothing, and the log says why. SIGHUP never
-ends the broker, not even when the terminal that it was started in is closed.
+SIGHUP (`systemctl reload`, `kill -HUP`) has the broker read its file again. `log`, `policies` and `stream.limits` hold
+from then on: limits of a namespace for topics that are open, those of `stream.limits` for connections that come. The
+line `configuration reloaded` names what changed and what needs a restart. A file with a mistake changes nothing, and
+the log says why. SIGHUP never ends the broker, not even when the terminal that it was started in is closed.
 
 ## Set while the broker runs
 

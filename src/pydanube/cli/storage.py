@@ -2,7 +2,7 @@
 
 danube admin storage list /default/orders                    objects, and what is only in the log
 danube admin storage list /default/orders --output paths     one path or URL a line, for DuckDB, pyarrow and Spark
-danube admin storage verify /default/orders                  every byte; exit code 0 whole, 1 not, 2 could not check
+danube admin storage verify /default/orders                  every byte; exit code 0 whole, 1 not, 2 to 5 not checked
 danube admin topics retention /default/orders --minutes 10080
 """
 
@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from pydanube.cli import exits
 from pydanube.cli.admin import (
     ENDPOINT,
     OURS,
@@ -34,12 +35,10 @@ from pydanube.cli.admin import (
 )
 from pydanube.cli.output import Output, OutputOption, id_text, print_done, print_fields, print_rows
 from pydanube.cli.rpc import BrokerRefused, Connection
-from pydanube.errors import ConfigError, DanubeError
+from pydanube.errors import ConfigError
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 HELP: Final = "History in the object store: list objects, verify them, apply retention."
-EXIT_PROBLEMS: Final = 1
-EXIT_UNCHECKED: Final = 2
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -172,21 +171,17 @@ def verify(
 ) -> None:
     """Compare a topic's descriptors with its objects, every byte of them.
 
-    Exit code 0: everything is as it was written. 1: problems were found; each names object and offsets. 2: it could not
-    be checked. Notes are worth knowing and change no exit code.
+    Exit code 0: everything is as it was written. 1: problems were found; each names object and offsets. 2 to 5: it
+    could not be checked. Notes are worth knowing and change no exit code.
     """
-    try:
-        report = asyncio.run(_verify(topic, repair))
-    except DanubeError as error:
-        print(f"danube: {' '.join(str(error).split())}", file=sys.stderr)
-        raise typer.Exit(EXIT_UNCHECKED) from error
+    report = asyncio.run(_verify(topic, repair))
     problems = [each for each in report.findings if each.is_problem]
     if output is Output.json:
         print(json.dumps(_report(report), indent=2, ensure_ascii=False))
     else:
         _print_report(report, problems)
     if problems:
-        raise typer.Exit(EXIT_PROBLEMS)
+        raise typer.Exit(exits.NOT_GOOD)
 
 
 async def _verify(topic: str, repair: bool) -> ours.VerifyReport:

@@ -26,7 +26,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -63,6 +63,12 @@ _DICTIONARY: Final = [
     "schema_version", "producer_id", "epoch",
 ]  # fmt: skip
 _DELTA: Final = {name: "DELTA_BINARY_PACKED" for name in ("offset", "sequence", "append_time", "publish_time")}
+# Only a shortcut for readers, and older versions cannot write them.
+_BLOOM_FILTERS: Final[dict[str, Any]] = (
+    {"bloom_filter_options": {"routing_key": {"ndv": 10_000, "fpp": 0.01}}}
+    if int(pa.__version__.partition(".")[0]) >= 24
+    else {}
+)
 _BATCH: Final = struct.Struct("<QIIQQQQq")  # base, rows, logical crc, producer, session, first sequence, epoch, time
 _GROUP: Final = struct.Struct("<QIII")  # first offset, rows, logical crc, crc of the bytes
 _MAGIC: Final = b"PAR1"
@@ -379,7 +385,7 @@ def _write(
         write_page_checksum=True,
         write_page_index=True,
         sorting_columns=[pq.SortingColumn(0)],
-        bloom_filter_options={"routing_key": {"ndv": 10_000, "fpp": 0.01}},
+        **_BLOOM_FILTERS,
     )
     with writer:
         for table in groups:
