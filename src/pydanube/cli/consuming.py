@@ -17,7 +17,7 @@ from pydanube.cli.exits import NotThere
 from pydanube.cli.owners import Owners
 from pydanube.cli.rpc import Connection, is_passing, with_retries
 from pydanube.core.names import TopicName
-from pydanube.errors import DanubeError
+from pydanube.errors import DanubeError, TopicUnknown
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
 
 if TYPE_CHECKING:
@@ -100,6 +100,12 @@ async def _consume(owners: Owners, wish: Wish, show: Callable[[Received], None],
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+class NothingToConsume(TopicUnknown):
+    def __str__(self) -> str:
+        made = "`danube produce` does, or `danube admin topics create`"
+        return f"there is no topic {self.topic}: consumers create none; {made}"
+
+
 async def _topics(connection: Connection, topic: TopicName) -> list[str]:
     request = pb.TopicLookupRequest(request_id=1, topic=topic)
     answer = await with_retries(
@@ -107,7 +113,7 @@ async def _topics(connection: Connection, topic: TopicName) -> list[str]:
         retries_max=2,
     )
     if not answer.partitions:
-        raise no_topic(topic)
+        raise NothingToConsume(topic)
     return list(answer.partitions)
 
 
