@@ -32,20 +32,25 @@ from pydanube.core.events import (
     Expired,
     Forgotten,
     Granted,
+    Handed,
     HistoryAvailable,
     Joined,
     JoinRefused,
     Keyed,
     Left,
     Nacked,
+    NotHeld,
     PolicyChanged,
     Ranges,
     ReadKeys,
+    Recall,
+    Returned,
     SaveCursor,
     Send,
     Shipped,
     Skipped,
     Sought,
+    Stopped,
     Ticked,
     Trimmed,
     Unblocked,
@@ -117,7 +122,14 @@ class World:
         self.cursor = 0
         self.blocked: set[str | None] = set()
         self.trimmed = 0
-        self.sent_at: dict[int, float] = {}
+        self.sent_at: dict[int, float] = {}  # or handed over
+        self.due_at: dict[int, float] = {}  # of those that an application asked more time for
+        self.unseen: set[int] = set()  # in the queue of a consumer that says what it hands over
+        self.hands_over: set[ConsumerId] = set()
+        self.stopped: set[ConsumerId] = set()
+        self.active_at: dict[ConsumerId, float] = {}  # took or asked for something
+        self.recalled: list[Recall] = []
+        self.returned: set[int] = set()  # sent, and then not: whoever acknowledges it may be believed, or not
         self.shipping: list[Send] = []
         self.questions: list[ReadKeys] = []
         self.wake_at: float | None = None
@@ -128,6 +140,7 @@ class World:
         sought = isinstance(event, Sought)
         if isinstance(event, Sought):
             self.held.clear()
+            self.unseen.clear()
             self.done = set(range(max(event.offset, self.trimmed)))
             self.dead_letters.clear()
             self.ever_sent.clear()
@@ -144,17 +157,21 @@ class World:
             known = {at for at in asked if not self.sought or at in self.done or sent_before[at]}
             known = {offset for offset in known if offset < head_before}
             assert not refused & known, "what is committed can be acknowledged"
-            late = {at for at in asked & self.ever_missing if at < head_before}  # what a lost owner had may be, or not
+            either = self.ever_missing | self.returned  # what a lost owner had may be, or not
+            late = {at for at in asked & either if at < head_before}
             assert asked - known - late <= refused, "and nothing else"
             acked = asked - refused
             self.done |= acked
         self.forget_landed(event, held_before)
+        self.forget_taken_from_silent()
         for effect in effects:
             self.check(effect)
         for offset, holder in list(self.held.items()):
             # Timeouts are not announced; what the machine took back is not held any more.
             if self.machine.in_flight.holder(offset) != holder:
+                assert offset not in self.unseen, "what nobody has seen does not time out"
                 del self.held[offset]
+        self.unseen &= self.held.keys()
         cursor = self.machine.progress.next_unacked
         assert cursor >= self.cursor or sought, "the cursor never goes back"
         assert set(range(cursor)) <= self.done, "every offset below the cursor is done"
@@ -174,6 +191,12 @@ class World:
                 gone = set(flat(parts))
             case Left(consumer) | Joined(consumer):
                 gone = {offset for offset, holder in held_before.items() if holder == consumer}
+            case Returned(consumer, parts):
+                gone = {at for at in flat(parts) if held_before.get(at) == consumer and at in self.unseen}
+                self.ever_sent.subtract(gone)
+                self.returned |= gone
+            case Handed(consumer, parts, seconds):
+                self.hand_over(consumer, [at for at in flat(parts) if held_before.get(at) == consumer], seconds)
             case Shipped(consumer, _, unsent):
                 gone = {offset for offset in flat(unsent) if held_before.get(offset) == consumer}
             case Trimmed(first_offset):
@@ -183,8 +206,35 @@ class World:
         timeout = self.machine.policy.ack_timeout_seconds
         if timeout is not None:
             for offset, sent_at in list(self.sent_at.items()):
-                if sent_at + timeout <= self.now:
+                if offset in self.unseen or offset not in self.held:
+                    continue
+                if self.due_at.get(offset, sent_at + timeout) <= self.now:
                     self.held.pop(offset, None)
+
+    def hand_over(self, consumer: ConsumerId, taken: list[int], seconds: float | None) -> None:
+        timeout = self.machine.policy.ack_timeout_seconds
+        for offset in taken:
+            if offset in self.unseen:
+                self.unseen.discard(offset)
+                self.sent_at[offset] = self.now
+            if seconds is not None and timeout is not None:
+                before = self.due_at.get(offset, self.sent_at[offset] + timeout)
+                if before < self.now + seconds:
+                    self.due_at[offset] = self.now + seconds
+                else:
+                    self.due_at[offset] = before
+
+    def forget_taken_from_silent(self) -> None:
+        timeout = self.machine.policy.ack_timeout_seconds
+        for offset in self.unseen & self.held.keys():
+            holder = self.held[offset]
+            if self.machine.in_flight.holder(offset) != holder or offset not in self.machine_unseen(holder):
+                assert timeout is not None and self.active_at[holder] + timeout <= self.now, "only from the silent"
+                assert len(self.connected) > 1 and self.kind in ("shared", "key_shared"), "only if another has room"
+                del self.held[offset]
+
+    def machine_unseen(self, consumer: ConsumerId) -> set[int]:
+        return {at for piece in self.machine.in_flight.unseen(consumer) for at in range(piece.first, piece.end)}
 
     def check(self, effect: Effect) -> None:
         match effect:
@@ -213,12 +263,16 @@ class World:
                 self.blocked.add(key)
             case Unblocked(key):
                 self.blocked.discard(key)
-            case SaveCursor() | Activated() | JoinRefused() | AckRefused():
+            case Recall(consumer, parts):
+                assert consumer in self.hands_over and consumer in self.connected
+                self.recalled.append(effect)
+            case SaveCursor() | NotHeld() | Activated() | JoinRefused() | AckRefused():
                 pass
 
     def check_send(self, consumer: ConsumerId, sent: list[int], attempt: int) -> None:
         assert consumer in self.connected
         assert attempt >= 1
+        assert consumer not in self.stopped, "who wants nothing gets nothing"
         if self.kind in ("exclusive", "failover"):
             assert consumer == next(iter(self.connected)), "only the active consumer receives"
         for offset in sent:
@@ -230,6 +284,10 @@ class World:
                 self.check_key(consumer, offset)
             self.held[offset] = consumer
             self.sent_at[offset] = self.now
+            self.due_at.pop(offset, None)
+            self.unseen.discard(offset)
+            if consumer in self.hands_over:
+                self.unseen.add(offset)
             self.ever_sent[offset] += 1
         if self.connected[consumer]:
             by_window = sum(self.connected[holder] for holder in self.held.values())
@@ -251,6 +309,7 @@ class World:
         assert machine.get_lag_info(self.head).lag_messages == lag
         assert machine.has_lag(self.head) == (lag > 0)
         assert machine.in_flight.count == len(self.held)
+        assert machine.roster.unseen == len(self.unseen) == machine.standing().unseen
         position = machine.saved()
         again, intact = Progress.restore(position.cursor, position.holes, head=self.head)
         assert intact and again.next_unacked == self.cursor
@@ -286,10 +345,13 @@ class World:
         if send.consumer in self.connected and not self.connected[send.consumer]:
             self.permits[send.consumer] += len(unsent)
         self.ever_sent.subtract(unsent)
+        self.returned |= set(unsent)
         size = 10 * (len(numbers) - len(unsent))
         self.step(Shipped(send.consumer, size, offsets(*unsent)))
 
-    def join(self, consumer: ConsumerId, *, by_window: bool, filters: tuple[str, ...]) -> None:
+    def join(
+        self, consumer: ConsumerId, *, by_window: bool, filters: tuple[str, ...], hands_over: bool = False
+    ) -> None:
         if self.kind == "exclusive" and self.connected and consumer not in self.connected:
             effects = self.step(Joined(consumer))
             assert JoinRefused(consumer, next(iter(self.connected))) in effects
@@ -298,14 +360,21 @@ class World:
         for offset, holder in list(self.held.items()):
             if holder == consumer:
                 del self.held[offset]
+        self.unseen &= self.held.keys()
+        self.stopped.discard(consumer)
+        self.hands_over.discard(consumer)
+        if hands_over:
+            self.hands_over.add(consumer)
+        self.active_at[consumer] = self.now
         self.connected[consumer] = by_window
         self.filters[consumer] = filters
         self.permits[consumer] = 0 if by_window else 3
-        self.step(Joined(consumer, None if by_window else Permits(3, 40), filters))
+        self.step(Joined(consumer, None if by_window else Permits(3, 40), filters, hands_over))
 
     def leave(self, consumer: ConsumerId) -> None:
         self.shipping = [send for send in self.shipping if send.consumer != consumer]
         self.connected.pop(consumer, None)
+        self.unseen -= {offset for offset, holder in self.held.items() if holder == consumer}
         self.step(Left(consumer))
 
     def change(self, policy: FailurePolicy) -> None:
@@ -328,7 +397,10 @@ class World:
                     self.step(Available(self.head))
                 self.step(Ticked())
             case "join":
-                self.join(consumer, by_window=b % 2 == 0, filters=FILTERS[b // 2 % 4])
+                by_window = b % 2 == 0
+                self.join(
+                    consumer, by_window=by_window, filters=FILTERS[b // 2 % 4], hands_over=a % 4 > 0 and not by_window
+                )
             case "leave":
                 self.leave(consumer)
             case "forget" if consumer not in self.connected:
@@ -336,11 +408,33 @@ class World:
                 self.step(Forgotten(consumer))
             case "grant" if self.connected.get(consumer) is False:
                 self.permits[consumer] += b % 5
+                if b % 5:
+                    self.active_at[consumer] = self.now
                 self.step(Granted(consumer, Permits(b % 5, 30)))
             case "ship":
                 self.ship(sent=None if b % 3 else b % 2)
             case "ack" if in_flight:
                 self.step(Acked(offsets(in_flight[b % len(in_flight)])))
+            case "hand over" if self.unseen:
+                offset = sorted(self.unseen)[b % len(self.unseen)]
+                holder = self.held[offset]
+                self.active_at[holder] = self.now
+                effects = self.step(Handed(holder, offsets(offset), float(b) if b % 3 == 0 else None))
+                assert not any(isinstance(effect, NotHeld) for effect in effects)
+            case "extend" if in_flight:
+                offset = in_flight[b % len(in_flight)]
+                holder = self.held[offset]
+                self.active_at[consumer] = self.now
+                effects = self.step(Handed(consumer, offsets(offset), float(a % 9)))
+                assert (NotHeld(offsets(offset)) in effects) == (holder != consumer), "only what it holds"
+            case "give back" if self.recalled:
+                question = self.recalled.pop(0)
+                known = [n for n in flat(question.ranges) if n in self.unseen and self.held.get(n) == question.consumer]
+                self.step(Returned(question.consumer, offsets(*known)))
+            case "stop" if consumer in self.hands_over and consumer in self.connected:
+                self.stopped.add(consumer)
+                self.active_at[consumer] = self.now
+                self.step(Stopped(consumer))
             case "ack some":
                 self.step(Acked(below_head))
             case "ack unsent":
@@ -415,7 +509,7 @@ class World:
 ACTIONS = [
     "commit", "commit", "commit unheard", "heartbeat", "join", "join", "leave", "forget", "grant", "grant",
     "ship", "ship", "ack", "ack", "ack", "ack some", "ack unsent", "nack", "nack some", "time", "keys", "keys",
-    "withhold", "rescue", "void", "trim", "policy", "seek", "dead lettered", "dead letter failed",
+    "hand over", "hand over", "extend", "give back", "stop", "withhold", "rescue", "void", "trim", "policy", "seek", "dead lettered", "dead letter failed",
 ]  # fmt: skip
 histories = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 50), st.integers(0, 23)), max_size=60)
 

@@ -77,6 +77,8 @@ class RangeDispatch(Machine):
             consumers=len(members),
             has_room=self._has_room(),
             unacked=self.in_flight.count,
+            unseen=self.roster.unseen,
+            late=self.roster.late,
             window_held=self.roster.window_held,
             unacked_max=self.roster.limits.unacked_max if by_window else None,
             waiting=self._waiting.count,
@@ -247,7 +249,7 @@ class FailoverDispatch(RangeDispatch):
 
     def _joined(self, event: Joined) -> None:
         before = self.active
-        self.roster.join(event.consumer, event.permits)
+        self.roster.join(event.consumer, event.permits, hands_over=event.hands_over)
         if before is None:
             self._effects.append(Activated(event.consumer))
 
@@ -293,6 +295,8 @@ class ExclusiveDispatch(FailoverDispatch):
 class SharedDispatch(RangeDispatch):
     """Everybody in turn; who has no room is passed over."""
 
+    shares = True
+
     def __init__(
         self,
         progress: Progress,
@@ -306,7 +310,7 @@ class SharedDispatch(RangeDispatch):
         self._turn = 0  # whose turn is next
 
     def _joined(self, event: Joined) -> None:
-        self._turns.append(self.roster.join(event.consumer, event.permits))
+        self._turns.append(self.roster.join(event.consumer, event.permits, hands_over=event.hands_over))
 
     def _left(self, consumer: ConsumerId) -> None:
         at = next(at for at, member in enumerate(self._turns) if member.consumer == consumer)
@@ -347,6 +351,11 @@ class SharedDispatch(RangeDispatch):
             self._send(member, piece.first, piece.end, piece.value)
             self._turn = at + 1
             line.append(at)
+
+    def _idle_and_busy(self) -> tuple[list[Member], list[Member]]:
+        if self._blocking or self._can_send():
+            return [], []
+        return super()._idle_and_busy()
 
     def _share(self) -> int:
         """Equal parts of what can be sent now, for those with room."""

@@ -26,12 +26,14 @@ class Joined:
     """A consumer can be sent messages. Joining again under the same id is a takeover: it keeps its place in
     the line, and what it held is delivered again.
 
-    `permits` None: it goes by the subscription's window. `key_filters` matter to Key-Shared only.
+    `permits` None: it goes by the subscription's window. `key_filters` matter to Key-Shared only. `hands_over`: it
+    says what its application takes (`Handed`), and deadlines run from then; else they run from sending.
     """
 
     consumer: ConsumerId
     permits: Permits | None = None
     key_filters: tuple[str, ...] = ()
+    hands_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,32 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
+class Handed:
+    """A consumer's application has these now. With `seconds`: it needs them for so long, from now on; what it does not
+    hold any more is answered with `NotHeld`.
+    """
+
+    consumer: ConsumerId
+    ranges: Ranges
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A consumer's application has not seen these, and will not: they are as if they had not been sent."""
+
+    consumer: ConsumerId
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A consumer wants nothing more; what it holds it may still acknowledge."""
+
+    consumer: ConsumerId
+
+
+@dataclass(frozen=True, slots=True)
 class Shipped:
     """What became of a `Send`: so many bytes went out, `unsent` did not.
 
@@ -72,7 +100,10 @@ class Shipped:
 
 @dataclass(frozen=True, slots=True)
 class Acked:
+    """`consumer`: who says so, if that is known: a sign of life."""
+
     ranges: Ranges
+    consumer: ConsumerId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +111,7 @@ class Nacked:
     ranges: Ranges
     delay_seconds: float = 0.0
     reason: str = ""
+    consumer: ConsumerId | None = None
 
 
 # --- events: the log -------------------------------------------------------------------------------------
@@ -170,6 +202,9 @@ Event: TypeAlias = (
     | Left
     | Forgotten
     | Granted
+    | Handed
+    | Returned
+    | Stopped
     | Shipped
     | Acked
     | Nacked
@@ -202,6 +237,21 @@ class Send:
     ranges: Ranges
     attempt: int
     size_max_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Ask the consumer to give back what its application has not seen of these. It answers with `Returned`, or not."""
+
+    consumer: ConsumerId
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class NotHeld:
+    """The consumer does not hold these (any more), so it cannot have them for longer."""
+
+    ranges: Ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +345,8 @@ class WakeAt:
 
 Effect: TypeAlias = (
     Send
+    | Recall
+    | NotHeld
     | SaveCursor
     | DeadLetter
     | Blocked

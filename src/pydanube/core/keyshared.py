@@ -68,7 +68,9 @@ class KeyQueue:
 
 
 class KeySharedDispatch(Machine):
-    """`away` are registered consumers that are not connected now; their keys are kept for them."""
+    """`away` are registered consumers that are not connected now, or are sent nothing; their keys are kept for them."""
+
+    shares = True
 
     def __init__(
         self,
@@ -116,6 +118,8 @@ class KeySharedDispatch(Machine):
             consumers=len(members),
             has_room=bool(has_room) and has_work,
             unacked=self.in_flight.count,
+            unseen=self.roster.unseen,
+            late=self.roster.late,
             window_held=self.roster.window_held,
             unacked_max=self.roster.limits.unacked_max if by_window else None,
             waiting=self._turns[Turn.WAITING],
@@ -285,20 +289,41 @@ class KeySharedDispatch(Machine):
     # --- consumers --------------------------------------------------------------------------------------
 
     def _joined(self, event: Joined) -> None:
-        self.roster.join(event.consumer, event.permits)
+        self.roster.join(event.consumer, event.permits, hands_over=event.hands_over)
         self._away.pop(event.consumer, None)
         self._ring.put(event.consumer, event.key_filters)
         self._reassign()
 
     def _rejoined(self, event: Joined) -> None:
+        self._away.pop(event.consumer, None)
         self._ring.put(event.consumer, event.key_filters)
         self._reassign()
 
     def _left(self, consumer: ConsumerId) -> None:
-        self._away[consumer] = self._ring.filters(consumer)
+        self._out_of_turn(consumer)
         super()._left(consumer)
-        self._ring.remove(consumer)
         self._reassign()
+
+    def _out_of_turn(self, consumer: ConsumerId) -> None:
+        """Its keys go to others. What it holds of them stays in flight, and the rest of those keys behind it."""
+        if consumer not in self._away:
+            self._away[consumer] = self._ring.filters(consumer)
+            self._ring.remove(consumer)
+            self._reassign()
+
+    def _in_turn_again(self, consumer: ConsumerId) -> None:
+        self._ring.put(consumer, self._away.pop(consumer))
+        self._reassign()
+
+    def _recallable(self, member: Member, idle: Sequence[Member]) -> list[OffsetRange]:
+        """What belongs to the idle by now: they joined after it was sent."""
+        owners = {each.consumer for each in idle}
+        return [
+            OffsetRange(offset, offset + 1)
+            for piece in self.in_flight.unseen(member.consumer)
+            for offset in range(piece.first, piece.end)
+            if self._keys[self._key_of[offset]].owner in owners
+        ]
 
     def _forgotten(self, consumer: ConsumerId) -> None:
         self._away.pop(consumer, None)

@@ -83,6 +83,8 @@ class Standing:
     consumers: int = 0
     has_room: bool = False
     unacked: int = 0
+    unseen: int = 0  # of these, in the queues of consumers whose applications have not taken them
+    late: int = 0  # besides, still in queues of consumers although their time is over
     window_held: int = 0  # of these, by consumers that go by the window
     unacked_max: int | None = None  # None if all consumers go by permits
     waiting: int = 0  # failed, to be sent again later
@@ -146,7 +148,7 @@ def _cause(s: Standing, now: float) -> str:
     if s.undispatched and not s.has_room:
         if s.unacked_max is not None and s.window_held >= s.unacked_max:
             return f"window full: {s.window_held} of {s.unacked_max} messages wait for an ack; {behind}"
-        return f"no consumer has room: {_messages(s.unacked)} wait for an ack; {behind}"
+        return f"no consumer has room: {_messages(s.unacked)} wait for an ack{_where(s)}; {behind}"
     if s.undispatched:
         return f"delivering: {_messages(s.undispatched)} can be sent now; {behind}"
     if s.waiting:
@@ -157,10 +159,17 @@ def _cause(s: Standing, now: float) -> str:
     if s.unaccepted:
         return f"no connected consumer accepts the keys of {_messages(s.unaccepted)}; {behind}"
     if s.unacked:
-        return f"waiting for the ack of {_messages(s.unacked)} already sent; {behind}"
+        return f"waiting for the ack of {_messages(s.unacked)} already sent{_where(s)}; {behind}"
     if s.blocked_keys:
         return f"blocked by poison at offset {s.blocked_offset}; {behind}"
     return f"nothing can be sent now; {behind}"
+
+
+def _where(s: Standing) -> str:
+    """What else there is to say of messages that consumers have. One whose messages timed out has them still."""
+    unseen = f", {s.unseen} of them unseen in the queues of consumers" if s.unseen else ""
+    late = f", and consumers still have {_messages(s.late)} that timed out" if s.late else ""
+    return unseen + late
 
 
 def _messages(count: int) -> str:

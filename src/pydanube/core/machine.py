@@ -8,6 +8,10 @@ The machine never waits, reads no clock and raises nothing: what cannot be is an
 (`AckRefused`, `JoinRefused`) or, if only our own bug can cause it, an assertion. Subclasses decide who gets
 what (`_assign`) and keep what is waiting to be sent again.
 
+A consumer that says what it hands over has a queue of its own: what waits there is *unseen* and has no deadline, until
+its application takes it. If others have nothing to do it is asked to give some back, and if it takes, acknowledges
+and asks for nothing during a whole ack timeout, its unseen messages are taken from it (docs/adr/0007-workers.md).
+
 Invariant: every offset in [next_unacked, next_fresh) that is neither settled nor missing is in exactly one
 place: in flight, or in the subclass's keeping. Nothing is ever skipped.
 
@@ -34,17 +38,22 @@ from pydanube.core.events import (
     Expired,
     Forgotten,
     Granted,
+    Handed,
     HistoryAvailable,
     Joined,
     Keyed,
     Left,
     Nacked,
+    NotHeld,
     PolicyChanged,
     Ranges,
+    Recall,
+    Returned,
     SaveCursor,
     Send,
     Shipped,
     Sought,
+    Stopped,
     Ticked,
     Trimmed,
     Voided,
@@ -59,6 +68,9 @@ from pydanube.core.roster import DispatchLimits, Member, Roster
 from pydanube.core.window import Flight, InFlight, Progress, SavedPosition
 
 PIECES_MAX: Final = 1_024  # ranges that one step sends, takes back because of their age, or retries
+IDLE_SECONDS: Final = 0.1  # somebody has nothing to do for so long, and others are asked for what they have not seen
+RECALL_SECONDS: Final = 1.0  # how often one consumer is asked
+RECALL_RANGES_MAX: Final = 1_000
 
 
 class _Outgoing:
@@ -74,6 +86,8 @@ class _Outgoing:
 
 class Machine(ABC):
     """One subscription. `progress` is where it stands; `first_offset` the lowest offset the log still has."""
+
+    shares = False  # several consumers receive at the same time
 
     def __init__(
         self,
@@ -94,6 +108,7 @@ class Machine(ABC):
         self.pieces_max = PIECES_MAX
         self.touched_max = 0  # ranges, by the costliest step so far
         self._unfinished = False  # there is more to send, and somebody has room
+        self._idle_since: float | None = None  # somebody has nothing to do, while others have unseen messages
         self._now = 0.0
         self._wake_at: float | None = None
         self._rate_ready_at: float | None = None
@@ -111,7 +126,10 @@ class Machine(ABC):
         self._retry_due()
         self._rate_ready_at = None
         self._unfinished = False
+        if self.shares and len(self.roster) > 1:
+            self._take_from_silent()
         self._assign()
+        self._recall()
         self._say_sends()
         if self.progress.next_unacked != cursor_before or isinstance(event, Sought):
             self._effects.append(SaveCursor(self.progress.next_unacked))
@@ -146,7 +164,8 @@ class Machine(ABC):
 
     def _hear(self, event: Event) -> None:
         match event:
-            case Acked(ranges):
+            case Acked(ranges, consumer):
+                self._heard_from(consumer)
                 self._acked(ranges)
             case Available(end):
                 self.progress.head = max(self.progress.head, end)
@@ -154,13 +173,26 @@ class Machine(ABC):
             case Shipped():
                 self._shipped(event)
             case Granted(consumer, permits):
+                if permits.messages > 0:
+                    self._heard_from(consumer)
                 self.roster.grant(consumer, permits)
+            case Handed():
+                self._handed(event)
+            case Returned(consumer, ranges):
+                self._returned(consumer, ranges)
+            case Stopped(consumer):
+                member = self.roster.get(consumer)
+                if member is not None and not member.stopped:
+                    self._heard_from(consumer)
+                    member.stopped = True
+                    self._out_of_turn(consumer)
             case Ticked():
                 self._resume()
                 self._ticked()
             case Keyed(pairs):
                 self._keyed(pairs)
             case Nacked():
+                self._heard_from(event.consumer)
                 self._nacked(event)
             case Joined(consumer):
                 if consumer in self.roster:
@@ -223,6 +255,128 @@ class Machine(ABC):
                 tries = piece.value.tries.failed(event.reason)
                 self._failed(piece.first, piece.end, tries, event.delay_seconds)
 
+    # --- what consumers have seen -----------------------------------------------------------------------
+
+    def _heard_from(self, consumer: ConsumerId | None) -> None:
+        """Its application does something."""
+        member = None if consumer is None else self.roster.get(consumer)
+        if member is None:
+            return
+        member.active_at = self._now
+        if member.stalled:
+            member.stalled = False
+            if not member.stopped:
+                self._in_turn_again(member.consumer)
+
+    def _handed(self, event: Handed) -> None:
+        member = self.roster.get(event.consumer)
+        missing: list[OffsetRange] = []
+        if member is not None:
+            self._heard_from(event.consumer)
+        for first, end in event.ranges:
+            mine = [piece for piece in self.in_flight.overlap(first, end) if piece.value.consumer == event.consumer]
+            for piece in mine:
+                self._see(piece, event.seconds)
+            if event.seconds is not None:
+                missing += OffsetRanges((piece.first, piece.end) for piece in mine).gaps(first, end)
+        if missing:
+            self._effects.append(NotHeld(tuple(missing)))
+
+    def _see(self, piece: Piece[Flight], seconds: float | None) -> None:
+        first, end, flight = piece
+        timeout = self.policy.ack_timeout_seconds
+        due_at = flight.due_at
+        if seconds is not None and timeout is not None:
+            began = self._now if flight.unseen else flight.sent_at
+            due_at = max(self._now + seconds, began + timeout if due_at is None else due_at)
+        if not flight.unseen and due_at == flight.due_at:
+            return
+        member = self.roster.get(flight.consumer)
+        assert member is not None, "what a consumer held is taken back when it leaves"
+        if flight.unseen:
+            self.roster.seen(member, end - first)
+        self.in_flight.cut(first, end)
+        began = self._now if flight.unseen else flight.sent_at
+        self.in_flight.put(first, end, flight.consumer, flight.tries, began, due_at=due_at)
+
+    def _returned(self, consumer: ConsumerId, ranges: Ranges) -> None:
+        for first, end in ranges:
+            for piece in self.in_flight.overlap(first, end):
+                flight = piece.value
+                if flight.consumer != consumer or not flight.unseen:
+                    continue  # it was taken back meanwhile
+                self._release(self.in_flight.cut(piece.first, piece.end))
+                self._take_back(piece.first, piece.end, flight.tries.undelivered())
+
+    def _take_from_silent(self) -> None:
+        """Whoever took, acknowledged and asked for nothing during an ack timeout gives its queue to those with room."""
+        timeout = self.policy.ack_timeout_seconds
+        if timeout is None:
+            return
+        for member in self.roster.members:
+            if not member.unseen or member.shipping or member.active_at + timeout > self._now:
+                continue
+            if not any(self.roster.room(other) > 0 for other in self.roster.members if other is not member):
+                return
+            pieces = self.in_flight.cut_unseen(member.consumer)
+            self._release(pieces)
+            member.stalled = True
+            for piece in pieces:
+                self._take_back(piece.first, piece.end, piece.value.tries)
+            self._out_of_turn(member.consumer)
+            # If it goes on some day, it should not begin with these.
+            self._say_recall(member, [OffsetRange(piece.first, piece.end) for piece in pieces])
+
+    def _recall(self) -> None:
+        """Somebody has had nothing to do for a while, and another more than it can look at: that one is asked."""
+        idle, busy = self._idle_and_busy()
+        if not idle or not busy:
+            self._idle_since = None
+            return
+        if self._idle_since is None:
+            self._idle_since = self._now
+        if self._recall_at(busy) > self._now:
+            return
+        member = max(busy, key=lambda each: each.unseen if each.recalled_at + RECALL_SECONDS <= self._now else -1)
+        self._idle_since = member.recalled_at = self._now
+        wanted = self._recallable(member, idle)
+        if wanted:
+            self._say_recall(member, wanted)
+
+    def _idle_and_busy(self) -> tuple[list[Member], list[Member]]:
+        """Who could receive, has nothing to look at and gets nothing; and who has unseen messages."""
+        if not self.shares or len(self.roster) < 2 or self._unfinished or self._rate_ready_at is not None:
+            return [], []
+        members = self.roster.members
+        busy = [member for member in members if member.unseen and not member.shipping]
+        if not busy:
+            return [], []
+        idle = [
+            member
+            for member in members
+            if self.roster.room(member) > 0 and not (member.unseen if member.hands_over else member.held)
+        ]
+        return idle, busy
+
+    def _recall_at(self, busy: Sequence[Member]) -> float:
+        assert self._idle_since is not None
+        return max(self._idle_since + IDLE_SECONDS, min(member.recalled_at for member in busy) + RECALL_SECONDS)
+
+    def _recallable(self, member: Member, idle: Sequence[Member]) -> list[OffsetRange]:
+        """What to ask this member for: the upper half, as it looks at the lowest first."""
+        wanted = member.unseen - member.unseen // 2
+        found: list[OffsetRange] = []
+        for piece in reversed(self.in_flight.unseen(member.consumer)):
+            if wanted <= 0:
+                break
+            found.append(OffsetRange(max(piece.first, piece.end - wanted), piece.end))
+            wanted -= found[-1].size
+        return found[::-1]
+
+    def _say_recall(self, member: Member, wanted: Sequence[OffsetRange]) -> None:
+        for at in range(0, len(wanted), RECALL_RANGES_MAX):
+            self._effects.append(Recall(member.consumer, tuple(wanted[at : at + RECALL_RANGES_MAX])))
+
     def _committed_part(self, ranges: Ranges) -> list[OffsetRange]:
         """What of these is below the head and not settled for good, each offset once. The rest above is refused.
 
@@ -255,6 +409,7 @@ class Machine(ABC):
         if member is None:
             return  # it left meanwhile, and what it held was taken back then
         self.roster.shipped(member, event.size_bytes)
+        member.active_at = max(member.active_at, self._now)  # it could not take before what was not sent
         for first, end in event.unsent:
             member.paused = True
             settled = end - first  # voided, trimmed or timed out while it was read: not sent either
@@ -262,7 +417,7 @@ class Machine(ABC):
                 if piece.value.consumer != event.consumer:
                     continue  # it timed out and somebody else has it now
                 self.in_flight.cut(piece.first, piece.end)
-                self.roster.refund(event.consumer, piece.end - piece.first)
+                self.roster.refund(event.consumer, piece.end - piece.first, unseen=piece.value.unseen)
                 self._take_back(piece.first, piece.end, piece.value.tries.undelivered())
                 settled -= piece.end - piece.first
             self.roster.repay(member, settled)
@@ -306,22 +461,43 @@ class Machine(ABC):
 
     def _time_out(self) -> None:
         timeout = self.policy.ack_timeout_seconds
-        oldest = self.in_flight.oldest_sent_at()
-        if timeout is None or oldest is None or oldest + timeout > self._now:
+        deadline = self._next_deadline()
+        if timeout is None or deadline is None or deadline > self._now:
             return
         # The same sum as in the wake time, so that waking exactly then finds what it woke for.
         pieces = self.in_flight.cut_sent(lambda sent_at: sent_at + timeout <= self._now, self.pieces_max)
+        pieces += self.in_flight.cut_due(self._now, self.pieces_max)
         self._release(pieces)
         for piece in pieces:
             self.timed_out += piece.end - piece.first
             self._failed(piece.first, piece.end, piece.value.tries.failed(TIMED_OUT), 0.0)
 
+    def _next_deadline(self) -> float | None:
+        timeout = self.policy.ack_timeout_seconds
+        if timeout is None:
+            return None
+        oldest, extended = self.in_flight.oldest_sent_at(), self.in_flight.next_due_at()
+        if oldest is None:
+            return extended
+        return oldest + timeout if extended is None else min(oldest + timeout, extended)
+
+    def _next_look(self) -> float | None:
+        """When a consumer has been silent, or another idle, for too long. What has passed waits for room, not time."""
+        if not self.shares or len(self.roster) < 2:
+            return None
+        times: list[float] = []
+        timeout = self.policy.ack_timeout_seconds
+        if timeout is not None:
+            times += [member.active_at + timeout for member in self.roster.members if member.unseen]
+        if self._idle_since is not None:
+            times.append(self._recall_at([member for member in self.roster.members if member.unseen]))
+        return min((time for time in times if time > self._now), default=None)
+
     def _say_wake(self) -> None:
-        timeout, oldest = self.policy.ack_timeout_seconds, self.in_flight.oldest_sent_at()
-        wanted = None if timeout is None or oldest is None else oldest + timeout
+        wanted = self._next_deadline()
         if self._unfinished:
             wanted = self._now
-        for time in (self._next_due(), self._rate_ready_at):
+        for time in (self._next_due(), self._rate_ready_at, self._next_look()):
             if time is not None and (wanted is None or time < wanted):
                 wanted = time
         if self._wake_at is not None and self._wake_at <= self._now:
@@ -343,8 +519,8 @@ class Machine(ABC):
 
     def _send(self, member: Member, first: int, end: int, tries: Tries) -> None:
         tries = tries.delivered()
-        self.in_flight.put(first, end, member.consumer, tries, self._now)
-        self.roster.hold(member, end - first)
+        self.in_flight.put(first, end, member.consumer, tries, self._now, unseen=member.hands_over)
+        self.roster.hold(member, end - first, self._now)
         if self.rate is not None:
             self.rate.force(end - first, self._now)
         last = self._outgoing_to.get(member.consumer)
@@ -369,7 +545,7 @@ class Machine(ABC):
 
     def _release(self, pieces: Iterable[Piece[Flight]]) -> None:
         for piece in pieces:
-            self.roster.release(piece.value.consumer, piece.end - piece.first)
+            self.roster.release(piece.value.consumer, piece.end - piece.first, unseen=piece.value.unseen)
 
     def _resume(self) -> None:
         """There may be something to read where there was nothing before."""
@@ -385,7 +561,7 @@ class Machine(ABC):
     def _taken_over(self, event: Joined) -> None:
         pieces = self.in_flight.cut_consumer(event.consumer)
         self._release(pieces)
-        self.roster.rejoin(event.consumer, event.permits)
+        self.roster.rejoin(event.consumer, event.permits, hands_over=event.hands_over)
         for piece in pieces:
             self._take_back(piece.first, piece.end, piece.value.tries)
         self._rejoined(event)
@@ -412,6 +588,12 @@ class Machine(ABC):
 
     @abstractmethod
     def _forgotten(self, consumer: ConsumerId) -> None: ...
+
+    def _out_of_turn(self, consumer: ConsumerId) -> None:
+        """It is connected, and is sent nothing."""
+
+    def _in_turn_again(self, consumer: ConsumerId) -> None:
+        """It is sent messages again."""
 
     @abstractmethod
     def _keyed(self, pairs: tuple[tuple[int, str], ...]) -> None: ...

@@ -56,6 +56,13 @@ class Member:
     sending: int = 0  # handed to it in this step
     shipping: int = 0  # Sends on their way to the wire; their bytes are not known yet
     paused: bool = False  # the last delivery came back unsent; wait for the next tick or commit
+    hands_over: bool = False  # it says what its application takes
+    unseen: int = 0  # of what it holds: in its own queue
+    owed: int = 0  # sent, and no permits granted for it since: with permits, what its application has not taken
+    active_at: float = 0.0  # it took, acknowledged or asked for something, or had nothing to take
+    recalled_at: float = -1e9  # it was asked to give back what is unseen
+    stalled: bool = False  # it was silent for so long that its queue was given to others
+    stopped: bool = False  # it wants nothing more
 
 
 class Roster:
@@ -83,24 +90,39 @@ class Roster:
         """Who joined before all others."""
         return next(iter(self._members.values()), None)
 
+    @property
+    def unseen(self) -> int:
+        """Messages in the queues of consumers that say what they hand over."""
+        return sum(member.unseen for member in self._members.values())
+
+    @property
+    def late(self) -> int:
+        """Messages that consumers still have in their queues although they are not in flight any more: timed out."""
+        return sum(
+            max(0, member.owed - member.held)
+            for member in self._members.values()
+            if member.messages is not None and not member.hands_over
+        )
+
     def get(self, consumer: ConsumerId) -> Member | None:
         return self._members.get(consumer)
 
-    def join(self, consumer: ConsumerId, permits: Permits | None) -> Member:
+    def join(self, consumer: ConsumerId, permits: Permits | None, *, hands_over: bool = False) -> Member:
         assert consumer not in self._members, "a consumer that joins again leaves first"
-        member = Member(consumer)
+        member = Member(consumer, hands_over=hands_over)
         if permits is not None:
             member.messages, member.size_bytes = permits
         self._members[consumer] = member
         return member
 
-    def rejoin(self, consumer: ConsumerId, permits: Permits | None) -> None:
+    def rejoin(self, consumer: ConsumerId, permits: Permits | None, *, hands_over: bool = False) -> None:
         """As if new, in its old place."""
         member = self._members[consumer]
-        assert member.held == 0, "what it held is taken back first"
+        assert member.held == member.unseen == 0, "what it held is taken back first"
         member.messages, member.size_bytes = permits if permits is not None else (None, 0)
-        member.sending = member.shipping = 0
-        member.paused = False
+        member.sending = member.shipping = member.owed = 0
+        member.paused = member.stalled = member.stopped = False
+        member.hands_over = hands_over
 
     def leave(self, consumer: ConsumerId) -> None:
         member = self._members.pop(consumer)
@@ -115,6 +137,7 @@ class Roster:
             member.messages = 0
             self.window_held -= member.held
         member.messages += max(0, permits.messages)
+        member.owed = max(0, member.owed - max(0, permits.messages))
         member.size_bytes += max(0, permits.size_bytes)
         member.paused = False
 
@@ -130,7 +153,7 @@ class Roster:
         return self._room(member) > 0
 
     def _room(self, member: Member) -> int:
-        if member.shipping:
+        if member.shipping or member.stalled or member.stopped:
             return 0
         held_room = self.limits.consumer_unacked_max - member.held
         if member.messages is None:
@@ -139,31 +162,44 @@ class Roster:
             return 0
         return max(0, min(held_room, member.messages, self.limits.send_max - member.sending))
 
-    def hold(self, member: Member, count: int) -> None:
+    def hold(self, member: Member, count: int, now: float) -> None:
         member.held += count
+        if member.hands_over:
+            if not member.unseen:
+                member.active_at = now  # it had nothing to take before
+            member.unseen += count
         if member.messages is None:
             self.window_held += count
         else:
             member.messages -= count
             member.sending += count
+            member.owed += count
 
-    def release(self, consumer: ConsumerId, count: int) -> None:
+    def seen(self, member: Member, count: int) -> None:
+        """Its application took `count` of what it holds."""
+        member.unseen -= count
+        assert member.unseen >= 0, "saw more than it was sent"
+
+    def release(self, consumer: ConsumerId, count: int, *, unseen: bool = False) -> None:
         """It holds `count` fewer; permits are not given back, the consumer grants new ones."""
         member = self._members[consumer]
         member.held -= count
         assert member.held >= 0, "released more than was held"
+        if unseen:
+            self.seen(member, count)
         if member.messages is None:
             self.window_held -= count
 
-    def refund(self, consumer: ConsumerId, count: int) -> None:
+    def refund(self, consumer: ConsumerId, count: int, *, unseen: bool = False) -> None:
         """`count` were never sent: releases them and gives the permits back."""
-        self.release(consumer, count)
+        self.release(consumer, count, unseen=unseen)
         self.repay(self._members[consumer], count)
 
     def repay(self, member: Member, count: int) -> None:
         """`count` were never sent and are not held any more: gives the permits back."""
         if member.messages is not None:
             member.messages += count
+            member.owed = max(0, member.owed - count)
 
     def sent(self, consumer: ConsumerId) -> None:
         """The step is over and says one `Send` to this consumer."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from pydanube.core.delivery import Tries
@@ -213,7 +214,11 @@ class Progress:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One unbroken range sent to one consumer at one time. `left` of its offsets are still out."""
+    """One unbroken range sent to one consumer at one time. `left` of its offsets are still out.
+
+    `unseen`: it waits in the consumer's own queue, without a deadline. When the application takes a part of it, that
+    is a flight of its own, sent then. `due_at`: its deadline, if the application has asked for more time.
+    """
 
     consumer: ConsumerId
     tries: Tries  # this delivery included
@@ -221,6 +226,8 @@ class Flight:
     first: int
     end: int
     left: int
+    unseen: bool = False
+    due_at: float | None = None
 
 
 class InFlight:
@@ -230,11 +237,13 @@ class InFlight:
     flight whose pieces are all acknowledged costs one comparison when its time comes.
     """
 
-    __slots__ = ("_by_age", "_held")
+    __slots__ = ("_by_age", "_extended", "_held", "_numbers")
 
     def __init__(self) -> None:
         self._held: RangeMap[Flight] = RangeMap()
-        self._by_age: deque[Flight] = deque()
+        self._by_age: deque[Flight] = deque()  # those with a deadline that depends on the policy of today
+        self._extended: list[tuple[float, int, Flight]] = []  # a heap by `due_at`
+        self._numbers = 0
 
     @property
     def count(self) -> int:
@@ -250,9 +259,27 @@ class InFlight:
         flight = self._held.get(offset)
         return flight.consumer if flight else None
 
-    def put(self, first: int, end: int, consumer: ConsumerId, tries: Tries, now: float) -> None:
-        flight = Flight(consumer, tries, now, first, end, end - first)
+    def put(
+        self,
+        first: int,
+        end: int,
+        consumer: ConsumerId,
+        tries: Tries,
+        now: float,
+        *,
+        unseen: bool = False,
+        due_at: float | None = None,
+    ) -> None:
+        flight = Flight(consumer, tries, now, first, end, end - first, unseen, due_at)
         self._held.put(first, end, flight)
+        if unseen:
+            return
+        if due_at is not None:
+            self._numbers += 1
+            heappush(self._extended, (due_at, self._numbers, flight))
+            if len(self._extended) > 64 + 2 * len(self._held):
+                self._extended = sorted(entry for entry in self._extended if entry[2].left)
+            return
         self._by_age.append(flight)
         if len(self._by_age) > 64 + 2 * len(self._held):
             # One message that is never acknowledged must not keep every later flight in memory.
@@ -277,6 +304,32 @@ class InFlight:
         self._forget_landed()
         return pieces
 
+    def unseen(self, consumer: ConsumerId) -> list[Piece[Flight]]:
+        """What waits in a consumer's own queue, lowest first."""
+        return [piece for piece in self._held if piece.value.unseen and piece.value.consumer == consumer]
+
+    def cut_unseen(self, consumer: ConsumerId) -> list[Piece[Flight]]:
+        """Takes all of that back."""
+        pieces = self._held.extract(lambda flight: flight.unseen and flight.consumer == consumer)
+        for piece in pieces:
+            piece.value.left -= piece.end - piece.first
+        return pieces
+
+    def cut_due(self, now: float, pieces_max: int) -> list[Piece[Flight]]:
+        """Takes back what was held for as long as its consumer had asked."""
+        late: list[Piece[Flight]] = []
+        while len(late) < pieces_max and (due_at := self.next_due_at()) is not None and due_at <= now:
+            flight = heappop(self._extended)[2]
+            for piece in self._held.overlap(flight.first, flight.end):
+                if piece.value is flight:
+                    late += self.cut(piece.first, piece.end)
+        return sorted(late, key=lambda piece: piece.first)
+
+    def next_due_at(self) -> float | None:
+        while self._extended and self._extended[0][2].left == 0:
+            heappop(self._extended)
+        return self._extended[0][0] if self._extended else None
+
     def cut_sent(self, too_long_ago: Callable[[float], bool], pieces_max: int) -> list[Piece[Flight]]:
         """Takes back what was sent too long ago, oldest first; no more flights when there are `pieces_max` pieces."""
         late: list[Piece[Flight]] = []
@@ -296,6 +349,7 @@ class InFlight:
     def clear(self) -> None:
         self._held.clear()
         self._by_age.clear()
+        self._extended.clear()
 
     def _forget_landed(self) -> None:
         while self._by_age and self._by_age[0].left == 0:
