@@ -509,7 +509,8 @@ class World:
 ACTIONS = [
     "commit", "commit", "commit unheard", "heartbeat", "join", "join", "leave", "forget", "grant", "grant",
     "ship", "ship", "ack", "ack", "ack", "ack some", "ack unsent", "nack", "nack some", "time", "keys", "keys",
-    "hand over", "hand over", "extend", "give back", "stop", "withhold", "rescue", "void", "trim", "policy", "seek", "dead lettered", "dead letter failed",
+    "hand over", "hand over", "extend", "give back", "stop",
+    "withhold", "rescue", "void", "trim", "policy", "seek", "dead lettered", "dead letter failed",
 ]  # fmt: skip
 histories = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 50), st.integers(0, 23)), max_size=60)
 

@@ -36,7 +36,7 @@ from pydanube.api.grpc_data import camel
 from pydanube.api.stream_handles import Consuming, Producing, Undecided, failed, fits, pieces
 from pydanube.api.stream_requests import Requests
 from pydanube.broker.fanout import FanoutTopic
-from pydanube.broker.outbox import Caller, DeliveredBatch
+from pydanube.broker.outbox import DeliveredBatch, Recalled
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
@@ -387,6 +387,8 @@ class Connection(asyncio.Protocol):
                 consuming.grant(flow.messages, flow.bytes)
         elif kind in ("ack", "nack"):
             self._settle(frame)
+        elif kind in ("handed", "returned"):
+            self._hear_of_queue(frame)
         elif kind == "ping":
             self.send(pb.Command(request_id=command.request_id, pong=pb.Pong()))
         elif kind == "pong":
@@ -413,6 +415,29 @@ class Connection(asyncio.Protocol):
                 delivered_at = nack.seeks if nack.HasField("seeks") else None
                 consuming.nack(ranges, nack.delay_ms / 1000, nack.reason, delivered_at)
         except DanubeError as error:
+            if request_id:
+                self.answer_error(request_id, error)
+        else:
+            if request_id:
+                self.send(pb.Command(request_id=request_id, done=pb.Done()))
+
+    def _hear_of_queue(self, frame: frames.Frame) -> None:
+        """What a consumer's application took, or will not take."""
+        request_id, handed, returned = frame.command.request_id, frame.command.handed, frame.command.returned
+        is_handed = frame.kind == "handed"
+        handle = handed.consumer if is_handed else returned.consumer
+        consuming = self._requests.consumer(handle)
+        try:
+            if consuming is None:
+                raise ConsumerUnknown(handle)
+            if is_handed:
+                consuming.handed(frames.ranges_of(handed.ranges), handed.seeks, handed.extend_ms / 1000)
+            else:
+                ranges = frames.ranges_of(returned.ranges) if returned.ranges else ()
+                consuming.returned(ranges, returned.seeks, stop=returned.stop)
+        except DanubeError as error:
+            if isinstance(error, ProtocolViolation):
+                raise
             if request_id:
                 self.answer_error(request_id, error)
         else:
@@ -555,6 +580,10 @@ class Connection(asyncio.Protocol):
                 self._consumer_ended(consuming)
                 return
             for item in items if consuming.is_reliable else consuming.packed(items):
+                if isinstance(item, Recalled):
+                    recall = pb.Recall(consumer=consuming.handle, ranges=frames.flat(item.ranges), seeks=item.seeks)
+                    self.send(pb.Command(recall=recall))
+                    continue
                 groups, cost_bytes = _groups(item)
                 if not groups and fits(item.batch, self.frame_size_max):
                     await self._deliver(consuming, item)
@@ -574,11 +603,14 @@ class Connection(asyncio.Protocol):
 
     async def _deliver(self, consuming: Consuming, item: DeliveredBatch) -> None:
         await self._writable.wait()
+        wanted = consuming.wanted(item)
+        if wanted is None:
+            return
         deliver = pb.Deliver(
-            consumer=consuming.handle, ranges=frames.flat(item.ranges), attempt=item.attempt, seeks=item.seeks
+            consumer=consuming.handle, ranges=frames.flat(wanted.ranges), attempt=item.attempt, seeks=item.seeks
         )
         self.send(pb.Command(deliver=deliver), *item.batch.buffers)
-        consuming.sent(item)
+        consuming.sent(wanted)
 
     def _consumer_ended(self, consuming: Consuming) -> None:
         ended = consuming.outbox.ended

@@ -224,11 +224,32 @@ class Consuming:
 
     def ack(self, ranges: Ranges, seeks: int | None) -> None:
         if isinstance(self.subscription, Subscription):
-            self.subscription.ack_ranges(ranges, seeks)
+            self.subscription.ack_ranges(ranges, seeks, self.consumer_id)
 
     def nack(self, ranges: Ranges, delay_seconds: float, reason: str, seeks: int | None) -> None:
         if isinstance(self.subscription, Subscription):
-            self.subscription.nack_ranges(ranges, delay_seconds, reason, seeks)
+            self.subscription.nack_ranges(ranges, delay_seconds, reason, seeks, self.consumer_id)
+
+    def handed(self, ranges: Ranges, seeks: int, extend_seconds: float) -> None:
+        if isinstance(self.subscription, Subscription):
+            if extend_seconds:
+                self.subscription.extend(self.consumer_id, ranges, seeks, extend_seconds)
+            else:
+                self.subscription.handed(self.consumer_id, ranges, seeks)
+
+    def returned(self, ranges: Ranges, seeks: int, *, stop: bool) -> None:
+        if isinstance(self.subscription, Subscription):
+            self.subscription.give_back(self.consumer_id, ranges, seeks, stop=stop)
+
+    def wanted(self, item: DeliveredBatch) -> DeliveredBatch | None:
+        """What comes again may have been answered while it waited here: the peer is not to see that any more."""
+        if item.attempt == 1 or not isinstance(self.subscription, Subscription):
+            return item
+        still = self.subscription.still_held(self.consumer_id, item.ranges)
+        spared = sum(end - first for first, end in item.ranges) - sum(end - first for first, end in still)
+        if spared:
+            self.subscription.grant(self.consumer_id, Permits(spared, 0 if still else item.batch.header.size_bytes))
+        return item._replace(ranges=tuple(still)) if still else None
 
     # --- what it gets -------------------------------------------------------------------------------
 

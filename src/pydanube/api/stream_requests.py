@@ -332,7 +332,9 @@ class Requests:
         handle = self._new_handle()
         if isinstance(topic, Topic):
             start = await offset_of(topic, request.start) if request.HasField("start") else None
-            identity = await topic.subscribe(name, kind, request.consumer_name, filters, start, native=True)
+            identity = await topic.subscribe(
+                name, kind, request.consumer_name, filters, start, native=True, hands_over=request.hands_over
+            )
             reliable = topic.require(name)
             consuming = Consuming(handle, topic, reliable, identity, reliable.attach_native(identity), unsent_bytes)
             cursor = reliable.get_lag_info().cursor
@@ -346,7 +348,10 @@ class Requests:
         if (registration := consuming.subscription.registration(identity)) is not None:
             registration.caller = self._connection.caller()
         self._watch(topic)
-        consuming.grant(request.messages, request.bytes)
+        hands_over = request.hands_over and consuming.is_reliable
+        shares = consuming.subscription.kind in (SubscriptionKind.SHARED, SubscriptionKind.KEY_SHARED)
+        granted = (request.first_messages if hands_over and shares else 0) or request.messages
+        consuming.grant(granted, request.bytes)
         self._start_pump(consuming)
         subscribed = pb.Subscribed(
             consumer=handle,
@@ -354,6 +359,8 @@ class Requests:
             type=pb.SubscriptionType.Name(list(SubscriptionKind).index(consuming.subscription.kind)),
             next_unacked=next_unacked,
             created=topic.ownership.created,
+            hands_over=hands_over,
+            messages=granted if hands_over else 0,
         )
         return {"subscribed": subscribed}
 

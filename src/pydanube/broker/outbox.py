@@ -39,6 +39,13 @@ class DeliveredBatch(NamedTuple):
     seeks: int = 0  # how often the subscription was moved before
 
 
+class Recalled(NamedTuple):
+    """Between batches: the consumer should give back what its application has not seen of these offsets."""
+
+    ranges: tuple[tuple[int, int], ...]
+    seeks: int
+
+
 Item = TypeVar("Item")
 
 
@@ -165,7 +172,7 @@ class MessageOutbox(Outbox[Delivered]):
         self._budget.size_bytes += more_bytes
 
 
-BatchOutbox: TypeAlias = Outbox[DeliveredBatch]  # of native streams, which grant permits
+BatchOutbox: TypeAlias = Outbox[DeliveredBatch | Recalled]  # of native streams, which grant permits
 AnyOutbox: TypeAlias = Outbox[Any]
 
 
@@ -191,6 +198,7 @@ class Registration:
     key_filters: tuple[str, ...] = ()
     outbox: AnyOutbox | None = None
     native: bool = False  # its outbox takes batches
+    hands_over: bool = False  # it says what its application takes
     attached: bool = False  # a stream reads the outbox
     silent_since: float = 0.0  # when it was last heard of without a stream
     caller: Caller | None = None  # of its stream

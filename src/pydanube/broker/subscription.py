@@ -30,6 +30,7 @@ from pydanube.broker.outbox import (
     DeliveredBatch,
     MessageOutbox,
     Outbox,
+    Recalled,
     Registration,
     cost_bytes,
 )
@@ -51,20 +52,25 @@ from pydanube.core.events import (
     Expired,
     Forgotten,
     Granted,
+    Handed,
     HistoryAvailable,
     Joined,
     JoinRefused,
     Keyed,
     Left,
     Nacked,
+    NotHeld,
     PolicyChanged,
     Ranges,
     ReadKeys,
+    Recall,
+    Returned,
     SaveCursor,
     Send,
     Shipped,
     Skipped,
     Sought,
+    Stopped,
     Ticked,
     Trimmed,
     Voided,
@@ -85,6 +91,7 @@ from pydanube.errors import (
     DanubeError,
     NotServed,
     OffsetOutOfRange,
+    Refused,
     SubscriptionBusy,
 )
 from pydanube.log.batch import Batch, Envelope
@@ -166,7 +173,7 @@ class Subscription:
         self._consumers = {each.consumer_id: each for each in consumers}
         for each in self._consumers.values():
             each.silent_since = services.clock.elapsed()  # those of an earlier process have their time again
-        self._work: deque[tuple[Send | ReadKeys | DeadLetter, AnyOutbox | None]] = deque()
+        self._work: deque[tuple[Send | Recall | ReadKeys | DeadLetter, AnyOutbox | None]] = deque()
         self._parked: dict[AnyOutbox, deque[Send]] = {}  # for consumers whose outbox has no room, in order
         self._has_work = asyncio.Event()
         self._closed = False
@@ -283,11 +290,14 @@ class Subscription:
         registration.silent_since = self._services.clock.elapsed()
         return registration.connected
 
-    def join(self, name: str, key_filters: tuple[str, ...], *, native: bool = False) -> ConsumerId:
+    def join(
+        self, name: str, key_filters: tuple[str, ...], *, native: bool = False, hands_over: bool = False
+    ) -> ConsumerId:
         """A consumer subscribes: messages are kept for it from now on, its stream follows.
 
         The same name again is a takeover: the old stream ends, what it held is delivered again, the id is the same.
-        A `native` one gets stored batches, as many as it grants permits for.
+        A `native` one gets stored batches, as many as it grants permits for. One that `hands_over` says what its
+        application takes, and deadlines begin then.
         """
         identity = consumer_id(self._source.name, self.name, name)
         registration = self._consumers.get(identity)
@@ -296,6 +306,7 @@ class Subscription:
         elif key_filters:
             registration.key_filters = key_filters
         registration.native = native
+        registration.hands_over = native and hands_over
         known = identity in self._consumers
         self._consumers[identity] = registration  # first: joining may send to it at once
         try:
@@ -312,7 +323,7 @@ class Subscription:
         if registration is None or self._closed:
             raise ConsumerUnknown(consumer)
         if registration.outbox is None or registration.attached or registration.native:
-            registration.native = False
+            registration.native = registration.hands_over = False
             self._connect(registration)
         registration.attached = True
         assert isinstance(registration.outbox, MessageOutbox)
@@ -347,7 +358,8 @@ class Subscription:
         fresh: AnyOutbox = Outbox() if registration.native else MessageOutbox(self._services.outboxes)
         previous, registration.outbox = registration.outbox, fresh
         permits = Permits(0, 0) if registration.native else None
-        refused = self._step(Joined(registration.consumer_id, permits, registration.key_filters))
+        joined = Joined(registration.consumer_id, permits, registration.key_filters, registration.hands_over)
+        refused = self._step(joined)
         if isinstance(refused, JoinRefused):
             registration.outbox = previous
             holder = self._consumers.get(refused.active)
@@ -375,20 +387,61 @@ class Subscription:
 
     # --- what clients and administrators say --------------------------------------------------------
 
-    def ack_ranges(self, ranges: Ranges, seeks: int | None = None) -> None:
+    def ack_ranges(self, ranges: Ranges, seeks: int | None = None, consumer: ConsumerId | None = None) -> None:
         """Acknowledges what is committed, whether or not this owner has sent it; twice is as good as once.
 
         Raises OffsetOutOfRange if some are not committed, and AckOutdated if some were delivered before a seek and not
         since; the others count all the same. With `seeks`, the number that the deliveries had, all of them are judged.
         """
-        self._settle(Acked(ranges), seeks)
+        self._settle(Acked(ranges, consumer), seeks)
 
     def nack_ranges(
-        self, ranges: Ranges, delay_seconds: float = 0.0, reason: str = "", seeks: int | None = None
+        self,
+        ranges: Ranges,
+        delay_seconds: float = 0.0,
+        reason: str = "",
+        seeks: int | None = None,
+        consumer: ConsumerId | None = None,
     ) -> None:
         """What is not in flight is delivered (again) anyhow. Raises as `ack_ranges` does."""
         self.metrics.nacks.inc(sum(each.size for each in ranges))
-        self._settle(Nacked(ranges, delay_seconds, reason), seeks)
+        self._settle(Nacked(ranges, delay_seconds, reason, consumer), seeks)
+
+    def handed(self, consumer: ConsumerId, ranges: Ranges, seeks: int) -> None:
+        """A consumer's application has these now. What was delivered before a seek is not its business any more."""
+        if seeks == self.seeks and self._frozen is None:
+            self._step(Handed(consumer, ranges))
+
+    def extend(self, consumer: ConsumerId, ranges: Ranges, seeks: int, seconds: float) -> None:
+        """A consumer's application needs these for so long, from now. Raises if one of them is not its own any more."""
+        self._check_serving()
+        if seeks != self.seeks:
+            raise AckOutdated(self._source.name, self.name, ranges[0].first)
+        refused = self._step(Handed(consumer, ranges, seconds))
+        if isinstance(refused, NotHeld):
+            raise Refused(
+                f"offset {refused.ranges[0].first} of {self._source.name} is not held by this consumer of subscription "
+                f"{self.name} any more: its time was over, or it is acknowledged; it cannot be held for longer"
+            )
+
+    def give_back(self, consumer: ConsumerId, ranges: Ranges, seeks: int, *, stop: bool = False) -> None:
+        """A consumer's application has not seen these, and will not; with `stop` it wants nothing more at all."""
+        if self._frozen is not None:
+            return  # everything that is not acknowledged is delivered again
+        if stop:
+            self._step(Stopped(consumer))
+        if ranges and seeks == self.seeks:
+            self._step(Returned(consumer, ranges))
+
+    def still_held(self, consumer: ConsumerId, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """What of these is on its way to the consumer still: not acknowledged meanwhile, say."""
+        in_flight = self._machine.in_flight
+        return [
+            (piece.first, piece.end)
+            for first, end in ranges
+            for piece in in_flight.overlap(first, end)
+            if piece.value.consumer == consumer
+        ]
 
     def _check_serving(self) -> None:
         if self._frozen is not None:
@@ -447,8 +500,9 @@ class Subscription:
             self._take_back(send)
         for consumer, items in unsent.items():
             if self._consumers[consumer].native and items:
-                rows = sum(end - first for item in items for first, end in item.ranges)
-                size_bytes = sum(item.batch.header.size_bytes for item in items)
+                batches = [item for item in items if isinstance(item, DeliveredBatch)]
+                rows = sum(end - first for item in batches for first, end in item.ranges)
+                size_bytes = sum(item.batch.header.size_bytes for item in batches)
                 self._step(Granted(consumer, Permits(rows, size_bytes)))
 
     def _take_back(self, send: Send) -> None:
@@ -544,18 +598,16 @@ class Subscription:
 
     # --- effects ------------------------------------------------------------------------------------
 
-    def _step(self, event: Event) -> JoinRefused | AckRefused | None:
-        """Never waits. Returns the machine's refusal, if `event` was a join, an ack or a nack."""
-        refused: JoinRefused | AckRefused | None = None
+    def _step(self, event: Event) -> JoinRefused | AckRefused | NotHeld | None:
+        """Never waits. Returns the machine's refusal, if `event` was a join, an ack, a nack, or asked for more time."""
+        refused: JoinRefused | AckRefused | NotHeld | None = None
         changes = self._machine.progress.changes
         effects = self._machine.step(event, self._services.clock.elapsed())
         if self._machine.progress.changes != changes:
             self._services.cursors.changed(self)  # also an ack above the cursor: it is saved as a hole
         for effect in effects:
             match effect:
-                case Send(consumer):
-                    if log.isEnabledFor(logging.DEBUG):
-                        self._say(logging.DEBUG, "consumer chosen", consumer=consumer, offsets=effect.ranges)
+                case Send(consumer) | Recall(consumer):
                     # The outbox as it is now: whoever comes back under the same id gets his own Sends.
                     self._queue(effect, self._consumers[consumer].outbox if consumer in self._consumers else None)
                 case ReadKeys() | DeadLetter():
@@ -566,7 +618,7 @@ class Subscription:
                     pass  # known already: whatever moves the cursor settles something
                 case WakeAt(time):
                     self._services.timer.call_at(time, self._wake)
-                case JoinRefused() | AckRefused():
+                case JoinRefused() | AckRefused() | NotHeld():
                     refused = effect
                 case Blocked(offset, tries, key):
                     self._count_poison(1)
@@ -590,7 +642,7 @@ class Subscription:
     def _count_poison(self, messages: int) -> None:
         self.metrics.exhausted[self._machine.policy.poison_policy.value] += messages
 
-    def _queue(self, effect: Send | ReadKeys | DeadLetter, outbox: AnyOutbox | None) -> None:
+    def _queue(self, effect: Send | Recall | ReadKeys | DeadLetter, outbox: AnyOutbox | None) -> None:
         self._work.append((effect, outbox))
         self._has_work.set()
 
@@ -613,6 +665,10 @@ class Subscription:
                 match effect:
                     case Send():
                         await self._send(effect, outbox)
+                    case Recall(consumer, ranges):
+                        registration = self._consumers.get(consumer)
+                        if outbox is not None and registration is not None and registration.outbox is outbox:
+                            outbox.put([Recalled(ranges, self.seeks)])  # behind what it speaks of
                     case ReadKeys(wanted):
                         await self._read_keys(wanted)
                     case DeadLetter():

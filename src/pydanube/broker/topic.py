@@ -587,6 +587,7 @@ class Topic:
         start: int | None = LATEST,
         *,
         native: bool = False,
+        hands_over: bool = False,
     ) -> ConsumerId:
         """A consumer joins; the subscription is made if it is new, at `start` (an offset), or at the head.
 
@@ -601,7 +602,7 @@ class Topic:
             known = subscription.knows(identity)
             if not subscription.is_connected(identity):
                 self._check_consumer_limits(subscription)
-            subscription.join(consumer, key_filters, native=native)
+            subscription.join(consumer, key_filters, native=native, hands_over=hands_over)
             if not known:
                 try:
                     await self.ownership.write([consumer_put(self.name, name, identity, consumer, key_filters)])

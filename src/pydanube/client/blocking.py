@@ -318,14 +318,21 @@ class Message(MessageView):
         self._thread = thread
 
     def ack(self) -> None:
-        """It is done. Acks travel together; `Consumer.flush` waits for them."""
+        """It is done. Acks travel together; `Consumer.flush` waits for them. Raises ClientClosed if it cannot count."""
+        self._delivery.lane.check()
         self._thread.soon(self._delivery.lane.ack, self.offset, self._delivery.seeks)
 
     def nack(self, delay: float | None = None, *, reason: str = "") -> None:
         """It failed: deliver it again after `delay` seconds, or as the subscription's failure policy says."""
         _check_nack(delay, reason)
         of = self._delivery
+        of.lane.check()
         self._thread.soon(of.lane.nack, ((self.offset, self.offset + 1),), delay, reason, of.seeks)
+
+    def extend(self, seconds: float) -> None:
+        """It takes longer: the ack timeout is over in `seconds` from now, not before."""
+        of = self._delivery
+        self._thread.call(of.lane.extend(((self.offset, self.offset + 1),), seconds, of))
 
 
 class MessageBatch(BatchView):
@@ -338,10 +345,15 @@ class MessageBatch(BatchView):
         self._thread = thread
 
     def ack(self) -> None:
+        self._delivery.lane.check()
         self._thread.soon(self._delivery.lane.ack_ranges, self._delivery.ranges, self._delivery.seeks)
+
+    def extend(self, seconds: float) -> None:
+        self._thread.call(self._delivery.lane.extend(self._delivery.ranges, seconds, self._delivery))
 
     def nack(self, delay: float | None = None, *, reason: str = "") -> None:
         _check_nack(delay, reason)
+        self._delivery.lane.check()
         self._thread.soon(self._delivery.lane.nack, self._delivery.ranges, delay, reason, self._delivery.seeks)
 
 
@@ -368,8 +380,13 @@ class Consumer:
         self._thread.call(self._consumer.open())
         return self
 
-    def close(self, *, timeout: float | None = None) -> None:
-        self._thread.call(self._consumer.close(timeout=timeout))
+    @_like(consumer.Consumer.stop)
+    def stop(self, *args: Any, **kwargs: Any) -> None:
+        self._thread.call(self._consumer.stop(*args, **kwargs))
+
+    @_like(consumer.Consumer.close)
+    def close(self, *args: Any, **kwargs: Any) -> None:
+        self._thread.call(self._consumer.close(*args, **kwargs))
         self._current.clear()
 
     def __enter__(self) -> Self:
@@ -378,20 +395,27 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._thread.call(self._consumer.__aexit__(kind, error, trace))
+        self._current.clear()
 
     def __iter__(self) -> Iterator[Message]:
         while bool(self._current) or self._thread.call(self._fill()):
             try:
-                message = self._current.popleft()
+                message = self._taken()
             except IndexError:
                 continue  # another thread was faster
             yield message
 
+    def _taken(self) -> Message:
+        message = self._current.popleft()
+        if not message.lane.is_telling:
+            self._thread.soon(message.lane.tell_soon)
+        return message
+
     def receive(self, *, timeout: float | None = None) -> Message:
         """The next message. Raises DeadlineExceeded if none came within `timeout` seconds."""
         with suppress(IndexError):
-            return self._current.popleft()
+            return self._taken()
         return self._thread.call(self._receive(timeout))
 
     def batches(self) -> Iterator[MessageBatch]:
@@ -410,7 +434,7 @@ class Consumer:
         """Returns when `_current` has messages, for whoever is first; False: there will be no more."""
         async with self._filling:
             if not self._current:
-                delivery = await self._consumer.next_delivery()
+                delivery = await self._consumer.next_delivery(self._current)
                 if delivery is None:
                     return False
                 self._unpack(delivery)
@@ -423,7 +447,9 @@ class Consumer:
     async def _next(self) -> Message:
         while await self._fill():
             with suppress(IndexError):  # another thread was faster
-                return self._current.popleft()
+                message = self._current.popleft()
+                message.lane.tell_soon()
+                return message
         raise ClientClosed(f"the consumer of {self.topic}")
 
     def _unpack(self, delivery: Delivery) -> None:

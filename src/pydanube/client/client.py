@@ -209,7 +209,7 @@ class Client:
         type: SubscriptionType = "shared",
         start: Place = "latest",
         key_filters: Iterable[str] = (),
-        window_messages: int = WINDOW_MESSAGES,
+        window_messages: int | None = None,
         window_bytes: int = WINDOW_BYTES,
         timeout: float | None = None,
     ) -> Consumer:
@@ -219,7 +219,9 @@ class Client:
         existing one keeps its type and goes on where it was. `name` is unique among the subscription's consumers: the
         same name again takes the older one's place. `key_filters` are globs, for "key_shared".
 
-        `window_messages` and `window_bytes` bound what was delivered and not handed to the application yet.
+        `window_messages` and `window_bytes` bound what was delivered and not handed to the application yet. Without a
+        number, consumers of shared and key_shared subscriptions have as many messages as they work off in a moment, so
+        that all get some, and others 10,000. The ack timeout begins when a message is handed over.
         """
         _check_topic(topic)
         name = f"{subscription}-{token_hex(4)}" if name is None else name
@@ -227,7 +229,8 @@ class Client:
         kind = type_name(type)
         if kind is None:
             raise ConfigError("type", type, f"one of {', '.join(TYPES)}")
-        for key, number in (("window_messages", window_messages), ("window_bytes", window_bytes)):
+        most = WINDOW_MESSAGES if window_messages is None else window_messages
+        for key, number in (("window_messages", most), ("window_bytes", window_bytes)):
             if not 1 <= number <= 1 << 40:
                 raise ConfigError(key, number, "from 1 to 2**40")
         settings = ConsumerSettings(
@@ -236,8 +239,9 @@ class Client:
             type=TYPES[kind],
             start=place_of(start),
             key_filters=tuple(key_filters),
-            window_messages=window_messages,
+            window_messages=most,
             window_bytes=window_bytes,
+            adapts=window_messages is None,
         )
         seconds = self.timeout if timeout is None else timeout
 

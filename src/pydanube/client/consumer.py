@@ -11,17 +11,21 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
 from pydanube.client.connection import Brokers, patiently, within
 from pydanube.client.incoming import ConsumerLane, ConsumerSettings
-from pydanube.client.messages import Delivery, Message, MessageBatch, Place
-from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded, NeverOpened
+from pydanube.client.messages import Delivery, Message, MessageBatch, MessageView, Place
+from pydanube.client.working import Handled, Handler, Work
+from pydanube.core.ranges import OffsetRanges
+from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded
 
 # A consumer that never has to wait would never let anything else run.
 TURN_MESSAGES: Final = 2_000
+CLOSE_SECONDS: Final = 5.0  # for the broker to take what is acknowledged
 
 
 class Consumer:
@@ -59,7 +63,11 @@ class Consumer:
         self._lanes: list[ConsumerLane] = []
         self._inbox: deque[Delivery] = deque()
         self._current: deque[Message] = deque()  # of the delivery that is being handed over
+        self._taking: deque[Any] = self._current  # the same, or a facade's
         self._delivery: Delivery | None = None
+        self._is_stopped = False
+        self._all_answered = asyncio.Event()
+        self._work: Work | None = None
         self._since_turn = 0
         self._is_open = False
         self._was_opened = False
@@ -81,19 +89,13 @@ class Consumer:
         settings = self._settings
         if len(topics) > 1:
             share = len(topics)
-            settings = ConsumerSettings(
-                subscription=settings.subscription,
-                name=settings.name,
-                type=settings.type,
-                start=settings.start,
-                key_filters=settings.key_filters,
+            settings = replace(
+                settings,
                 window_messages=max(1, settings.window_messages // share),
                 window_bytes=max(1, settings.window_bytes // share),
             )
-        lanes = [
-            ConsumerLane(self._brokers, topic, settings, self._inbox, self._arrived.set, self._dropped)
-            for topic in topics
-        ]
+        self._is_stopped = False
+        lanes = [ConsumerLane(self._brokers, topic, settings, self._inbox, self) for topic in topics]
         opening = [asyncio.ensure_future(lane.open(self._timeout)) for lane in lanes]
         try:
             await asyncio.gather(*opening)
@@ -105,11 +107,51 @@ class Consumer:
         self._lanes = lanes
         self._is_open = self._was_opened = True
 
+    async def stop(self, *, timeout: float | None = None) -> None:
+        """Receives no more: an `async for` ends, and what nobody has taken goes to others. Acks still travel.
+
+        >>> async with client.consumer("/default/numbers", subscription="stopped", start="earliest") as consumer:
+        ...     message = await consumer.receive()
+        ...     await consumer.stop()
+        ...     await message.ack()
+        """
+        if not self._is_open:
+            return
+        self._is_stopped = True
+        seconds = self._timeout if timeout is None else timeout
+        try:
+            await within(
+                f"stopping the consumer of {self.topic}",
+                seconds,
+                _together(lane.stop_receiving() for lane in self._lanes),
+            )
+        except DanubeError as error:
+            if not error.retryable:
+                raise
+            # The connection is gone, and with it everything that was not acknowledged: nothing comes any more.
+        finally:
+            self._arrived.set()
+
     async def close(self, *, timeout: float | None = None) -> None:
-        """Sends what was acknowledged, gives back the rest. An `async for` that waits ends. Waits for an `open`."""
+        """Receives no more, waits for answers to what the application has, sends them, and gives back the rest.
+
+        After `timeout` seconds (by default the client's) it waits no longer; an ack that comes still later raises
+        ClientClosed. Leaving the `async with` block waits only if the consumer was stopped before. Waits for an `open`.
+        """
         async with self._changing:
             if self._is_open:
+                await self._wait_for_answers(self._timeout if timeout is None else timeout)
                 await self._close(timeout)
+
+    async def _wait_for_answers(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self.stop()
+                while any(lane.has_out for lane in self._lanes):
+                    self._all_answered.clear()
+                    await self._all_answered.wait()
+        except (TimeoutError, DeadlineExceeded):
+            pass
 
     async def _close(self, timeout: float | None) -> None:
         self._is_open = False
@@ -118,7 +160,7 @@ class Consumer:
         closing = [asyncio.ensure_future(lane.close()) for lane in self._lanes]
         try:
             if closing:
-                await asyncio.wait(closing, timeout=min(5.0, self._timeout if timeout is None else timeout))
+                await asyncio.wait(closing, timeout=min(CLOSE_SECONDS, self._timeout if timeout is None else timeout))
         finally:
             for each in closing:
                 each.cancel()
@@ -134,7 +176,11 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        async with self._changing:
+            if self._is_open:
+                if self._is_stopped and error is None:
+                    await self._wait_for_answers(self._timeout)
+                await self._close(None)
 
     # --- receiving ----------------------------------------------------------------------------------
 
@@ -145,7 +191,10 @@ class Consumer:
         current = self._current
         while await self._advance():
             while current:
-                yield current.popleft()
+                message = current.popleft()
+                if not message.lane.is_telling:
+                    message.lane.tell_soon()
+                yield message
 
     async def receive(self, *, timeout: float | None = None) -> Message:
         """The next message. Raises DeadlineExceeded if none came within `timeout` seconds."""
@@ -158,7 +207,9 @@ class Consumer:
                 raise DeadlineExceeded(f"receiving from {self.topic}", seconds) from None
             if not is_open:
                 raise ClientClosed(f"the consumer of {self.topic}")
-        return self._current.popleft()
+        message = self._current.popleft()
+        message.lane.tell_soon()
+        return message
 
     async def batches(self) -> AsyncIterator[MessageBatch]:
         """Arrow record batches, as they were stored: the fastest way to receive.
@@ -173,15 +224,56 @@ class Consumer:
         while (delivery := await self.next_delivery()) is not None:
             yield MessageBatch(delivery)
 
-    async def next_delivery(self) -> Delivery | None:
-        """The next batch as it came, which counts as handed over; None: there will be no more. For facades."""
+    async def next_delivery(self, taking: deque[Any] | None = None) -> Delivery | None:
+        """The next batch as it came; None: there will be no more. For facades.
+
+        It counts as handed over; with `taking` its messages do one by one, as they leave that queue, into which the
+        caller puts them at once.
+        """
         async with self._advancing:
             self._hand_over()
             if not await self._wait():
                 return None
             delivery = self._inbox.popleft()
-            delivery.lane.consumed(delivery)
+            if taking is None:
+                delivery.lane.took(delivery, delivery.count)
+                delivery.lane.tell_soon()
+            else:
+                self._delivery, self._taking = delivery, taking
             return delivery
+
+    async def run(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 8,
+        grace: float = 30.0,
+        on_sigterm: bool = True,
+    ) -> Handled:
+        """Gives every message to `handler`, `concurrency` at a time at most, until the consumer is stopped.
+
+        A message is acknowledged when its handler returns, and nacked with the reason when it raises. `stop()`, SIGTERM
+        (unless somebody else handles it) and cancellation end it in order: nothing more is received, handlers that run
+        have `grace` seconds to finish, and their answers arrive. Returns the counts, which are in `handled` meanwhile.
+
+        >>> async def handle(message):
+        ...     print(message.payload)
+        ...     if message.payload == b"3":
+        ...         await consumer.stop()
+        >>> async with client.consumer("/default/numbers", subscription="worker", start="earliest") as consumer:
+        ...     print(await consumer.run(handle, concurrency=1))
+        b'1'
+        b'2'
+        b'3'
+        Handled(acked=3, nacked=0, given_up=0)
+        """
+        self._work = Work(self, handler, concurrency=concurrency, grace_seconds=grace)
+        return await self._work.run(on_sigterm=on_sigterm)
+
+    @property
+    def handled(self) -> Handled:
+        """What `run` has done so far."""
+        return Handled() if self._work is None else self._work.handled
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Returns when the broker has applied every ack and nack so far."""
@@ -210,6 +302,7 @@ class Consumer:
             if not await self._wait():
                 return False
             delivery = self._delivery = self._inbox.popleft()
+            self._taking = self._current
             self._since_turn += delivery.count
             base = delivery.batch.header.base_offset
             payloads = delivery.column("payload")
@@ -221,8 +314,8 @@ class Consumer:
 
     def _hand_over(self) -> None:
         """The delivery before has been handed over entirely: there is room for another."""
-        if self._delivery is not None and not self._current:
-            self._delivery.lane.consumed(self._delivery)
+        if self._delivery is not None and not self._taking:
+            self._delivery.lane.took(self._delivery, self._delivery.count)
             self._delivery = None
 
     async def _wait(self) -> bool:
@@ -232,26 +325,53 @@ class Consumer:
             self._since_turn = 0
             await asyncio.sleep(0)
         while not self._inbox:
-            if not self._is_open:
+            if not self._is_open or self._is_stopped:
                 return False
             for lane in self._lanes:
                 if lane.failure is not None:
                     raise copy(lane.failure)  # each time its own, or the tracebacks of all would pile up in one
+                lane.hungry()
             self._arrived.clear()
             await self._arrived.wait()
             self._since_turn = 0
         return self._is_open
 
-    def _check_opened(self) -> None:
-        """An `async for` over a consumer that was not opened would end at once, as if there were no messages."""
-        if not self._was_opened:
-            raise NeverOpened(f"the consumer of {self.topic}")
+    # --- for the lanes ------------------------------------------------------------------------------
 
-    def _dropped(self, lane: ConsumerLane) -> None:
-        """The lane's connection is gone: what it delivered and nobody has yet comes again."""
+    def arrived(self) -> None:
+        self._arrived.set()
+
+    def account(self, lane: ConsumerLane) -> None:
+        delivery = self._delivery
+        if delivery is not None and delivery.lane is lane:
+            lane.took(delivery, delivery.count - len(self._taking))
+
+    def withdraw(self, lane: ConsumerLane, wanted: OffsetRanges, *, copies: bool) -> OffsetRanges:
+        found, delivery = OffsetRanges(), self._delivery
+        if delivery is None or delivery.lane is not lane or (copies and delivery.attempt == 1):
+            return found
+        kept: list[MessageView] = []
+        while self._taking:  # from behind, as another thread may take from the front
+            try:
+                message = self._taking.pop()
+            except IndexError:
+                break
+            if wanted.overlap(message.offset, message.offset + 1):
+                found.add(message.offset, message.offset + 1)
+            else:
+                kept.append(message)
+        self._taking.extend(reversed(kept))
+        delivery.keep([gap for first, end in delivery.ranges for gap in found.gaps(first, end)])
+        return found
+
+    def dropped(self, lane: ConsumerLane) -> None:
         if self._delivery is not None and self._delivery.lane is lane:
-            self._current.clear()
-            self._hand_over()
+            self._taking.clear()
+            lane.unwanted(self._delivery)
+            self._delivery = None
+
+    def answered(self) -> None:
+        self._all_answered.set()
 
     @property
     def timeout(self) -> float:

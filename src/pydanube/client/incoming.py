@@ -1,10 +1,15 @@
 """Messages on their way from one topic: permits out, batches in, acks out.
 
     Flow ─► broker ─► Deliver ─► inbox ─► application ─► ack ─┐
-     ▲                             └── handed over: permits   ├─► ranges, one command per turn of the loop ─► Done
-     └────────────── a quarter of the window at a time        └─► nack
+     ▲                  ▲          └── handed over: permits   ├─► ranges, one command per turn of the loop ─► Done
+     │               Recall ─► Returned: not handed over yet  └─► nack
+     └────────────── a quarter of the window at a time
 
-What is delivered and not handed to the application yet is bounded by the permits. When the connection is lost it is
+What is delivered and not handed to the application yet is bounded by the permits: by a fixed window, or by one that
+adapts (`pacing.py`). The broker is told what the application has taken and not answered within a moment (`Handed`): the
+ack timeout begins then (docs/adr/0007-workers.md). Brokers that do not know this count from sending.
+
+When the connection is lost it is
 dropped, because the broker delivers it again. Acks are kept until the broker says that it has applied them. Those
 without an answer go out first on the next connection; and if their messages come again all the same, from a broker that
 knows nothing of their delivery, the application does not see them twice: it has said that they are done. What only has
@@ -18,24 +23,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from pydanube.client.connection import Brokers
 from pydanube.client.lane import Lane
 from pydanube.client.link import Link
 from pydanube.client.messages import Delivery, Place, place_of
-from pydanube.core.ranges import OffsetRange, OffsetRanges
-from pydanube.errors import AckOutdated, DanubeError, ProtocolViolation
+from pydanube.client.pacing import Pacing
+from pydanube.core.ranges import OFFSET_END_MAX, OffsetRange, OffsetRanges
+from pydanube.errors import AckOutdated, ClientClosed, ConfigError, DanubeError, ProtocolViolation, Refused
 from pydanube.log.batch import load
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+TELL_SECONDS: Final = 0.05  # what is answered within it was never worth a word
+EXTEND_SECONDS_MAX: Final = 7 * 24 * 3600.0
 UNSENT_MAX: Final = 10_000  # commands kept while there is no connection; what is nacked beyond comes again anyway
 SETTLED_SECONDS: Final = 30.0
 
@@ -83,6 +91,26 @@ class ConsumerSettings:
     key_filters: tuple[str, ...]
     window_messages: int
     window_bytes: int
+    adapts: bool = False  # the window is the most; a subscription that shares begins with few
+
+
+class Taker(Protocol):
+    """The consumer that a lane receives for: what it is about to hand over, and what it wants to know."""
+
+    def arrived(self) -> None:
+        """There is something in the inbox."""
+
+    def account(self, lane: ConsumerLane) -> None:
+        """Say (`took`) how much of the lane's delivery the application has by now."""
+
+    def withdraw(self, lane: ConsumerLane, wanted: OffsetRanges, *, copies: bool) -> OffsetRanges:
+        """Do not hand over these of the lane's delivery (`copies`: if it is one); returns which had not been."""
+
+    def dropped(self, lane: ConsumerLane) -> None:
+        """The lane's connection is gone: what it delivered and nobody has yet comes again."""
+
+    def answered(self) -> None:
+        """Nothing that the application has is without an answer."""
 
 
 class ConsumerLane(Lane):
@@ -96,16 +124,27 @@ class ConsumerLane(Lane):
         topic: str,
         settings: ConsumerSettings,
         inbox: deque[Delivery],
-        arrived: Callable[[], None],
-        dropped: Callable[[ConsumerLane], None],
+        taker: Taker,
     ) -> None:
         super().__init__(brokers, topic)
         self._settings = settings
         self._inbox = inbox
-        self._arrived = arrived
-        self._dropped = dropped
+        self._taker = taker
+        self._arrived = taker.arrived
         self._loop = asyncio.get_running_loop()
-        self._owed_messages = self._owed_bytes = 0  # permits to be granted again
+        self._window = settings.window_messages
+        self._pacing = Pacing(settings.window_messages) if settings.adapts else None
+        self._adapts = False  # the broker has agreed, and the subscription shares
+        self._hands_over = False  # the broker wants to know
+        self._owed_messages = self._owed_bytes = 0  # permits to be granted again; below 0: the window has shrunk
+        self._open = 0  # messages that came and are not answered
+        self._taken = OffsetRanges()  # by the application, since we told
+        self._answers = OffsetRanges()  # of the application, since we told
+        self._out = OffsetRanges()  # told, and not answered
+        self._copies = OffsetRanges()  # in the inbox, or about to be handed over: what came before
+        self.is_telling = False  # a timer runs
+        self._is_stopped = False  # the application wants no more
+        self._is_closing = False  # nothing that it answers would count
         self._acks = OffsetRanges()
         self._ack_first = self._ack_end = 0  # the newest range, which mostly grows
         self._nacks: dict[tuple[int, str], OffsetRanges] = {}  # by delay and reason
@@ -121,9 +160,20 @@ class ConsumerLane(Lane):
 
     # --- for the application ------------------------------------------------------------------------
 
+    def check(self) -> None:
+        """Raises if an answer could not count any more."""
+        if self.failure is not None:
+            raise copy(self.failure)
+        if self._is_closing:
+            raise ClientClosed(f"the consumer of {self.topic}")
+
     def ack(self, offset: int, seeks: int) -> None:
+        if self._is_closing or self.failure is not None:
+            self.check()
         if seeks != self._seeks:
             return  # delivered before a seek: it comes again, or the subscription is beyond it
+        if self._copies:
+            self._drop_copies(((offset, offset + 1),))
         if offset == self._ack_end:
             self._ack_end = offset + 1
         else:
@@ -133,13 +183,17 @@ class ConsumerLane(Lane):
             self._schedule()
 
     def ack_ranges(self, ranges: Sequence[tuple[int, int]], seeks: int) -> None:
+        self.check()
         if seeks != self._seeks:
             return
+        if self._copies:
+            self._drop_copies(ranges)
         for first, end in ranges:
             self._acks.add(first, end)
         self._schedule()
 
     def nack(self, ranges: Sequence[tuple[int, int]], delay_seconds: float | None, reason: str, seeks: int) -> None:
+        self.check()
         if seeks != self._seeks:
             return
         if self.link is None and len(self._unsent) + len(self._nacks) >= UNSENT_MAX:
@@ -151,15 +205,99 @@ class ConsumerLane(Lane):
             nacks.add(first, end)
         self._schedule()
 
-    def consumed(self, delivery: Delivery) -> None:
-        """The application has all of it: there is room for as much again."""
-        if delivery.generation != self.generation:
+    async def extend(self, ranges: Sequence[tuple[int, int]], seconds: float, delivery: Delivery) -> None:
+        """Returns when the broker has taken note. Raises if it has not."""
+        if not 0 < seconds <= EXTEND_SECONDS_MAX:
+            raise ConfigError("seconds", seconds, f"more than 0, and at most {EXTEND_SECONDS_MAX:g}")
+        self.check()
+        offset = ranges[0][0]
+        if delivery.seeks != self._seeks:
+            raise AckOutdated(self.topic, self._settings.subscription, offset)
+        link = self.link
+        if link is None or delivery.generation != self.generation:
+            raise Refused(
+                f"offset {offset} of {self.topic} cannot be held for longer: the connection it came on is lost, so it "
+                "is delivered again"
+            )
+        if not self._hands_over:
+            raise Refused(f"the broker of {self.topic} is too old to give a message more time; raise the ack timeout")
+        extend_ms = max(1, round(seconds * 1000))
+        for at in range(0, len(ranges), frames.RANGES_MAX):
+            part = frames.flat(ranges[at : at + frames.RANGES_MAX])
+            handed = pb.Handed(consumer=self.handle, ranges=part, seeks=delivery.seeks, extend_ms=extend_ms)
+            await link.request(pb.Command(handed=handed), "done")
+
+    def took(self, delivery: Delivery, count: int) -> None:
+        """The application has the first `count` of its messages: there is room for as many again."""
+        more = count - delivery.taken
+        if more <= 0 or delivery.generation != self.generation:
             return  # the permits of that connection ended with it
-        self._owed_messages += delivery.count
-        self._owed_bytes += delivery.size
-        settings = self._settings
-        if 4 * self._owed_messages >= settings.window_messages or 4 * self._owed_bytes >= settings.window_bytes:
+        if self._hands_over or self._copies:
+            for first, end in delivery.part(delivery.taken, count):
+                self._copies.remove(first, end)
+                if self._hands_over:
+                    self._taken.add(first, end)
+        delivery.taken = count
+        self._owed_messages += more
+        if count == delivery.count:
+            self._owed_bytes += delivery.size
+        self._consider_grant()
+
+    def _consider_grant(self) -> None:
+        wanted = self._owed_messages > 0 and 4 * self._owed_messages >= self._window
+        if wanted or 4 * self._owed_bytes >= self._settings.window_bytes:
             self._grant()
+
+    def hungry(self) -> None:
+        """The application waits, and nothing is there."""
+        if self._owed_messages > 0:
+            self._grant()
+
+    def tell_soon(self) -> None:
+        """The application takes messages: the broker is told of what is not answered by then."""
+        if not self.is_telling and self._hands_over:
+            self.is_telling = True
+            self._loop.call_later(TELL_SECONDS, self._tell)
+
+    def _tell(self) -> None:
+        self.is_telling = False
+        self._taker.account(self)
+        self._collect()
+        fresh = self._taken
+        for first, end in self._answers:
+            fresh.remove(first, end)
+        self._taken, self._answers = OffsetRanges(), OffsetRanges()
+        if not fresh or self.link is None or not self._hands_over:
+            return
+        for ranges in _in_parts(fresh):
+            handed = pb.Handed(consumer=self.handle, ranges=frames.flat(ranges), seeks=self._seeks)
+            self.link.say(pb.Command(handed=handed))
+        for first, end in fresh:
+            self._out.add(first, end)
+
+    @property
+    def has_out(self) -> bool:
+        """Whether the application has something that it has not answered. Only known if the broker wants to know."""
+        self._taker.account(self)
+        self._collect()
+        unanswered = any(gap for first, end in self._taken for gap in self._answers.gaps(first, end))
+        return unanswered or bool(self._out)
+
+    async def stop_receiving(self) -> None:
+        """Nothing more is handed over; what was not goes to others. Acks go on."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        self._taker.account(self)
+        everything = OffsetRanges(((0, OFFSET_END_MAX),))
+        unseen = self._withdraw(everything)
+        link = self.link
+        if link is None or not link.usable or not self._hands_over:
+            return
+        parts = _in_parts(unseen) or [[]]
+        for ranges in parts:
+            returned = pb.Returned(consumer=self.handle, ranges=frames.flat(ranges), seeks=self._seeks, stop=True)
+            await link.request(pb.Command(returned=returned), "done")
 
     async def flush(self) -> None:
         """Returns when the broker has applied every ack and nack so far. Raises if it will not."""
@@ -179,6 +317,7 @@ class ConsumerLane(Lane):
 
     async def close(self) -> None:
         """Gives back what is not acknowledged, to be delivered to others."""
+        self._is_closing = True
         link = self.link
         if link is None or not link.usable:
             return
@@ -210,6 +349,7 @@ class ConsumerLane(Lane):
             verdict.is_void = True
         self._settled.clear()
         self._drop_inbox()
+        self._forget_taken()
 
     def _forget_unsent(self) -> None:
         """What these are about is not there any more: the topic was made anew, and its offsets are other messages."""
@@ -231,16 +371,44 @@ class ConsumerLane(Lane):
 
     def _collect(self) -> None:
         """Nacks and acks so far, as commands may have them."""
+        answered = 0
         if self._nacks:
             nacks, self._nacks = self._nacks, {}
             for (delay_ms, reason), offsets in nacks.items():
+                answered += self._note(offsets)
                 for ranges in _in_parts(offsets):
                     self._unsent.append(_Verdict(ranges, self._seeks, is_ack=False, delay_ms=delay_ms, reason=reason))
         self._acks.add(self._ack_first, self._ack_end)
         self._ack_first = self._ack_end = 0
         if self._acks:
+            answered += self._note(self._acks)
             self._unsent.extend(_Verdict(ranges, self._seeks, is_ack=True) for ranges in _in_parts(self._acks))
             self._acks.clear()
+        if answered:
+            self._open = max(0, self._open - answered)
+            self._pace(answered)
+            if not self._open:
+                self._taker.answered()
+
+    def _note(self, offsets: OffsetRanges) -> int:
+        """The application has answered these; returns how many."""
+        if self._hands_over:
+            for first, end in offsets:
+                if self._out:
+                    self._out.remove(first, end)
+                self._answers.add(first, end)
+            self.tell_soon()  # and forget them then
+            if not self._out:
+                self._taker.answered()
+        return offsets.count
+
+    def _pace(self, answered: int = 0) -> None:
+        if self._adapts and self._pacing is not None:
+            change = self._pacing.tick(self._loop.time(), is_busy=self._open > 0, answered=answered)
+            if change:
+                self._window += change
+                self._owed_messages += change
+                self._consider_grant()
 
     def _send_answers(self, link: Link) -> None:
         """Sends acks and nacks."""
@@ -248,12 +416,16 @@ class ConsumerLane(Lane):
         while self._unsent:
             verdict = self._unsent.popleft()
             self._unconfirmed[verdict] = None
-            answered = partial(self._answered, self.generation, verdict)
+            answered = partial(self._answered, self.generation, verdict, self._loop.time())
             link.ask(verdict.command(self.handle), answered)
 
-    def _answered(self, generation: int, verdict: _Verdict, answer: frames.Frame | DanubeError) -> None:
+    def _answered(
+        self, generation: int, verdict: _Verdict, asked_at: float, answer: frames.Frame | DanubeError
+    ) -> None:
         if generation != self.generation:
             return  # of a handle that has ended: it is sent again
+        if self._pacing is not None:
+            self._pacing.round_trip(self._loop.time() - asked_at)
         del self._unconfirmed[verdict]
         if not isinstance(answer, DanubeError) or isinstance(answer, AckOutdated) or verdict.is_void:
             verdict.settle()
@@ -271,9 +443,11 @@ class ConsumerLane(Lane):
                 self._loop.call_later(self._backoff.seconds(), self._turn)
 
     def _grant(self) -> None:
-        if self.link is not None:
-            flow = pb.Flow(consumer=self.handle, messages=self._owed_messages, bytes=self._owed_bytes)
-            self._owed_messages = self._owed_bytes = 0
+        if self.link is not None and not self._is_stopped:
+            messages = max(0, self._owed_messages)
+            flow = pb.Flow(consumer=self.handle, messages=messages, bytes=self._owed_bytes)
+            self._owed_messages -= messages
+            self._owed_bytes = 0
             self.link.say(pb.Command(flow=flow))
 
     # --- from the broker ----------------------------------------------------------------------------
@@ -286,20 +460,108 @@ class ConsumerLane(Lane):
         self._progressed()
         delivery = Delivery(self, batch, ranges, attempt, len(body), seeks)
         if seeks < self._sought_to:
-            self.consumed(delivery)  # it was on its way when we sought, and nobody wants it any more
+            self.unwanted(delivery)  # it was on its way when we sought, and nobody wants it any more
             return
         if seeks != self._seeks:
             self._sought()
             self._seeks = seeks
         self._epoch = max(self._epoch, header.epoch)
-        if self._settled:
-            rest = self._without_settled(ranges, header.epoch)
-            if not rest:
-                self.consumed(delivery)
+        if self._settled and not self._keep(delivery, self._without_settled(ranges, header.epoch)):
+            return
+        if attempt > 1:
+            if not self._keep(delivery, self._without_pending(delivery.ranges)):
                 return
-            self._owed_messages += delivery.keep(rest)
+            for first, end in delivery.ranges:
+                self._copies.add(first, end)
+        if self._is_stopped:
+            if self._hands_over:
+                self._say_returned(OffsetRanges(delivery.ranges))
+            return  # else it goes to others when we close
+        if not self._open and self._adapts:
+            self._open = delivery.count
+            self._pace()
+        else:
+            self._open += delivery.count
         self._inbox.append(delivery)
         self._arrived()
+
+    def unwanted(self, delivery: Delivery) -> None:
+        """It is not handed over, and makes room for as much."""
+        if delivery.generation == self.generation:
+            self._owed_messages += delivery.count - delivery.taken
+            self._owed_bytes += delivery.size
+            self._consider_grant()
+
+    def _keep(self, delivery: Delivery, rest: Sequence[tuple[int, int]]) -> bool:
+        """Only these of it are handed over; False: none."""
+        if not rest:
+            self.unwanted(delivery)
+            return False
+        self._owed_messages += delivery.keep(rest)
+        return True
+
+    def _without_pending(self, ranges: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+        """What the application has not acknowledged a moment ago: the broker had not heard of it when it sent this."""
+        acked = OffsetRanges(self._acks)
+        acked.add(self._ack_first, self._ack_end)
+        for verdict in (*self._unconfirmed, *self._unsent):
+            if verdict.is_ack and not verdict.is_void:
+                for first, end in verdict.ranges:
+                    acked.add(first, end)
+        return [gap for first, end in ranges for gap in acked.gaps(first, end)]
+
+    def recalled(self, ranges: tuple[tuple[int, int], ...], seeks: int) -> None:
+        """Somebody else has nothing to do: what the application has not got of these is given back."""
+        if seeks != self._seeks or not self._hands_over:
+            return
+        self._taker.account(self)
+        unseen = self._withdraw(OffsetRanges(ranges))
+        self._open = max(0, self._open - unseen.count)
+        # Room that is granted when the application takes or wants something: until then it has enough.
+        self._owed_messages += unseen.count
+        self._say_returned(unseen)
+
+    def _say_returned(self, unseen: OffsetRanges) -> None:
+        if self.link is not None:
+            for ranges in _in_parts(unseen):
+                returned = pb.Returned(consumer=self.handle, ranges=frames.flat(ranges), seeks=self._seeks)
+                self.link.say(pb.Command(returned=returned))
+
+    def _withdraw(self, wanted: OffsetRanges, *, copies: bool = False) -> OffsetRanges:
+        """Takes these out of the inbox, and of what is about to be handed over; returns what was there.
+
+        `copies`: only what came before.
+        """
+        found = OffsetRanges()
+        for delivery in [each for each in self._inbox if each.lane is self and (each.attempt > 1 or not copies)]:
+            mine = [part for first, end in delivery.ranges for part in wanted.overlap(first, end)]
+            if not mine:
+                continue
+            rest = [gap for first, end in delivery.ranges for gap in wanted.gaps(first, end)]
+            for first, end in mine:
+                found.add(first, end)
+            delivery.keep(rest)
+            if not rest:
+                self._inbox.remove(delivery)
+                self._owed_bytes += delivery.size
+        for first, end in self._taker.withdraw(self, wanted, copies=copies):
+            found.add(first, end)
+        for first, end in found:
+            self._copies.remove(first, end)
+        return found
+
+    def _drop_copies(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """What is acknowledged is not shown again."""
+        if not any(self._copies.overlap(first, end) for first, end in ranges):
+            return
+        self._taker.account(self)  # mostly it is the copy that is acknowledged
+        if not any(self._copies.overlap(first, end) for first, end in ranges):
+            return
+        dropped = self._withdraw(OffsetRanges(ranges), copies=True)
+        if dropped:
+            self._open = max(0, self._open - dropped.count)
+            self._owed_messages += dropped.count
+            self._consider_grant()
 
     def _without_settled(self, ranges: Sequence[tuple[int, int]], epoch: int) -> Sequence[tuple[int, int]]:
         """What the application has not acknowledged; the rest is acknowledged again."""
@@ -323,8 +585,15 @@ class ConsumerLane(Lane):
         mine = [delivery for delivery in self._inbox if delivery.lane is self]
         for delivery in mine:
             self._inbox.remove(delivery)
-            self.consumed(delivery)
-        self._dropped(self)
+            self.unwanted(delivery)
+        self._taker.dropped(self)
+        self._open = 0
+        self._copies.clear()
+
+    def _forget_taken(self) -> None:
+        """Nobody waits for an answer to what the application has."""
+        self._taken, self._answers, self._out = OffsetRanges(), OffsetRanges(), OffsetRanges()
+        self._taker.answered()
 
     # --- the lane -----------------------------------------------------------------------------------
 
@@ -337,6 +606,7 @@ class ConsumerLane(Lane):
         self._unconfirmed.clear()
         self._settled.clear()
         self._drop_inbox()
+        self._forget_taken()
         self._owed_messages = self._owed_bytes = 0
 
     def _on_failed(self, error: DanubeError) -> None:
@@ -381,7 +651,8 @@ class ConsumerLane(Lane):
         settings = self._settings
         self._collect()
         # Acks that could not be sent come first, so that these messages are not delivered again.
-        is_clean = not self._unsent
+        is_clean = not self._unsent and not self._is_stopped
+        first = 0 if self._pacing is None else self._pacing.window
         request = pb.Subscribe(
             topic=self.topic,
             subscription=settings.subscription,
@@ -391,6 +662,8 @@ class ConsumerLane(Lane):
             start=settings.start,
             messages=settings.window_messages if is_clean else 0,
             bytes=settings.window_bytes if is_clean else 0,
+            hands_over=True,
+            first_messages=first if is_clean else 0,
         )
 
         def subscribed(frame: frames.Frame) -> None:
@@ -398,6 +671,9 @@ class ConsumerLane(Lane):
             self._attach(link, answer.consumer)
             link.consumers[answer.consumer] = self
             self._owed_messages = self._owed_bytes = 0
+            self._hands_over = answer.hands_over
+            self._adapts = answer.hands_over and self._pacing is not None and answer.type in (pb.SHARED, pb.KEY_SHARED)
+            self._window = first if self._adapts else settings.window_messages
             self._sought_to = 0  # nothing of the connection before comes here, and the topic may have been made anew
             self._collect()
             if 0 < self._epoch < answer.created:
@@ -408,7 +684,7 @@ class ConsumerLane(Lane):
             if not is_clean:
                 if self._settled:  # and nothing is under way to us, which the answer could overtake
                     self._ask_what_is_known(link)
-                self._owed_messages, self._owed_bytes = settings.window_messages, settings.window_bytes
+                self._owed_messages, self._owed_bytes = self._window, settings.window_bytes
                 self._grant()
 
         await link.request(pb.Command(subscribe=request), "subscribed", accept=subscribed)

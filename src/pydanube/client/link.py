@@ -71,6 +71,8 @@ class Receiving(Attached, Protocol):
 
     def delivered(self, ranges: tuple[tuple[int, int], ...], attempt: int, seeks: int, body: memoryview) -> None: ...
 
+    def recalled(self, ranges: tuple[tuple[int, int], ...], seeks: int) -> None: ...
+
 
 class Link(asyncio.Protocol):
     """Made by `loop.create_connection`; usable when `welcome` is done."""
@@ -249,6 +251,10 @@ class Link(asyncio.Protocol):
                 consumer.delivered(frames.ranges_of(deliver.ranges), deliver.attempt, deliver.seeks, frame.body)
         elif not self.welcome.done():
             self._greeted(frame)
+        elif kind == "recall":
+            consumer = self.consumers.get(command.recall.consumer)
+            if consumer is not None:
+                consumer.recalled(frames.ranges_of(command.recall.ranges), command.recall.seeks)
         elif kind == "error":
             self._error(command)
         elif kind == "moved":

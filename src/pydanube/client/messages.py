@@ -69,6 +69,7 @@ class Delivery:
         "ranges",
         "seeks",
         "size",
+        "taken",
         "topic",
     )
 
@@ -90,6 +91,7 @@ class Delivery:
         self.size = size
         self.seeks = seeks  # how often the subscription was moved before
         self.count = sum(end - first for first, end in ranges)
+        self.taken = 0  # of these, the first so many: the application has them, and the lane knows
         self._rows: pa.RecordBatch | None = None
         self._columns: dict[str, list[Any]] = {}
 
@@ -98,6 +100,20 @@ class Delivery:
         before, self.ranges = self.count, ranges
         self.count = sum(end - first for first, end in ranges)
         return before - self.count
+
+    def part(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The offsets of the messages number `start` to `stop`, as they are handed over."""
+        if start == 0 and stop == self.count:
+            return list(self.ranges)
+        found: list[tuple[int, int]] = []
+        for first, end in self.ranges:
+            low, high = first + max(0, start), min(end, first + stop)
+            if low < high:
+                found.append((low, high))
+            start, stop = start - (end - first), stop - (end - first)
+            if stop <= 0:
+                break
+        return found
 
     @property
     def rows(self) -> pa.RecordBatch:
@@ -132,6 +148,11 @@ class MessageView:
         self._row = row
         self.offset = offset
         self.payload = payload
+
+    @property
+    def lane(self) -> ConsumerLane:
+        """Where it came from. For facades."""
+        return self._delivery.lane
 
     @property
     def topic(self) -> str:
@@ -187,8 +208,22 @@ class Message(MessageView):
         """It is done. Many acks travel together, at the end of the event loop's turn; `consumer.flush` waits for them.
 
         An ack that is lost with its connection is sent again on the next one; the message may have come again by then.
+        Raises ClientClosed if the consumer is closed: the ack could not count.
         """
         self._delivery.lane.ack(self.offset, self._delivery.seeks)
+
+    async def extend(self, seconds: float) -> None:
+        """It takes longer: the ack timeout is over in `seconds` from now, not before. Never shortens it.
+
+        Returns when the broker has taken note. Raises if the message is not this consumer's any more.
+
+        >>> async with client.consumer("/default/numbers", subscription="slow", start=2) as consumer:
+        ...     message = await consumer.receive()
+        ...     await message.extend(120)
+        ...     await message.ack()
+        """
+        one = ((self.offset, self.offset + 1),)
+        await self._delivery.lane.extend(one, seconds, self._delivery)
 
     async def nack(self, delay: float | None = None, *, reason: str = "") -> None:
         """It failed: deliver it again after `delay` seconds, or as the subscription's failure policy says.
@@ -249,6 +284,10 @@ class MessageBatch(BatchView):
     async def ack(self) -> None:
         """All of them are done."""
         self._delivery.lane.ack_ranges(self._delivery.ranges, self._delivery.seeks)
+
+    async def extend(self, seconds: float) -> None:
+        """All of them take longer: as `Message.extend`."""
+        await self._delivery.lane.extend(self._delivery.ranges, seconds, self._delivery)
 
     async def nack(self, delay: float | None = None, *, reason: str = "") -> None:
         """All of them failed."""

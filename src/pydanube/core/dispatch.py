@@ -229,6 +229,12 @@ class RangeDispatch(Machine):
     def _forgotten(self, consumer: ConsumerId) -> None:
         """Nothing is kept for a consumer that is away."""
 
+    def _out_of_turn(self, consumer: ConsumerId) -> None:
+        """It has no room, and that is all."""
+
+    def _in_turn_again(self, consumer: ConsumerId) -> None:
+        """It has room again."""
+
     def _keyed(self, pairs: tuple[tuple[int, str], ...]) -> None:
         """Keys do not matter here."""
 

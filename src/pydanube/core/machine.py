@@ -589,9 +589,11 @@ class Machine(ABC):
     @abstractmethod
     def _forgotten(self, consumer: ConsumerId) -> None: ...
 
+    @abstractmethod
     def _out_of_turn(self, consumer: ConsumerId) -> None:
         """It is connected, and is sent nothing."""
 
+    @abstractmethod
     def _in_turn_again(self, consumer: ConsumerId) -> None:
         """It is sent messages again."""
 

@@ -1,0 +1,126 @@
+"""A worker's loop: fetch, handle, acknowledge; and how it ends without losing what it has done.
+
+receive ──► handler ──returns──► ack                stop(), SIGTERM, cancellation:
+   ▲           └─────raises────► nack, with why         receive no more ─► handlers finish, for a grace ─► flush
+   └── while fewer than `concurrency` run
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from pydanube.client.messages import Message
+from pydanube.errors import ClientClosed, ConfigError, DanubeError
+
+if TYPE_CHECKING:
+    from pydanube.client.consumer import Consumer
+
+log = logging.getLogger(__name__)
+
+Handler: TypeAlias = Callable[[Message], Awaitable[object]]
+REASON_SIZE_MAX: Final = 1024
+
+
+class Handled(NamedTuple):
+    """`given_up`: their handlers did not finish within the grace, or only when the consumer was closed."""
+
+    acked: int = 0
+    nacked: int = 0
+    given_up: int = 0
+
+
+class Work:
+    """One `run` of a consumer."""
+
+    def __init__(self, consumer: Consumer, handler: Handler, *, concurrency: int, grace_seconds: float) -> None:
+        if concurrency < 1:
+            raise ConfigError("concurrency", concurrency, "at least 1")
+        if grace_seconds < 0:
+            raise ConfigError("grace", grace_seconds, "seconds, at least 0")
+        self.handled = Handled()
+        self._consumer = consumer
+        self._handler = handler
+        self._concurrency = concurrency
+        self._grace_seconds = grace_seconds
+        self._running: set[asyncio.Task[None]] = set()
+        self._free = asyncio.Semaphore(concurrency)
+
+    async def run(self, *, on_sigterm: bool) -> Handled:
+        loop = asyncio.get_running_loop()
+        catches = on_sigterm and _may_catch_sigterm()
+        if catches:
+            loop.add_signal_handler(signal.SIGTERM, lambda: loop.create_task(self._consumer.stop()))
+        try:
+            await self._fetch()
+        finally:
+            try:
+                await self._finish()
+            finally:
+                if catches:
+                    loop.remove_signal_handler(signal.SIGTERM)
+        return self.handled
+
+    async def _fetch(self) -> None:
+        messages = aiter(self._consumer)
+        while True:
+            await self._free.acquire()  # first: what is taken and waits here would be of no use to anybody else
+            try:
+                message = await anext(messages)
+            except StopAsyncIteration:
+                return
+            except BaseException:
+                self._free.release()
+                raise
+            task = asyncio.create_task(self._handle(message), name=f"handle {message.topic} {message.offset}")
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    async def _handle(self, message: Message) -> None:
+        try:
+            await self._handler(message)
+        except asyncio.CancelledError:
+            self.handled = self.handled._replace(given_up=self.handled.given_up + 1)
+            raise
+        except Exception as error:
+            log.warning("handler failed", exc_info=error, extra={"topic": message.topic, "offset": message.offset})
+            reason = f"{type(error).__name__}: {error}"[:REASON_SIZE_MAX]
+            await self._answer(message, reason)
+        else:
+            await self._answer(message, None)
+        finally:
+            self._free.release()
+
+    async def _answer(self, message: Message, reason: str | None) -> None:
+        try:
+            if reason is None:
+                await message.ack()
+                self.handled = self.handled._replace(acked=self.handled.acked + 1)
+            else:
+                await message.nack(reason=reason)
+                self.handled = self.handled._replace(nacked=self.handled.nacked + 1)
+        except ClientClosed:
+            self.handled = self.handled._replace(given_up=self.handled.given_up + 1)
+
+    async def _finish(self) -> None:
+        """Also if we are being cancelled: then a second time ends it at once."""
+        await self._consumer.stop()
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=self._grace_seconds)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        try:
+            await self._consumer.flush(timeout=self._grace_seconds or None)
+        except DanubeError as error:
+            log.warning("answers did not arrive", extra={"topic": self._consumer.topic, "why": str(error)})
+
+
+def _may_catch_sigterm() -> bool:
+    """Only where nobody else does, and where Python allows it."""
+    in_main = threading.current_thread() is threading.main_thread()
+    return in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
