@@ -49,12 +49,11 @@ class Work:
         self._grace_seconds = grace_seconds
         self._running: set[asyncio.Task[None]] = set()
         self._free = asyncio.Semaphore(concurrency)
+        self._stopping: asyncio.Task[None] | None = None  # by a signal
 
     async def run(self, *, on_sigterm: bool) -> Handled:
         loop = asyncio.get_running_loop()
-        catches = on_sigterm and _may_catch_sigterm()
-        if catches:
-            loop.add_signal_handler(signal.SIGTERM, lambda: loop.create_task(self._consumer.stop()))
+        catches = on_sigterm and self._catch_sigterm(loop)
         try:
             await self._fetch()
         finally:
@@ -64,6 +63,20 @@ class Work:
                 if catches:
                     loop.remove_signal_handler(signal.SIGTERM)
         return self.handled
+
+    def _catch_sigterm(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Only where nobody else does, and where Python and the loop can."""
+        in_main = threading.current_thread() is threading.main_thread()
+        if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return False
+        try:
+            loop.add_signal_handler(signal.SIGTERM, self._stop_soon)
+        except NotImplementedError:
+            return False
+        return True
+
+    def _stop_soon(self) -> None:
+        self._stopping = asyncio.create_task(self._consumer.stop())
 
     async def _fetch(self) -> None:
         messages = aiter(self._consumer)
@@ -118,9 +131,3 @@ class Work:
             await self._consumer.flush(timeout=self._grace_seconds or None)
         except DanubeError as error:
             log.warning("answers did not arrive", extra={"topic": self._consumer.topic, "why": str(error)})
-
-
-def _may_catch_sigterm() -> bool:
-    """Only where nobody else does, and where Python allows it."""
-    in_main = threading.current_thread() is threading.main_thread()
-    return in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

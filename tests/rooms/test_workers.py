@@ -1,0 +1,366 @@
+"""Native consumers as a team of workers: deadlines from the hand-over, shares for all, and an end without repetition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import pydanube
+from pydanube.client.client import Client
+from pydanube.client.messages import Message
+from pydanube.core.delivery import FailurePolicy
+from pydanube.errors import ClientClosed, DeadlineExceeded, Refused
+from tests.rooms.wired import Wires, wired
+
+TOPIC = "/default/orders"
+SUB = "workers"
+
+
+async def fill(client: Client, count: int, topic: str = TOPIC, keys: int = 0) -> None:
+    async with client.producer(topic) as producer:
+        for number in range(count):
+            producer.send_nowait(str(number).encode(), key=f"k{number % keys}" if keys else None)
+        await producer.flush()
+
+
+class Worker:
+    """Takes one message after the other, and needs a while for each."""
+
+    def __init__(self, client: Client, seconds: float, **settings: Any) -> None:
+        self.handled: list[int] = []
+        self.again = 0  # shown although it had acknowledged them
+        self.keys: list[tuple[str | None, int]] = []  # in the order in which they were handled, perhaps by several
+        self._seconds = seconds
+        settings = {"type": "shared", "start": "earliest"} | settings
+        self.consumer = client.consumer(TOPIC, subscription=SUB, **settings)
+
+    async def work(self) -> None:
+        async with self.consumer as consumer:
+            async for message in consumer:
+                self.again += message.offset in self.handled
+                self.keys.append((message.key, message.offset))
+                await asyncio.sleep(self._seconds)
+                self.handled.append(message.offset)
+                await message.ack()
+
+
+async def caught_up(client: Client, *workers: Worker, seconds: float = 1000.0) -> None:
+    tasks = [asyncio.create_task(worker.work()) for worker in workers]
+    await until_caught_up(client, seconds)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until_caught_up(client: Client, seconds: float = 1000.0) -> None:
+    async with asyncio.timeout(seconds):
+        await asyncio.sleep(0.05)
+        while (await client.lag(TOPIC, SUB)).messages:
+            await asyncio.sleep(0.1)
+
+
+# --- deadlines ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "count"), [("exclusive", 5_000), ("shared", 1_500), ("key_shared", 1_500)])
+@wired
+async def test_minutes_of_work_for_one_worker_with_defaults_are_handled_once(
+    kind: str, count: int, wires: Wires
+) -> None:
+    async with wires.connect() as client:
+        await fill(client, count, keys=500 if kind == "key_shared" else 0)
+        worker = Worker(client, 0.06, type=kind)
+        await caught_up(client, worker)
+        assert sorted(worker.handled) == list(range(count))
+        assert wires.subscription(TOPIC, SUB).standing().timed_out == 0
+
+
+@wired
+async def test_a_handler_that_takes_longer_than_the_ack_timeout_gets_its_message_again(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await fill(client, 3)
+        async with client.consumer(TOPIC, subscription=SUB, start="earliest") as consumer:
+            first = await consumer.receive()
+            await asyncio.sleep(29.0)
+            second = await consumer.receive()  # waited unseen for 29 s, and has its 30 s before it
+            await asyncio.sleep(3.0)
+            assert wires.subscription(TOPIC, SUB).standing().timed_out == 1
+            await asyncio.sleep(20.0)
+            await second.ack()
+            again = [await consumer.receive(), await consumer.receive()]
+            assert {(each.offset, each.attempt) for each in again} == {(0, 2), (2, 1)}
+            assert first.offset == 0
+
+
+@wired
+async def test_a_message_that_is_extended_is_not_delivered_again(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await fill(client, 1)
+        async with client.consumer(TOPIC, subscription=SUB, start="earliest") as consumer:
+            message = await consumer.receive()
+            await message.extend(100)
+            await asyncio.sleep(99)
+            assert wires.subscription(TOPIC, SUB).standing().timed_out == 0
+            await message.ack()
+            await consumer.flush()
+            assert (await client.lag(TOPIC, SUB)).messages == 0
+
+
+@wired
+async def test_extending_never_shortens_and_is_refused_when_it_is_too_late(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await fill(client, 1)
+        async with client.consumer(TOPIC, subscription=SUB, start="earliest") as consumer:
+            wires.subscription(TOPIC, SUB).change(policy=FailurePolicy(base_redelivery_delay_ms=60_000))
+            message = await consumer.receive()
+            await message.extend(1)
+            await asyncio.sleep(20)
+            assert wires.subscription(TOPIC, SUB).standing().timed_out == 0
+            await asyncio.sleep(20)
+            with pytest.raises(Refused, match="not held by this consumer"):
+                await message.extend(10)
+
+
+@wired
+async def test_a_copy_of_what_the_consumer_has_acknowledged_is_never_shown(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await fill(client, 4)
+        async with client.consumer(TOPIC, subscription=SUB, start="earliest") as consumer:
+            slow = [await consumer.receive() for _ in range(3)]
+            await asyncio.sleep(33)  # all three have failed by then, and come again
+            [await message.ack() for message in slow]
+            assert (await consumer.receive()).offset == 3
+            with pytest.raises(DeadlineExceeded):
+                await consumer.receive(timeout=10)
+
+
+@wired
+async def test_what_a_silent_consumer_has_not_seen_goes_to_one_with_room(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await fill(client, 8)
+        async with client.consumer(TOPIC, subscription=SUB, start="earliest", type="shared", window_messages=8) as one:
+            stuck = await one.receive()
+            await asyncio.sleep(1)
+            standing = wires.subscription(TOPIC, SUB).standing()
+            assert (standing.unacked, standing.unseen) == (8, 7)
+            worker = Worker(client, 0.01)
+            task = asyncio.create_task(worker.work())
+            await asyncio.sleep(35)
+            assert sorted(worker.handled) == [*range(8)], "also what was handed over, when its time was over"
+            assert stuck.offset == 0
+            await stuck.ack()
+            next_one = asyncio.create_task(one.receive(timeout=5))
+            await asyncio.sleep(0.1)
+            await fill(client, 4)
+            assert (await next_one).offset >= 8, "and who comes back is served again"
+            task.cancel()
+
+
+# --- sharing --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["shared", "key_shared"])
+@pytest.mark.parametrize(("seconds", "late"), [(0.001, 0.0), (0.005, 0.2), (0.02, 0.2), (0.5, 0.2)])
+@wired
+async def test_three_workers_share_what_waits_also_with_one_that_joins_later(
+    kind: str, seconds: float, late: float, wires: Wires
+) -> None:
+    async with wires.connect() as client:
+        await fill(client, 500, keys=500)
+        workers = [Worker(client, seconds, type=kind) for _ in range(3)]
+        tasks = [asyncio.create_task(worker.work()) for worker in workers[:2]]
+        await asyncio.sleep(late)
+        tasks.append(asyncio.create_task(workers[2].work()))
+        await until_caught_up(client)
+        for task in tasks:
+            task.cancel()
+        shares = [len(worker.handled) for worker in workers]
+        assert sum(shares) == 500 and all(100 <= share <= 250 for share in shares), shares
+        assert Counter(offset for worker in workers for offset in worker.handled) == Counter(range(500))
+
+
+@wired
+async def test_keys_move_to_those_who_come_and_stay_in_order(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await fill(client, 600, keys=20)
+        workers = [Worker(client, 0.01, type="key_shared") for _ in range(4)]
+        tasks = []
+        for worker in workers:
+            worker.keys = workers[0].keys
+            tasks.append(asyncio.create_task(worker.work()))
+            await asyncio.sleep(0.3)
+        tasks[0].cancel()
+        await until_caught_up(client)
+        for task in tasks:
+            task.cancel()
+        order: dict[str | None, list[int]] = {}
+        assert sorted({offset for worker in workers for offset in worker.handled}) == [*range(600)]
+        for key, offset in workers[0].keys:
+            order.setdefault(key, []).append(offset)
+        assert all(offsets == sorted(offsets) for offsets in order.values()), order
+        assert all(len(worker.handled) > 20 for worker in workers)
+
+
+@wired
+async def test_what_waits_unseen_at_a_slow_worker_is_given_to_an_idle_one(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await fill(client, 9)
+        slow = Worker(client, 20.0, window_messages=100)
+        slowly = asyncio.create_task(slow.work())
+        await asyncio.sleep(1)
+        fast = Worker(client, 0.1)
+        fastly = asyncio.create_task(fast.work())
+        await asyncio.sleep(15)
+        assert len(fast.handled) >= 7 and len(set(fast.handled)) == len(fast.handled)
+        await until_caught_up(client)
+        assert sorted(fast.handled + slow.handled) == [*range(9)], "nothing twice"
+        for task in (slowly, fastly):
+            task.cancel()
+
+
+# --- shutdown -------------------------------------------------------------------------------------------
+
+
+@wired
+async def test_a_stopped_consumer_receives_no_more_while_its_acks_travel(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await fill(client, 20)
+        async with client.consumer(TOPIC, subscription=SUB, start="earliest", type="shared") as consumer:
+            mine = [await consumer.receive() for _ in range(3)]
+            await consumer.stop()
+            with pytest.raises(ClientClosed):
+                await consumer.receive(timeout=1)
+            assert [message async for message in consumer] == []
+            other = Worker(client, 0.001)
+            task = asyncio.create_task(other.work())
+            await asyncio.sleep(2)
+            assert sorted(other.handled) == [*range(3, 20)], "what nobody had taken is with others at once"
+            [await message.ack() for message in mine]
+            await consumer.flush()
+            assert (await client.lag(TOPIC, SUB)).messages == 0
+            task.cancel()
+
+
+@wired
+async def test_close_waits_for_what_is_out_and_nothing_of_it_comes_again(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await fill(client, 20)
+        consumer = await client.consumer(TOPIC, subscription=SUB, start="earliest").open()
+        done: list[int] = []
+
+        async def work() -> None:
+            async for message in consumer:
+                await asyncio.sleep(0.3)
+                await message.ack()
+                done.append(message.offset)
+
+        workers = [asyncio.create_task(work()) for _ in range(4)]
+        await asyncio.sleep(0.7)
+        await consumer.close()
+        await asyncio.gather(*workers)
+        assert len(done) == 12
+        assert (await client.lag(TOPIC, SUB)).messages == 20 - 12
+
+
+@wired
+async def test_close_has_a_deadline_and_an_ack_after_it_raises(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await fill(client, 2)
+        consumer = await client.consumer(TOPIC, subscription=SUB, start="earliest").open()
+        message = await consumer.receive()
+        before = asyncio.get_running_loop().time()
+        await consumer.close(timeout=2)
+        assert 2 <= asyncio.get_running_loop().time() - before < 4
+        for answer in (message.ack, message.nack, lambda: message.extend(5)):
+            with pytest.raises(ClientClosed):
+                await answer()
+        assert (await client.lag(TOPIC, SUB)).messages == 2
+
+
+@wired
+async def test_run_acknowledges_what_returns_and_nacks_what_raises_with_the_reason(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await fill(client, 30)
+        attempts: Counter[int] = Counter()
+        most = running = 0
+
+        async def handle(message: Message) -> None:
+            nonlocal most, running
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.1)
+            running -= 1
+            attempts[message.offset] += 1
+            if message.offset == 7 and message.attempt == 1:
+                raise ValueError("no sevens today")
+            if attempts.total() == 31:
+                await consumer.stop()
+
+        async with client.consumer(TOPIC, subscription=SUB, start="earliest", type="shared") as consumer:
+            handled = await consumer.run(handle, concurrency=4)
+        assert (handled.acked, handled.nacked, handled.given_up) == (30, 1, 0) == consumer.handled
+        assert attempts == Counter(range(30)) + Counter([7])
+        assert most == 4
+        assert (await client.lag(TOPIC, SUB)).messages == 0
+
+
+@wired
+async def test_a_cancelled_run_finishes_what_it_has_begun(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await fill(client, 50)
+        begun: list[int] = []
+
+        async def handle(message: Message) -> None:
+            begun.append(message.offset)
+            await asyncio.sleep(1)
+
+        async with client.consumer(TOPIC, subscription=SUB, start="earliest") as consumer:
+            work = asyncio.create_task(consumer.run(handle, concurrency=5))
+            await asyncio.sleep(2.5)
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+            assert len(begun) == 15 and consumer.handled.acked == 15
+            assert (await client.lag(TOPIC, SUB)).messages == 35
+
+
+# --- what explain says ----------------------------------------------------------------------------------
+
+
+@wired
+async def test_explain_says_where_messages_are(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await fill(client, 5)
+        async with client.consumer(TOPIC, subscription=SUB, start="earliest", window_messages=3) as consumer:
+            await consumer.receive()
+            await asyncio.sleep(1)
+            sentence = (await client.lag(TOPIC, SUB)).sentence
+            assert "wait for an ack, " in sentence and "of them unseen in the queues of consumers" in sentence
+
+
+# --- the same on a real clock -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds", "ack_timeout_ms"),
+    [(300, 0.005, 500), pytest.param(500, 0.02, 3_000, marks=pytest.mark.long)],
+)
+def test_a_queue_longer_than_the_ack_timeout_is_handled_once_for_real(
+    count: int, seconds: float, ack_timeout_ms: int
+) -> None:
+    async def main() -> None:
+        async with pydanube.testing.broker(memory=True) as broker, pydanube.connect(broker.url) as client:
+            await fill(client, count)
+            worker = Worker(client, seconds, type="exclusive")
+            assert broker._broker is not None
+            async with client.consumer(TOPIC, subscription=SUB, start="earliest"):
+                pass
+            subscription = Wires(broker._broker).subscription(TOPIC, SUB)
+            subscription.change(policy=FailurePolicy(ack_timeout_ms=ack_timeout_ms))
+            await caught_up(client, worker, seconds=60)
+            assert sorted(worker.handled) == [*range(count)]
+
+    asyncio.run(main())
