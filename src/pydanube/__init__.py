@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pydanube.client.messages import Statistics as Statistics
     from pydanube.client.messages import TopicInfo as TopicInfo
     from pydanube.client.producer import Producer as Producer
+    from pydanube.client.working import Handled as Handled
     from pydanube.errors import DanubeError as DanubeError
 
 _HOMES: Final = {
@@ -47,6 +48,7 @@ _HOMES: Final = {
     "Consumer": "pydanube.client.consumer",
     "Producer": "pydanube.client.producer",
     "DanubeError": "pydanube.errors",
+    "Handled": "pydanube.client.working",
 }
 _MODULES: Final = {"blocking": "pydanube.blocking", "errors": "pydanube.errors"}
 
@@ -54,6 +56,7 @@ __all__ = [
     "Client",
     "Consumer",
     "DanubeError",
+    "Handled",
     "Lag",
     "Located",
     "Message",

@@ -1,4 +1,4 @@
-"""Native consumers as a team of workers: deadlines from the hand-over, shares for all, and an end without repetition."""
+"""Native consumers as a team of workers: deadlines from the hand-over, shares for all, and an orderly end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def caught_up(client: Client, *workers: Worker, seconds: float = 1000.0) -
 async def until_caught_up(client: Client, seconds: float = 1000.0) -> None:
     async with asyncio.timeout(seconds):
         await asyncio.sleep(0.05)
-        while (await client.lag(TOPIC, SUB)).messages:
+        while (await client.lag(TOPIC, SUB)).messages:  # noqa: ASYNC110, only the broker knows
             await asyncio.sleep(0.1)
 
 
@@ -131,7 +131,8 @@ async def test_a_copy_of_what_the_consumer_has_acknowledged_is_never_shown(wires
         async with client.consumer(TOPIC, subscription=SUB, start="earliest") as consumer:
             slow = [await consumer.receive() for _ in range(3)]
             await asyncio.sleep(33)  # all three have failed by then, and come again
-            [await message.ack() for message in slow]
+            for message in slow:
+                await message.ack()
             assert (await consumer.receive()).offset == 3
             with pytest.raises(DeadlineExceeded):
                 await consumer.receive(timeout=10)
@@ -238,7 +239,8 @@ async def test_a_stopped_consumer_receives_no_more_while_its_acks_travel(wires: 
             task = asyncio.create_task(other.work())
             await asyncio.sleep(2)
             assert sorted(other.handled) == [*range(3, 20)], "what nobody had taken is with others at once"
-            [await message.ack() for message in mine]
+            for message in mine:
+                await message.ack()
             await consumer.flush()
             assert (await client.lag(TOPIC, SUB)).messages == 0
             task.cancel()

@@ -19,14 +19,14 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 
-from pydanube.client import admin, client, consumer, producer
+from pydanube.client import admin, client, consumer, messages, producer
 from pydanube.client.connection import within
 from pydanube.client.messages import (
     BatchView,
@@ -42,7 +42,8 @@ from pydanube.client.messages import (
 from pydanube.client.outgoing import ProducerLane
 from pydanube.client.producer import Payload, Prepared
 from pydanube.client.thread import LoopThread
-from pydanube.errors import BufferFull, ClientClosed, NeverOpened
+from pydanube.client.working import Handled, stopped_by_sigterm
+from pydanube.errors import BufferFull, ClientClosed
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -375,6 +376,7 @@ class Consumer:
         self.name = inner.name
         self._current: deque[Message] = deque()  # handed over by the loop's thread; taken by any
         self._filling = asyncio.Lock()
+        self._stopping: asyncio.Future[None] | None = None
 
     def open(self) -> Self:
         self._thread.call(self._consumer.open())
@@ -422,6 +424,44 @@ class Consumer:
         """Arrow record batches, as they were stored."""
         while (delivery := self._thread.call(self._consumer.next_delivery())) is not None:
             yield MessageBatch(self._thread, delivery)
+
+    def run(
+        self,
+        handler: Callable[[Message], object],
+        *,
+        concurrency: int = 8,
+        grace: float = 30.0,
+        on_sigterm: bool = True,
+    ) -> Handled:
+        """Gives every message to `handler`, in `concurrency` threads, until the consumer is stopped.
+
+        As `pydanube.Consumer.run`: acknowledges what returns, nacks what raises. `stop()` from a handler or another
+        thread, SIGTERM (in the main thread, unless somebody else handles it) and Ctrl-C end it in order.
+
+        >>> with pydanube.blocking.connect(url) as client:
+        ...     with client.consumer("/default/numbers", subscription="threads", start="earliest") as consumer:
+        ...         def handle(message):
+        ...             if message.payload == b"3":
+        ...                 consumer.stop()
+        ...         print(consumer.run(handle, concurrency=1))
+        Handled(acked=3, nacked=0, given_up=0)
+        """
+        with ThreadPoolExecutor(concurrency, "danube handler") as pool:
+
+            async def handle(message: messages.Message) -> None:
+                mine = Message(self._thread, *message.parts)
+                await asyncio.get_running_loop().run_in_executor(pool, handler, mine)
+
+            work = self._consumer.run(handle, concurrency=concurrency, grace=grace, on_sigterm=False)
+            with stopped_by_sigterm(lambda: self._thread.soon(self._stop_soon)) if on_sigterm else nullcontext():
+                return self._thread.call(work)
+
+    def _stop_soon(self) -> None:
+        self._stopping = asyncio.ensure_future(self._consumer.stop())
+
+    @property
+    def handled(self) -> Handled:
+        return self._consumer.handled
 
     def flush(self, *, timeout: float | None = None) -> None:
         self._thread.call(self._consumer.flush(timeout=timeout))

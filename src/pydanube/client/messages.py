@@ -155,6 +155,11 @@ class MessageView:
         return self._delivery.lane
 
     @property
+    def parts(self) -> tuple[Delivery, int, int, bytes]:
+        """What another view of the same message is made of. For facades."""
+        return self._delivery, self._row, self.offset, self.payload
+
+    @property
     def topic(self) -> str:
         """Of a partitioned topic: the partition."""
         return self._delivery.topic

@@ -11,7 +11,8 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from pydanube.client.messages import Message
@@ -65,9 +66,7 @@ class Work:
         return self.handled
 
     def _catch_sigterm(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Only where nobody else does, and where Python and the loop can."""
-        in_main = threading.current_thread() is threading.main_thread()
-        if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        if not _may_catch_sigterm():
             return False
         try:
             loop.add_signal_handler(signal.SIGTERM, self._stop_soon)
@@ -131,3 +130,22 @@ class Work:
             await self._consumer.flush(timeout=self._grace_seconds or None)
         except DanubeError as error:
             log.warning("answers did not arrive", extra={"topic": self._consumer.topic, "why": str(error)})
+
+
+def _may_catch_sigterm() -> bool:
+    """Only where nobody else does, and where Python can."""
+    in_main = threading.current_thread() is threading.main_thread()
+    return in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@contextmanager
+def stopped_by_sigterm(stop: Callable[[], None]) -> Iterator[None]:
+    """Calls `stop` when the process is asked to end, unless somebody else hears of it. Without an event loop."""
+    if not _may_catch_sigterm():
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda *_: stop())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -263,6 +263,7 @@ class Machine(ABC):
         if member is None:
             return
         member.active_at = self._now
+        member.was_empty = False
         if member.stalled:
             member.stalled = False
             if not member.stopped:
@@ -409,7 +410,9 @@ class Machine(ABC):
         if member is None:
             return  # it left meanwhile, and what it held was taken back then
         self.roster.shipped(member, event.size_bytes)
-        member.active_at = max(member.active_at, self._now)  # it could not take before what was not sent
+        if member.was_empty:
+            member.was_empty = False
+            member.active_at = self._now  # it could not take before what was not sent
         for first, end in event.unsent:
             member.paused = True
             settled = end - first  # voided, trimmed or timed out while it was read: not sent either

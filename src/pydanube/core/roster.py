@@ -60,6 +60,7 @@ class Member:
     unseen: int = 0  # of what it holds: in its own queue
     owed: int = 0  # sent, and no permits granted for it since: with permits, what its application has not taken
     active_at: float = 0.0  # it took, acknowledged or asked for something, or had nothing to take
+    was_empty: bool = False  # the first for its empty queue is on its way
     recalled_at: float = -1e9  # it was asked to give back what is unseen
     stalled: bool = False  # it was silent for so long that its queue was given to others
     stopped: bool = False  # it wants nothing more
@@ -167,6 +168,7 @@ class Roster:
         if member.hands_over:
             if not member.unseen:
                 member.active_at = now  # it had nothing to take before
+                member.was_empty = True
             member.unseen += count
         if member.messages is None:
             self.window_held += count
