@@ -375,8 +375,9 @@ class Machine(ABC):
         return found[::-1]
 
     def _say_recall(self, member: Member, wanted: Sequence[OffsetRange]) -> None:
-        for at in range(0, len(wanted), RECALL_RANGES_MAX):
-            self._effects.append(Recall(member.consumer, tuple(wanted[at : at + RECALL_RANGES_MAX])))
+        merged = tuple(OffsetRanges(wanted))
+        for at in range(0, len(merged), RECALL_RANGES_MAX):
+            self._effects.append(Recall(member.consumer, merged[at : at + RECALL_RANGES_MAX]))
 
     def _committed_part(self, ranges: Ranges) -> list[OffsetRange]:
         """What of these is below the head and not settled for good, each offset once. The rest above is refused.
