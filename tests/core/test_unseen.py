@@ -242,6 +242,25 @@ def test_an_idle_consumer_is_given_what_is_unseen_of_its_own_keys_only() -> None
     assert wanted == {offset for offset in range(4) if machine._keys[f"k{offset}"].owner == B} and wanted
 
 
+# --- who cannot say what it hands over ------------------------------------------------------------------------
+
+
+def test_the_window_of_slow_consumers_holds_what_they_answer_in_half_an_ack_timeout() -> None:
+    machine = SharedDispatch(Progress(), policy=POLICY)
+    told(machine, Joined(A))
+    told(machine, Available(1_000))
+    assert machine.in_flight.count == 10
+    now = 0.0
+    for offset in range(40):  # five seconds each
+        now += 5.0
+        told(machine, Acked(offsets(offset), A), now)
+    assert machine.in_flight.count == machine.standing().unacked_max == 3
+    for offset in range(40, 200):
+        now += 0.01
+        told(machine, Acked(offsets(offset), A), now)
+    assert machine.in_flight.count == 10, "and never more than is allowed"
+
+
 # --- in words ---------------------------------------------------------------------------------------------
 
 

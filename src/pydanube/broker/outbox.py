@@ -63,6 +63,10 @@ class Outbox(Generic[Item]):
     def __len__(self) -> int:
         return len(self._queue)
 
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
     def put(self, items: Iterable[Item]) -> None:
         if not self._is_over:
             self._queue.extend(items)

@@ -121,7 +121,7 @@ class KeySharedDispatch(Machine):
             unseen=self.roster.unseen,
             late=self.roster.late,
             window_held=self.roster.window_held,
-            unacked_max=self.roster.limits.unacked_max if by_window else None,
+            unacked_max=self.roster.window if by_window else None,
             waiting=self._turns[Turn.WAITING],
             retry_at=self._next_due(),
             blocked_offset=first.current if first else None,

@@ -119,6 +119,8 @@ class Machine(ABC):
     def step(self, event: Event, now: float) -> list[Effect]:
         self._now = max(now, self._now)  # a clock that went back must not reorder flights
         self._effects = []
+        self.roster.timeout_seconds = self.policy.ack_timeout_seconds
+        self.roster.pass_time(self._now)
         touched_before = work.ranges
         cursor_before = self.progress.next_unacked
         self._hear(event)
@@ -241,6 +243,7 @@ class Machine(ABC):
             pieces = self.in_flight.cut(first, end)
             self._release(pieces)
             for piece in pieces:
+                self.roster.answered(piece.value.consumer, piece.end - piece.first)
                 self._landed(piece.first, piece.end)
         self._forget(committed)
         for first, end in committed:

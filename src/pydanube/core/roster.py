@@ -1,7 +1,8 @@
 """The consumers of one subscription and how much each has room for.
 
 Two ways to say how much:
-- by *window* (official gRPC clients): they say nothing, so all of them together hold at most `unacked_max`;
+- by *window* (official gRPC clients): they say nothing, so all of them together hold at most `unacked_max`, and no more
+  than they acknowledge in half of an ack timeout: what they hold has its deadline from sending;
 - by *permits* (native protocol): each grants messages and bytes; what is sent is taken from its grant.
 
 Bytes are known only to the room that reads the log. So a consumer with permits gets one step's deliveries at
@@ -69,10 +70,15 @@ class Member:
 class Roster:
     """Consumers in the order in which they joined."""
 
-    __slots__ = ("_members", "limits", "window_held")
+    __slots__ = ("_answered", "_busy_seconds", "_members", "_now", "_rate", "limits", "timeout_seconds", "window_held")
 
     def __init__(self, limits: DispatchLimits) -> None:
         self.limits = limits
+        self.timeout_seconds: float | None = None  # until what goes by the window has failed
+        self._now = 0.0
+        self._busy_seconds = 0.0  # in which the window was not empty
+        self._answered = 0.0  # of what went by the window
+        self._rate: float | None = None  # answers in a second, lately
         self.window_held = 0  # by all consumers that go by the window
         self._members: dict[ConsumerId, Member] = {}
 
@@ -142,6 +148,30 @@ class Roster:
         member.size_bytes += max(0, permits.size_bytes)
         member.paused = False
 
+    @property
+    def window(self) -> int:
+        """How many messages may be with all consumers that go by the window."""
+        most = self.limits.unacked_max
+        if self._rate is None or self.timeout_seconds is None:
+            return most
+        return max(1, min(most, int(self._rate * self.timeout_seconds / 2)))
+
+    def pass_time(self, now: float) -> None:
+        if self.window_held:
+            self._busy_seconds += now - self._now
+        self._now = now
+
+    def answered(self, consumer: ConsumerId, count: int) -> None:
+        """Adapts the window, if it is by the window that the consumer has these."""
+        member = self._members.get(consumer)
+        if member is None or member.messages is not None:
+            return
+        self._answered += count
+        self._rate = self._answered / max(self._busy_seconds, 1e-6)
+        if self._answered >= self.window:
+            self._answered /= 4  # what was long ago counts less
+            self._busy_seconds /= 4
+
     def room(self, member: Member) -> int:
         """How many messages it could be sent now."""
         return 0 if member.paused else self._room(member)
@@ -158,7 +188,7 @@ class Roster:
             return 0
         held_room = self.limits.consumer_unacked_max - member.held
         if member.messages is None:
-            return max(0, min(held_room, self.limits.unacked_max - self.window_held))
+            return max(0, min(held_room, self.window - self.window_held))
         if member.size_bytes <= 0:
             return 0
         return max(0, min(held_room, member.messages, self.limits.send_max - member.sending))

@@ -11,18 +11,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pydanube.broker.fanout import FanoutSubscription, FanoutTopic
 from pydanube.broker.opening import AnyTopic
-from pydanube.broker.outbox import AnyOutbox, Delivered, DeliveredBatch
+from pydanube.broker.outbox import AnyOutbox, Delivered, DeliveredBatch, Recalled
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.broker.topics import AnySubscription
 from pydanube.core.delivery import Poison
-from pydanube.core.names import ProducerId, SubscriptionName, TopicName
+from pydanube.core.events import offsets
+from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind
 from pydanube.core.ranges import OffsetRange
 from pydanube.core.roster import Permits
@@ -320,8 +322,10 @@ class Clients:
         """One connection: runs inside the broker's process and ends with it, or after a while, or with the network."""
         label = life(topic.name, topic.ownership.created)
         native = native and isinstance(topic, Topic)
+        hands_over = native and consumer == "c0"  # others are of before that was possible
+        unseen: deque[Delivered] = deque()  # in the consumer's own queue
         if isinstance(topic, Topic):
-            identity = await topic.subscribe(name, kind, consumer, (), 0, native=native)
+            identity = await topic.subscribe(name, kind, consumer, (), 0, native=native, hands_over=hands_over)
         else:
             identity = await topic.subscribe(name, kind, consumer, (), 0)
         subscription: AnySubscription = topic.require(name)
@@ -337,10 +341,14 @@ class Clients:
         hanging_up = asyncio.get_running_loop().call_at(until, self._hang_up, outbox)
         try:
             while True:
-                items: list[Any] = await outbox.get()
-                if not items:
+                items: list[Any] = await outbox.get() if len(outbox) or outbox.is_over or not unseen else []
+                if not items and (outbox.is_over or not unseen):
                     return
-                messages: list[Delivered] = _rows(items) if native else items
+                messages: list[Delivered] = items
+                if native and isinstance(subscription, Subscription):
+                    messages = _rows([each for each in items if isinstance(each, DeliveredBatch)])
+                if hands_over and isinstance(subscription, Subscription):
+                    messages = _taken(subscription, identity, unseen, messages, items)
                 if node.wire.answers_lost:
                     await asyncio.sleep(1.0)  # they are lost on the way, and the connection with them
                     return
@@ -381,7 +389,9 @@ class Clients:
                 if native and not subscription.is_healthy(identity):
                     return
                 if native:
-                    size_bytes: int = sum(item.batch.header.size_bytes for item in items)
+                    size_bytes: int = sum(
+                        item.batch.header.size_bytes for item in items if isinstance(item, DeliveredBatch)
+                    )
                     subscription.grant(identity, Permits(len(messages), size_bytes))
         finally:
             hanging_up.cancel()
@@ -390,6 +400,26 @@ class Clients:
     def _hang_up(self, outbox: AnyOutbox) -> None:
         if not self.quiet:
             outbox.end()
+
+
+def _taken(
+    subscription: Subscription,
+    identity: ConsumerId,
+    unseen: deque[Delivered],
+    came: list[Delivered],
+    items: list[Any],
+) -> list[Delivered]:
+    """A consumer with a queue of its own: takes half of it at a time, says so, and gives back what it is asked for."""
+    unseen.extend(came)
+    for recalled in (each for each in items if isinstance(each, Recalled)):
+        back = [each for each in unseen if any(first <= each.offset < end for first, end in recalled.ranges)]
+        for each in back:
+            unseen.remove(each)
+        subscription.give_back(identity, offsets(*sorted(each.offset for each in back)), recalled.seeks)
+    taken = [unseen.popleft() for _ in range(-(-len(unseen) // 2))]
+    if taken:
+        subscription.handed(identity, offsets(*sorted(each.offset for each in taken)), subscription.seeks)
+    return taken
 
 
 def _rows(items: Sequence[DeliveredBatch]) -> list[Delivered]:
