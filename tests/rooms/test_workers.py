@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 from collections import Counter
 from typing import Any
 
 import pytest
 
 import pydanube
+import pydanube.testing
+from pydanube.api.stream import StreamDoor
 from pydanube.client.client import Client
 from pydanube.client.messages import Message
 from pydanube.core.delivery import FailurePolicy
 from pydanube.errors import ClientClosed, DeadlineExceeded, Refused
+from pydanube.wire._pb.pydanube import stream_pb2 as pb
+from tests.rooms.brokers import ORDERS, Host, make_fanout, make_topic, publish, settle, simulated
+from tests.rooms.peers import Peer
 from tests.rooms.wired import Wires, wired
 
 TOPIC = "/default/orders"
@@ -366,3 +373,128 @@ def test_a_queue_longer_than_the_ack_timeout_is_handled_once_for_real(
             assert sorted(worker.handled) == [*range(count)]
 
     asyncio.run(main())
+
+
+@pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL,
+    reason="somebody else hears of SIGTERM here",
+)
+def test_sigterm_ends_a_run_when_what_it_has_begun_is_done() -> None:
+    async def main() -> None:
+        async with pydanube.testing.broker(memory=True) as broker, pydanube.connect(broker.url) as client:
+            await fill(client, 20)
+            begun: list[int] = []
+
+            async def handle(message: Message) -> None:
+                begun.append(message.offset)
+                if len(begun) == 2:
+                    signal.raise_signal(signal.SIGTERM)
+                await asyncio.sleep(0.1)
+
+            async with client.consumer(TOPIC, subscription=SUB, start="earliest") as consumer:
+                handled = await consumer.run(handle, concurrency=2)
+            assert handled.acked == len(begun) < 20
+            assert (await client.lag(TOPIC, SUB)).messages == 20 - len(begun)
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+    asyncio.run(main())
+
+
+def test_threads_work_and_stop_as_tasks_do() -> None:
+    with pydanube.testing.broker(memory=True) as broker, pydanube.blocking.connect(broker.url) as client:
+        with client.producer(TOPIC) as producer:
+            for number in range(20):
+                producer.send_nowait(b"%d" % number)
+        with client.consumer(TOPIC, subscription=SUB, start="earliest") as consumer:
+            seen: list[int] = []
+
+            def handle(message: pydanube.blocking.Message) -> None:
+                seen.append(message.offset)
+                message.extend(60)
+                if message.offset == 3 and message.attempt == 1:
+                    raise ValueError("not now")
+                if len(seen) == 21:
+                    consumer.stop()
+
+            handled = consumer.run(handle, concurrency=3)
+            assert (handled.acked, handled.nacked) == (20, 1) and sorted(seen) == sorted([*range(20), 3])
+        with client.consumer(TOPIC, subscription="other", start="earliest") as consumer:
+            message = consumer.receive()
+        for answer in (message.ack, message.nack):
+            with pytest.raises(ClientClosed):
+                answer()
+        assert client.lag(TOPIC, SUB).messages == 0
+
+
+# --- broken connections, and peers that know less ---------------------------------------------------------
+
+
+@wired
+async def test_after_a_broken_connection_what_was_acknowledged_is_not_shown_and_the_rest_comes(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await fill(client, 300)
+        workers = [Worker(client, 0.02) for _ in range(2)]
+        tasks = [asyncio.create_task(worker.work()) for worker in workers]
+        for _ in range(3):
+            await asyncio.sleep(0.5)
+            wires.cut()
+        await until_caught_up(client)
+        for task in tasks:
+            task.cancel()
+        assert {offset for worker in workers for offset in worker.handled} == {*range(300)}
+        assert sum(worker.again for worker in workers) == 0
+
+
+def greeted_subscribe(**more: Any) -> pb.Subscribe:
+    start = pb.Place(edge=pb.EARLIEST)
+    return pb.Subscribe(
+        topic=ORDERS, subscription=SUB, consumer_name="c", start=start, messages=100, bytes=1 << 20, **more
+    )
+
+
+@simulated
+async def test_a_peer_that_does_not_hand_over_has_its_deadlines_from_sending() -> None:
+    broker = await Host().boot()
+    await publish(await make_topic(broker), *"abc")
+    peer = await Peer.greeted(StreamDoor(broker))
+    answer = (await peer.ask(subscribe=greeted_subscribe(type=pb.SHARED, first_messages=1))).command.subscribed
+    assert not answer.hands_over and answer.messages == 0
+    await settle()
+    assert sum(end - first for said in peer.heard("deliver") for first, end in ranges_in(said)) == 3
+    await asyncio.sleep(30.1)
+    assert Wires(broker).subscription(ORDERS, SUB).standing().timed_out == 3
+
+
+@simulated
+async def test_a_peer_that_hands_over_is_told_so_and_gets_few_at_first_if_it_shares() -> None:
+    broker = await Host().boot()
+    await publish(await make_topic(broker), *"abc")
+    peer = await Peer.greeted(StreamDoor(broker))
+    subscribe = greeted_subscribe(type=pb.SHARED, first_messages=2, hands_over=True)
+    answer = (await peer.ask(subscribe=subscribe)).command.subscribed
+    assert answer.hands_over and answer.messages == 2
+    await settle()
+    assert [ranges_in(said) for said in peer.heard("deliver")] == [[(0, 2)]]
+    await asyncio.sleep(60)
+    handle = answer.consumer
+    assert (await peer.ask(handed=pb.Handed(consumer=handle, ranges=[0, 1], extend_ms=1000))).kind == "done"
+    refused = await peer.ask(handed=pb.Handed(consumer=handle, ranges=[2, 3], extend_ms=1000))
+    assert (refused.kind, refused.command.error.code) == ("error", pb.REFUSED)
+    assert (await peer.ask(returned=pb.Returned(consumer=handle, ranges=[0, 2], stop=True))).kind == "done"
+    standing = Wires(broker).subscription(ORDERS, SUB).standing()
+    assert (standing.unacked, standing.unseen, standing.timed_out) == (1, 0, 0)
+
+
+@simulated
+async def test_a_topic_that_keeps_nothing_has_no_deadlines_and_grants_everything() -> None:
+    broker = await Host().boot()
+    await make_fanout(broker)
+    peer = await Peer.greeted(StreamDoor(broker))
+    subscribe = greeted_subscribe(type=pb.SHARED, first_messages=2, hands_over=True)
+    answer = (await peer.ask(subscribe=subscribe)).command.subscribed
+    assert not answer.hands_over
+
+
+def ranges_in(command: pb.Command) -> list[tuple[int, int]]:
+    numbers = command.deliver.ranges
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
