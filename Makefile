@@ -144,6 +144,10 @@ build/peers/.made: requirements/bench.lock
 bench: setup build/peers/.made ## Measure the native protocol beside NATS and (where redis-server is) Redis
 	@$(PYTHON_IN_VENV) bench/native.py
 
+.PHONY: bench-windows
+bench-windows: setup ## Measure windows that adapt beside a fixed one
+	@$(PYTHON_IN_VENV) bench/windows.py
+
 .PHONY: bench-tier
 bench-tier: setup-test ## Measure uploads and reading history, on a real S3-compatible server
 	@$(PYTHON_IN_VENV) bench/tier.py
