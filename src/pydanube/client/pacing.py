@@ -2,9 +2,10 @@
 
     window = rate of answers while there was something to do * (WORK_SECONDS + two round trips)
 
-A worker of a shared subscription begins with a few messages, so that its colleagues get some, too, and at most doubles
-at a time. One that needs a minute per message soon has one in its queue, and one that needs microseconds as many as
-the most allows: then it never waits for the network.
+A worker of a shared subscription begins with a few messages, so that its colleagues get some, too, and has at most four
+times as many at a time. One that needs a minute per message soon has one in its queue. One that answers more than
+`FAST_MESSAGES` in that time has the most that is allowed: a second of work, perhaps, and no stored batch is cut in
+pieces for it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 from typing import Final
 
 FIRST_MESSAGES: Final = 8
+GROWTH: Final = 4
 WORK_SECONDS: Final = 0.1
+FAST_MESSAGES: Final = 1_000
 ROUND_TRIP_SECONDS_MAX: Final = 1.0
 LOOK_SECONDS: Final = 0.5  # of work, after which the rate is looked at although few were answered
 
@@ -49,7 +52,9 @@ class Pacing:
             return 0
         rate = self._answered / max(self._busy_seconds, 1e-6)
         wanted = round(rate * (WORK_SECONDS + 2 * (self._round_trip or 0.0)))
-        before, self.window = self.window, max(1, min(wanted, 2 * self.window, self._most))
+        if rate * WORK_SECONDS > FAST_MESSAGES:
+            wanted = self._most
+        before, self.window = self.window, max(1, min(wanted, GROWTH * self.window, self._most))
         self._answered /= 4  # what was long ago counts less
         self._busy_seconds /= 4
         return self.window - before
