@@ -65,6 +65,7 @@ class Consumer:
         self._current: deque[Message] = deque()  # of the delivery that is being handed over
         self._taking: deque[Any] = self._current  # the same, or a facade's
         self._delivery: Delivery | None = None
+        self._is_telling = False
         self._is_stopped = False
         self._all_answered = asyncio.Event()
         self._work: Work | None = None
@@ -157,6 +158,8 @@ class Consumer:
         self._is_open = False
         self._changing = asyncio.Lock()  # held while it opens or closes, so that nobody opens a second set of lanes
         self._arrived.set()
+        for lane in self._lanes:
+            lane.refuse_answers()
         closing = [asyncio.ensure_future(lane.close()) for lane in self._lanes]
         try:
             if closing:
@@ -191,10 +194,9 @@ class Consumer:
         current = self._current
         while await self._advance():
             while current:
-                message = current.popleft()
-                if not message.lane.is_telling:
-                    message.lane.tell_soon()
-                yield message
+                if not self._is_telling:
+                    self._tell()
+                yield current.popleft()
 
     async def receive(self, *, timeout: float | None = None) -> Message:
         """The next message. Raises DeadlineExceeded if none came within `timeout` seconds."""
@@ -207,9 +209,8 @@ class Consumer:
                 raise DeadlineExceeded(f"receiving from {self.topic}", seconds) from None
             if not is_open:
                 raise ClientClosed(f"the consumer of {self.topic}")
-        message = self._current.popleft()
-        message.lane.tell_soon()
-        return message
+        self._tell()
+        return self._current.popleft()
 
     async def batches(self) -> AsyncIterator[MessageBatch]:
         """Arrow record batches, as they were stored: the fastest way to receive.
@@ -303,6 +304,7 @@ class Consumer:
                 return False
             delivery = self._delivery = self._inbox.popleft()
             self._taking = self._current
+            self._is_telling = False
             self._since_turn += delivery.count
             base = delivery.batch.header.base_offset
             payloads = delivery.column("payload")
@@ -311,6 +313,12 @@ class Consumer:
                     [Message(delivery, offset - base, offset, payloads[offset - base]) for offset in range(first, end)]
                 )
             return True
+
+    def _tell(self) -> None:
+        """The application takes messages, and what it does not answer soon the broker is told of."""
+        self._is_telling = True  # until the lane asks how many
+        if self._delivery is not None:
+            self._delivery.lane.tell_soon()
 
     def _hand_over(self) -> None:
         """The delivery before has been handed over entirely: there is room for another."""
@@ -344,6 +352,7 @@ class Consumer:
     def account(self, lane: ConsumerLane) -> None:
         delivery = self._delivery
         if delivery is not None and delivery.lane is lane:
+            self._is_telling = False
             lane.took(delivery, delivery.count - len(self._taking))
 
     def withdraw(self, lane: ConsumerLane, wanted: OffsetRanges, *, copies: bool) -> OffsetRanges:

@@ -145,6 +145,7 @@ class ConsumerLane(Lane):
         self.is_telling = False  # a timer runs
         self._is_stopped = False  # the application wants no more
         self._is_closing = False  # nothing that it answers would count
+        self._is_careful = False  # an ack is more than a number: it may not count, or there may be copies
         self._acks = OffsetRanges()
         self._ack_first = self._ack_end = 0  # the newest range, which mostly grows
         self._nacks: dict[tuple[int, str], OffsetRanges] = {}  # by delay and reason
@@ -168,11 +169,10 @@ class ConsumerLane(Lane):
             raise ClientClosed(f"the consumer of {self.topic}")
 
     def ack(self, offset: int, seeks: int) -> None:
-        if self._is_closing or self.failure is not None:
-            self.check()
         if seeks != self._seeks:
             return  # delivered before a seek: it comes again, or the subscription is beyond it
-        if self._copies:
+        if self._is_careful:
+            self.check()
             self._drop_copies(((offset, offset + 1),))
         if offset == self._ack_end:
             self._ack_end = offset + 1
@@ -315,9 +315,13 @@ class ConsumerLane(Lane):
             for error in filter(None, (each.exception() for each in done)):
                 raise copy(error)
 
+    def refuse_answers(self) -> None:
+        """What the application says from now on would not count, and raises."""
+        self._is_closing = self._is_careful = True
+
     async def close(self) -> None:
         """Gives back what is not acknowledged, to be delivered to others."""
-        self._is_closing = True
+        self.refuse_answers()
         link = self.link
         if link is None or not link.usable:
             return
@@ -471,6 +475,7 @@ class ConsumerLane(Lane):
         if attempt > 1:
             if not self._keep(delivery, self._without_pending(delivery.ranges)):
                 return
+            self._is_careful = True
             for first, end in delivery.ranges:
                 self._copies.add(first, end)
         if self._is_stopped:
@@ -552,6 +557,7 @@ class ConsumerLane(Lane):
 
     def _drop_copies(self, ranges: Sequence[tuple[int, int]]) -> None:
         """What is acknowledged is not shown again."""
+        self._is_careful = bool(self._copies) or self._is_closing or self.failure is not None
         if not any(self._copies.overlap(first, end) for first, end in ranges):
             return
         self._taker.account(self)  # mostly it is the copy that is acknowledged
@@ -610,6 +616,7 @@ class ConsumerLane(Lane):
         self._owed_messages = self._owed_bytes = 0
 
     def _on_failed(self, error: DanubeError) -> None:
+        self._is_careful = True
         self._drop_inbox()
         self._arrived()  # whoever waits for a message is told instead
         for verdict in (*self._unconfirmed, *self._unsent):
