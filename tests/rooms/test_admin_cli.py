@@ -79,8 +79,14 @@ def test_the_heartbeat_of_a_topic_is_that_of_all_its_partitions_and_default_take
     assert admin(*created)[0] == 0
     code, output = admin("topics", "set-heartbeat", "/default/wide", "debug", "--output", "json")
     assert code == 0 and json.loads(output)["topics"] == ["/default/wide-part-0", "/default/wide-part-1"]
-    for words in (("/default/nothing", "debug"), (ORDERS, "49ms"), ("no name", "debug")):
-        assert admin("topics", "set-heartbeat", *words)[0] == 1
+    assert (
+        admin("topics", "delete", "/default/wide-part-0")[0]
+        == admin("topics", "delete", "/default/wide-part-1")[0]
+        == 0
+    )
+    assert admin("topics", "set-heartbeat", "/default/nothing", "debug")[0] == Exit.NOT_FOUND
+    for words in ((ORDERS, "49ms"), ("no name", "debug")):
+        assert admin("topics", "set-heartbeat", *words)[0] == Exit.USAGE
 
 
 @pytest.mark.parametrize("time", ["yesterday", "earliest", "7"])
