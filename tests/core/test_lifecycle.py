@@ -47,6 +47,12 @@ def entered(mode: str, reason: str, *, declared_dead: bool = False) -> Entry:
         ("the same, with a record of an earlier life", Found(ACTIVE, LONG_AGO), entered("active", "boot")),
         ("a drained broker stays drained", Found(ACTIVE.drained("no_topics"), None), entered("drained", "no_topics")),
         ("the state was wiped", Found(None, None), entered("active", "boot")),
+        ("drained by an operator, then declared dead", Found(ACTIVE.drained("drain_complete"), DEAD),
+         entered("drained", "drain_complete", declared_dead=True)),
+        ("declared dead while it drains", Found(ACTIVE.draining(Drain()), DEAD),
+         entered("drained", "admin_unload", declared_dead=True)),
+        ("declared dead twice", Found(ACTIVE.drained("stale_restart"), DEAD),
+         entered("drained", "registration_expired", declared_dead=True)),
     ],
 )  # fmt: skip
 def test_a_running_broker_is_drained_only_if_it_was_declared_dead(scenario: str, found: Found, entry: Entry) -> None:
@@ -82,6 +88,10 @@ def test_a_running_broker_whose_id_another_process_has_stops(lost: Lost | None) 
         ("draining goes on", Found(ACTIVE.draining(Drain())), entered("draining", "admin_unload")),
         ("drained for a stale restart, restarted again", Found(ACTIVE.drained("stale_restart"), None, OLD, HOME),
          entered("drained", "stale_restart")),
+        ("drained by an operator, rebooted for longer than a lease", Found(ACTIVE.drained("no_topics"), DEAD),
+         entered("drained", "no_topics", declared_dead=True)),
+        ("joined, never activated, away for longer than a lease", Found(ACTIVE.drained("join"), DEAD),
+         entered("drained", "join", declared_dead=True)),
     ],
 )  # fmt: skip
 def test_a_starting_broker_is_drained_only_if_it_was_declared_dead(scenario: str, found: Found, entry: Entry) -> None:
@@ -148,6 +158,9 @@ def test_values_come_back_as_they_were_written() -> None:
         drain=Drain(parallel_max=2, include=("a",), exclude=("b",)),
     )
     assert BrokerState.from_bytes(state.to_bytes()) == state
+    back = ACTIVE.rejoined("rejoined", 3, 1_700_000_000_000)
+    assert BrokerState.from_bytes(back.to_bytes()) == back
+    assert b"rejoin" not in ACTIVE.to_bytes() and b"rejoins" not in back.activated("admin_activate").to_bytes()
     assert Lost.from_bytes(Lost(session=9, timestamp=4).to_bytes()) == Lost(session=9, timestamp=4)
 
 

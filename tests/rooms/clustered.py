@@ -155,14 +155,14 @@ class Town:
             )
         )
 
-    async def drained(self, *numbers: int) -> None:
-        """These brokers are given no topics any more, as after a loss of their registration."""
+    async def drained(self, *numbers: int, reason: str = "drain_complete") -> None:
+        """These brokers are given no topics any more, as if an operator wanted it so."""
         for number in numbers:
             key = keys.broker_state(self.node(number).broker.broker_id)
             item = await self.metadata.get(key)
             stored = BrokerState.from_bytes(item.value) if item else None
             assert stored is not None
-            await self.metadata.transact([], [Put(key, stored.drained("registration_expired").to_bytes())])
+            await self.metadata.transact([], [Put(key, stored.drained(reason).to_bytes())])
         gone = {self.node(number).id for number in numbers}
         await self.until(lambda: not any(gone & {*node.cluster.view.active()} for node in self.nodes))
 

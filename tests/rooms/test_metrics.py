@@ -287,7 +287,13 @@ async def test_a_broker_that_drains_or_is_fenced_is_live_and_not_ready(town: Tow
     for node in town.nodes:
         assert await get(node.calls, "/health/ready") == (200, "ready\n")
     await town.drained(1)
-    assert await get(one.calls, "/health/ready") == (503, "the broker is drained: registration_expired\n")
+    assert await get(one.calls, "/health/ready") == (503, "the broker is drained: drain_complete\n")
+    assert value(one.broker, "danube_broker_drained", reason="drain_complete") == 1
+    assert value(two.broker, "danube_broker_drained", reason="drain_complete") == 0
+    for reason in ("stale_restart", "registration_expired"):  # nobody wanted that: a roll-out goes on
+        await town.drained(1, reason=reason)
+        await town.until(lambda reason=reason: one.cluster.state_of(one.id).reason == reason)  # type: ignore[misc, union-attr]
+        assert await get(one.calls, "/health/ready") == (200, f"ready, and drained: {reason}\n")
     two.cluster.membership.lease._sent -= 1000  # as if no renewal had been answered for long
     code, why = await get(two.calls, "/health/ready")
     assert code == 503 and why.startswith("the broker is fenced")

@@ -54,6 +54,7 @@ class MetricsDoor:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self.not_ready: Callable[[], str | None] = lambda: STARTING
+        self.ready_as: Callable[[], str] = lambda: "ready"  # what it says when it can be used
         self.address = ""  # as bound
         self._server: asyncio.Server | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -118,7 +119,7 @@ class MetricsDoor:
                 return Answer.saying(200, "live")
             case "/health/ready":
                 why = self.not_ready()
-                return Answer.saying(200, "ready") if why is None else Answer.saying(503, why)
+                return Answer.saying(200, self.ready_as()) if why is None else Answer.saying(503, why)
         return Answer.saying(404, "try /metrics, /health/live or /health/ready")
 
     async def _snapshot(self) -> Snapshot:

@@ -133,6 +133,7 @@ class Doors:
             await open_metrics(self._metrics, addresses)
         self.metrics_addr = self._metrics.address
         self._metrics.not_ready = self._not_ready
+        self._metrics.ready_as = self._ready_as
         self.admin_addr = _listen("--admin-addr", self._admin, addresses.admin_addr)
         self.client_addr = _listen("--broker-addr", self._client, addresses.client_addr)
         self._admins.port, self._clients.port = (
@@ -237,9 +238,19 @@ class Doors:
         if not cluster.may_serve():
             return "the broker is fenced: its lease was not renewed in time"
         state = cluster.state_of(self._broker.broker_id)
-        if state is None or state.mode is Mode.ACTIVE:
+        if state is None or state.mode is Mode.ACTIVE or state.is_away:
             return None
         return f"the broker is {state.mode.value}: {state.reason}"
+
+    def _ready_as(self) -> str:
+        """A broker that was away, and is drained for nothing else, is well: it answers lookups, it may lead, and it
+        brings what it has. Whoever restarts brokers one after the other goes on to the next.
+        """
+        cluster = self._broker.cluster
+        state = cluster.state_of(self._broker.broker_id) if cluster is not None else None
+        if state is None or not state.is_away:
+            return "ready"
+        return f"ready, and drained: {state.reason}"
 
 
 async def open_metrics(door: MetricsDoor, addresses: BrokerConfig) -> None:
@@ -265,6 +276,7 @@ def _version() -> str:
 def _now(broker: Broker, cluster: Cluster) -> ClusterNow:
     lease = cluster.membership.lease
     sent = lease.serve_until - serve_until(0.0, lease.ttl_seconds)
+    state = cluster.state_of(broker.broker_id)
     return ClusterNow(
         state=cluster.mode.value,
         is_leader=cluster.leader == broker.broker_id,
@@ -276,6 +288,7 @@ def _now(broker: Broker, cluster: Cluster) -> ClusterNow:
         unassigned=sum(seen.value.is_free for seen in cluster.view.markers.values()),
         moving=len(broker.hosting.moving) if broker.hosting is not None else 0,
         imbalance=cluster.requests.balance().variation if cluster.leader == broker.broker_id else None,
+        drained_for=state.reason if state is not None and state.mode is Mode.DRAINED else "",
     )
 
 

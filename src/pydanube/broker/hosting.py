@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from pydanube.broker.homecoming import Homecoming
 from pydanube.broker.moving import Phases
 from pydanube.broker.topic import Topic
 from pydanube.broker.topics import Topics
@@ -78,6 +79,7 @@ class Hosting:
         self._stopping = False
         self.moving: dict[TopicName, Phases] = {}  # topics that leave, and how far they are
         self.cluster: Cluster  # set by whoever makes both
+        self.homecoming: Homecoming | None = None  # likewise
 
     # --- what the cluster asks ----------------------------------------------------------------------------
 
@@ -132,6 +134,9 @@ class Hosting:
         self._telemetry.moves.fenced.inc()
         self._telemetry.members.unassigned.inc(len(self._topics.loaded))
         await self._topics.lose_all(f"this broker was declared lost ({reason}) and its topics were given to others")
+
+    async def why_not_home(self) -> str:
+        return "" if self.homecoming is None else await self.homecoming.why_not(self.cluster.session)
 
     def owned_topics(self) -> Collection[TopicName]:
         return _Owned(self._topics)

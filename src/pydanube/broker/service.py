@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pydanube.broker.cursors import Cursors
-from pydanube.broker.events import Events
+from pydanube.broker.homecoming import Homecoming
 from pydanube.broker.hosting import Hosting
 from pydanube.broker.kept import Kept
 from pydanube.broker.namespace_limits import NamespaceLimits
@@ -303,10 +303,11 @@ class Broker:
             config=self.config.load_manager,
             ttl_seconds=config.ttl_seconds,
             join=config.join,
+            rejoins=config.rejoin == "active",
             compacts=config.compaction == "auto",
             metrics=self.telemetry.members,
         )
-        self.cluster.attendance.tell = functools.partial(self.events.tell, by=f"broker {self.broker_id}, the leader")
+        hosting.homecoming = Homecoming(self.broker_id, self.topics, metadata, self._disk)
         metadata.notice = self.cluster.view.notice
         self.hosting = hosting
         self.topics.elsewhere = hosting

@@ -29,7 +29,11 @@ SECTIONS: Final = (
         ("cluster_name", "bootstrap_namespaces", "auto_create_topics", "admin_tls", "auth.", "log.", "web."),
         "",
     ),
-    ("Metadata of a cluster", ("meta_store.",), "See [metadata](metadata.md). A standalone broker uses SQLite."),
+    (
+        "Metadata of a cluster",
+        ("meta_store.", "cluster."),
+        "See [metadata](metadata.md). A standalone broker uses SQLite.",
+    ),
     ("Which broker gets a topic", ("load_manager.",), "For clusters."),
     (
         "Storage",

@@ -15,7 +15,8 @@ from pydanube.cluster.leadership import Leadership
 from pydanube.cluster.load_manager import LoadManager
 from pydanube.cluster.membership import Identity, Membership
 from pydanube.cluster.reports import Reports
-from pydanube.cluster.requests import Rebalanced, Requests
+from pydanube.cluster.requests import Requests
+from pydanube.cluster.returning import Returning
 from pydanube.cluster.upkeep import Upkeep
 from pydanube.cluster.view import RELIST_SECONDS, View
 from pydanube.config import LoadManagerConfig
@@ -44,6 +45,7 @@ class Cluster:
         ttl_seconds: float = TTL_SECONDS,
         relist_seconds: float = RELIST_SECONDS,
         join: bool = False,
+        rejoins: bool = False,
         healthy: Callable[[], bool] = lambda: True,
         compacts: bool = True,
         metrics: ClusterMetrics | None = None,
@@ -83,6 +85,8 @@ class Cluster:
             clock, self.view, self.membership, host.load_report, float(config.load_report_interval_seconds)
         )
         self._upkeep = Upkeep(store, clock, self.leadership, metrics, compacts=compacts)
+        self._returning = Returning(clock, self.view, self.membership, host, metrics, ttl_seconds) if rejoins else None
+        self._moves_max = config.max_moves_per_hour
         self._tasks: list[asyncio.Task[Any]] = []
         self._background: set[asyncio.Task[Any]] = set()
         self._rebalancing: asyncio.Task[Any] | None = None
@@ -110,7 +114,8 @@ class Cluster:
         self._spawn(self._duties.run(), "duties")
         self._spawn(self._reports.run(), "load reports")
         self._spawn(self._upkeep.run(), "upkeep of the metadata store")
-        self._spawn(self.attendance.run(), "attendance")
+        if self._returning is not None:
+            self._spawn(self._returning.run(), "returning")
 
     async def retire(self) -> None:
         """Call it before topics are sealed for good: from here on nobody gives this broker any, nor moves any away."""

@@ -51,6 +51,12 @@ class Host(Protocol):
         """
         ...
 
+    async def why_not_home(self) -> str:
+        """What this disk has of topics that others own, or are to own, and that is not in the store yet; empty if there
+        is nothing of the kind.
+        """
+        ...
+
     def load_report(self) -> LoadReport:
         """What is going on here now. Never waits."""
         ...

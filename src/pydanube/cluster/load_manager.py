@@ -15,10 +15,11 @@ from typing import Final, NoReturn, TypeVar
 from pydanube.cluster.leadership import Leadership
 from pydanube.cluster.view import View
 from pydanube.core import keys
-from pydanube.core.leading import Abandon, Decision, Declare, Direct, FinishDrain, Leading, NoBroker, Remove, Start
-from pydanube.core.lifecycle import Lost
+from pydanube.core.leading import Abandon, Activate, Decision, Declare, Direct, FinishDrain, Leading, Remove, Start
+from pydanube.core.lifecycle import NO_ACTIVE_BROKER, Lost
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import BROKER_LOST, WAIT, Marker, Rules, old_entries
+from pydanube.core.placement import BROKER_LOST, WAIT, Marker, Rules
+from pydanube.core.returning import away, returned
 from pydanube.errors import Unavailable
 from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
 from pydanube.telemetry import ClusterMetrics
@@ -119,11 +120,8 @@ class LoadManager:
                     written &= await self._remove(topic)
                 case FinishDrain(broker, reason):
                     written &= await self._finish_drain(broker, reason)
-                case NoBroker(topics, why, advice):
-                    log.error(
-                        "no broker can take topics: they are kept and wait",
-                        extra={"topics": len(topics), "first": topics[0], "why": why, "do": advice},
-                    )
+                case Activate(broker):
+                    written &= await self._activate(broker)
         return all([written, *await asyncio.gather(*map(self._direct, batches(directs, BATCH)))])
 
     async def _write(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> bool:
@@ -216,6 +214,24 @@ class LoadManager:
         if not await self._write([Compare(key, state.revision)], [Put(key, state.value.drained(reason).to_bytes())]):
             return False
         log.info("broker is drained", extra={"broker_id": broker, "reason": reason})
+        return True
+
+    async def _activate(self, broker: BrokerId) -> bool:
+        # That nobody is there is no revision to compare: it is looked at once more, for a watch may tell too little.
+        await self._view.refresh()
+        world, now_ms = self._view.world(), self._clock.time_us() // 1000
+        if broker not in away(world.alive, world.states) or not world.nobody_serves(now_ms, self._ttl_seconds):
+            return False
+        state, key = self._view.states[broker], keys.broker_state(broker)
+        value = returned(state.value, NO_ACTIVE_BROKER, now_ms, self._ttl_seconds)
+        compares = [Compare(key, state.revision), self._view.compare(keys.registration(broker))]
+        if not await self._write(compares, [Put(key, value.to_bytes())]):
+            return False
+        self._metrics.returns[NO_ACTIVE_BROKER] += 1
+        log.warning(
+            "no active broker was left: the leader activated one that had been away",
+            extra={"broker_id": broker, "was": state.value.reason, "times": value.rejoins},
+        )
         return True
 
 

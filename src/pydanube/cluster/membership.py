@@ -263,7 +263,14 @@ class Membership:
             lease=lease,
         ).to_bytes()
         drain = before.state.drain if before.state and entry.mode is Mode.DRAINING else None
-        state = BrokerState(mode=entry.mode, reason=entry.reason, session=session, drain=drain)
+        state = replace(
+            before.state or BrokerState(mode=entry.mode),
+            mode=entry.mode,
+            reason=entry.reason,
+            session=session,
+            has_left=False,
+            drain=drain,
+        )
         revision = await self._write(read, registration, state)
         if revision is None:
             # Also if an answer is still under way: under a revoked lease nothing is put any more.

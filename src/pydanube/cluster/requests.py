@@ -207,9 +207,11 @@ class Requests:
                 raise BrokerUnknown(str(broker))
             if len(self._view.registrations) < 2:
                 raise MoveRefused(str(broker), SINGLE_DRAIN)
-            if not any(other != broker for other in self._view.active()):
-                raise MoveRefused(str(broker), f"broker {broker} cannot be unloaded: no other broker is active")
             topics = [topic for topic in sorted(self._view.assigned.get(broker, ())) if drain.covers(topic.namespace)]
+            # One that is drained for having been away is to stay so: then nobody needs to take anything.
+            stays = state.value.is_away and not topics
+            if not stays and not any(other != broker for other in self._view.active()):
+                raise MoveRefused(str(broker), f"broker {broker} cannot be unloaded: no other broker is active")
             if dry_run:
                 return DrainProgress(False, topics, topics, {})
             value = state.value.draining(drain) if topics else state.value.drained(NO_TOPICS)

@@ -121,6 +121,7 @@ class ClusterConfig:
     raft_addr: str = "127.0.0.1:7650"  # where members of the metadata store talk to each other
     seed_nodes: tuple[str, ...] = ()
     join: bool = False
+    rejoin: str = "drained"  # or "active": what a broker is that comes back after longer than its lease
     etcd: tuple[str, ...] = ()
     compaction: str = "auto"  # or "off": whether the leader has etcd forget its history
     ttl_seconds: float = TTL_SECONDS
@@ -372,6 +373,7 @@ def _cluster(flags: Flags, values: Values) -> ClusterConfig:
     return ClusterConfig(
         cluster_name=values.take("cluster_name", defaults.cluster_name),
         compaction=values.take("meta_store.compaction", defaults.compaction),
+        rejoin=values.take("cluster.rejoin", defaults.rejoin),
         etcd=tuple(keys.address("--etcd", node.partition("://")[2] or node) for node in etcd),
         ttl_seconds=_seconds("--registration-ttl", flags.registration_ttl, 1.0, values, "meta_store.ttl_seconds")
         or defaults.ttl_seconds,
@@ -433,6 +435,7 @@ def _warnings(mode: Mode, flags: Flags, values: Values, broker: BrokerConfig) ->
             "--join": flags.join,
             "broker.ports.raft": "broker.ports.raft" in values,
             "meta_store.seed_nodes": bool(values.get("meta_store.seed_nodes")),
+            "cluster.rejoin": "cluster.rejoin" in values,
         }
         for name in (name for name, given in raft.items() if given):
             yield f"{name} has no effect: a standalone broker keeps its metadata in SQLite and has no peers"

@@ -174,6 +174,7 @@ SETTINGS: Final[Mapping[str, Check]] = {
     "meta_store.etcd": texts,
     "meta_store.ttl_seconds": POSITIVE,
     "meta_store.compaction": auto_or_off,
+    "cluster.rejoin": one_of("drained", "active"),
     "broker.shutdown_seconds": POSITIVE,
     "bootstrap_namespaces": namespaces,
     "auto_create_topics": switch,

@@ -58,6 +58,11 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "meta_store.ttl_seconds": Meaning(
         "A broker that is silent for so long loses its topics. The same on every broker.", "--registration-ttl"
     ),
+    "cluster.rejoin": Meaning(
+        "What a broker is that comes back after it was away for longer than its lease, while others serve. `drained`: "
+        "it gets no topics until somebody has looked why it was away and activates it. `active`: it activates itself "
+        "as soon as everything that only its disk had is in the store. See [operations](operations.md)."
+    ),
     "meta_store.compaction": Meaning(
         "`auto`: every 5 minutes the leader has etcd forget how keys were more than 5 minutes ago. `off` where others "
         "use the same etcd: then somebody else must do it, or it is full one day. See [metadata](metadata.md)."
@@ -200,6 +205,7 @@ def default(config: Config, key: str) -> object | None:
         "web.listen": config.web_addr or "off",
         "meta_store.ttl_seconds": config.cluster.ttl_seconds,
         "meta_store.compaction": config.cluster.compaction,
+        "cluster.rejoin": config.cluster.rejoin,
         "storage.mode": "local",
         "storage.local_wal_root": str(config.data_dir),
         "storage.durable.anonymous": False,

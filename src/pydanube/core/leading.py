@@ -6,7 +6,7 @@
                              Start      a drain or a rebalancing moves a topic
                              Remove     a failed move is forgotten
                              FinishDrain
-                             NoBroker   topics that nobody can have: for the log
+                             Activate   a broker that was away, when nobody is active
 
 Nothing here is remembered that a new leader would need: it steps through the same world and comes to the same end. What
 is remembered is only since when something has been so, and who did not do what it was asked to.
@@ -25,20 +25,8 @@ from typing import Final, NamedTuple, TypeAlias
 from pydanube.core.lifecycle import DRAIN_COMPLETE, BrokerState, Drain, Lost, Mode
 from pydanube.core.load import Figures, LoadReport, TopicLoad, loads_of_topics, measure, rank, weighs
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import (
-    DRAIN,
-    PLAN_MAX,
-    REBALANCE,
-    Marker,
-    Move,
-    Plan,
-    Proposal,
-    Rules,
-    choose,
-    plan,
-    propose,
-    too_soon,
-)
+from pydanube.core.placement import DRAIN, REBALANCE, Marker, Move, Proposal, Rules, choose, propose, too_soon
+from pydanube.core.returning import NEXT, Waiting, away, nobody_serves, returns_of
 
 CLAIM_SECONDS: Final = 3.0  # a target that has claimed nothing for so long is replaced
 CLAIM_SECONDS_MAX: Final = 48.0  # when nobody claims: longer than it takes to list what no event told
@@ -68,6 +56,10 @@ class World(NamedTuple):
     def active(self) -> list[BrokerId]:
         """Brokers that may be given topics."""
         return sorted(b for b in self.alive if b in self.states and self.states[b].takes_topics)
+
+    def nobody_serves(self, now_ms: int, ttl_seconds: float) -> bool:
+        lost = {broker: record for broker, (record, _) in self.lost.items()}
+        return nobody_serves(self.alive, self.states, lost, now_ms, ttl_seconds)
 
     def topics_of(self, brokers: Sequence[BrokerId]) -> dict[BrokerId, set[TopicName]]:
         """What each of them serves or has been told to."""
@@ -140,15 +132,11 @@ class FinishDrain(NamedTuple):
     reason: str
 
 
-class NoBroker(NamedTuple):
-    """Topics that no broker can be given now. They wait; somebody must do something."""
-
-    topics: tuple[TopicName, ...]
-    why: str
-    advice: str
+class Activate(NamedTuple):
+    broker: BrokerId
 
 
-Decision: TypeAlias = Declare | Abandon | Direct | Start | Remove | FinishDrain | NoBroker
+Decision: TypeAlias = Declare | Abandon | Direct | Start | Remove | FinishDrain | Activate
 
 
 # --- the leader -----------------------------------------------------------------------------------------
@@ -212,12 +200,14 @@ class Leading:
         self._homeless_at = 0.0
         self._checked: float | None = None
         self._turn = 0
+        self._away = Waiting()
+        self._activated = float("-inf")
         self.due = 0.0
 
     def step(self, now: float, now_ms: int, world: World) -> list[Decision]:
         """What is to be done now. `now` never goes back; `now_ms` is the date, for the history alone."""
         self.due = now + self._ttl_seconds
-        decisions: list[Decision] = [*self._dead(now, world), *_abandoned(world)]
+        decisions: list[Decision] = [*self._dead(now, world), *_abandoned(world), *self._returns(now, now_ms, world)]
         if world.markers or _draining(world):
             scale = _Scale(self._strategy, world)
             decisions += self._markers(now, world, scale)
@@ -251,6 +241,24 @@ class Leading:
                 yield Declare(broker, session)
             else:
                 self._again(since + self._ttl_seconds)
+
+    # --- brokers that were away, and nobody else is there ---
+
+    def _returns(self, now: float, now_ms: int, world: World) -> Iterator[Activate]:
+        ttl = self._ttl_seconds
+        waiting = away(world.alive, world.states)
+        self._away.see(now, waiting)
+        if not waiting or not world.nobody_serves(now_ms, ttl):
+            return
+        first = self._activated + NEXT * ttl if world.active() else now  # one after the other
+        due = {b: max(first, self._away.due(now, b, world.states[b], now_ms, ttl)) for b in waiting}
+        ready = [broker for broker in waiting if due[broker] <= now]
+        if ready:
+            self._activated = now
+            yield Activate(min(ready, key=lambda broker: (returns_of(world.states[broker], now_ms, ttl), broker)))
+            self._again(now + NEXT * ttl)
+        else:
+            self._again(min(due.values()))
 
     # --- topics without owner ---
 

@@ -11,12 +11,14 @@ exactly one happens, and a broker is drained for having been away only if its ow
     its registration is there, from this directory      as it was        fast_restart
     gone, the record names its last session             drained          registration_expired (it ran all the time)
                                                                          stale_restart (it was started again)
+                                                                         or why an operator drained it before
     gone, the record does not                           as it was        full_cluster_restart, or nothing happened
     the cluster never saw it                            active, drained  boot, join
 
 A session is one stretch of life that was never declared dead: a new process has a new one, and so has a process that
-was. A broker that an operator drained stays so over restarts: only `activate` ends it. `--join` concerns a broker's
-first start; later starts with the flag still given change nothing.
+was. A broker that an operator drained stays so over restarts: only `activate` ends it. One that is drained for having
+been away may come back by itself (`core/returning.py`). `--join` concerns a broker's first start; later starts with the
+flag still given change nothing.
 """
 
 from __future__ import annotations
@@ -38,6 +40,10 @@ ADMIN_UNLOAD: Final = "admin_unload"
 DRAIN_COMPLETE: Final = "drain_complete"
 NO_TOPICS: Final = "no_topics"
 ADMIN_ACTIVATE: Final = "admin_activate"
+NO_ACTIVE_BROKER: Final = "no_active_broker"  # the leader activated it, because nobody else was
+REJOINED: Final = "rejoined"  # it activated itself
+
+AWAY: Final = frozenset({STALE_RESTART, REGISTRATION_EXPIRED})  # drained, and nobody wanted it
 
 
 class Mode(enum.Enum):
@@ -96,13 +102,18 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerState:
-    """`session` is the broker's last one. `has_left`: it is stopping or has stopped, in order, and may come back."""
+    """`session` is the broker's last one. `has_left`: it is stopping or has stopped, in order, and may come back.
+
+    `rejoins`: how often it became active without an operator, and when it last did, in milliseconds since 1970.
+    """
 
     mode: Mode
     reason: str = ""
     session: int = 0
     has_left: bool = False
     drain: Drain | None = None
+    rejoins: int = 0
+    rejoined_at: int = 0
 
     def to_bytes(self) -> bytes:
         value: dict[str, Any] = {"mode": self.mode.value, "reason": self.reason, "session": self.session}
@@ -110,6 +121,8 @@ class BrokerState:
             value["has_left"] = True
         if self.drain is not None:
             value["drain"] = asdict(self.drain)
+        if self.rejoins:
+            value |= {"rejoins": self.rejoins, "rejoined_at": self.rejoined_at}
         return json.dumps(value).encode()
 
     @classmethod
@@ -130,6 +143,8 @@ class BrokerState:
                 )
                 if drain
                 else None,
+                rejoins=max(0, int(found.get("rejoins", 0))),
+                rejoined_at=int(found.get("rejoined_at", 0)),
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
@@ -138,8 +153,18 @@ class BrokerState:
     def takes_topics(self) -> bool:
         return self.mode is Mode.ACTIVE and not self.has_left
 
+    @property
+    def is_away(self) -> bool:
+        """Drained for having been away, and for nothing else."""
+        return self.mode is Mode.DRAINED and self.reason in AWAY
+
     def activated(self, reason: str) -> Self:
-        return replace(self, mode=Mode.ACTIVE, reason=reason, drain=None)
+        """By an operator."""
+        return replace(self, mode=Mode.ACTIVE, reason=reason, drain=None, rejoins=0, rejoined_at=0)
+
+    def rejoined(self, reason: str, rejoins: int, now_ms: int) -> Self:
+        """By the leader, or by itself."""
+        return replace(self, mode=Mode.ACTIVE, reason=reason, drain=None, rejoins=rejoins, rejoined_at=now_ms)
 
     def draining(self, drain: Drain) -> Self:
         return replace(self, mode=Mode.DRAINING, reason=ADMIN_UNLOAD, drain=drain)
@@ -201,7 +226,7 @@ def enter_running(found: Found, *, session: int) -> Entry:
     if found.registered not in (None, session):
         return Entry(Verdict.REPLACED, state.mode, state.reason)
     if found.lost is not None and found.lost.session == session:
-        return Entry(Verdict.ENTER, Mode.DRAINED, REGISTRATION_EXPIRED, declared_dead=True)
+        return _entry_of_lost(state, REGISTRATION_EXPIRED)
     # However long it lasted: nobody decided anything meanwhile, so nothing has changed.
     return Entry(Verdict.ENTER, state.mode, state.reason)
 
@@ -215,11 +240,17 @@ def enter_starting(found: Found, *, home: str, join: bool) -> Entry:
     if state is None:
         return Entry(Verdict.ENTER, *((Mode.DRAINED, JOIN) if join else (Mode.ACTIVE, BOOT)))
     if found.lost is not None and found.lost.session == state.session:
-        return Entry(Verdict.ENTER, Mode.DRAINED, STALE_RESTART, declared_dead=True)
+        return _entry_of_lost(state, STALE_RESTART)
     if state.mode is not Mode.ACTIVE:
         return Entry(Verdict.ENTER, state.mode, state.reason)
     fast = here_before or state.has_left
     return Entry(Verdict.ENTER, Mode.ACTIVE, FAST_RESTART if fast else FULL_CLUSTER_RESTART)
+
+
+def _entry_of_lost(state: BrokerState, reason: str) -> Entry:
+    """Its session was declared dead. What an operator ordered before holds: that it was away does not end it."""
+    is_ordered = state.mode is not Mode.ACTIVE and not state.is_away
+    return Entry(Verdict.ENTER, Mode.DRAINED, state.reason if is_ordered else reason, declared_dead=True)
 
 
 # --- the times ------------------------------------------------------------------------------------------

@@ -189,6 +189,7 @@ class ClusterNow(NamedTuple):
     unassigned: int = 0  # topics that no broker has
     moving: int = 0  # topics that are leaving this broker now
     imbalance: float | None = None  # the leader alone says it
+    drained_for: str = ""  # the reason, if it is drained
 
 
 @dataclass(slots=True, eq=False)
@@ -199,6 +200,8 @@ class ClusterMetrics:
     unassigned: Count = field(default_factory=Count)  # topics that it let go, or lost
     rebalances: Counter[str] = field(default_factory=Counter)  # moves that it began, by reason: automatic, manual
     rebalance_failures: Count = field(default_factory=Count)  # such moves of its own topics that failed
+    # Brokers that were away and that it activated, by reason: rejoined (itself), no_active_broker (as the leader).
+    returns: Counter[str] = field(default_factory=Counter)
     cycle: Histogram = field(default_factory=lambda: Histogram(CYCLE_BOUNDS_SECONDS))  # a leader's rounds, in seconds
     metadata_size_bytes: int = 0  # of the metadata store; 0: not known
     metadata_quota_bytes: int = 0

@@ -69,6 +69,15 @@ DELETIONS: Final = ("retention", "adopted")
 READS: Final = ("memory", "file", "cloud")
 CUTS: Final = ("objects", "seal", "segment")
 REBALANCES: Final = ("automatic", "manual")
+DRAINED_FOR: Final = (
+    "stale_restart",
+    "registration_expired",
+    "admin_unload",
+    "drain_complete",
+    "no_topics",
+    "join",
+)
+RETURNS: Final = ("rejoined", "no_active_broker")
 DEAD_LETTER: Final = "DeadLetter"
 PIECE: Final = 100  # histograms
 
@@ -271,6 +280,7 @@ class MovesNow(NamedTuple):
     rebalance_failures: int
     cycle: Buckets
     metadata: tuple[int, int]  # bytes that the metadata store has, and may have
+    returns: dict[str, int]
 
     @classmethod
     def of(cls, moves: MoveMetrics, members: ClusterMetrics) -> MovesNow:
@@ -285,6 +295,7 @@ class MovesNow(NamedTuple):
             members.rebalance_failures.value,
             members.cycle.copy(),
             (members.metadata_size_bytes, members.metadata_quota_bytes),
+            dict(members.returns),
         )
 
 
@@ -530,6 +541,9 @@ class Snapshot(NamedTuple):
             return
         states = [((each,), float(each == now.state)) for each in BROKER_STATES]
         yield _gauge("danube_broker_state", "1 for the state that this broker is in", ("state",), states)
+        drained = {now.drained_for: 1} if now.drained_for else {}
+        text = "1 for the reason why this broker is drained"
+        yield _gauge("danube_broker_drained", text, ("reason",), _by_word(DRAINED_FOR, drained))
         text = "1 if this broker leads the cluster"
         yield _gauge("danube_leader_election_state", text, (), [((), float(now.is_leader))])
         yield _gauge("danube_cluster_brokers", "Living brokers, as this one sees them", (), [((), float(now.brokers))])
@@ -555,6 +569,9 @@ class Snapshot(NamedTuple):
         begun = _by_word(REBALANCES, moves.rebalances)
         text = "Moves that this broker began in order to even the cluster out"
         yield _counter("danube_rebalancing_moves", text, ("reason",), begun)
+        back = _by_word(RETURNS, moves.returns)
+        text = "Brokers that had been away and that this one activated: itself, or as the leader when nobody was active"
+        yield _counter("danube_broker_returns", text, ("reason",), back)
         text = "Such moves of topics of this broker that failed"
         yield _counter("danube_rebalancing_failures", text, (), [((), moves.rebalance_failures)])
         text = "Seconds that a round of the leader took: a look at the cluster, and writing what it decided"

@@ -77,6 +77,7 @@ class Node:
         self.moves_fail: DanubeError | None = None
         self.topic_age = 1e6  # seconds, as it reports
         self.claim_seconds = 0.0
+        self.not_home = ""
         self.move_seconds = 0.1
         self.home = home
         self.join = join
@@ -106,6 +107,7 @@ class Node:
             config=self.town.config,
             ttl_seconds=self.town.ttl_seconds,
             join=self.join,
+            rejoins=self.town.rejoins,
         )
         self.entry = await self.cluster.register()
         for topic in await self._own_topics():
@@ -171,6 +173,9 @@ class Node:
     async def lost(self, reason: str) -> None:
         self.lost_for.append(reason)
         self.owned.clear()
+
+    async def why_not_home(self) -> str:
+        return self.not_home
 
     def load_report(self) -> LoadReport:
         topics = [TopicLoad(topic_name=topic, age_seconds=self.topic_age) for topic in self.owned]
@@ -254,6 +259,7 @@ class Town:
         self.store = Watched(self.clock, self)
         self.config = config
         self.ttl_seconds = ttl_seconds
+        self.rejoins = False  # rejoin: active
         self.nodes: list[Node] = []
         self.all_nodes: list[Node] = []
         self.claims: list[tuple[TopicName, BrokerId]] = []
