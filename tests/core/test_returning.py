@@ -103,7 +103,7 @@ def test_all_that_were_away_come_back_one_after_the_other() -> None:
 def test_a_broker_that_comes_back_long_after_the_others_were_activated_is_drained_while_they_serve() -> None:
     now_ms = 10_000_000
     others = {A: returned(drained(A), "no_active_broker", now_ms, TTL)}
-    soon, late = now_ms / 1000 + 100.0, now_ms / 1000 + 200.0
+    soon, late = now_ms / 1000 + 30.0, now_ms / 1000 + 34.0
     assert activated(leading(), soon, world({**others, B: drained(B)})) == [B]
     assert activated(leading(), late, world({**others, B: drained(B)})) == []
 

@@ -17,7 +17,7 @@ from pydanube.core.names import BrokerId
 
 # All in TTLs.
 NEXT: Final = 0.125  # from one activation by the leader to the next
-TOGETHER: Final = 4.0  # so long those that a leader activated do not count as a cluster that is well
+TOGETHER: Final = 1.0  # so long those that a leader activated do not count as a cluster that is well
 DELAYS: Final = (0.0, 2.0, 4.0, 8.0, 16.0)  # from one return to the next, by how many there were
 FORGOTTEN: Final = 32.0  # a return so long ago does not count any more
 

@@ -67,6 +67,30 @@ async def broker_restart(scene: Scene) -> None:
     scene.victim.start()
 
 
+async def rolling_reboot(scene: Scene) -> None:
+    """Nobody activates anything meanwhile: whoever is back is drained while others serve."""
+    for broker in scene.site.brokers:
+        await broker.stop()
+        await asyncio.sleep(scene.long)
+        broker.start()
+        await scene.site.until_ready(broker)
+    await scene.site.until_active(scene.site.brokers)
+
+
+async def last_active(scene: Scene) -> None:
+    """The others are drained, for they were away; then the one that serves dies."""
+    others = [broker for broker in scene.site.brokers if broker is not scene.victim]
+    for broker in others:
+        broker.kill()
+    await asyncio.sleep(scene.long)
+    for broker in others:
+        broker.start()
+        await scene.site.until_ready(broker)
+    scene.victim.kill()
+    await scene.site.until_active(others)
+    scene.victim.start()
+
+
 async def nothing(scene: Scene) -> None:
     await asyncio.sleep(2 * SHORT_SECONDS)
 
@@ -122,6 +146,10 @@ FAULTS: Final[Mapping[str, Kind]] = {
     "broker_kill": Kind(broker_kill, "kill -9, and a new start before or after the TTL"),
     "brokers_kill": Kind(brokers_kill, "kill -9 of all three"),
     "broker_pause": Kind(broker_pause, "SIGSTOP for longer than the TTL, then SIGCONT"),
+    "rolling_reboot": Kind(
+        rolling_reboot, "SIGTERM of each in turn, away for longer than the TTL; nobody activates any"
+    ),
+    "last_active": Kind(last_active, "two were away and are drained, then kill -9 of the last that is active"),
     "cut_all": Kind(cut(*SIDES), "a broker without network", private=True),
     "cut_stores": Kind(cut("back"), "a broker without etcd and object store; clients reach it", private=True),
     "cut_clients": Kind(cut("front"), "a broker without clients and other brokers; it reaches etcd", private=True),

@@ -71,6 +71,25 @@ class Site:
 
         await until(is_up, f"{server.name} answers", START_SECONDS)
 
+    async def until_ready(self, broker: Broker) -> None:
+        """Started, and a member of the cluster: active, or drained for having been away. Raises ChaosFailed."""
+        await self._until_up(broker, broker.ready)
+
+    async def until_active(self, brokers: Sequence[Broker]) -> None:
+        """One of these is given topics, without anybody's order. Raises ChaosFailed."""
+        deadline = asyncio.get_running_loop().time() + 3 * self.ttl + START_SECONDS
+        ids = {str(broker.broker_id) for broker in brokers}
+        listed: list[str] = []
+        while asyncio.get_running_loop().time() < deadline:
+            with contextlib.suppress(DanubeError, TimeoutError):
+                async with asyncio.timeout(CALL_SECONDS), Connection(brokers[0].admin_url) as asked:
+                    found = await asked.call(f"{BROKERS}/ListBrokers", pb.Empty(), pb.BrokerListResponse)
+                    listed = [f"{each.broker_id} {each.broker_status}" for each in found.brokers]
+                    if any(each.broker_id in ids and each.broker_status == "active" for each in found.brokers):
+                        return
+            await asyncio.sleep(0.5)
+        raise ChaosFailed(f"no broker became active by itself: {', '.join(listed) or 'nobody answers'}")
+
     def kill(self) -> None:
         """Everything, at once."""
         for server in self.servers:

@@ -38,6 +38,8 @@ from pydanube.testing.loop import Process, ProcessDied
 
 FAULT_SECONDS: Final = 8.5  # on average between two faults
 LATE_SHARE: Final = 0.4  # of the seeds have one of _LATE, too
+RETURN_SHARE: Final = 0.15  # of the seeds have one of RETURNS, too
+RETURN_SECONDS: Final = 110.0  # what the longest of them takes
 LATE_AFTER_SECONDS: Final = 25.0  # there is something to move by then, and it is seen what came of it
 BOOT_SECONDS_MAX: Final = 60.0
 DEAD_LETTERS: Final = TopicName("/default/dead")
@@ -73,6 +75,11 @@ def plan(seed: int, *, nodes: int, first: float, end: float) -> list[Planned]:
     dice = Random(seed ^ 0xA1B5)
     if dice.random() < LATE_SHARE:
         kind, at = dice.choice(_LATE), dice.uniform(first + LATE_AFTER_SECONDS, end - LATE_AFTER_SECONDS)
+        schedule.append(Planned(0, at, kind, dice.randint(1, nodes), dice.getrandbits(62)))
+        schedule.sort(key=lambda each: each.at)
+    dice = Random(seed ^ 0xBAC4)
+    if dice.random() < RETURN_SHARE:
+        kind, at = dice.choice(RETURNS), dice.uniform(first, max(first, end - RETURN_SECONDS))
         schedule.append(Planned(0, at, kind, dice.randint(1, nodes), dice.getrandbits(62)))
         schedule.sort(key=lambda each: each.at)
     return [each._replace(number=number) for number, each in enumerate(schedule)]
@@ -332,7 +339,7 @@ class Breaking:
     async def clock_jump(self, node: Node, dice: Random) -> None:
         node.clock.jump(dice.choice((-1, 1)) * dice.choice((1.0, 100.0, 100_000.0)))
 
-    async def boot(self, node: Node) -> None:
+    async def boot(self, node: Node, *, activates: bool = True) -> None:
         """As a supervisor does: a broker that does not come up, or ends by itself, is started again."""
         while not node.alive and not self.over:
             ours = node.boots + 1
@@ -345,7 +352,8 @@ class Breaking:
                     node.kill_if_alive()
                 await asyncio.sleep(2.0)
             else:
-                await self.activate(node)
+                if activates:
+                    await self.activate(node)
                 return
 
     async def activate(self, node: Node) -> None:
@@ -353,6 +361,40 @@ class Breaking:
         await asyncio.sleep(3.0)
         if node.alive and node.broker is not None and node.broker.cluster is not None:
             await node.call(node.broker.cluster.requests.activate(node.broker.broker_id))
+
+    # --- away for longer than a lease, and nobody looks after it ----------------------------------------------
+
+    async def rolling_reboot(self, node: Node, dice: Random) -> None:
+        """One after the other, as on a patch day. Whoever is back is drained while others serve."""
+        for each in self.town.nodes:
+            if each.broker is not None and each.alive and each.stopping is not each.process:
+                await self.stop(each)
+                await _pause(dice, self._ttl + 1.0, self._ttl + 8.0)
+                await self.boot(each, activates=False)
+                await _pause(dice, 1.0, 4.0)
+
+    async def last_active(self, node: Node, dice: Random) -> None:
+        """All but one were away, and then that one dies."""
+        others = [each for each in self.town.nodes if each is not node]
+        for each in others:
+            each.kill_if_alive()
+        await _pause(dice, self._ttl + 4.0, self._ttl + 12.0)
+        for each in others:
+            await self.boot(each, activates=False)
+        await _pause(dice, 2.0, 8.0)
+        node.kill_if_alive()
+        await _pause(dice, self._ttl + 4.0, 2 * self._ttl)
+        await self.boot(node, activates=False)
+
+    async def cut_off(self, node: Node, dice: Random) -> None:
+        """Without any network for longer than a lease: neither stores nor clients reach it, nor it them."""
+        process = node.process
+        node.partition()
+        node.wire.requests_lost = node.wire.answers_lost = True
+        await _pause(dice, self._ttl + 1.0, 3 * self._ttl)
+        node.wire.requests_lost = node.wire.answers_lost = False
+        if node.process is process:  # another one has other ways to the stores
+            node.partition(cut=False)
 
     # --- network --------------------------------------------------------------------------------------------
 
@@ -701,6 +743,9 @@ KINDS: Final[dict[str, FaultKind]] = {
         Breaking.restart,
         Breaking.pause,
         Breaking.clock_jump,
+        Breaking.rolling_reboot,
+        Breaking.last_active,
+        Breaking.cut_off,
         Breaking.metadata_cut,
         Breaking.metadata_mute,
         Breaking.metadata_deaf,
@@ -748,7 +793,8 @@ _OFTEN: Final = {
     "late_move": 2,
 }
 _LATE: Final = ("late_claim", "late_seal", "late_change")  # at most one in a run
-_DRAWN: Final = [kind for kind in sorted(KINDS) if kind not in _LATE for _ in range(_OFTEN.get(kind, 1))]
+RETURNS: Final = ("rolling_reboot", "last_active", "cut_off")  # likewise
+_DRAWN: Final = [kind for kind in sorted(KINDS) if kind not in _LATE + RETURNS for _ in range(_OFTEN.get(kind, 1))]
 
 
 async def _pause(dice: Random, low: float, high: float) -> None:

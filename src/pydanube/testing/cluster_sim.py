@@ -19,7 +19,7 @@ import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
@@ -38,7 +38,7 @@ from pydanube.testing import cluster_clients
 from pydanube.testing.checkers import Violation, check
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.cluster_clients import VISITOR, Clients
-from pydanube.testing.cluster_faults import DEAD_LETTERS, REDELIVERIES, Breaking, Planned, plan
+from pydanube.testing.cluster_faults import DEAD_LETTERS, REDELIVERIES, RETURNS, Breaking, Planned, plan
 from pydanube.testing.cluster_met import OPERATIONS
 from pydanube.testing.cluster_pressure import Pressure, under
 from pydanube.testing.cluster_recorder import Recorder
@@ -276,6 +276,9 @@ class _Run:
             faulty_disks=True,
             step_seconds=0.1,
         )
+        if any(each.kind in RETURNS for each in self.schedule):
+            rejoin = Random(self.seed ^ 0x4E01).choice(("drained", "active"))
+            town.config = replace(town.config, cluster=replace(town.config.cluster, rejoin=rejoin))
         recorder = Recorder(town, self.history, reliable_below=RELIABLE)
         if self._tweak is not None:
             self._tweak(town)
