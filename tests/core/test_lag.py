@@ -129,7 +129,7 @@ BEHIND = Standing(head=50, next_unacked=10, lag=40, undispatched=30, consumers=1
     ("changes", "sentence"),
     [
         ({"lag": 0, "next_unacked": 50}, "caught up: everything below offset 50 is acknowledged"),
-        ({"lag": 0, "missing": 3}, "3 messages of a lost broker wait to be rescued"),
+        ({"lag": 0, "missing": 3}, "up to 3 messages of a lost broker wait to be rescued"),
         ({"consumers": 0}, "no consumer is connected; 40 messages behind"),
         ({"unacked": 10, "window_held": 10, "unacked_max": 10}, "window full: 10 of 10 messages wait for an ack"),
         ({"unacked": 99}, "no consumer has room: 99 messages wait for an ack"),

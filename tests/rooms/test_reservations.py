@@ -17,6 +17,7 @@ from pydanube.broker.ownership import look
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.names import BrokerId
+from pydanube.core.ownership import RESERVE_OFFSETS_MIN
 from pydanube.errors import DanubeError, Unreachable
 from pydanube.ports import Compare, Delete, Put, Revision
 from tests.rooms.brokers import ORDERS, Host, find_topic, one_topic, publish, settle, simulated
@@ -69,11 +70,11 @@ class Gate:
 
 
 def is_extension(end: int) -> bool:
-    return end > 100
+    return end > RESERVE_OFFSETS_MIN
 
 
 def is_rest(end: int) -> bool:
-    return end <= 100
+    return end <= RESERVE_OFFSETS_MIN
 
 
 async def check(host: Host, topic: Topic) -> None:
@@ -190,7 +191,7 @@ async def test_a_rest_that_fails_leaves_a_topic_that_can_be_published_to() -> No
     host.metadata.away = True
     with pytest.raises(Unreachable):
         await topic.rest()
-    assert (topic.log.reserved_end, await reserved(host), topic.has_doubt) == (1, 20_001, True)
+    assert (topic.log.reserved_end, await reserved(host), topic.has_doubt) == (1, RESERVE_OFFSETS_MIN + 1, True)
     sending = asyncio.create_task(publish(topic, "b"))
     await asyncio.sleep(5)
     assert not sending.done(), "nothing beyond what was given back, until the store confirms it"
@@ -212,7 +213,7 @@ async def test_an_idle_topic_rests_and_an_awaited_one_does_not() -> None:
     await topic.rest()
     gate.open.set()
     assert await sending == [1]
-    assert await reserved(host) == topic.log.reserved_end == 20_002
+    assert await reserved(host) == topic.log.reserved_end == RESERVE_OFFSETS_MIN + 2
     await check(host, topic)
 
 
@@ -240,7 +241,7 @@ async def test_what_the_store_has_confirmed_is_never_said_to_be_more_than_it_has
     _, topic = await one_topic(host)
     assert topic.confirmed_end == 0
     await publish(topic, "a")
-    assert topic.confirmed_end == await reserved(host) == 20_001
+    assert topic.confirmed_end == await reserved(host) == RESERVE_OFFSETS_MIN + 1
     gate = Gate(host, is_rest, behind=True, lost=True)
     resting = asyncio.create_task(topic.rest())
     await settle()

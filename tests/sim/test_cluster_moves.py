@@ -65,7 +65,7 @@ async def test_a_topic_of_a_killed_broker_is_served_by_another_behind_what_may_h
     took = await town.until(lambda: town.host(topic) is not None)
     assert took <= TTL + 1
     after = await send(town, topic, "c")
-    assert after[0] >= 20_000
+    assert after[0] >= 64
     stream = await consume(await town.served(topic), "sub", Kind.SHARED, acks=True)
     await asyncio.sleep(3)
     assert stream.texts == ["c"]
@@ -103,7 +103,7 @@ async def test_what_a_producer_resent_before_its_broker_came_back_is_not_there_t
     assert await native(town, topic, session, 2, "c") == 2
     town.node(1).kill()  # the producer did not hear of c, say
     again = await native(town, topic, session, 2, "c")
-    assert again >= 20_000
+    assert again >= 64
     await native(town, topic, session, 3, "d")
     await town.node(1).boot()
     stream = await consume(await town.served(topic), "sub", Kind.EXCLUSIVE, acks=True)

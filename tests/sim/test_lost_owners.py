@@ -19,6 +19,7 @@ from pydanube.broker.rescue import Rescuer
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.names import ProducerId, TopicName
+from pydanube.core.ownership import RESERVE_OFFSETS_MIN
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.rescue import Brought
 from pydanube.core.sessions import Sessions
@@ -102,7 +103,7 @@ async def test_what_the_lost_owner_had_uploaded_and_not_answered_is_not_there_tw
         await host.boot()
         await asyncio.sleep(20)
     assert await native(town, topic, session, 10, "10") == 10, "it came back with its broker"
-    assert await native(town, topic, session, 11, "11") >= 20_000
+    assert await native(town, topic, session, 11, "11") >= RESERVE_OFFSETS_MIN
 
 
 @simulated
@@ -154,7 +155,7 @@ async def test_what_is_resent_while_a_lost_epoch_is_adopted_is_there_once(monkey
     await town.node(1).boot()
     await asyncio.sleep(20)
     assert await town.metadata.list(keys.orphans(topic)) == []
-    assert resent[7] >= 20_000, "it was new then, and what came back of it was dropped"
+    assert resent[7] >= RESERVE_OFFSETS_MIN, "it was new then, and what came back of it was dropped"
     assert resent[8] == 3, "it was known then"
     assert await native(town, topic, sessions[0], 2, "7.2") == resent[7] + 1
     assert await kept(town, topic) == [
@@ -178,7 +179,7 @@ async def test_what_an_older_owner_left_waits_for_what_a_newer_one_left() -> Non
     town.node(1).kill()
     again = await native(town, topic, session, 1, "1")
     second = town.host(topic)
-    assert second is not None and again >= 20_000
+    assert second is not None and again >= RESERVE_OFFSETS_MIN
     second.kill()
     await town.until(lambda: town.host(topic) is not None)
     await town.node(1).boot()
@@ -223,7 +224,7 @@ async def test_an_owner_with_old_files_does_not_take_a_session_for_shorter_than_
     town.node(1).kill()
     await town.node(1).boot()
     await town.until(lambda: town.host(topic) is town.node(1))
-    assert await native(town, topic, session, 10, "10") >= 20_000
+    assert await native(town, topic, session, 10, "10") >= RESERVE_OFFSETS_MIN
     await second.boot()
     await asyncio.sleep(40)
     assert await texts(town, topic) == sorted(f"{sequence}" for sequence in range(11))
@@ -272,7 +273,7 @@ def test_a_session_that_the_next_owner_has_not_seen_is_the_same_after_it(
         elif then == "moves":
             await town.unload(topic)
         again = await native(town, topic, session, 2, "2")  # not: this session is not known
-        assert again >= 20_000
+        assert again >= RESERVE_OFFSETS_MIN
         await town.node(1).boot()
         await asyncio.sleep(30)
         assert await orphans(town, topic) == 0
@@ -395,7 +396,7 @@ async def test_nobody_gets_a_receipt_for_what_an_operator_gave_up(monkeypatch: p
     found = await town.served(topic)
     await owner.call(found.discard_orphan(0))
     again = await native(town, topic, session, 2, "2")
-    assert again >= 20_000 and await kept(town, topic) == [(again, "2")]
+    assert again >= RESERVE_OFFSETS_MIN and await kept(town, topic) == [(again, "2")]
 
 
 @simulated

@@ -25,7 +25,7 @@ from pydanube.broker.tiering import Carried, Tiering
 from pydanube.broker.topic import Defaults, Storage, Topic
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.ownership import Owner, Start, next_reservation
+from pydanube.core.ownership import Owner, Start, first_reservation
 from pydanube.core.policies import Delivery, TopicPolicy, effective
 from pydanube.core.sessions import Sessions
 from pydanube.core.tiers import Retention, TierConfig
@@ -199,7 +199,7 @@ class Opener:
             if seen.owner is None or seen.owner.broker_id != rooms.broker_id or seen.sealed:
                 unproven_from = None
             head, reserved = topic_log.head, (seen.reserved_end, seen.reserve_revision)
-            more = next_reservation(head, seen.reserved_end or 0, head + 1, 0.0) if is_awaited() else None
+            more = first_reservation(head, seen.reserved_end or 0) if is_awaited() else None
             ownership = await self._claim(name, seen, head, member, session, marker_revision, unproven_from, more)
             if more is not None:  # somebody is about to publish
                 reserved = more, ownership.revision

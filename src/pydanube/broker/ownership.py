@@ -20,6 +20,7 @@ from pydanube.core.ownership import (
     Seal,
     Start,
     is_sealed,
+    next_ahead,
     next_reservation,
     offset_if_unproven,
     orphan_left,
@@ -353,7 +354,8 @@ class Reservation:
         self._clock = clock
         self._extending: asyncio.Task[None] | None = None
         self._needed_end = 0
-        self._since = (clock.elapsed(), topic_log.head)
+        self._since = (clock.elapsed(), topic_log.head)  # when it was extended last, and what was asked for by then
+        self._ahead = next_ahead(0, 0, 0.0)
         # The store has at least this, whatever becomes of writes that were not answered.
         self.confirmed_end = reserved_end or 0
         # What an earlier epoch had reserved is still in the store and still holds, but our log begins at its head.
@@ -364,7 +366,7 @@ class Reservation:
         topic_log = self._log
         self._needed_end = max(self._needed_end, topic_log.head) + rows
         end = topic_log.reserved_end or 0
-        if self._extending is None and next_reservation(topic_log.head, end, self._needed_end, 0.0) is not None:
+        if self._extending is None and next_reservation(topic_log.head, end, self._needed_end, self._ahead) is not None:
             self._extending = asyncio.create_task(self._extend(), name=f"reserve {self._ownership.topic}")
 
     async def _extend(self) -> None:
@@ -407,12 +409,15 @@ class Reservation:
                 return
 
     def _wanted(self) -> int | None:
-        at, head = self._since
-        now = self._clock.elapsed()
-        rate = (self._log.head - head) / (now - at) if now - at > 1.0 else 0.0
-        self._since = (now, self._log.head)
-        self._needed_end = max(self._needed_end, self._log.head)
-        return next_reservation(self._log.head, self._log.reserved_end or 0, self._needed_end, rate)
+        """The end to store next, by what was asked for since the last time: while the log waits, its head stands."""
+        head, end = self._log.head, self._log.reserved_end or 0
+        self._needed_end = max(self._needed_end, head)
+        if next_reservation(head, end, self._needed_end, self._ahead) is None:
+            return None
+        (at, before), now = self._since, self._clock.elapsed()
+        self._ahead = next_ahead(self._ahead, self._needed_end - before, now - at)
+        self._since = (now, self._needed_end)
+        return next_reservation(head, end, self._needed_end, self._ahead)
 
     @property
     def has_doubt(self) -> bool:

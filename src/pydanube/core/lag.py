@@ -131,7 +131,7 @@ def explain(standing: Standing, now: float, *, expired: int = 0) -> str:
 def _cause(s: Standing, now: float) -> str:
     behind = f"{_messages(s.lag)} behind: acknowledged below offset {s.next_unacked}, committed below {s.head}"
     if s.lag == 0 and s.missing:
-        lost = f"{_messages(s.missing)} of a lost broker wait to be rescued or discarded"
+        lost = f"up to {_messages(s.missing)} of a lost broker wait to be rescued or discarded"
         return f"caught up with what can be read below offset {s.head}; {lost}"
     if s.lag == 0:
         return f"caught up: everything below offset {s.head} is acknowledged"

@@ -20,9 +20,14 @@ from typing import Any, Final, Self
 
 from pydanube.core.plain import fields_of
 
-# A reservation is kept so far ahead of the head: at least so many offsets, and so many seconds of traffic.
-RESERVE_OFFSETS_MIN: Final = 20_000
+# A reservation is kept so far ahead of the head: what is expected in so many seconds, and at least so many offsets. All
+# of it is skipped if the owner is lost, so a slow topic keeps little; a fast one must not ask the store too often, and
+# for a busy one two minutes would be millions.
+RESERVE_OFFSETS_MIN: Final = 64
 RESERVE_SECONDS: Final = 20.0
+RESERVE_SLOW: Final = 6  # times as long, where that is no more than
+RESERVE_OFFSETS_SLOW: Final = 20_000
+RESERVE_GROWTH: Final = 4  # from one extension to the next, at most: one large batch is no traffic yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,12 +173,29 @@ def offset_if_unproven(owner: Owner | None, reserved_end: int | None) -> int | N
     return None if owner is None else max(reserved_end or 0, owner.start_offset)
 
 
-def next_reservation(head: int, reserved_end: int, needed_end: int, offsets_per_second: float) -> int | None:
+def next_reservation(head: int, reserved_end: int, needed_end: int, ahead: int) -> int | None:
     """The end to reserve next; None while what is reserved is still far enough ahead.
 
     Extended when half of what is kept ahead is used up, so that appends never wait for it in a steady stream.
     """
-    ahead = max(RESERVE_OFFSETS_MIN, int(offsets_per_second * RESERVE_SECONDS))
     if needed_end <= reserved_end and reserved_end - head >= ahead // 2:
         return None
     return max(needed_end, head) + ahead
+
+
+def first_reservation(head: int, reserved_end: int) -> int | None:
+    """What a claim reserves for whoever waits for the topic; None if what is reserved will do."""
+    return next_reservation(head, reserved_end, head + 1, RESERVE_OFFSETS_MIN)
+
+
+def next_ahead(before: int, used: int, seconds: float) -> int:
+    """How far ahead to reserve, if `used` offsets were asked for in the `seconds` since the last time, when it was
+    `before`.
+    """
+    grown = max(before, RESERVE_OFFSETS_MIN)
+    if used >= grown // 2:  # fewer are no traffic to go by
+        grown *= RESERVE_GROWTH
+    rate = max(used, 0) / max(seconds, 1e-3)
+    expected = rate * RESERVE_SECONDS
+    wanted = max(min(RESERVE_SLOW * expected, RESERVE_OFFSETS_SLOW), expected)
+    return max(RESERVE_OFFSETS_MIN, int(min(wanted, grown)))

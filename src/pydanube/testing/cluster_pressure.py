@@ -4,10 +4,10 @@
     with under(pressure):
         ...
 
-A reservation of 20,000 offsets is extended once in a run of two hundred messages, and nothing that goes wrong there is
-ever seen. Here it has four to forty, a topic that is idle for half a second gives it back, moves are given up after a
-second, transactions take two keys. Limits whose being met is allowed to cost something (how many producers' sessions
-are kept over a crash) stay as they are.
+A reservation of two minutes of traffic is extended a few times in a run of two hundred messages, and hardly anything
+that goes wrong there is ever seen. Here it has four to forty offsets, a topic that is idle for half a second gives it
+back, moves are given up after a second, transactions take two keys. Limits whose being met is allowed to cost something
+(how many producers' sessions are kept over a crash) stay as they are.
 """
 
 from __future__ import annotations

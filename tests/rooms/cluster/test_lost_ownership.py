@@ -21,6 +21,7 @@ from pydanube.broker.tiering import Tiering
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.names import SubscriptionName, TopicName
+from pydanube.core.ownership import RESERVE_OFFSETS_MIN
 from pydanube.core.policies import Delivery
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.sessions import Sessions
@@ -232,7 +233,7 @@ async def test_whoever_learns_that_a_topic_was_lost_has_it_closed_here_at_once(
     await learn(town, old)
     await asyncio.sleep(1)
     assert open_at(town, topic) == [2]
-    assert isinstance(new, Topic) and await publish(town.node(2), new, "c") >= 20_000
+    assert isinstance(new, Topic) and await publish(town.node(2), new, "c") >= RESERVE_OFFSETS_MIN
     await asyncio.sleep(60)
     assert await town.metadata.list(keys.orphans(topic)) == [], "what the robbed broker acknowledged was brought"
     rows = await new.rows(0, 1)
