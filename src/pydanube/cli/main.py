@@ -79,9 +79,9 @@ def build_app(*, whole: bool = False) -> typer.Typer:
 @cache
 def _admin_app() -> typer.Typer:
     """`danube admin`. Its parts are added once, also if a process runs several commands."""
-    import pydanube.cli.limits
+    import pydanube.cli.maintenance
     import pydanube.cli.redrive
-    import pydanube.cli.serve  # noqa: F401  (these add themselves)
+    import pydanube.cli.serve  # noqa: F401  (these three add themselves)
     from pydanube.cli import admin, cluster, moves, storage, subscriptions
 
     admin.app.add_typer(subscriptions.app, name="subscriptions", help=subscriptions.HELP)
