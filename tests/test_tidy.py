@@ -102,6 +102,7 @@ EXEMPT = (
             "subscriptions",
             "storage",
             "cluster",
+            "maintenance",
             "moves",
             "limits",
         )
