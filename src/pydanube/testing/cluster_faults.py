@@ -38,7 +38,7 @@ from pydanube.testing.loop import Process, ProcessDied
 
 FAULT_SECONDS: Final = 8.5  # on average between two faults
 LATE_SHARE: Final = 0.4  # of the seeds have one of _LATE, too
-RETURN_SHARE: Final = 0.15  # of the seeds have one of RETURNS, too
+RETURN_SHARE: Final = 0.25  # of the seeds have one of RETURNS, too
 RETURN_SECONDS: Final = 110.0  # what the longest of them takes
 LATE_AFTER_SECONDS: Final = 25.0  # there is something to move by then, and it is seen what came of it
 BOOT_SECONDS_MAX: Final = 60.0
