@@ -68,6 +68,7 @@ ACTIONS: Final[tuple[tuple[str, Page], ...]] = (
     (f"{SUBSCRIPTION}/heartbeat", settings.set_heartbeat),
     (f"{TOPIC}/retention", settings.set_topic_retention),
     ("/namespaces/retention", settings.set_namespace_retention),
+    ("/namespaces/limits", settings.set_namespace_limits),
     ("/namespaces/create", actions.create_namespace),
     ("/namespaces/delete", actions.delete_namespace),
     (f"{TOPIC}/publish", message_pages.publish),

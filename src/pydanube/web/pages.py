@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 
 from pydanube.errors import DanubeError
 from pydanube.web import conditions, views
-from pydanube.web.settings import RetentionView
+from pydanube.web.settings import LIMITS, RetentionView
 from pydanube.web.site import NotHere, Site, range_of, sentence_of, whole
 from pydanube.web.topic_pages import or_why
 
@@ -185,6 +185,7 @@ async def namespaces(site: Site, request: Request) -> Response:
                 "messages_in": sum(thing.messages_in for thing in things),
                 "messages_out": sum(thing.messages_out for thing in things),
                 "limits": {key: value for key, value in limits.items() if value},
+                "every_limit": {key: limits.get(key, 0) for key in LIMITS},
                 "why": why,
                 "retention": RetentionView.of(retention) if retention is not None else None,
                 "no_retention": no_retention,

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from pydanube.core.delivery import DELAY_MAX_MS, REDELIVERY_COUNT_MAX, Backoff, FailurePolicy, Poison
 from pydanube.core.lag import OBSERVE, OFF, PROFILES
 from pydanube.core.names import NamespaceName, TopicName
+from pydanube.core.policies import TopicPolicy
 from pydanube.core.roster import UNACKED_MAX_ALLOWED
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.web import formats
@@ -24,6 +25,7 @@ from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 U32_MAX: Final = (1 << 32) - 1
+LIMITS: Final = tuple(TopicPolicy().limits())
 BACKOFF: Final = {"fixed": pb.Fixed, "exponential": pb.Exponential}
 POISON: Final = {"dead_letter": pb.DeadLetter, "block": pb.Block, "drop": pb.Drop}
 BACKOFF_WORDS: Final = {number: word for word, number in BACKOFF.items()}
@@ -215,3 +217,31 @@ async def set_namespace_retention(site: Site, request: Request) -> Response:
     except DanubeError as error:
         return site.back("/namespaces", failed=sentence_of(error))
     return site.back("/namespaces", said=f"{order.namespace}: {RetentionView.of(done).sentence}")
+
+
+# --- limits of a namespace --------------------------------------------------------------------------------------------
+
+
+def limits_request(form: Mapping[str, str]) -> ours.SetNamespaceLimitsRequest:
+    """What the form names; the rest stays. Raises ConfigError."""
+    request = ours.SetNamespaceLimitsRequest(namespace=NamespaceName(form.get("name", "").strip()))
+    if form.get("reset") == "1":
+        request.reset.extend(LIMITS)
+        return request
+    for name in LIMITS:
+        if form.get(name, "").strip():
+            setattr(request.limits, name, whole(form, name, 0, 0, U32_MAX))
+    if not request.HasField("limits"):
+        raise ConfigError("limits", "", "at least one of them; 0 is no limit")
+    return request
+
+
+async def set_namespace_limits(site: Site, request: Request) -> Response:
+    form = await form_of(request)
+    try:
+        order = limits_request(form)
+        done = await site.gateway.order(f"{OURS}/SetNamespaceLimits", order, ours.NamespaceLimitsResponse)
+    except DanubeError as error:
+        return site.back("/namespaces", failed=sentence_of(error))
+    changes = ", ".join(f"{each.name.replace('_', ' ')} {each.before} → {each.after}" for each in done.changes)
+    return site.back("/namespaces", said=f"{order.namespace}: {changes or 'nothing changed; it was so already'}.")

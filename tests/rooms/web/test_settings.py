@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -106,3 +107,15 @@ def test_retention_of_a_topic_and_of_a_namespace(web: Web) -> None:
     assert "default: History is kept for 1.0 h, as the namespace says" in page.text
     assert "as the namespace says" in web.get(here).text
     assert 'class="flash failed"' in web.post("/namespaces/retention", name="nowhere", minutes="60").body
+
+
+def test_limits_of_a_namespace_are_changed_and_the_rest_stays(web: Web) -> None:
+    web.post("/namespaces/create", name="shop")
+    page = web.post("/namespaces/limits", name="shop", max_producers_per_topic="3")
+    assert "max producers per topic" in page.text and "→ 3" in page.text
+    web.post("/namespaces/limits", name="shop", max_message_size="1000")
+    assert json.loads(web.run(web.site.gateway.policies("shop")))["max_producers_per_topic"] == 3
+    for form in ({"max_publish_rate": "many"}, {}, {"max_publish_rate": "-1"}):
+        assert 'class="flash failed"' in web.post("/namespaces/limits", name="shop", **form).body
+    web.post("/namespaces/limits", name="shop", reset="1")
+    assert json.loads(web.run(web.site.gateway.policies("shop")))["max_producers_per_topic"] == 0
