@@ -498,3 +498,19 @@ async def test_a_topic_that_keeps_nothing_has_no_deadlines_and_grants_everything
 def ranges_in(command: pb.Command) -> list[tuple[int, int]]:
     numbers = command.deliver.ranges
     return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+@wired
+async def test_a_consumer_that_is_opened_while_it_closes_is_open_afterwards(
+    wires: Wires, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with wires.connect() as client:
+        await fill(client, 5)
+        consumer = await client.consumer(TOPIC, subscription=SUB, start="earliest").open()
+        (lane,) = consumer._lanes
+        monkeypatch.setattr(lane, "close", lambda: asyncio.sleep(2))  # the broker takes its time
+        closing = asyncio.create_task(consumer.close())
+        await asyncio.sleep(1)
+        await asyncio.gather(closing, consumer.open())
+        assert (await consumer.receive(timeout=5)).offset == 0
+        await consumer.close(timeout=0.1)

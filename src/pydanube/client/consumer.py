@@ -156,7 +156,6 @@ class Consumer:
 
     async def _close(self, timeout: float | None) -> None:
         self._is_open = False
-        self._changing = asyncio.Lock()  # held while it opens or closes, so that nobody opens a second set of lanes
         self._arrived.set()
         for lane in self._lanes:
             lane.refuse_answers()
