@@ -688,6 +688,8 @@ class ConsumerLane(Lane):
             if self._epoch:
                 self._remember_acks(answer.next_unacked)
             self._send_answers(link)
+            if self._is_stopped and self._hands_over:  # it came back for its acks alone
+                link.say(pb.Command(returned=pb.Returned(consumer=self.handle, seeks=self._seeks, stop=True)))
             if not is_clean:
                 if self._settled:  # and nothing is under way to us, which the answer could overtake
                     self._ask_what_is_known(link)
