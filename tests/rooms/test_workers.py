@@ -13,6 +13,7 @@ import pytest
 import pydanube
 import pydanube.testing
 from pydanube.api.stream import StreamDoor
+from pydanube.broker.topic import Topic
 from pydanube.client.client import Client
 from pydanube.client.messages import Message
 from pydanube.core.delivery import FailurePolicy
@@ -514,3 +515,40 @@ async def test_a_consumer_that_is_opened_while_it_closes_is_open_afterwards(
         await asyncio.gather(closing, consumer.open())
         assert (await consumer.receive(timeout=5)).offset == 0
         await consumer.close(timeout=0.1)
+
+
+@wired
+async def test_keys_of_a_stopped_consumer_go_to_others_also_after_its_connection_broke(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await fill(client, 1, keys=16)
+        async with client.consumer(TOPIC, subscription=SUB, start="earliest", type="key_shared") as stopped:
+            await stopped.receive()
+            await stopped.stop()
+            other = Worker(client, 0.001, type="key_shared")
+            task = asyncio.create_task(other.work())
+            await asyncio.sleep(1)
+            wires.cut()
+            await asyncio.sleep(5)
+            await fill(client, 32, keys=16)
+            await asyncio.sleep(5)
+            assert len(set(other.handled)) == 33
+            task.cancel()
+
+
+@wired
+async def test_what_was_returned_while_a_move_was_tried_is_sent_again(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await fill(client, 10)
+        busy = await client.consumer(TOPIC, subscription=SUB, start="earliest", type="shared", window_messages=10).open()
+        await busy.receive()
+        topic = wires.broker.topics.get(ORDERS)
+        assert isinstance(topic, Topic)
+        topic.freeze("it is moving to another broker")
+        other = Worker(client, 0.001)
+        task = asyncio.create_task(other.work())
+        await busy.stop()
+        topic.thaw()
+        await asyncio.sleep(1)
+        assert sorted(other.handled) == [*range(1, 10)]
+        task.cancel()
+        await busy.close(timeout=0.1)

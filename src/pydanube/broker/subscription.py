@@ -409,7 +409,7 @@ class Subscription:
 
     def handed(self, consumer: ConsumerId, ranges: Ranges, seeks: int) -> None:
         """A consumer's application has these now. What was delivered before a seek is not its business any more."""
-        if seeks == self.seeks and self._frozen is None:
+        if seeks == self.seeks and not self._closed:
             self._step(Handed(consumer, ranges))
 
     def extend(self, consumer: ConsumerId, ranges: Ranges, seeks: int, seconds: float) -> None:
@@ -426,8 +426,9 @@ class Subscription:
 
     def give_back(self, consumer: ConsumerId, ranges: Ranges, seeks: int, *, stop: bool = False) -> None:
         """A consumer's application has not seen these, and will not; with `stop` it wants nothing more at all."""
-        if self._frozen is not None:
+        if self._closed:
             return  # everything that is not acknowledged is delivered again
+        # Also while the topic is about to leave: it may stay after all, and this is said once.
         if stop:
             self._step(Stopped(consumer))
         if ranges and seeks == self.seeks:
