@@ -552,3 +552,36 @@ async def test_what_was_returned_while_a_move_was_tried_is_sent_again(wires: Wir
         assert sorted(other.handled) == [*range(1, 10)]
         task.cancel()
         await busy.close(timeout=0.1)
+
+
+@wired
+async def test_a_stalled_consumer_whose_window_has_shrunk_gets_messages_when_it_asks(wires: Wires) -> None:
+    async with wires.connect() as client, wires.connect() as others:
+        await fill(client, 2_000)
+        consumer = await client.consumer(TOPIC, subscription=SUB, start="earliest", type="shared").open()
+        wires.subscription(TOPIC, SUB).change(policy=FailurePolicy(ack_timeout_ms=5_000))
+        for _ in range(2_000):
+            await (await consumer.receive()).ack()  # quickly: it grants the most there is
+        for _ in range(20):
+            await fill(client, 1)
+            message = await consumer.receive()
+            await asyncio.sleep(1)  # slowly: it would grant one at a time
+            await message.ack()
+        await consumer.flush()
+        (lane,) = consumer._lanes
+        assert lane.link is not None
+        other = Worker(others, 0.001)
+        task = asyncio.create_task(other.work())
+        await asyncio.sleep(1)
+        lane.link._transport.pause_reading()  # the process stands still
+        await fill(others, 10)
+        await asyncio.sleep(8)
+        assert len(other.handled) == 10
+        lane.link._transport.resume_reading()
+        with pytest.raises(DeadlineExceeded):
+            await consumer.receive(timeout=1)
+        task.cancel()
+        await asyncio.sleep(1)
+        await fill(client, 1)
+        await consumer.receive(timeout=100)
+        await consumer.close(timeout=0.1)

@@ -328,6 +328,9 @@ class Consumer:
     async def _wait(self) -> bool:
         """Returns when the inbox has something; False: the consumer is closed. Raises what ended one of its lanes."""
         self._check_opened()
+        for lane in self._lanes:
+            if lane.is_starved:  # the others may never be empty
+                lane.hungry()
         if self._since_turn >= TURN_MESSAGES:
             self._since_turn = 0
             await asyncio.sleep(0)

@@ -143,6 +143,7 @@ class ConsumerLane(Lane):
         self._out = OffsetRanges()  # told, and not answered
         self._copies = OffsetRanges()  # in the inbox, or about to be handed over: what came before
         self.is_telling = False  # a timer runs
+        self._is_recalled = False  # since the application last waited: perhaps it was silent for too long
         self._is_stopped = False  # the application wants no more
         self._is_closing = False  # nothing that it answers would count
         self._is_careful = False  # an ack is more than a number: it may not count, or there may be copies
@@ -248,9 +249,17 @@ class ConsumerLane(Lane):
         if wanted or 4 * self._owed_bytes >= self._settings.window_bytes:
             self._grant()
 
+    @property
+    def is_starved(self) -> bool:
+        """Everything was taken from it: while the application does not ask, the broker may send nothing more."""
+        return self._is_recalled and not self._open
+
     def hungry(self) -> None:
         """The application waits, and nothing is there."""
-        if self._owed_messages > 0:
+        if self._is_recalled:
+            self._is_recalled = False
+            self._grant(1)  # also if the window has shrunk below what is granted: a stalled consumer must ask
+        elif self._owed_messages > 0:
             self._grant()
 
     def tell_soon(self) -> None:
@@ -446,9 +455,9 @@ class ConsumerLane(Lane):
                 self._is_scheduled = True
                 self._loop.call_later(self._backoff.seconds(), self._turn)
 
-    def _grant(self) -> None:
+    def _grant(self, messages_min: int = 0) -> None:
         if self.link is not None and not self._is_stopped:
-            messages = max(0, self._owed_messages)
+            messages = max(messages_min, self._owed_messages)
             flow = pb.Flow(consumer=self.handle, messages=messages, bytes=self._owed_bytes)
             self._owed_messages -= messages
             self._owed_bytes = 0
@@ -517,6 +526,7 @@ class ConsumerLane(Lane):
 
     def recalled(self, ranges: tuple[tuple[int, int], ...], seeks: int) -> None:
         """Somebody else has nothing to do: what the application has not got of these is given back."""
+        self._is_recalled = True
         if seeks != self._seeks or not self._hands_over:
             return
         self._taker.account(self)
