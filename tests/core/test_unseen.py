@@ -140,7 +140,7 @@ def test_a_silent_consumer_gives_its_queue_to_one_with_room_and_is_sent_nothing_
     assert machine.in_flight.holder(1) == A
     effects = told(machine, Granted(B, ROOM), 41.0)
     assert {offset for consumer, offset, _ in sends(effects) if consumer == B} >= {1, 2, 3, 4}
-    assert Recall(A, ranges((0, 5))) in effects, "if it goes on some day, it should not begin with these"
+    assert Recall(A, ranges((0, 5)), taken=1) in effects, "if it goes on some day, it should not begin with these"
     assert {consumer for consumer, _, _ in sends(told(machine, Available(9), 42.0))} <= {B}
     told(machine, Granted(A, ROOM), 43.0)
     assert A in {consumer for consumer, _, _ in sends(told(machine, Available(19), 44.0))}
@@ -276,3 +276,16 @@ def test_explain_does_not_forget_what_timed_out_and_is_still_in_a_queue() -> Non
     told(machine, Ticked(), 31.0)
     sentence = explain(machine.standing(), 31.0)
     assert "0 messages wait for an ack, and consumers still have 5 messages that timed out" in sentence
+
+
+def test_what_was_taken_from_a_consumer_and_sent_to_it_again_is_not_given_back_by_an_answer_from_before() -> None:
+    machine = shared(5, joined(A, 20))
+    told(machine, joined(B, 1), 40.0)
+    assert machine.in_flight.holder(0) == B, "the first of a queue that was taken from the silent one"
+    told(machine, Acked((), A), 41.0)  # it goes on, and has not heard of it
+    held = [offset for offset in range(1, 5) if machine.in_flight.holder(offset) == A]
+    assert held == [1, 2, 3, 4]
+    assert sends(told(machine, Returned(A, ranges((0, 5))), 41.0)) == []
+    assert [offset for offset in range(1, 5) if machine.in_flight.holder(offset) == A] == held, "it may show these"
+    told(machine, Granted(B, ROOM), 41.0)
+    assert sends(told(machine, Returned(A, ranges((1, 5)), taken=1), 41.0)), "these it has heard of"

@@ -539,7 +539,8 @@ async def test_keys_of_a_stopped_consumer_go_to_others_also_after_its_connection
 async def test_what_was_returned_while_a_move_was_tried_is_sent_again(wires: Wires) -> None:
     async with wires.connect() as client:
         await fill(client, 10)
-        busy = await client.consumer(TOPIC, subscription=SUB, start="earliest", type="shared", window_messages=10).open()
+        settings: dict[str, Any] = {"start": "earliest", "type": "shared", "window_messages": 10}
+        busy = await client.consumer(TOPIC, subscription=SUB, **settings).open()
         await busy.receive()
         topic = wires.broker.topics.get(ORDERS)
         assert isinstance(topic, Topic)
@@ -569,7 +570,7 @@ async def test_a_stalled_consumer_whose_window_has_shrunk_gets_messages_when_it_
             await message.ack()
         await consumer.flush()
         (lane,) = consumer._lanes
-        assert lane.link is not None
+        assert lane.link is not None and lane.link._transport is not None
         other = Worker(others, 0.001)
         task = asyncio.create_task(other.work())
         await asyncio.sleep(1)

@@ -434,7 +434,7 @@ class Connection(asyncio.Protocol):
                 consuming.handed(frames.ranges_of(handed.ranges), handed.seeks, handed.extend_ms / 1000)
             else:
                 ranges = frames.ranges_of(returned.ranges) if returned.ranges else ()
-                consuming.returned(ranges, returned.seeks, stop=returned.stop)
+                consuming.returned(ranges, returned.seeks, stop=returned.stop, taken=returned.taken)
         except DanubeError as error:
             if isinstance(error, ProtocolViolation):
                 raise
@@ -581,7 +581,8 @@ class Connection(asyncio.Protocol):
                 return
             for item in items if consuming.is_reliable else consuming.packed(items):
                 if isinstance(item, Recalled):
-                    recall = pb.Recall(consumer=consuming.handle, ranges=frames.flat(item.ranges), seeks=item.seeks)
+                    ranges = frames.flat(item.ranges)
+                    recall = pb.Recall(consumer=consuming.handle, ranges=ranges, seeks=item.seeks, taken=item.taken)
                     self.send(pb.Command(recall=recall))
                     continue
                 groups, cost_bytes = _groups(item)

@@ -237,9 +237,9 @@ class Consuming:
             else:
                 self.subscription.handed(self.consumer_id, ranges, seeks)
 
-    def returned(self, ranges: Ranges, seeks: int, *, stop: bool) -> None:
+    def returned(self, ranges: Ranges, seeks: int, *, stop: bool, taken: int) -> None:
         if isinstance(self.subscription, Subscription):
-            self.subscription.give_back(self.consumer_id, ranges, seeks, stop=stop)
+            self.subscription.give_back(self.consumer_id, ranges, seeks, stop=stop, taken=taken)
 
     def wanted(self, item: DeliveredBatch) -> DeliveredBatch | None:
         """What comes again may have been answered while it waited here: the peer is not to see that any more."""

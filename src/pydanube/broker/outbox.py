@@ -44,6 +44,7 @@ class Recalled(NamedTuple):
 
     ranges: tuple[tuple[int, int], ...]
     seeks: int
+    taken: int = 0  # how often its whole queue was taken from it
 
 
 Item = TypeVar("Item")

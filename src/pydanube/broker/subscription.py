@@ -424,7 +424,9 @@ class Subscription:
                 f"{self.name} any more: its time was over, or it is acknowledged; it cannot be held for longer"
             )
 
-    def give_back(self, consumer: ConsumerId, ranges: Ranges, seeks: int, *, stop: bool = False) -> None:
+    def give_back(
+        self, consumer: ConsumerId, ranges: Ranges, seeks: int, *, stop: bool = False, taken: int = 0
+    ) -> None:
         """A consumer's application has not seen these, and will not; with `stop` it wants nothing more at all."""
         if self._closed:
             return  # everything that is not acknowledged is delivered again
@@ -432,7 +434,7 @@ class Subscription:
         if stop:
             self._step(Stopped(consumer))
         if ranges and seeks == self.seeks:
-            self._step(Returned(consumer, ranges))
+            self._step(Returned(consumer, ranges, taken))
 
     def still_held(self, consumer: ConsumerId, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """What of these is on its way to the consumer still: not acknowledged meanwhile, say."""
@@ -666,10 +668,10 @@ class Subscription:
                 match effect:
                     case Send():
                         await self._send(effect, outbox)
-                    case Recall(consumer, ranges):
+                    case Recall(consumer, ranges, taken):
                         registration = self._consumers.get(consumer)
                         if outbox is not None and registration is not None and registration.outbox is outbox:
-                            outbox.put([Recalled(ranges, self.seeks)])  # behind what it speaks of
+                            outbox.put([Recalled(ranges, self.seeks, taken)])  # behind what it speaks of
                     case ReadKeys(wanted):
                         await self._read_keys(wanted)
                     case DeadLetter():

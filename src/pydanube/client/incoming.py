@@ -144,6 +144,7 @@ class ConsumerLane(Lane):
         self._copies = OffsetRanges()  # in the inbox, or about to be handed over: what came before
         self.is_telling = False  # a timer runs
         self._is_recalled = False  # since the application last waited: perhaps it was silent for too long
+        self._lost_times = 0  # how often the broker gave our whole queue to others, as far as we know
         self._is_stopped = False  # the application wants no more
         self._is_closing = False  # nothing that it answers would count
         self._is_careful = False  # an ack is more than a number: it may not count, or there may be copies
@@ -305,8 +306,7 @@ class ConsumerLane(Lane):
             return
         parts = _in_parts(unseen) or [[]]
         for ranges in parts:
-            returned = pb.Returned(consumer=self.handle, ranges=frames.flat(ranges), seeks=self._seeks, stop=True)
-            await link.request(pb.Command(returned=returned), "done")
+            await link.request(pb.Command(returned=self._returned(ranges, stop=True)), "done")
 
     async def flush(self) -> None:
         """Returns when the broker has applied every ack and nack so far. Raises if it will not."""
@@ -524,9 +524,9 @@ class ConsumerLane(Lane):
                     acked.add(first, end)
         return [gap for first, end in ranges for gap in acked.gaps(first, end)]
 
-    def recalled(self, ranges: tuple[tuple[int, int], ...], seeks: int) -> None:
+    def recalled(self, ranges: tuple[tuple[int, int], ...], seeks: int, taken: int) -> None:
         """Somebody else has nothing to do: what the application has not got of these is given back."""
-        self._is_recalled = True
+        self._is_recalled, self._lost_times = True, taken
         if seeks != self._seeks or not self._hands_over:
             return
         self._taker.account(self)
@@ -539,8 +539,11 @@ class ConsumerLane(Lane):
     def _say_returned(self, unseen: OffsetRanges) -> None:
         if self.link is not None:
             for ranges in _in_parts(unseen):
-                returned = pb.Returned(consumer=self.handle, ranges=frames.flat(ranges), seeks=self._seeks)
-                self.link.say(pb.Command(returned=returned))
+                self.link.say(pb.Command(returned=self._returned(ranges)))
+
+    def _returned(self, ranges: Sequence[tuple[int, int]], *, stop: bool = False) -> pb.Returned:
+        flat = frames.flat(ranges)
+        return pb.Returned(consumer=self.handle, ranges=flat, seeks=self._seeks, stop=stop, taken=self._lost_times)
 
     def _withdraw(self, wanted: OffsetRanges, *, copies: bool = False) -> OffsetRanges:
         """Takes these out of the inbox, and of what is about to be handed over; returns what was there.
@@ -687,7 +690,7 @@ class ConsumerLane(Lane):
             answer = frame.command.subscribed
             self._attach(link, answer.consumer)
             link.consumers[answer.consumer] = self
-            self._owed_messages = self._owed_bytes = 0
+            self._owed_messages = self._owed_bytes = self._lost_times = 0
             self._hands_over = answer.hands_over
             self._adapts = answer.hands_over and self._pacing is not None and answer.type in (pb.SHARED, pb.KEY_SHARED)
             self._window = first if self._adapts else settings.window_messages
@@ -699,7 +702,7 @@ class ConsumerLane(Lane):
                 self._remember_acks(answer.next_unacked)
             self._send_answers(link)
             if self._is_stopped and self._hands_over:  # it came back for its acks alone
-                link.say(pb.Command(returned=pb.Returned(consumer=self.handle, seeks=self._seeks, stop=True)))
+                link.say(pb.Command(returned=self._returned((), stop=True)))
             if not is_clean:
                 if self._settled:  # and nothing is under way to us, which the answer could overtake
                     self._ask_what_is_known(link)

@@ -71,7 +71,7 @@ class Receiving(Attached, Protocol):
 
     def delivered(self, ranges: tuple[tuple[int, int], ...], attempt: int, seeks: int, body: memoryview) -> None: ...
 
-    def recalled(self, ranges: tuple[tuple[int, int], ...], seeks: int) -> None: ...
+    def recalled(self, ranges: tuple[tuple[int, int], ...], seeks: int, taken: int) -> None: ...
 
 
 class Link(asyncio.Protocol):
@@ -254,7 +254,8 @@ class Link(asyncio.Protocol):
         elif kind == "recall":
             consumer = self.consumers.get(command.recall.consumer)
             if consumer is not None:
-                consumer.recalled(frames.ranges_of(command.recall.ranges), command.recall.seeks)
+                recall = command.recall
+                consumer.recalled(frames.ranges_of(recall.ranges), recall.seeks, recall.taken)
         elif kind == "error":
             self._error(command)
         elif kind == "moved":

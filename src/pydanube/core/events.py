@@ -75,6 +75,7 @@ class Returned:
 
     consumer: ConsumerId
     ranges: Ranges
+    taken: int = 0  # of the newest `Recall` that it knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +246,7 @@ class Recall:
 
     consumer: ConsumerId
     ranges: Ranges
+    taken: int = 0  # how often its whole queue was taken from it
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,8 +180,8 @@ class Machine(ABC):
                 self.roster.grant(consumer, permits)
             case Handed():
                 self._handed(event)
-            case Returned(consumer, ranges):
-                self._returned(consumer, ranges)
+            case Returned():
+                self._returned(event)
             case Stopped(consumer):
                 member = self.roster.get(consumer)
                 if member is not None and not member.stopped:
@@ -303,11 +303,14 @@ class Machine(ABC):
         began = self._now if flight.unseen else flight.sent_at
         self.in_flight.put(first, end, flight.consumer, flight.tries, began, due_at=due_at)
 
-    def _returned(self, consumer: ConsumerId, ranges: Ranges) -> None:
-        for first, end in ranges:
+    def _returned(self, event: Returned) -> None:
+        member = self.roster.get(event.consumer)
+        if member is None or event.taken != member.taken:
+            return  # it speaks of a queue that was taken from it; what it was sent since it may have shown
+        for first, end in event.ranges:
             for piece in self.in_flight.overlap(first, end):
                 flight = piece.value
-                if flight.consumer != consumer or not flight.unseen:
+                if flight.consumer != event.consumer or not flight.unseen:
                     continue  # it was taken back meanwhile
                 self._release(self.in_flight.cut(piece.first, piece.end))
                 self._take_back(piece.first, piece.end, flight.tries.undelivered())
@@ -325,6 +328,7 @@ class Machine(ABC):
             pieces = self.in_flight.cut_unseen(member.consumer)
             self._release(pieces)
             member.stalled = True
+            member.taken += 1
             for piece in pieces:
                 self._take_back(piece.first, piece.end, piece.value.tries)
             self._out_of_turn(member.consumer)
@@ -380,7 +384,7 @@ class Machine(ABC):
     def _say_recall(self, member: Member, wanted: Sequence[OffsetRange]) -> None:
         merged = tuple(OffsetRanges(wanted))
         for at in range(0, len(merged), RECALL_RANGES_MAX):
-            self._effects.append(Recall(member.consumer, merged[at : at + RECALL_RANGES_MAX]))
+            self._effects.append(Recall(member.consumer, merged[at : at + RECALL_RANGES_MAX], member.taken))
 
     def _committed_part(self, ranges: Ranges) -> list[OffsetRange]:
         """What of these is below the head and not settled for good, each offset once. The rest above is refused.

@@ -65,6 +65,7 @@ class Member:
     recalled_at: float = -1e9  # it was asked to give back what is unseen
     stalled: bool = False  # it was silent for so long that its queue was given to others
     stopped: bool = False  # it wants nothing more
+    taken: int = 0  # how often its queue was given to others
 
 
 class Roster:
@@ -127,7 +128,7 @@ class Roster:
         member = self._members[consumer]
         assert member.held == member.unseen == 0, "what it held is taken back first"
         member.messages, member.size_bytes = permits if permits is not None else (None, 0)
-        member.sending = member.shipping = member.owed = 0
+        member.sending = member.shipping = member.owed = member.taken = 0
         member.paused = member.stalled = member.stopped = False
         member.hands_over = hands_over
 

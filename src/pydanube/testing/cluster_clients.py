@@ -415,7 +415,8 @@ def _taken(
         back = [each for each in unseen if any(first <= each.offset < end for first, end in recalled.ranges)]
         for each in back:
             unseen.remove(each)
-        subscription.give_back(identity, offsets(*sorted(each.offset for each in back)), recalled.seeks)
+        returned = offsets(*sorted(each.offset for each in back))
+        subscription.give_back(identity, returned, recalled.seeks, taken=recalled.taken)
     taken = [unseen.popleft() for _ in range(-(-len(unseen) // 2))]
     if taken:
         subscription.handed(identity, offsets(*sorted(each.offset for each in taken)), subscription.seeks)

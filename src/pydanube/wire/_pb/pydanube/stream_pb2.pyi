@@ -519,26 +519,30 @@ class Handed(_message.Message):
     def __init__(self, consumer: _Optional[int] = ..., ranges: _Optional[_Iterable[int]] = ..., seeks: _Optional[int] = ..., extend_ms: _Optional[int] = ...) -> None: ...
 
 class Recall(_message.Message):
-    __slots__ = ("consumer", "ranges", "seeks")
+    __slots__ = ("consumer", "ranges", "seeks", "taken")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     SEEKS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     consumer: int
     ranges: _containers.RepeatedScalarFieldContainer[int]
     seeks: int
-    def __init__(self, consumer: _Optional[int] = ..., ranges: _Optional[_Iterable[int]] = ..., seeks: _Optional[int] = ...) -> None: ...
+    taken: int
+    def __init__(self, consumer: _Optional[int] = ..., ranges: _Optional[_Iterable[int]] = ..., seeks: _Optional[int] = ..., taken: _Optional[int] = ...) -> None: ...
 
 class Returned(_message.Message):
-    __slots__ = ("consumer", "ranges", "seeks", "stop")
+    __slots__ = ("consumer", "ranges", "seeks", "stop", "taken")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     SEEKS_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     consumer: int
     ranges: _containers.RepeatedScalarFieldContainer[int]
     seeks: int
     stop: bool
-    def __init__(self, consumer: _Optional[int] = ..., ranges: _Optional[_Iterable[int]] = ..., seeks: _Optional[int] = ..., stop: _Optional[bool] = ...) -> None: ...
+    taken: int
+    def __init__(self, consumer: _Optional[int] = ..., ranges: _Optional[_Iterable[int]] = ..., seeks: _Optional[int] = ..., stop: bool = ..., taken: _Optional[int] = ...) -> None: ...
 
 class CloseConsumer(_message.Message):
     __slots__ = ("consumer",)
