@@ -586,3 +586,23 @@ async def test_a_stalled_consumer_whose_window_has_shrunk_gets_messages_when_it_
         await fill(client, 1)
         await consumer.receive(timeout=100)
         await consumer.close(timeout=0.1)
+
+
+@wired
+async def test_what_is_given_back_makes_room_for_as_many_bytes(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await fill(client, 9)
+        slow = Worker(client, 20.0, window_messages=100)
+        slowly = asyncio.create_task(slow.work())
+        await asyncio.sleep(1)
+        (lane,) = slow.consumer._lanes
+        fast = Worker(client, 0.1)
+        fastly = asyncio.create_task(fast.work())
+        await asyncio.sleep(15)
+        assert len(fast.handled) >= 7
+        await until_caught_up(client)
+        await asyncio.sleep(1)
+        first, _ = wires.subscription(TOPIC, SUB)._machine.roster.members
+        assert first.size_bytes + lane._owed_bytes == lane._settings.window_bytes
+        for task in (slowly, fastly):
+            task.cancel()

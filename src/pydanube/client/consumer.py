@@ -373,12 +373,15 @@ class Consumer:
                 kept.append(message)
         self._taking.extend(reversed(kept))
         delivery.keep([gap for first, end in delivery.ranges for gap in found.gaps(first, end)])
+        if found and delivery.taken == delivery.count:
+            lane.emptied(delivery)
         return found
 
     def dropped(self, lane: ConsumerLane) -> None:
         if self._delivery is not None and self._delivery.lane is lane:
             self._taking.clear()
-            lane.unwanted(self._delivery)
+            if self._delivery.taken < self._delivery.count:  # else its bytes were counted then
+                lane.unwanted(self._delivery)
             self._delivery = None
 
     def answered(self) -> None:

@@ -245,6 +245,11 @@ class ConsumerLane(Lane):
             self._owed_bytes += delivery.size
         self._consider_grant()
 
+    def emptied(self, delivery: Delivery) -> None:
+        """The rest of it was withdrawn, and nothing more will be taken: there is room for its bytes."""
+        if delivery.generation == self.generation:
+            self._owed_bytes += delivery.size
+
     def _consider_grant(self) -> None:
         wanted = self._owed_messages > 0 and 4 * self._owed_messages >= self._window
         if wanted or 4 * self._owed_bytes >= self._settings.window_bytes:
