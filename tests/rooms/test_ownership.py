@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from pydanube.api.grpc_ours import peek, peek_newest
 from pydanube.broker.ownership import Ownership, look
 from pydanube.core import keys
 from pydanube.core.names import BrokerId
@@ -245,6 +246,34 @@ async def test_a_log_that_lost_its_end_continues_behind_the_reservation() -> Non
     assert (await owner(host)).start_offset == topic.head == end
     new = await publish(topic, "z")
     assert new == [end] and not set(new) & set(given)
+
+
+@simulated
+async def test_a_look_at_messages_steps_over_offsets_that_nobody_used() -> None:
+    host = Host()
+    _, topic = await one_topic(host)
+    for number in range(30):
+        await publish(topic, str(number))
+    host.kill()
+    void = Put(keys.void(ORDERS, 30), b'{"end": 10000}')
+    await host.metadata.transact([], [void, Put(keys.reserve(ORDERS), b'{"end": 10000}')])
+    topic = await find_topic(await host.boot())
+
+    async def newest(count: int) -> list[int]:
+        return [each.offset for each in await peek_newest(topic, count, 100)]
+
+    async def looked(first: int, count: int) -> list[int]:
+        return [each.offset for each in await peek(topic, first, count, 100)]
+
+    assert topic.head == 10_000
+    assert await newest(3) == [27, 28, 29]
+    assert await newest(100) == list(range(30))
+    assert await looked(29, 5) == [29]
+    assert await looked(5_000, 5) == []
+    await publish(topic, "behind")
+    assert await newest(1) == [10_000]
+    assert await looked(29, 5) == [29, 10_000]
+    assert await looked(5_000, 5) == [10_000]
 
 
 @pytest.mark.parametrize("kind", Kind)

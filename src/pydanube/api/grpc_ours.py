@@ -97,9 +97,9 @@ class Admin(StorageCalls, MoveCalls, PolicyCalls):
             offset = request.offset
             if not topic.first_offset <= offset <= topic.head:
                 raise OffsetOutOfRange(topic.name, offset, topic.first_offset, topic.head)
+            found = await peek(topic, offset, count, request.payload_max_bytes or PEEK_BYTES_MAX)
         else:
-            offset = max(topic.first_offset, topic.head - count)
-        found = await peek(topic, offset, count, request.payload_max_bytes or PEEK_BYTES_MAX)
+            found = await peek_newest(topic, count, request.payload_max_bytes or PEEK_BYTES_MAX)
         return pb.PeekTopicResponse(messages=found, first_offset=topic.first_offset, head=topic.head)
 
     async def _find(self, topic_name: str, subscription_name: str) -> tuple[Topic, Subscription]:
@@ -134,23 +134,52 @@ def _tier_of(topic: Topic, offset: int) -> str:
 
 
 async def peek(topic: Topic, first: int, count: int, payload_max_bytes: int) -> list[pb.PeekedMessage]:
-    """At most `count` messages from `first` on, fewer if they would not fit one answer."""
+    """At most `count` messages from `first` on, fewer if they would not fit one answer. Offsets that nobody has are
+    stepped over, as everybody does who reads the topic.
+    """
     found: list[pb.PeekedMessage] = []
-    offset, end, size_bytes = first, min(first + count, topic.head), 0
-    while offset < end:
-        batches = await topic.batches(offset, end, READ_BYTES)
+    offset, head, size_bytes = first, topic.head, 0
+    while offset < head and len(found) < count:
+        try:
+            batches = await topic.batches(offset, min(offset + count - len(found), head), READ_BYTES)
+        except OffsetOutOfRange as error:
+            if error.first <= offset:
+                raise
+            offset = error.first
+            continue
         if not batches:
             break
         for batch in batches:
             base = batch.header.base_offset
             rows = messages(batch)
-            for at in range(max(offset, base), min(end, batch.header.end_offset)):
+            for at in range(max(offset, base), min(head, batch.header.end_offset)):
                 message = _peeked(at, rows[at - base], batch.header.append_time, payload_max_bytes)
                 size_bytes += message.ByteSize()
-                if found and size_bytes > PEEK_BYTES_MAX:
+                if found and (len(found) == count or size_bytes > PEEK_BYTES_MAX):
                     return found
                 found.append(message)
             offset = batch.header.end_offset
+    return found
+
+
+async def peek_newest(topic: Topic, count: int, payload_max_bytes: int) -> list[pb.PeekedMessage]:
+    """The newest `count`: usually the last offsets. Behind a crash these may be a gap, and it looks further back."""
+    back, head = count, topic.head
+    found: list[pb.PeekedMessage] = []
+    while not found:
+        first = max(topic.first_offset, head - back)
+        found = await peek(topic, first, count, payload_max_bytes)
+        if first <= topic.first_offset:
+            break
+        back *= 2
+    while found and (following := found[-1].offset + 1) < head:
+        more = await peek(topic, following, count, payload_max_bytes)
+        if not more:
+            break
+        found = [*found, *more][-count:]
+        size_bytes = sum(each.ByteSize() for each in found)
+        while len(found) > len(more) and size_bytes > PEEK_BYTES_MAX:
+            size_bytes -= found.pop(0).ByteSize()
     return found
 
 
