@@ -154,6 +154,17 @@ async def test_a_broker_that_does_not_answer_is_named_and_what_it_has_is_unknown
 
 
 @clustered(2)
+async def test_a_silence_begins_with_the_first_question_in_vain_not_with_the_last_answer(town: Town) -> None:
+    first, second = town.calls(1), town.node(2)
+    await status(first)
+    await asyncio.sleep(0.5)  # nobody looks
+    await second.doors._admin.stop(None)
+    asked_us = town.clock.time_us()
+    since = [[each.since_us for each in (await status(first)).brokers if each.life == "silent"] for _ in range(2)]
+    assert since[0] == since[1] and since[0][0] >= asked_us
+
+
+@clustered(2)
 async def test_a_broker_that_is_gone_stays_listed_until_it_is_forgotten(town: Town) -> None:
     first = town.node(1)
     await town.until(lambda: len(first.cluster.view.seen) == 2)

@@ -48,6 +48,7 @@ M = TypeVar("M", bound=Message)
 
 SERVICE: Final = "pydanube.admin.v1.Status"
 ASK_SECONDS: Final = 2.0  # a broker that does not answer for so long is silent
+LOOKS_APART_US: Final = 60_000_000  # further apart, two looks in vain may be two silences
 ROWS_DEFAULT: Final = 1_000
 ROWS_MAX: Final = 10_000
 EVENTS_DEFAULT: Final = 100
@@ -72,7 +73,9 @@ class Status:
         self._started_us = broker.clock.time_us()
         self._cpu = (broker.clock.elapsed(), process_time())
         self._cpu_share: float | None = None
-        self._answered_us: dict[BrokerId, int] = {}  # when others last answered this one
+        # Of others that do not answer: the first question in vain, and the last. They are asked when somebody looks, so
+        # the last answer may be hours before a broker fell silent.
+        self._in_vain_us: dict[BrokerId, tuple[int, int]] = {}
 
     # --- the cluster ------------------------------------------------------------------------------------
 
@@ -85,7 +88,11 @@ class Status:
         now_us = self._broker.clock.time_us()
         for broker, answer in answers.items():
             if answer.said is not None:
-                self._answered_us[broker] = now_us
+                self._in_vain_us.pop(broker, None)
+            else:
+                first_us, last_us = self._in_vain_us.get(broker, (now_us, now_us))
+                is_one_silence = now_us - last_us <= LOOKS_APART_US
+                self._in_vain_us[broker] = first_us if is_one_silence else now_us, now_us
         said: dict[BrokerId, pb.BrokerStatusResponse] = {
             broker: answer.said for broker, answer in answers.items() if answer.said is not None
         }
@@ -192,14 +199,17 @@ class Status:
     ) -> tuple[Life, int | None]:
         if answers:
             return Life.ANSWERS, record.since_ms * 1000 if record is not None and record.gone_ms is None else None
+        first_us, last_us = self._in_vain_us.get(broker, (None, 0))
         if is_registered:
-            return Life.SILENT, self._answered_us.get(broker)
+            return Life.SILENT, first_us
         # It fell silent before its lease ran out, before the leader noticed: the earliest of what is known.
-        known = [self._answered_us[broker]] if broker in self._answered_us else []
+        known = []
         if record is not None and record.gone_ms is not None:
             known.append(record.gone_ms * 1000)
         if gone_for is not None:
             known.append(self._broker.clock.time_us() - int(gone_for * 1e6))
+        if first_us is not None and min(known, default=last_us) - last_us <= LOOKS_APART_US:
+            known.append(first_us)
         life = Life.STOPPED if record is not None and record.in_order else Life.GONE
         return life, min(known, default=None)
 
