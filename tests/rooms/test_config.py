@@ -272,6 +272,8 @@ def test_a_value_that_is_not_allowed_is_refused_by_key_and_value(file: Path, tex
         ("dispatch: {heartbeat: 500ms}", "dispatch.heartbeat", "perhaps dispatch.heartbeat_interval is meant"),
         ("broker: 5", "broker", "section with the keys advertised_listeners, host, ports"),
         ("zzz: 1", "zzz", "there is no such key"),
+        ("zzz:", "zzz", "there is no such key"),
+        ("brokr: {}", "brokr", "there is no such key"),
         ("policies: {max_message_size: {bytes: 1}}", "policies.max_message_size.bytes", "policies.max_message_size"),
     ],
 )

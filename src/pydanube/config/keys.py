@@ -260,20 +260,24 @@ def _parse(file: Path) -> object:
 
 
 def _flatten(value: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Yields dotted keys and their values. A key without value is as good as absent."""
-    if isinstance(value, dict):
+    """Yields dotted keys and their values: None for a key without value, and for an empty section."""
+    if isinstance(value, dict) and (value or not key):
         for name, below in value.items():
             yield from _flatten(below, f"{key}.{name}" if key else str(name))
     elif not key:
         raise ConfigError("--config-file", value, "a file in YAML with keys and values")
-    elif value is not None:
-        yield key, value
+    else:
+        yield key, None if value == {} else value
 
 
 def _check(given: Iterator[tuple[str, object]]) -> tuple[Values, list[str]]:
     values = Values()
     warnings = []
     for written, value in given:
+        if value is None:  # as good as absent, if it is a name that exists
+            if not _is_known(written):
+                raise ConfigError(written, value, _unknown(written))
+            continue
         _refuse(written, value)
         key = ALIASES.get(written, written)
         replaced = next((old for old in REPLACED if key == old or key.startswith(f"{old}.")), None)
@@ -299,6 +303,12 @@ def _refuse(key: str, value: object) -> None:
         )
     if key == "admin_tls" and value is True:
         raise ConfigError(key, value, "TLS on the admin port does not exist yet; set it to false")
+
+
+def _is_known(key: str) -> bool:
+    """Whether it is a key, a section, or in one that has no effect."""
+    known = [*SETTINGS, *ALIASES, *REPLACED, "auth", "admin_tls"]
+    return any(f"{each}.".startswith(f"{key}.") or key.startswith(f"{each}.") for each in known)
 
 
 def _unknown(key: str) -> str:
