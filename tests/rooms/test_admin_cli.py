@@ -10,6 +10,8 @@ import pytest
 
 import pydanube
 from pydanube.cli.exits import Exit
+from pydanube.cli.rpc import target
+from pydanube.errors import ConfigError
 from pydanube.testing.brokers import TestBroker
 from tests.e2e.processes import danube_here
 
@@ -114,6 +116,12 @@ def admin(broker: TestBroker, *words: object) -> str:
     done = danube_here("admin", "--endpoint", broker.admin_url, *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_an_address_that_is_none_is_told_one_with_the_right_port() -> None:
+    for flag, port in (("--endpoint", 50051), ("--service-addr", 6650)):
+        with pytest.raises(ConfigError, match=f"for example http://127.0.0.1:{port}$"):
+            target("danube://127.0.0.1:6651", flag)
 
 
 def test_all_topics_are_listed_unless_a_namespace_or_a_broker_is_named(broker: TestBroker) -> None:

@@ -166,7 +166,8 @@ def target(url: str, flag: str) -> str:
     except ValueError:
         port = None
     if parts.scheme != "http" or not parts.hostname or port is None or parts.path.strip("/"):
-        raise ConfigError(flag, url, "http://host:port, for example http://127.0.0.1:6650")
+        usual = PORTS["client" if flag == "--service-addr" else "admin"]
+        raise ConfigError(flag, url, f"http://host:port, for example http://127.0.0.1:{usual}")
     return parts.netloc
 
 
