@@ -13,6 +13,7 @@ import pytest
 
 import pydanube
 from pydanube.cli.manual import commands, page
+from pydanube.core import conditions
 from pydanube.testing.brokers import TestBroker
 from tests.e2e.processes import danube_here
 
@@ -34,6 +35,13 @@ def test_every_command_and_every_option_has_a_help_text() -> None:
     ]
     assert silent == []
     assert [words for words, command in commands() if not (command.help or "").strip()] == []
+
+
+def test_the_commands_that_conditions_recommend_exist() -> None:
+    known = {words for words, _ in commands()}
+    recommended = re.findall(r"\b(danube admin (?:[a-z-]+ )?[a-z-]+)", Path(conditions.__file__).read_text())
+    assert recommended
+    assert [words for words in recommended if words not in known] == []
 
 
 def test_every_command_that_prints_data_takes_output_json() -> None:

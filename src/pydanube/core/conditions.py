@@ -538,7 +538,7 @@ def _unserved(facts: ClusterFacts) -> Iterator[Condition]:
         "DanubeTopicsUnassigned",
         Severity.CRITICAL,
         f"{count(total, 'topic')} {'has' if total == 1 else 'have'} no server: {', '.join(parts)}",
-        "nobody can publish to them or read from them; `danube admin topics state` says what one waits for",
+        "nobody can publish to them or read from them; `danube admin topics describe` says what one waits for",
         since_ms=min((each.since_ms for each in silent if each.since_ms is not None), default=None),
     )
 
