@@ -56,7 +56,7 @@ async def cluster(site: Site, request: Request) -> Response:
         balance=balance,
         topics=topics,
         lagging=lagging[:5],
-        lagging_count=sum(line.chip.kind == "warn" for line in lines),
+        lagging_count=sum(line.chip.word == "lagging" for line in lines),
         throughput=views.throughput(samples, samples.cluster, "Throughput of all topics", seconds=range_of(request)),
         operations=site.operations.of("drain", "move", "rebalance", "redrive")[:4],
         moves=await _rebalanced(site) if balance is not None else [],
