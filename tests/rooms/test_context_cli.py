@@ -68,9 +68,9 @@ def test_the_address_that_is_not_given_is_the_usual_port_of_the_same_host() -> N
         (("add", "new", "--endpoint", "nonsense"), Exit.USAGE, "http://host:port"),
         (("add", "new", "-s", "ftp://a:1"), Exit.USAGE, "danube://host:port"),
         (("add", "one", *HERE), Exit.REFUSED, "--replace"),
-        (("use", "nobody"), Exit.NOT_FOUND, "there is no context nobody: one"),
-        (("remove", "nobody"), Exit.NOT_FOUND, "there is no context nobody: one"),
-        (("show", "nobody"), Exit.NOT_FOUND, "there is no context nobody: one"),
+        (("use", "nobody"), Exit.NOT_FOUND, "there is no context nobody; known: one"),
+        (("remove", "nobody"), Exit.NOT_FOUND, "there is no context nobody; known: one"),
+        (("show", "nobody"), Exit.NOT_FOUND, "there is no context nobody; known: one"),
     ],
 )
 def test_mistakes_are_sentences_and_change_nothing(words: tuple[str, ...], code: Exit, said: str) -> None:
@@ -142,7 +142,7 @@ def test_an_option_wins_over_the_context_that_is_typed_over_variables_over_the_c
     assert not asked() and asked("--context", "mine")
     monkeypatch.setenv("DANUBE_CONTEXT", "away")
     gone = danube_here("--context", "gone", "admin", "brokers", "list")
-    assert gone.returncode == Exit.NOT_FOUND and "there is no context gone: mine, nobody" in gone.stderr
+    assert gone.returncode == Exit.NOT_FOUND and "there is no context gone; known: mine, nobody" in gone.stderr
 
 
 def test_the_native_address_of_an_endpoint_is_the_context_s_if_it_is_its_endpoint() -> None:

@@ -52,8 +52,8 @@ class Book:
 
     def get(self, name: str) -> Context:
         if name not in self.contexts:
-            known = ", ".join(sorted(self.contexts)) or "none is there; `danube context add` makes one"
-            raise NotThere(f"there is no context {name}: {known}")
+            known = f"known: {', '.join(sorted(self.contexts))}" if self.contexts else "`danube context add` makes one"
+            raise NotThere(f"there is no context {name}; {known}")
         return self.contexts[name]
 
 
