@@ -84,7 +84,11 @@ class MetricsDoor:
         too_many = self._connections > self._open_files.http
         try:
             async with asyncio.timeout(REQUEST_SECONDS if not too_many else REFUSED_SECONDS):
-                method, path = _request_line(await reader.readuntil(b"\r\n\r\n"))
+                beginning = await reader.readexactly(4)
+                if beginning.replace(b" ", b"").isalpha():
+                    method, path = _request_line(beginning + await reader.readuntil(b"\r\n\r\n"))
+                else:  # a native client that took this port for another: it would wait for an answer
+                    method, path = "", ""
             async with asyncio.timeout(ANSWER_SECONDS):
                 if too_many:
                     sentence = str(TooManyConnections(self._open_files.http, self._open_files.limit))
