@@ -137,6 +137,8 @@ def test_all_topics_are_listed_unless_a_namespace_or_a_broker_is_named(broker: T
     assert twice.returncode == Exit.USAGE and "none for all topics" in twice.stderr
     missing = danube_here("admin", "--endpoint", broker.admin_url, "topics", "list", "nowhere")
     assert missing.returncode == Exit.NOT_FOUND and "no namespace nowhere" in missing.stderr
+    missing = danube_here("admin", "--endpoint", broker.admin_url, "topics", "list", "--broker", "5")
+    assert missing.returncode == Exit.NOT_FOUND and "no broker 5" in missing.stderr
 
 
 def test_namespaces_are_listed_where_people_look_for_them(broker: TestBroker) -> None:

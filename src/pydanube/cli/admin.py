@@ -191,6 +191,10 @@ def list_topics(
         found = list(
             ask(TOPICS, "ListBrokerTopics", pb.BrokerRequest(broker_id=broker), pb.TopicInfoListResponse).topics
         )
+        if not found:
+            known = ask(BROKERS, "ListBrokers", pb.Empty(), pb.BrokerListResponse).brokers
+            if broker not in {each.broker_id for each in known}:
+                raise NotThere(f"there is no broker {broker}: `danube admin brokers list` shows those that are")
     elif namespace is not None:
         found = _topics_of([namespace.strip("/")])
         if not found and namespace.strip("/") not in _namespaces():
