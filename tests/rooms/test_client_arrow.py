@@ -41,7 +41,7 @@ def with_readings(test: Test) -> Callable[[], None]:
                 room = ROOMS[number % 3]
                 readings.send_nowait(b"%d" % number, key=room, attributes={"unit": "C"} if room else None)
             await readings.flush()
-            async with client.consumer(TOPIC, subscription="s", start="earliest") as consumer:
+            async with client.consumer(TOPIC, subscription="s", type="exclusive", start="earliest") as consumer:
                 async for batch in consumer.batches():
                     assert len(batch) == 30
                     await test(client, batch)

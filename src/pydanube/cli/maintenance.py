@@ -26,7 +26,7 @@ from pydanube.cli.admin import BROKERS, ENDPOINT, brokers
 from pydanube.cli.completion import broker_ids
 from pydanube.cli.output import Output, OutputOption, print_fields
 from pydanube.cli.rpc import CALL_SECONDS, BrokerRefused, Connection
-from pydanube.errors import ConfigError, DanubeError, Unavailable, Unreachable
+from pydanube.errors import ConfigError, DanubeError, Unreachable
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -36,16 +36,13 @@ STDERR: Final = 2
 REASON: Final = "maintenance"
 
 
-class MaintenanceEnded(Unavailable):
+class MaintenanceEnded(DanubeError):
     """It does not go on: `why`. The broker is left as it is then, which is safe."""
 
     def __init__(self, broker_id: str, why: str) -> None:
-        super().__init__(broker_id, why)
+        super().__init__(f"{why}. Nobody gives it topics until `danube admin brokers activate {broker_id}`")
         self.broker_id = broker_id
         self.why = why
-
-    def __str__(self) -> str:
-        return f"{self.why}. Nobody gives it topics until `danube admin brokers activate {self.broker_id}`"
 
 
 class Operator:
