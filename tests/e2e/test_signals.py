@@ -50,6 +50,6 @@ def test_sighup_reloads_says_what_it_did_and_never_kills(tmp_path: Path) -> None
 
         file.write_text("log: {format: json}\n")
         second = danube(*broker.command[5:])  # the directory and the ports are in use
-        assert second.returncode == 2 and second.stdout == ""
+        assert second.returncode == 5 and second.stdout == ""
         assert json.loads(second.stderr.splitlines()[-1])["message"] == "broker ended"
         assert broker.stop() == 0
