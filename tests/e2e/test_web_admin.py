@@ -187,7 +187,8 @@ def test_numbers_and_units_never_break(scene: Scene) -> None:
                 broken = page.evaluate(
                     """() => {
                         const found = [];
-                        for (const each of document.querySelectorAll(".kpi dd:not(.note), .facts.tight dd, td.num:not(.two)")) {
+                        const where = ".kpi dd:not(.note), .facts.tight dd, td.num:not(.two)";
+                        for (const each of document.querySelectorAll(where)) {
                             const first = each.firstChild;
                             if (first && first.nodeType === Node.TEXT_NODE && each.closest(".kpi, .facts"))
                                 first.nodeValue = "10,485,760,000";
