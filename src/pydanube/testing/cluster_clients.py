@@ -278,6 +278,7 @@ class Clients:
         node.broker.topics.find_consumer(identity)
         try:
             subscription.is_healthy(identity)
+            subscription.registration(identity)
             if isinstance(topic, Topic) and isinstance(subscription, Subscription):
                 await topic.gaps()
                 await subscription.move_to(await topic.offset_at(node.clock.time_us() - 40_000_000))
@@ -285,6 +286,7 @@ class Clients:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.3):
                         for each in await outbox.get():
+                            self._look_at(subscription, identity, each.offset)
                             subscription.ack(each.offset)
                 subscription.explain()
                 subscription.standing()
@@ -292,6 +294,13 @@ class Clients:
             subscription.detach(identity, outbox)
         if not stays:
             await topic.unsubscribe(VISITOR)
+
+    def _look_at(self, subscription: Subscription, identity: ConsumerId, offset: int) -> None:
+        """A message that was received: the visitor needs it for longer, if it is his still."""
+        held = subscription.still_held(identity, [(offset, offset + 1)])
+        assert len(held) <= subscription.held_by(identity)
+        with contextlib.suppress(DanubeError):
+            subscription.extend(identity, offsets(offset), subscription.seeks, 5.0)
 
     # --- receiving ------------------------------------------------------------------------------------------
 

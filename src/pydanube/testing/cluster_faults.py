@@ -23,7 +23,7 @@ from pydanube.broker.topic import Topic
 from pydanube.core import keys, leading
 from pydanube.core.delivery import Backoff, FailurePolicy, Poison
 from pydanube.core.lag import Heartbeat
-from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
+from pydanube.core.names import BrokerId, NamespaceName, SubscriptionName, TopicName
 from pydanube.core.ownership import Owner
 from pydanube.core.policies import Delivery
 from pydanube.errors import DanubeError, TopicExists, TopicUnknown
@@ -611,6 +611,7 @@ class Breaking:
             lambda: topics.get_dispatch_config(topic, SubscriptionName("sub-0")),
             lambda: topics.set_on_crash(self.topics[3], wait=dice.random() < 0.5),
             lambda: self._namespace(broker, dice),
+            lambda: self._limits(broker, topic, dice),
         ):
             with contextlib.suppress(DanubeError):
                 await ask()
@@ -630,8 +631,22 @@ class Breaking:
             requests = broker.cluster.requests
             requests.balance()
             requests.history()
+            requests.propose()
+            for each in (1, 2, 3):
+                broker.cluster.view.gone_for(BrokerId(each))
             requests.mode_of(broker.broker_id)
             await requests.drained(broker.broker_id, self.topics, 1.0)
+
+    async def _limits(self, broker: Broker, topic: TopicName, dice: Random) -> None:
+        """Such as hold nobody up for long, of the topics that everybody works on."""
+        found = broker.topics.get(topic)
+        rate = dice.choice((0, 50, 1000))
+        await broker.namespace_limits.set(NamespaceName("default"), {"max_subscription_dispatch_rate": rate})
+        await broker.reload(broker.config)
+        if isinstance(found, Topic):
+            await found.set_heartbeat(dice.choice((None, Heartbeat(700))))
+        given = {"max_redelivery_delay_ms": dice.choice((1000, 1500))}
+        await broker.topics.change_failure_policy(topic, SubscriptionName("sub-0"), given)
 
     async def _namespace(self, broker: Broker, dice: Random) -> None:
         """One of its own, with a topic of two parts, that comes and goes."""
