@@ -104,6 +104,7 @@ EXEMPT = (
             "cluster",
             "maintenance",
             "moves",
+            "status",
             "limits",
         )
     ),

@@ -83,7 +83,7 @@ def test_no_arguments_are_usage_and_an_error() -> None:
 )
 def test_a_mistake_in_the_flags_is_one_line(tmp_path: Path, flags: list[str], words: list[str]) -> None:
     done = danube("broker", "--data-dir", tmp_path / "data", *flags)
-    assert done.returncode == 2
+    assert done.returncode == Exit.USAGE
     [line] = done.stderr.splitlines()
     assert line.startswith("danube: ") and all(word in line for word in words)
 
@@ -92,7 +92,7 @@ def test_a_mistake_in_the_file_names_key_value_and_what_is_allowed(tmp_path: Pat
     file = tmp_path / "broker.yml"
     file.write_text("cluster_name: c\ndispatch:\n  max_unacked_messages: 0\n")
     done = danube("broker", "--mode", "standalone", "--config-file", file)
-    assert done.returncode == 2
+    assert done.returncode == Exit.USAGE
     [line] = done.stderr.splitlines()
     assert "dispatch.max_unacked_messages = 0" in line and "1 to 10000" in line
 
@@ -101,7 +101,7 @@ def test_security_that_does_not_exist_is_refused_and_settings_without_meaning_ar
     file = tmp_path / "broker.yml"
     file.write_text("storage:\n  wal:\n    advanced:\n      file_sync:\n        interval_ms: 5\nauth:\n  mode: tls\n")
     done = danube("broker", "--mode", "standalone", "--config-file", file)
-    assert done.returncode == 2 and "auth.mode" in done.stderr
+    assert done.returncode == Exit.USAGE and "auth.mode" in done.stderr
     file.write_text(file.read_text().partition("auth")[0])
     with broker_in(tmp_path, "--config-file", str(file), "--log-format", "json") as broker:
         warnings = [json.loads(line) for line in broker.output.read_text().splitlines() if line.startswith("{")]
@@ -115,7 +115,7 @@ def test_a_taken_port_is_one_line_and_leaves_the_directory_usable(tmp_path: Path
         other = BrokerProcess(tmp_path)
         other.client_port = holder.getsockname()[1]
         done = subprocess.run(other.command, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 2
+        assert done.returncode == Exit.USAGE
         assert f"127.0.0.1:{other.client_port}" in done.stderr and "taken" in done.stderr
         assert "Traceback" not in done.stderr
     with other:
@@ -123,9 +123,9 @@ def test_a_taken_port_is_one_line_and_leaves_the_directory_usable(tmp_path: Path
 
 
 def test_a_directory_in_use_is_one_line_that_names_it(broker: BrokerProcess) -> None:
-    second = BrokerProcess(broker.directory)  # ports of its own: those of the defaults may be in use on this machine
-    done = subprocess.run(second.command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 5 and len(done.stderr.splitlines()) == 1
+    # The very command that started the first one: its ports are taken too, and the directory is what matters.
+    done = subprocess.run(broker.command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == Exit.REFUSED and len(done.stderr.splitlines()) == 1
     assert str(broker.data_dir) in done.stderr and str(broker.process and broker.process.pid) in done.stderr
 
 
@@ -296,7 +296,7 @@ def test_a_new_subscription_begins_where_it_is_told_and_an_old_one_goes_on(broke
     assert "Total received: 0 messages" in late.stdout
     for wrong in ("yesterday", "-1", "18446744073709551616"):
         bad = danube_here("consume", "-s", broker.url, "-t", topic, "-m", "bad", f"--start={wrong}")
-        assert bad.returncode == 2 and bad.stderr == (
+        assert bad.returncode == Exit.USAGE and bad.stderr == (
             f"danube: --start = {wrong!r} is not allowed: earliest, latest, an offset, or a time as "
             "2026-11-15T09:00:00Z\n"
         )
@@ -330,17 +330,21 @@ def test_ctrl_c_ends_produce_while_it_waits_for_input(address: str, topic: str, 
         assert '{"success": 1, "errors": 0' in process.text() and "Traceback" not in process.text()
 
 
-def test_refusals_are_one_sentence_and_the_code_of_their_kind(broker: BrokerProcess, topic: str) -> None:
+def test_refusals_are_one_sentence_and_a_code(broker: BrokerProcess, topic: str) -> None:
     unknown = consume(broker, "/default/nowhere")
-    assert unknown.returncode == 4 and "there is no topic /default/nowhere" in unknown.stderr
-    mismatch = danube("produce", "-s", broker.url, "-t", topic, "-m", "x")
-    assert mismatch.returncode == 5 and "FAILED_PRECONDITION" in mismatch.stderr
+    assert unknown.returncode == Exit.NOT_FOUND and "there is no topic /default/nowhere" in unknown.stderr
+    mismatch = danube("produce", "-s", broker.url, "-t", topic, "--non-reliable", "-m", "x")
+    assert mismatch.returncode == Exit.REFUSED and "FAILED_PRECONDITION" in mismatch.stderr
     nobody = danube("admin", "--endpoint", "http://127.0.0.1:1", "brokers", "list")
-    assert nobody.returncode == 3 and "nobody answers" in nobody.stderr and len(nobody.stderr.splitlines()) == 1
+    assert (
+        nobody.returncode == Exit.NOT_REACHABLE
+        and "nobody answers" in nobody.stderr
+        and len(nobody.stderr.splitlines()) == 1
+    )
     tls = danube("consume", "-s", "https://127.0.0.1:1", "-m", "sub")
-    assert tls.returncode == 2 and "TLS" in tls.stderr
+    assert tls.returncode == Exit.USAGE and "TLS" in tls.stderr
     bad = danube("produce", "-s", broker.url, "-t", "no slash", "-m", "x")
-    assert bad.returncode == 2 and "/namespace_name/topic_name" in bad.stderr
+    assert bad.returncode == Exit.USAGE and "/namespace_name/topic_name" in bad.stderr
 
 
 def test_a_message_that_is_too_large_is_counted_and_the_rest_goes_on(broker: BrokerProcess, topic: str) -> None:
@@ -375,7 +379,7 @@ def test_admin_prints_the_reference_s_lines(broker: BrokerProcess, topic: str) -
 def test_what_admin_refuses_says_why(broker: BrokerProcess, topic: str) -> None:
     def refusal(*arguments: object) -> str:
         done = danube_here("admin", "--endpoint", broker.endpoint, *arguments)
-        assert done.returncode in (2, 4, 5) and len(done.stderr.splitlines()) == 1
+        assert done.returncode in (Exit.REFUSED, Exit.USAGE, Exit.NOT_FOUND) and len(done.stderr.splitlines()) == 1
         return done.stderr
 
     assert "/default/nowhere" in refusal("topics", "describe", "/default/nowhere")

@@ -50,7 +50,7 @@ class Admin:
     async def refused(self, *words: object) -> str:
         """The one line of a refusal."""
         code, output, errors = await self.run(*words)
-        assert code in (2, 4, 5) and output == ""
+        assert code in (Exit.REFUSED, Exit.USAGE, Exit.NOT_FOUND) and output == ""
         [line] = errors.splitlines()
         assert line.startswith("danube: ")
         return line

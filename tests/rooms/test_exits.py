@@ -1,65 +1,44 @@
-"""Exit codes say what kind of failure it was, whoever noticed it."""
+"""Exit codes: every error that a command may end with has one, and every one has a meaning."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-import pydanube
 from pydanube import errors
-from pydanube.cli import exits
-from pydanube.cli.rpc import BrokerRefused
-from pydanube.testing.brokers import TestBroker
-from pydanube.wire.status import Code
-from tests.e2e.processes import danube_here
-
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
-ORDERS = "/default/orders"
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[TestBroker]:
-    with TestBroker(memory=True) as running, pydanube.blocking.connect(running.url) as client:
-        client.create_topic(ORDERS)
-        yield running
+from pydanube.cli.exits import MEANINGS, Exit, NotThere, Usage, code_of
+from pydanube.cli.rpc import BrokerRefused, WrongPort
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("error", "code"),
     [
-        (("topics", "describe", ORDERS), 0),
-        (("topics", "describe", "orders"), exits.USAGE),
-        (("topics", "describe"), exits.USAGE),
-        (("topics", "nonsense"), exits.USAGE),
-        (("topics", "describe", "/default/nowhere"), exits.NOT_FOUND),
-        (("subscriptions", "lag", ORDERS, "nobody"), exits.NOT_FOUND),
-        (("topics", "create", ORDERS), exits.REFUSED),
-        (("namespaces", "delete", "default"), exits.REFUSED),
-        (("subscriptions", "set-failure-policy", ORDERS, "s", "--poison-policy", "dead_letter"), exits.USAGE),
+        (Usage("say where"), Exit.USAGE),
+        (WrongPort("that is the client port"), Exit.USAGE),
+        (errors.ConfigError("--count", 0, "at least 1"), Exit.USAGE),
+        (errors.InvalidName("topic name", "x", "/a/b"), Exit.USAGE),
+        (BrokerRefused("INVALID_ARGUMENT", "no such heartbeat"), Exit.USAGE),
+        (errors.Unreachable("the broker", "nobody answers"), Exit.NOT_REACHABLE),
+        (errors.DeadlineExceeded("connecting", 3), Exit.NOT_REACHABLE),
+        (errors.DiskFull("data"), Exit.NOT_REACHABLE),
+        (BrokerRefused("UNAVAILABLE", "between brokers"), Exit.NOT_REACHABLE),
+        (NotThere("there is no context a"), Exit.NOT_FOUND),
+        (errors.TopicUnknown("/default/a"), Exit.NOT_FOUND),
+        (errors.SubscriptionUnknown("/default/a", "s"), Exit.NOT_FOUND),
+        (errors.NamespaceUnknown("a"), Exit.NOT_FOUND),
+        (BrokerRefused("NOT_FOUND", "unable to find the topic"), Exit.NOT_FOUND),
+        (errors.TopicExists("/default/a", "it is there"), Exit.REFUSED),
+        (errors.DirectoryInUse("data", 1), Exit.REFUSED),
+        (BrokerRefused("FAILED_PRECONDITION", "drained"), Exit.REFUSED),
+        (BrokerRefused("DATA_LOSS", "damaged"), Exit.NOT_GOOD),
+        (errors.LogDamaged("/default/a", "file", 0, 0, 1, "checksum"), Exit.NOT_GOOD),
+        (PermissionError(13, "Permission denied"), Exit.NOT_GOOD),
+        (ZeroDivisionError(), Exit.BUG),
     ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value.name,
 )
-def test_a_command_ends_with_the_code_of_its_failure(broker: TestBroker, words: tuple[str, ...], code: int) -> None:
-    assert danube_here("admin", "--endpoint", broker.admin_url, *words).returncode == code
+def test_the_kind_of_an_error_is_its_exit_code(error: Exception, code: Exit) -> None:
+    assert code_of(error) is code
 
 
-def test_a_broker_that_is_not_there_is_not_reachable() -> None:
-    done = danube_here("admin", "--endpoint", "http://127.0.0.1:1", "topics", "describe", ORDERS)
-    assert done.returncode == exits.NOT_REACHABLE
-
-
-def test_every_answer_of_a_broker_has_a_code_and_so_has_every_error() -> None:
-    for code in Code:
-        assert exits.exit_code(BrokerRefused(code.name, "no")) in (1, 2, 3, 4, 5)
-    assert exits.exit_code(errors.Unreachable("it", "away")) == exits.NOT_REACHABLE
-    assert exits.exit_code(errors.ConfigError("a", 1, "2")) == exits.USAGE
-    assert exits.exit_code(errors.DirectoryInUse("data", 7)) == exits.REFUSED
-    assert exits.exit_code(errors.TopicUnknown("/default/a")) == exits.NOT_FOUND
-
-
-def test_the_page_has_every_code() -> None:
-    listed = set(re.findall(r"^  \| (\d+) \|", PAGE.read_text(), re.MULTILINE))
-    said = {value for name, value in vars(exits).items() if name.isupper() and type(value) is int}
-    assert listed == {"0", *map(str, said)}
+def test_every_exit_code_has_a_meaning_and_a_number_of_its_own() -> None:
+    assert set(MEANINGS) == set(Exit) and len({*map(int, Exit)}) == len(Exit)

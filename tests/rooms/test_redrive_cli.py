@@ -128,7 +128,7 @@ def test_options_choose(
 )
 def test_mistakes_are_one_sentence(broker: TestBroker, words: tuple[str, ...], said: str) -> None:
     done = danube_here("admin", "topics", "redrive", DEAD, "--service-addr", broker.url, *words)
-    assert done.returncode == 2
+    assert done.returncode == Exit.USAGE
     [line] = done.stderr.splitlines()
     assert line.startswith(f"danube: {said}")
 

@@ -154,7 +154,7 @@ def test_one_look_in_a_pipe_is_a_table_that_does_not_wrap(broker: TestBroker) ->
 @pytest.mark.slow
 def test_a_broker_that_is_not_there_is_one_sentence() -> None:
     done = danube_here("top", "--endpoint", "http://127.0.0.1:1", "--once")
-    assert done.returncode == 3
+    assert done.returncode == Exit.NOT_REACHABLE
     assert done.stderr == (
         "danube: the broker at 127.0.0.1:1 cannot be reached: nobody answers there; `danube broker` starts one, "
         "--endpoint names another\n"

@@ -33,10 +33,11 @@ READ_BYTES: Final = 256 * 1024
 
 
 class Admin(StorageCalls, MoveCalls, PolicyCalls):
-    def __init__(self, broker: Broker, peers: Peers) -> None:
+    def __init__(self, broker: Broker, peers: Peers, observer: Observer) -> None:
         StorageCalls.__init__(self, broker)
         MoveCalls.__init__(self, broker, peers)
         PolicyCalls.__init__(self, broker)
+        self._observer = observer
 
     async def ExplainSubscription(self, request: pb.ExplainSubscriptionRequest) -> pb.ExplainSubscriptionResponse:
         topic, subscription = await self._find(request.topic, request.subscription)

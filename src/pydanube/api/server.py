@@ -35,7 +35,7 @@ from pydanube.api.tls import server_context
 from pydanube.broker.observing import Observer
 from pydanube.broker.service import Broker
 from pydanube.cluster.cluster import Cluster
-from pydanube.config import open_files, reachable
+from pydanube.config import BrokerConfig, open_files, reachable
 from pydanube.config.stream import StreamLimits
 from pydanube.core.lifecycle import Mode, serve_until
 from pydanube.errors import ConfigError

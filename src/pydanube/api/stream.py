@@ -36,7 +36,7 @@ from pydanube.api.grpc_data import camel
 from pydanube.api.stream_handles import Consuming, Producing, Undecided, failed, fits, pieces
 from pydanube.api.stream_requests import Requests
 from pydanube.broker.fanout import FanoutTopic
-from pydanube.broker.outbox import DeliveredBatch, Recalled
+from pydanube.broker.outbox import Caller, DeliveredBatch, Recalled
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic

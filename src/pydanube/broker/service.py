@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pydanube.broker.cursors import Cursors
+from pydanube.broker.events import Events
 from pydanube.broker.homecoming import Homecoming
 from pydanube.broker.hosting import Hosting
 from pydanube.broker.kept import Kept
@@ -36,6 +37,7 @@ from pydanube.cluster.cluster import Cluster
 from pydanube.cluster.membership import Identity
 from pydanube.cluster.observed import ObservedStore
 from pydanube.config import Config, reachable
+from pydanube.core.load import Usage
 from pydanube.core.names import BrokerId, NamespaceName, TopicName, parse_broker_id
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import DanubeError
@@ -307,6 +309,7 @@ class Broker:
             compacts=config.compaction == "auto",
             metrics=self.telemetry.members,
         )
+        self.cluster.attendance.tell = functools.partial(self.events.tell, by=f"broker {self.broker_id}, the leader")
         hosting.homecoming = Homecoming(self.broker_id, self.topics, metadata, self._disk)
         metadata.notice = self.cluster.view.notice
         self.hosting = hosting

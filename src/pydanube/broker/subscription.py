@@ -611,6 +611,8 @@ class Subscription:
         for effect in effects:
             match effect:
                 case Send(consumer) | Recall(consumer):
+                    if isinstance(effect, Send) and log.isEnabledFor(logging.DEBUG):
+                        self._say(logging.DEBUG, "consumer chosen", consumer=consumer, offsets=effect.ranges)
                     # The outbox as it is now: whoever comes back under the same id gets his own Sends.
                     self._queue(effect, self._consumers[consumer].outbox if consumer in self._consumers else None)
                 case ReadKeys() | DeadLetter():

@@ -1,7 +1,7 @@
 """`danube admin`: what an operator asks and orders, over a broker's admin port.
 
 Names and lines are the reference's danube-admin's. Every command takes `--output json`; a refusal is the broker's own
-sentence and an exit code. What concerns one subscription is in `subscriptions.py`.
+sentence and the exit code for its kind. What concerns one subscription is in `subscriptions.py`.
 """
 
 from __future__ import annotations

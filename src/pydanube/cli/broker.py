@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pydanube import __version__
-from pydanube.cli import exits
+from pydanube.cli.exits import Exit, code_of
 
 if TYPE_CHECKING:
     from pydanube.api.process import Listening
@@ -258,7 +258,7 @@ def broker(
         if not as_json:
             raise
         log.critical("broker ended", extra={"why": str(error)})
-        raise typer.Exit(exits.exit_code(error)) from error
+        raise typer.Exit(code_of(error)) from error
 
 
 class _WithoutPandas(MetaPathFinder):
@@ -290,7 +290,7 @@ def _check(flags: Flags) -> None:
         if not found.problems:
             print("The configuration is good. Nothing was started.")
     if found.problems:
-        raise typer.Exit(exits.USAGE)
+        raise typer.Exit(Exit.USAGE)
 
 
 def _print_banner_in_json(at: Listening) -> None:

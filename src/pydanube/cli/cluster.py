@@ -20,7 +20,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pydanube.cli import exits
 from pydanube.cli.admin import BROKERS, ENDPOINT, OURS, TOPICS, ask, brokers
 from pydanube.cli.completion import broker_ids
 from pydanube.cli.exits import Exit
@@ -84,7 +83,7 @@ def unload_broker(
         for line in found.failed_topics:
             print(f"Failed: {line}")
     if found.failed:
-        raise typer.Exit(exits.NOT_GOOD)
+        raise typer.Exit(Exit.NOT_GOOD if found.succeeded else Exit.REFUSED)
 
 
 async def _unload(request: pb.UnloadBrokerRequest) -> pb.UnloadBrokerResponse:

@@ -113,7 +113,7 @@ async def _topics(connection: Connection, topic: TopicName) -> list[str]:
         retries_max=2,
     )
     if not answer.partitions:
-        raise NothingToConsume(topic)
+        raise no_topic(topic)
     return list(answer.partitions)
 
 

@@ -1,7 +1,7 @@
 """`danube produce` and `danube consume`, with the flags of the reference's danube-cli.
 
-Exit codes are those of `exits.py`; 1: something was refused on the way, or did not come. What was done
-until then is in the summary either way. Messages and results go to stdout, everything else to stderr.
+Exit codes are those of `exits.py`. What was done until then is in the summary either way. Messages and results go to
+stdout, everything else to stderr.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Annotated
 
 import typer
 
-from pydanube.cli import exits
 from pydanube.cli.completion import topic_names
 from pydanube.cli.consuming import Received, Wish
 from pydanube.cli.consuming import consume as consume_grpc
@@ -185,7 +184,7 @@ def produce(
     finally:
         report.print_summary(failure)  # also after Ctrl-C, and when the broker went away
     if report.errors:
-        raise typer.Exit(exits.NOT_GOOD)
+        raise typer.Exit(Exit.NOT_GOOD)
 
 
 async def _produce(way: Protocol, address: str, order: Order, source: AsyncIterator[Outgoing], report: Report) -> None:
@@ -380,7 +379,7 @@ def consume(
     finally:
         screen.print_summary(failure)
     if not complete:
-        raise typer.Exit(exits.NOT_GOOD)
+        raise typer.Exit(Exit.NOT_GOOD)
 
 
 async def _consume(way: Protocol, address: str, wish: Wish, screen: Screen) -> bool:

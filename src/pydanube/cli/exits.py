@@ -1,67 +1,103 @@
-"""Exit codes by kind of failure, so that a script knows what to do without reading the sentence.
+"""How a command ends, for scripts: one number for each kind of failure.
 
-    0    done
-    1    done, and the answer is not good: fewer messages than asked for, problems found, something is damaged
-    2    a mistake in what was asked: options, arguments, settings, names
-    3    not reachable, or not now: the same command may work later
-    4    not there: topic, subscription, namespace, broker, context
-    5    refused: it is there already, somebody uses it, a rule or a limit forbids it
-    70   a bug of ours
-    130  Ctrl-C
+    raise Usage("say where: TO, --earliest, --latest, --offset or --time")      2, and the sentence
+    code_of(error)                                                              the number for any error
 
-docs/cli.md has this table; `exit_code` is the only place that decides.
+docs/cli.md has the same table, made from `MEANINGS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from enum import IntEnum
+from typing import Final
 
-if TYPE_CHECKING:
-    from pydanube.errors import DanubeError
+from pydanube.errors import (
+    BrokerUnknown,
+    ConfigError,
+    DanubeError,
+    DirectoryInUse,
+    InvalidName,
+    NamespaceUnknown,
+    OffsetOutOfRange,
+    Refused,
+    SubscriptionUnknown,
+    TopicUnknown,
+    Unavailable,
+)
 
-NOT_GOOD: Final = 1
-USAGE: Final = 2
-NOT_REACHABLE: Final = 3
-NOT_FOUND: Final = 4
-REFUSED: Final = 5
-BUG: Final = 70  # EX_SOFTWARE: ours to fix, not the user's
-INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
 
-# What a broker answered, by gRPC's name of it. Others, such as INTERNAL and DATA_LOSS, are NOT_GOOD.
-CODES: Final[Mapping[str, int]] = {
-    "INVALID_ARGUMENT": USAGE,
-    "OUT_OF_RANGE": USAGE,
-    "UNAVAILABLE": NOT_REACHABLE,
-    "DEADLINE_EXCEEDED": NOT_REACHABLE,
-    "RESOURCE_EXHAUSTED": NOT_REACHABLE,
-    "NOT_FOUND": NOT_FOUND,
-    "ALREADY_EXISTS": REFUSED,
-    "FAILED_PRECONDITION": REFUSED,
-    "PERMISSION_DENIED": REFUSED,
-    "UNAUTHENTICATED": REFUSED,
-    "ABORTED": REFUSED,
-    "UNIMPLEMENTED": REFUSED,
+class Exit(IntEnum):
+    DONE = 0
+    NOT_GOOD = 1
+    USAGE = 2  # also that of the library which reads the command line
+    NOT_REACHABLE = 3
+    NOT_FOUND = 4
+    REFUSED = 5
+    CRITICAL = 9  # of `danube admin status` alone
+    BUG = 70  # EX_SOFTWARE: ours to fix, not the user's
+    INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+MEANINGS: Final = {
+    Exit.DONE: "done",
+    Exit.NOT_GOOD: "only a part was done, or the answer is not good: some messages were refused, fewer came than "
+    "`--count`, some topics did not move, something is damaged",
+    Exit.USAGE: "a mistake on the command line or in a configuration: an unknown option, a value that cannot be, "
+    "the wrong port",
+    Exit.NOT_REACHABLE: "nobody answers, or not now: the same command may succeed later",
+    Exit.NOT_FOUND: "no such topic, subscription, namespace, broker or context",
+    Exit.REFUSED: "refused: it is there already, somebody uses it, a rule or a limit forbids it",
+    Exit.CRITICAL: "`danube admin status`: something is critical",
+    Exit.BUG: "an error that nobody foresaw",
+    Exit.INTERRUPTED: "Ctrl-C",
+}
+
+# What a broker's gRPC code means. Others, such as INTERNAL and DATA_LOSS, are no good answer.
+_OF_CODE: Final = {
+    "INVALID_ARGUMENT": Exit.USAGE,
+    "OUT_OF_RANGE": Exit.USAGE,
+    "NOT_FOUND": Exit.NOT_FOUND,
+    "UNAVAILABLE": Exit.NOT_REACHABLE,
+    "RESOURCE_EXHAUSTED": Exit.NOT_REACHABLE,
+    "DEADLINE_EXCEEDED": Exit.NOT_REACHABLE,
+    "ALREADY_EXISTS": Exit.REFUSED,
+    "FAILED_PRECONDITION": Exit.REFUSED,
+    "PERMISSION_DENIED": Exit.REFUSED,
+    "UNAUTHENTICATED": Exit.REFUSED,
+    "ABORTED": Exit.REFUSED,
+    "UNIMPLEMENTED": Exit.REFUSED,
+}
+_OF_KIND: Final[dict[type[DanubeError], Exit]] = {
+    ConfigError: Exit.USAGE,
+    InvalidName: Exit.USAGE,
+    OffsetOutOfRange: Exit.USAGE,
+    TopicUnknown: Exit.NOT_FOUND,
+    SubscriptionUnknown: Exit.NOT_FOUND,
+    NamespaceUnknown: Exit.NOT_FOUND,
+    BrokerUnknown: Exit.NOT_FOUND,
+    Unavailable: Exit.NOT_REACHABLE,
+    DirectoryInUse: Exit.REFUSED,
+    Refused: Exit.REFUSED,
 }
 
 
-def exit_code(error: DanubeError) -> int:
-    """The most specific kind wins."""
-    from pydanube import errors
+class Usage(DanubeError):
+    """A mistake on the command line, in one sentence that says what to type instead."""
 
-    code = getattr(error, "code", None)
-    if isinstance(code, str):  # the broker refused
-        return CODES.get(code, NOT_GOOD)
-    kinds: Mapping[type[DanubeError], int] = {
-        errors.ConfigError: USAGE,
-        errors.InvalidName: USAGE,
-        errors.OffsetOutOfRange: USAGE,
-        errors.TopicUnknown: NOT_FOUND,
-        errors.NamespaceUnknown: NOT_FOUND,
-        errors.SubscriptionUnknown: NOT_FOUND,
-        errors.BrokerUnknown: NOT_FOUND,
-        errors.Unavailable: NOT_REACHABLE,
-        errors.DirectoryInUse: REFUSED,
-        errors.Refused: REFUSED,
-    }
-    return next((kinds[kind] for kind in type(error).__mro__ if kind in kinds), NOT_GOOD)
+
+class NotThere(DanubeError):
+    """What was named does not exist; the sentence says what to do about it."""
+
+
+_OF_KIND.update({Usage: Exit.USAGE, NotThere: Exit.NOT_FOUND})
+
+
+def code_of(error: BaseException) -> Exit:
+    """The number for an error that we know, or that the system reports."""
+    code = getattr(error, "code", None)  # of a `BrokerRefused`
+    if isinstance(error, DanubeError) and isinstance(code, str):
+        return _OF_CODE.get(code, Exit.NOT_GOOD)
+    for kind in type(error).__mro__:
+        if kind in _OF_KIND:
+            return _OF_KIND[kind]
+    return Exit.NOT_GOOD if isinstance(error, DanubeError | OSError) else Exit.BUG

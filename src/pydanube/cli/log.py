@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from pydanube.cli import exits
+from pydanube.cli.exits import Exit
 from pydanube.errors import ConfigError, DanubeError, InvalidName
 from pydanube.log import batch as batches
 from pydanube.log.layout import FORMAT
@@ -79,7 +79,7 @@ def verify_command(directory: Directory, output: Output = "table") -> None:
     else:
         _print_report(report, Console())
     if not report.ok:
-        raise typer.Exit(exits.NOT_GOOD)
+        raise typer.Exit(Exit.NOT_GOOD)
 
 
 async def _verify(directory: Path) -> Report:
@@ -161,7 +161,7 @@ def dump(
         )
     damage = _run(_dump(directory, topic, start, batches_max, messages, output))
     if damage:
-        raise typer.Exit(exits.NOT_GOOD)
+        raise typer.Exit(Exit.NOT_GOOD)
 
 
 async def _dump(directory: Path, topic: str, start: int, batches_max: int, messages: bool, output: str) -> int:

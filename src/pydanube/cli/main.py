@@ -1,9 +1,9 @@
 """The door of the `danube` command: finds the subcommands, and answers for their errors.
 
-A user never sees a traceback. What we know is wrong is one line on stderr and an exit
-code of its kind (`exits.py`); a mistake on the command line is typer's message and exit code 2; a reader that
-leaves early (`danube log dump | head`) ends the command quietly. An error nobody foresaw is one
-line too, exit code 70, and `python -X dev -m pydanube …` shows where it came from.
+A user never sees a traceback. What we know is wrong is one line on stderr and an exit code for its kind
+(`exits.py`); a mistake on the command line is typer's message; a reader that leaves early
+(`danube log dump | head`) ends the command quietly. An error nobody foresaw is one line too, exit
+code 70, and `python -X dev -m pydanube …` shows where it came from.
 """
 
 import os
@@ -15,7 +15,9 @@ from typing import Annotated
 import typer
 
 from pydanube import __version__
-from pydanube.cli import exits
+from pydanube.cli.contexts import CHOSEN, Chosen
+from pydanube.cli.exits import Exit, code_of
+from pydanube.cli.words import Words
 
 
 def broker() -> None:
@@ -38,7 +40,7 @@ def main() -> None:
     except SystemExit as leaving:
         code = _flush(leaving.code)
     except KeyboardInterrupt:
-        code = exits.INTERRUPTED
+        code = Exit.INTERRUPTED
     except BrokenPipeError:
         code = _abandon_stdout()
     except Exception as error:
@@ -79,9 +81,10 @@ def build_app(*, whole: bool = False) -> typer.Typer:
 @cache
 def _admin_app() -> typer.Typer:
     """`danube admin`. Its parts are added once, also if a process runs several commands."""
+    import pydanube.cli.limits
     import pydanube.cli.maintenance
     import pydanube.cli.redrive
-    import pydanube.cli.serve  # noqa: F401  (these three add themselves)
+    import pydanube.cli.serve
     from pydanube.cli import admin, cluster, moves, storage, subscriptions
 
     admin.app.add_typer(subscriptions.app, name="subscriptions", help=subscriptions.HELP)
@@ -134,12 +137,11 @@ def _report(error: Exception) -> int:
     if sys.flags.dev_mode:
         raise error
     if isinstance(error, DanubeError):
-        message, code = str(error), exits.exit_code(error)
+        message = str(error)
     elif isinstance(error, OSError):
-        message, code = _describe(error), exits.NOT_GOOD
+        message = _describe(error)
     else:
         message = f"internal error: {type(error).__name__}: {error} (python -X dev -m pydanube shows where)"
-        code = exits.BUG
     print(f"danube: {' '.join(message.split())}", file=sys.stderr)
     return code_of(error)
 
@@ -162,7 +164,7 @@ def _flush(code: str | int | None) -> str | int | None:
 def _abandon_stdout() -> int:
     """Sends what is left of stdout nowhere, or the interpreter's last flush would complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return exits.NOT_GOOD
+    return Exit.NOT_GOOD
 
 
 if __name__ == "__main__":

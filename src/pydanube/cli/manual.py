@@ -25,18 +25,14 @@ Every command says with `--help` what is on this page. The rules are the same fo
 
 - A terminal gets tables, a pipe plain lines, and `--output json` is for scripts. Results go to standard output,
   everything else to standard error.
-- The exit code says what kind of failure it was, and one line on standard error what and what to do:
-
-  | code | |
-  |---|---|
-  | 0 | done |
-  | 1 | done, and the answer is not good: fewer messages than asked for, problems found, something is damaged |
-  | 2 | a mistake in what was asked: options, arguments, settings, names |
-  | 3 | not reachable, or not now: the same command may work later |
-  | 4 | not there: topic, subscription, namespace, broker |
-  | 5 | refused: it is there already, somebody uses it, a rule or a limit forbids it |
-  | 70 | a bug of ours |
-  | 130 | Ctrl-C |
+- Whatever goes wrong is one line on standard error, which says what and what to do, and an exit code for its kind:
+  [below](#exit-codes).
+- Which cluster a command talks to: its option (`--endpoint`, `--service-addr`), else `danube --context NAME`, else the
+  variables `DANUBE_ADMIN_ENDPOINT` and `DANUBE_SERVICE_ADDR`, else `DANUBE_CONTEXT`, else the context in use
+  ([`danube context use`](#danube-context-use)), else this machine. Contexts are in `~/.config/danube/contexts.json`, or
+  in the directory `DANUBE_CONFIG_DIR`; only their owner may read them.
+- Messages go through the native protocol (`danube://host:6651`), or through gRPC if the address says so
+  (`http://host:6650`).
 - `danube-broker`, `danube-admin` and `danube-cli`, the original's names, are `danube broker`, `danube admin` and
   `danube`.
 - `danube --install-completion` teaches bash, zsh or fish to complete commands, options, and names of topics,

@@ -17,9 +17,9 @@ from typing import Annotated, Final
 
 import typer
 
-from pydanube.cli import exits
 from pydanube.cli.admin import ENDPOINT, OURS, TopicArgument, ask, orphan_fields, topics
 from pydanube.cli.completion import broker_ids, namespace_names
+from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, id_text, print_done, print_json, print_rows
 from pydanube.cli.rpc import Connection
 from pydanube.core.names import parse_broker_id
@@ -72,7 +72,18 @@ def unload_topic(
             for note in each.notes:
                 print(f"  {each.topic}: {note}")
     if not moved:
-        raise typer.Exit(exits.NOT_GOOD)
+        raise typer.Exit(Exit.REFUSED if all(result.failure for result in results) else Exit.NOT_GOOD)
+
+
+def _in_namespace(topic: str, namespace: str | None) -> str:
+    """Raises ConfigError if the topic names another namespace itself."""
+    if namespace is None:
+        return topic
+    if topic.count("/") < 2:
+        return f"/{namespace}/{topic.lstrip('/')}"
+    if not topic.startswith(f"/{namespace}/"):
+        raise ConfigError("--namespace", namespace, f"{topic} names its namespace already; leave --namespace out")
+    return topic
 
 
 async def _unload(request: ours.UnloadTopicRequest, *, tell: bool) -> list[ours.UnloadResult]:

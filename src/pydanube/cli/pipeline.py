@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pydanube.cli import exits
+from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, print_json
 
 HELP = "Jobs over topics, on Spark: make tables of them, prove them, replay them, count them."
@@ -44,7 +44,7 @@ def run(
         for line in report.lines():
             typer.echo(line)
     if not report.is_good:
-        raise typer.Exit(exits.NOT_GOOD)
+        raise typer.Exit(Exit.NOT_GOOD)
 
 
 @app.command("jobs")

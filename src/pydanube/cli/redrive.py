@@ -16,7 +16,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pydanube.cli import exits
 from pydanube.cli.admin import ENDPOINT, topics
 from pydanube.cli.completion import topic_names
 from pydanube.cli.contexts import native_address
@@ -29,7 +28,6 @@ from pydanube.errors import ConfigError
 if TYPE_CHECKING:
     from pydanube.client.redrive import Letter, Outcome, Selection
 
-STREAM_PORT: Final = 6651
 WHICH: Final = "Which of them (all that are given must fit)"
 TIME: Final = "a time as 2026-11-15T09:00:00Z, or 30s, 15m, 2h or 7d ago"
 
@@ -128,7 +126,7 @@ def redrive(
     else:
         _print_outcome(outcome)
     if outcome.failures:
-        raise typer.Exit(exits.NOT_GOOD)
+        raise typer.Exit(Exit.NOT_GOOD if outcome.sent else Exit.REFUSED)
 
 
 async def _redrive(

@@ -20,7 +20,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pydanube.cli import exits
 from pydanube.cli.admin import (
     ENDPOINT,
     OURS,
@@ -33,6 +32,7 @@ from pydanube.cli.admin import (
     tier_fields,
     topics,
 )
+from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, id_text, print_done, print_fields, print_rows
 from pydanube.cli.rpc import BrokerRefused, Connection
 from pydanube.errors import ConfigError
@@ -181,7 +181,7 @@ def verify(
     else:
         _print_report(report, problems)
     if problems:
-        raise typer.Exit(exits.NOT_GOOD)
+        raise typer.Exit(Exit.NOT_GOOD)
 
 
 async def _verify(topic: str, repair: bool) -> ours.VerifyReport:

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 
 from pydanube.cli.admin import OURS, TOPICS, TopicArgument, ask, tier_fields, topics
 from pydanube.cli.completion import subscription_names
+from pydanube.cli.exits import Usage
 from pydanube.cli.limits import print_changes
 from pydanube.cli.output import Output, OutputOption, print_done, print_fields
 from pydanube.cli.places import PLACES, microseconds, parse_place, parse_time

@@ -19,7 +19,7 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -43,7 +43,7 @@ from pydanube.client.outgoing import ProducerLane
 from pydanube.client.producer import Payload, Prepared
 from pydanube.client.thread import LoopThread
 from pydanube.client.working import Handled, stopped_by_sigterm
-from pydanube.errors import BufferFull, ClientClosed
+from pydanube.errors import BufferFull, ClientClosed, NeverOpened
 
 T = TypeVar("T")
 P = ParamSpec("P")

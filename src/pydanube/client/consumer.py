@@ -21,7 +21,7 @@ from pydanube.client.incoming import ConsumerLane, ConsumerSettings
 from pydanube.client.messages import Delivery, Message, MessageBatch, MessageView, Place
 from pydanube.client.working import Handled, Handler, Work
 from pydanube.core.ranges import OffsetRanges
-from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded
+from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded, NeverOpened
 
 # A consumer that never has to wait would never let anything else run.
 TURN_MESSAGES: Final = 2_000
@@ -345,6 +345,11 @@ class Consumer:
             await self._arrived.wait()
             self._since_turn = 0
         return self._is_open
+
+    def _check_opened(self) -> None:
+        """An `async for` over a consumer that was not opened would end at once, as if there were no messages."""
+        if not self._was_opened:
+            raise NeverOpened(f"the consumer of {self.topic}")
 
     # --- for the lanes ------------------------------------------------------------------------------
 

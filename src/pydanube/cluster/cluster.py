@@ -15,7 +15,7 @@ from pydanube.cluster.leadership import Leadership
 from pydanube.cluster.load_manager import LoadManager
 from pydanube.cluster.membership import Identity, Membership
 from pydanube.cluster.reports import Reports
-from pydanube.cluster.requests import Requests
+from pydanube.cluster.requests import Rebalanced, Requests
 from pydanube.cluster.returning import Returning
 from pydanube.cluster.upkeep import Upkeep
 from pydanube.cluster.view import RELIST_SECONDS, View
@@ -86,7 +86,6 @@ class Cluster:
         )
         self._upkeep = Upkeep(store, clock, self.leadership, metrics, compacts=compacts)
         self._returning = Returning(clock, self.view, self.membership, host, metrics, ttl_seconds) if rejoins else None
-        self._moves_max = config.max_moves_per_hour
         self._tasks: list[asyncio.Task[Any]] = []
         self._background: set[asyncio.Task[Any]] = set()
         self._rebalancing: asyncio.Task[Any] | None = None
@@ -114,6 +113,7 @@ class Cluster:
         self._spawn(self._duties.run(), "duties")
         self._spawn(self._reports.run(), "load reports")
         self._spawn(self._upkeep.run(), "upkeep of the metadata store")
+        self._spawn(self.attendance.run(), "attendance")
         if self._returning is not None:
             self._spawn(self._returning.run(), "returning")
 

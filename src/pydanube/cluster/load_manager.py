@@ -15,10 +15,21 @@ from typing import Final, NoReturn, TypeVar
 from pydanube.cluster.leadership import Leadership
 from pydanube.cluster.view import View
 from pydanube.core import keys
-from pydanube.core.leading import Abandon, Activate, Decision, Declare, Direct, FinishDrain, Leading, Remove, Start
+from pydanube.core.leading import (
+    Abandon,
+    Activate,
+    Decision,
+    Declare,
+    Direct,
+    FinishDrain,
+    Leading,
+    NoBroker,
+    Remove,
+    Start,
+)
 from pydanube.core.lifecycle import NO_ACTIVE_BROKER, Lost
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import BROKER_LOST, WAIT, Marker, Rules
+from pydanube.core.placement import BROKER_LOST, WAIT, Marker, Rules, old_entries
 from pydanube.core.returning import away, returned
 from pydanube.errors import Unavailable
 from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
@@ -120,6 +131,11 @@ class LoadManager:
                     written &= await self._remove(topic)
                 case FinishDrain(broker, reason):
                     written &= await self._finish_drain(broker, reason)
+                case NoBroker(topics, why, advice):
+                    log.error(
+                        "no broker can take topics: they are kept and wait",
+                        extra={"topics": len(topics), "first": topics[0], "why": why, "do": advice},
+                    )
                 case Activate(broker):
                     written &= await self._activate(broker)
         return all([written, *await asyncio.gather(*map(self._direct, batches(directs, BATCH)))])

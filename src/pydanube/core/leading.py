@@ -6,6 +6,7 @@
                              Start      a drain or a rebalancing moves a topic
                              Remove     a failed move is forgotten
                              FinishDrain
+                             NoBroker   topics that nobody can have: for the log
                              Activate   a broker that was away, when nobody is active
 
 Nothing here is remembered that a new leader would need: it steps through the same world and comes to the same end. What
@@ -25,7 +26,20 @@ from typing import Final, NamedTuple, TypeAlias
 from pydanube.core.lifecycle import DRAIN_COMPLETE, BrokerState, Drain, Lost, Mode
 from pydanube.core.load import Figures, LoadReport, TopicLoad, loads_of_topics, measure, rank, weighs
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import DRAIN, REBALANCE, Marker, Move, Proposal, Rules, choose, propose, too_soon
+from pydanube.core.placement import (
+    DRAIN,
+    PLAN_MAX,
+    REBALANCE,
+    Marker,
+    Move,
+    Plan,
+    Proposal,
+    Rules,
+    choose,
+    plan,
+    propose,
+    too_soon,
+)
 from pydanube.core.returning import NEXT, Waiting, away, nobody_serves, returns_of
 
 CLAIM_SECONDS: Final = 3.0  # a target that has claimed nothing for so long is replaced
@@ -132,11 +146,19 @@ class FinishDrain(NamedTuple):
     reason: str
 
 
+class NoBroker(NamedTuple):
+    """Topics that no broker can be given now. They wait; somebody must do something."""
+
+    topics: tuple[TopicName, ...]
+    why: str
+    advice: str
+
+
 class Activate(NamedTuple):
     broker: BrokerId
 
 
-Decision: TypeAlias = Declare | Abandon | Direct | Start | Remove | FinishDrain | Activate
+Decision: TypeAlias = Declare | Abandon | Direct | Start | Remove | FinishDrain | NoBroker | Activate
 
 
 # --- the leader -----------------------------------------------------------------------------------------

@@ -148,6 +148,7 @@ class Gateway:
         self._brokers = Cached(self._ask_brokers, cache_seconds, clock)
         self._topics = Cached(self._ask_topics, cache_seconds, clock)
         self._balance = Cached(self._ask_balance, cache_seconds, clock)
+        self._status = Cached(self._ask_status, cache_seconds, clock)
         self._clock = clock
         self._surveys: dict[str, tuple[float, Survey]] = {}
 

@@ -15,6 +15,7 @@ from pydanube.web import conditions, views
 from pydanube.web.settings import LIMITS, RetentionView
 from pydanube.web.site import NotHere, Site, range_of, sentence_of, whole
 from pydanube.web.topic_pages import or_why
+from pydanube.wire._pb.pydanube.status_pb2 import ClusterStatusResponse
 
 PAGE_ROWS: Final = 50
 REBALANCING_SHOWN: Final = 8

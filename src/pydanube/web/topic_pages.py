@@ -33,7 +33,7 @@ T = TypeVar("T")
 SUBSCRIPTIONS_SHOWN: Final = 25
 MOVES_SHOWN: Final = 10
 SETTLE_SECONDS: Final = 10.0
-KINDS: Final = ("exclusive", "shared", "failover", "key-shared")
+KINDS: Final = ("exclusive", "shared", "failover", "key_shared")
 
 
 async def or_why(asked: Awaitable[T]) -> tuple[T | None, str]:

@@ -19,7 +19,10 @@ class Lag(_message.Message):
     head: int
     lag_messages: int
     has_lag: bool
-    def __init__(self, cursor: _Optional[int] = ..., head: _Optional[int] = ..., lag_messages: _Optional[int] = ..., has_lag: bool = ...) -> None: ...
+    lag_seconds: float
+    catch_up_seconds: float
+    course: str
+    def __init__(self, cursor: _Optional[int] = ..., head: _Optional[int] = ..., lag_messages: _Optional[int] = ..., has_lag: bool = ..., lag_seconds: _Optional[float] = ..., catch_up_seconds: _Optional[float] = ..., course: _Optional[str] = ...) -> None: ...
 
 class GetSubscriptionLagRequest(_message.Message):
     __slots__ = ("topic", "subscription")

@@ -48,7 +48,7 @@ class ClusterStatusResponse(_message.Message):
     lag_messages: Total
     orphan_messages_max: int
     is_standalone: bool
-    def __init__(self, conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., brokers: _Optional[_Iterable[_Union[BrokerState, _Mapping]]] = ..., brokers_alive: _Optional[int] = ..., brokers_known: _Optional[int] = ..., topics: _Optional[int] = ..., topics_unserved: _Optional[int] = ..., lag_messages: _Optional[_Union[Total, _Mapping]] = ..., orphan_messages_max: _Optional[int] = ..., is_standalone: _Optional[bool] = ...) -> None: ...
+    def __init__(self, conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., brokers: _Optional[_Iterable[_Union[BrokerState, _Mapping]]] = ..., brokers_alive: _Optional[int] = ..., brokers_known: _Optional[int] = ..., topics: _Optional[int] = ..., topics_unserved: _Optional[int] = ..., lag_messages: _Optional[_Union[Total, _Mapping]] = ..., orphan_messages_max: _Optional[int] = ..., is_standalone: bool = ...) -> None: ...
 
 class Total(_message.Message):
     __slots__ = ("known", "is_complete")
@@ -56,7 +56,7 @@ class Total(_message.Message):
     IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     known: float
     is_complete: bool
-    def __init__(self, known: _Optional[float] = ..., is_complete: _Optional[bool] = ...) -> None: ...
+    def __init__(self, known: _Optional[float] = ..., is_complete: bool = ...) -> None: ...
 
 class BrokerState(_message.Message):
     __slots__ = ("broker_id", "address", "life", "since_us", "why", "mode", "reason", "is_leader", "topics", "status", "admin_addr", "metrics_addr", "stream_url")
@@ -86,7 +86,7 @@ class BrokerState(_message.Message):
     admin_addr: str
     metrics_addr: str
     stream_url: str
-    def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., life: _Optional[str] = ..., since_us: _Optional[int] = ..., why: _Optional[str] = ..., mode: _Optional[str] = ..., reason: _Optional[str] = ..., is_leader: _Optional[bool] = ..., topics: _Optional[int] = ..., status: _Optional[_Union[BrokerStatusResponse, _Mapping]] = ..., admin_addr: _Optional[str] = ..., metrics_addr: _Optional[str] = ..., stream_url: _Optional[str] = ...) -> None: ...
+    def __init__(self, broker_id: _Optional[int] = ..., address: _Optional[str] = ..., life: _Optional[str] = ..., since_us: _Optional[int] = ..., why: _Optional[str] = ..., mode: _Optional[str] = ..., reason: _Optional[str] = ..., is_leader: bool = ..., topics: _Optional[int] = ..., status: _Optional[_Union[BrokerStatusResponse, _Mapping]] = ..., admin_addr: _Optional[str] = ..., metrics_addr: _Optional[str] = ..., stream_url: _Optional[str] = ...) -> None: ...
 
 class BrokerStatusRequest(_message.Message):
     __slots__ = ()
@@ -210,7 +210,7 @@ class SubscriptionState(_message.Message):
     waiting: int
     is_blocked: bool
     missing: int
-    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., broker_id: _Optional[int] = ..., lag_messages: _Optional[int] = ..., lag_seconds: _Optional[float] = ..., catch_up_seconds: _Optional[float] = ..., course: _Optional[str] = ..., consumers: _Optional[int] = ..., unacked: _Optional[int] = ..., waiting: _Optional[int] = ..., is_blocked: _Optional[bool] = ..., missing: _Optional[int] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., broker_id: _Optional[int] = ..., lag_messages: _Optional[int] = ..., lag_seconds: _Optional[float] = ..., catch_up_seconds: _Optional[float] = ..., course: _Optional[str] = ..., consumers: _Optional[int] = ..., unacked: _Optional[int] = ..., waiting: _Optional[int] = ..., is_blocked: bool = ..., missing: _Optional[int] = ...) -> None: ...
 
 class Unknown(_message.Message):
     __slots__ = ("broker_id", "address", "why", "topics")

@@ -440,7 +440,7 @@ class Subscribe(_message.Message):
     bytes: int
     hands_over: bool
     first_messages: int
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[SubscriptionType, str]] = ..., consumer_name: _Optional[str] = ..., key_filters: _Optional[_Iterable[str]] = ..., start: _Optional[_Union[Place, _Mapping]] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., hands_over: _Optional[bool] = ..., first_messages: _Optional[int] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[SubscriptionType, str]] = ..., consumer_name: _Optional[str] = ..., key_filters: _Optional[_Iterable[str]] = ..., start: _Optional[_Union[Place, _Mapping]] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., hands_over: bool = ..., first_messages: _Optional[int] = ...) -> None: ...
 
 class Subscribed(_message.Message):
     __slots__ = ("consumer", "consumer_id", "type", "next_unacked", "created", "hands_over", "messages")
@@ -458,7 +458,7 @@ class Subscribed(_message.Message):
     created: int
     hands_over: bool
     messages: int
-    def __init__(self, consumer: _Optional[int] = ..., consumer_id: _Optional[int] = ..., type: _Optional[_Union[SubscriptionType, str]] = ..., next_unacked: _Optional[int] = ..., created: _Optional[int] = ..., hands_over: _Optional[bool] = ..., messages: _Optional[int] = ...) -> None: ...
+    def __init__(self, consumer: _Optional[int] = ..., consumer_id: _Optional[int] = ..., type: _Optional[_Union[SubscriptionType, str]] = ..., next_unacked: _Optional[int] = ..., created: _Optional[int] = ..., hands_over: bool = ..., messages: _Optional[int] = ...) -> None: ...
 
 class Flow(_message.Message):
     __slots__ = ("consumer", "messages", "bytes")
