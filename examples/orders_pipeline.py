@@ -28,7 +28,7 @@ from pydanube.pipeline.report import Watch
 from pydanube.spark.session import session
 
 BROKERS = Path(__file__).resolve().parent.parent / "scripts" / "brokers"
-# The first broker's; scripts/brokers says which the others have. Not those of `make brokers`; or as the environment says.
+# The first broker's; scripts/brokers says which the others have. Not those of `make brokers`.
 PORTS = {"CLIENT": "26650", "STREAM": "26651", "ADMIN": "25051", "METRICS": "29040", "RAFT": "27650"}
 TOPIC = "/default/orders"
 COUNT = 2_000
