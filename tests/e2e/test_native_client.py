@@ -143,7 +143,9 @@ async def test_start_at_earliest_latest_an_offset_and_a_time(client: pydanube.Cl
         await publish(client, topic, b"4")
         places |= {"offset": b"2", "time": b"3"}
         for name, consumer in consumers.items():
-            assert (await consumer.receive(timeout=10)).payload == places[name], name
+            message = await consumer.receive(timeout=10)
+            assert message.payload == places[name], name
+            await message.ack()
 
 
 @connected

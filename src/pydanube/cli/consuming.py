@@ -17,7 +17,7 @@ from pydanube.cli.exits import NotThere
 from pydanube.cli.owners import Owners
 from pydanube.cli.rpc import Connection, is_passing, with_retries
 from pydanube.core.names import TopicName
-from pydanube.errors import DanubeError, TopicUnknown
+from pydanube.errors import DanubeError
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
 
 if TYPE_CHECKING:
@@ -98,12 +98,6 @@ async def _consume(owners: Owners, wish: Wish, show: Callable[[Received], None],
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class NothingToConsume(TopicUnknown):
-    def __str__(self) -> str:
-        made = "`danube produce` does, or `danube admin topics create`"
-        return f"there is no topic {self.topic}: consumers create none; {made}"
 
 
 async def _topics(connection: Connection, topic: TopicName) -> list[str]:

@@ -26,6 +26,7 @@ from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded, NeverOp
 # A consumer that never has to wait would never let anything else run.
 TURN_MESSAGES: Final = 2_000
 CLOSE_SECONDS: Final = 5.0  # for the broker to take what is acknowledged
+ANSWER_SECONDS: Final = 10.0  # for the application to answer for what it has, when it closes the consumer
 
 
 class Consumer:
@@ -136,12 +137,13 @@ class Consumer:
     async def close(self, *, timeout: float | None = None) -> None:
         """Receives no more, waits for answers to what the application has, sends them, and gives back the rest.
 
-        After `timeout` seconds (by default the client's) it waits no longer; an ack that comes still later raises
-        ClientClosed. Leaving the `async with` block waits only if the consumer was stopped before. Waits for an `open`.
+        After `timeout` seconds (ten, or the client's if that is shorter) it waits no longer; an ack that comes still
+        later raises ClientClosed. Leaving the `async with` block waits only if the consumer was stopped before. Waits
+        for an `open`.
         """
         async with self._changing:
             if self._is_open:
-                await self._wait_for_answers(self._timeout if timeout is None else timeout)
+                await self._wait_for_answers(min(ANSWER_SECONDS, self._timeout) if timeout is None else timeout)
                 await self._close(timeout)
 
     async def _wait_for_answers(self, seconds: float) -> None:
