@@ -533,8 +533,10 @@ class History:
                 audit.hole(min(error.first, log.head))
                 reader = log.reader(audit.next)
             except LogDamaged as error:
-                if model.durability != "os" or not (model.may_lose or self.disk.counts["failed syncs"]):
+                excused = model.may_lose or model.is_damaged or self.disk.counts["failed syncs"]
+                if model.durability != "os" or not excused:
                     raise Broken(f"damage where none was done ({model.durability}): {error}") from error
+                model.is_damaged = True
                 self.outcome.counts["os topics with damage after a power cut"] += 1
                 audit.unreadable(max(audit.next + 1, min(error.end or log.head, log.head)))
                 reader = log.reader(audit.next)

@@ -67,6 +67,7 @@ class TopicModel:
         self.end = 0  # of everything that was ever promised or seen
         self.reserves = False  # offsets are given out only below a reservation
         self.may_lose = False  # durability os, and the power went
+        self.is_damaged = False  # and that left a hole, which is found again at every start
         self.checked = 0
 
     # --- what happens ---
