@@ -321,11 +321,7 @@ def repeated_after_move(history: History) -> Found:
 
 
 def key_order(history: History) -> Found:
-    """Messages of one key come in the order of the log, the first time; only what was rescued may come late.
-
-    What retention took while somebody had it does not hold back the next of its key, and is not judged.
-    """
-    kept_from = {kept.topic: kept.first for kept in history.all(Kept)}
+    """Messages of one key come in the order of the log, the first time; only what was rescued may come late."""
     for topic in _reliable(history, Got):
         ordered = {event.subscription for event in history.of(Subscribed, topic) if event.kind != SHARED}
         newest: dict[tuple[str, str], int] = {}
@@ -334,7 +330,7 @@ def key_order(history: History) -> Found:
             if got.subscription not in ordered or (got.subscription, got.offset) in seen:
                 continue
             seen.add((got.subscription, got.offset))  # also if it was rescued: what comes again need not be marked
-            if got.rescued or got.offset < kept_from.get(topic, 0):
+            if got.rescued:
                 continue
             before = newest.get((got.subscription, got.key), -1)
             if got.offset < before:
