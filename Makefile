@@ -85,6 +85,14 @@ check: setup-spark ## Check format, lint and types, run the fast tests
 	$(PYTHON_IN_VENV) -m mypy
 	$(PYTEST) -q -m "not long and not slow" $(FAST_TESTS) $(PYTEST_ARGS)
 
+.PHONY: house
+house: ## Count what ARCHITECTURE.md promises about the code
+	@scripts/house
+
+.PHONY: release
+release: setup-test ## Build the wheel and check it in an empty environment; publishes nothing
+	@scripts/release
+
 .PHONY: format
 format: setup-test ## Format the code, sort imports, apply safe fixes
 	$(PYTHON_IN_VENV) -m ruff check --fix .
