@@ -78,11 +78,14 @@ test: setup-spark ## Run the tests, ten slowest last (three at a time; PYTEST_AR
 test-long: setup-spark ## Run every test, the long ones too
 	@$(PYTEST) -m "" --timeout=3600 $(PYTEST_ARGS)
 
-.PHONY: check
-check: setup-spark ## Check format, lint and types, run the fast tests
+.PHONY: lint
+lint: setup-spark ## Check format, lint and types
 	$(PYTHON_IN_VENV) -m ruff format --check .
 	$(PYTHON_IN_VENV) -m ruff check .
 	$(PYTHON_IN_VENV) -m mypy
+
+.PHONY: check
+check: lint ## Check format, lint and types, run the fast tests
 	$(PYTEST) -q -m "not long and not slow" $(FAST_TESTS) $(PYTEST_ARGS)
 
 .PHONY: house

@@ -2,9 +2,9 @@
 
 data-directory-1   two topics of 40 messages that were uploaded, a tail of 10 that only the journal and the segments
                    have, a subscription with scattered acks; the broker was killed
-data-directory-2   the same messages in /default/orders and /default/dotted.name, with keys and attributes, in two epochs: the
-                   first was closed, the second killed; a shared subscription with scattered acks, a key-shared one, a
-                   partitioned topic of which nothing was ever sent
+data-directory-2   the same messages in /default/orders and /default/dotted.name, with keys, attributes and two epochs:
+                   the first was closed, the second killed; a shared subscription with scattered acks, a key-shared one,
+                   a partitioned topic to which nothing was ever sent
 """
 
 from __future__ import annotations
