@@ -37,6 +37,12 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=list(FAULTS), help="this kind; may be given several times")
     parser.add_argument("--seed", type=int, default=0, help="of faults, victims and moments; 0: another every time")
     parser.add_argument("--ttl", type=int, default=3, help="seconds after which a silent broker is replaced")
+    parser.add_argument(
+        "--rejoin",
+        choices=["drained", "active"],
+        default="drained",
+        help="whether a broker that was away for longer takes topics again by itself",
+    )
     parser.add_argument("--rate", type=float, default=25.0, help="messages per second of every producer")
     parser.add_argument("--moves", type=int, default=2, help="topics that are moved during every fault")
     parser.add_argument("--settle-seconds", type=float, default=180.0, help="how long everything may take to recover")
@@ -82,6 +88,7 @@ def main(words: Sequence[str] | None = None) -> int:
         minutes=given.minutes,
         seed=given.seed or os.getpid(),
         ttl=given.ttl,
+        rejoin=given.rejoin,
         rate=given.rate,
         moves=given.moves,
         settle_seconds=given.settle_seconds,

@@ -68,17 +68,21 @@ async def broker_restart(scene: Scene) -> None:
 
 
 async def rolling_reboot(scene: Scene) -> None:
-    """Nobody activates anything meanwhile: whoever is back is drained while others serve."""
-    for broker in scene.site.brokers:
+    """No operator activates a broker meanwhile: one that is back is drained while others serve, or rejoins."""
+    site = scene.site
+    for broker in site.brokers:
         await broker.stop()
         await asyncio.sleep(scene.long)
         broker.start()
-        await scene.site.until_ready(broker)
-    await scene.site.until_active(scene.site.brokers)
+        await site.until_ready(broker)
+        if site.rejoin == "active":
+            await site.until_active([broker])
+    await site.until_active(site.brokers)
+    await site.until_served(scene.recorder, site.brokers)
 
 
 async def last_active(scene: Scene) -> None:
-    """The others are drained, for they were away; then the one that serves dies."""
+    """The others are drained, for they were away (or have just rejoined); then the one that serves dies."""
     others = [broker for broker in scene.site.brokers if broker is not scene.victim]
     for broker in others:
         broker.kill()
@@ -88,6 +92,7 @@ async def last_active(scene: Scene) -> None:
         await scene.site.until_ready(broker)
     scene.victim.kill()
     await scene.site.until_active(others)
+    await scene.site.until_served(scene.recorder, others)
     scene.victim.start()
 
 

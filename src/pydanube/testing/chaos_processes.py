@@ -260,6 +260,7 @@ class Broker(Server):
         etcd: Sequence[EtcdMember],
         objects: ObjectServer,
         ttl: int,
+        rejoin: str,
     ) -> None:
         super().__init__(f"broker{number}", directory, network, number)
         self.number = number
@@ -277,8 +278,11 @@ class Broker(Server):
         self._settings = directory / f"{self.name}.yml"
         durable = {"endpoint": objects.endpoint, "region": "us-east-1"}
         durable |= {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
-        # JSON is YAML.
-        self._settings.write_text(json.dumps({"storage": {"url": f"s3://{BUCKET}/history", "durable": durable}}))
+        settings = {
+            "cluster": {"rejoin": rejoin},
+            "storage": {"url": f"s3://{BUCKET}/history", "durable": durable},
+        }
+        self._settings.write_text(json.dumps(settings))  # JSON is YAML
         self._command = [
             *(sys.executable, "-X", "faulthandler", "-m", "pydanube", "broker", "--mode", "cluster"),
             *("--config-file", str(self._settings), "--data-dir", str(self.data / "data")),
@@ -301,7 +305,7 @@ class Broker(Server):
         return self.running and not self.paused and await answers(f"{self._health_url}/live")
 
     async def ready(self) -> bool:
-        """Clients may come, which a broker that is drained does not want."""
+        """Clients may come: to one that is active, or that is drained for having been away."""
         return self.running and not self.paused and await answers(f"{self._health_url}/ready")
 
     def fill(self) -> None:

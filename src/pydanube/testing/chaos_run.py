@@ -38,6 +38,7 @@ class Options:
     minutes: float
     seed: int
     ttl: int
+    rejoin: str  # the setting of every broker
     rate: float
     moves: int
     settle_seconds: float
@@ -61,7 +62,7 @@ class Row:
 class Run:
     def __init__(self, options: Options, network: Network) -> None:
         self.options = options
-        self.site = Site(options.directory, network, options.ttl)
+        self.site = Site(options.directory, network, options.ttl, options.rejoin)
         self.table: dict[str, Row] = {kind: Row() for kind in options.kinds}
         self.violations: list[Violation] = []
         self.restarts = self.reopened = 0

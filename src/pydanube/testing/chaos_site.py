@@ -33,14 +33,15 @@ VERIFY_SECONDS: Final = 120.0
 
 
 class Site:
-    def __init__(self, directory: Path, network: Network, ttl: int) -> None:
+    def __init__(self, directory: Path, network: Network, ttl: int, rejoin: str) -> None:
         self.directory = directory
         self.network = network
         self.ttl = ttl
+        self.rejoin = rejoin
         self.etcd = etcd_members(directory, network)
         self.objects = ObjectServer(directory, network)
         self.brokers = [
-            Broker(number, directory, network, self.etcd, self.objects, ttl) for number in range(BROKER_COUNT)
+            Broker(number, directory, network, self.etcd, self.objects, ttl, rejoin) for number in range(BROKER_COUNT)
         ]
         self.exits: list[str] = []  # servers that ended by themselves and were started again, and how
         self.moved = self.not_moved = 0
@@ -89,6 +90,17 @@ class Site:
                         return
             await asyncio.sleep(0.5)
         raise ChaosFailed(f"no broker became active by itself: {', '.join(listed) or 'nobody answers'}")
+
+    async def until_served(self, recorder: Recorder, brokers: Sequence[Broker]) -> None:
+        """Every topic is served by one of these, without anybody's order. Raises ChaosFailed."""
+
+        async def is_served() -> bool:
+            hosts = [self.host(recorder, topic) for topic in recorder.topics]
+            return all(host in brokers for host in hosts) and not any(
+                recorder.owners[topic].released for topic in recorder.topics
+            )
+
+        await until(is_served, "every topic is served again", 3 * self.ttl + START_SECONDS)
 
     def kill(self) -> None:
         """Everything, at once."""
