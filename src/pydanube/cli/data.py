@@ -27,6 +27,7 @@ from pydanube.cli.places import PLACES, parse_place
 from pydanube.cli.producing import Order, Outgoing, Schema, Sent, by_line, repeated
 from pydanube.cli.producing import produce as produce_grpc
 from pydanube.cli.rpc import Connection
+from pydanube.cli.streams import ends_with_reader
 from pydanube.core.names import TopicName
 from pydanube.core.policies import type_name
 from pydanube.errors import ConfigError, DanubeError
@@ -354,6 +355,7 @@ def consume(
     A new subscription gets what is published from now on, or from --start on; one that exists goes on where it was
     (`danube admin subscriptions seek` moves it). With --count and --timeout the exit code is 1 if fewer came.
     """
+    ends_with_reader()
     way, address = address_of(service_addr, protocol)
     if once and way is Protocol.grpc:
         raise Usage("--once asks how far the subscription is, which only the native protocol tells: danube://host:6651")

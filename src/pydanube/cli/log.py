@@ -25,6 +25,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from pydanube.cli.exits import Exit
+from pydanube.cli.streams import ends_with_reader
 from pydanube.errors import ConfigError, DanubeError, InvalidName
 from pydanube.log import batch as batches
 from pydanube.log.layout import FORMAT
@@ -151,6 +152,7 @@ def dump(
 
     What is damaged is named on stderr, and the exit code is 1.
     """
+    ends_with_reader()
     _existing(directory)
     _checked_output(output)
     root, *names = topic.split("/")
@@ -214,6 +216,7 @@ def _time(microseconds: int) -> str:
 @app.command(hidden=True)
 def writer(directory: Path, epoch: int, topics: int = 1, rows: int = 10, width: int = 100) -> None:
     """Append for ever; print `topic offset rows crc` for every acknowledged batch: what `demo` and the tests kill."""
+    ends_with_reader()  # of the demonstration that started it
     _run(_write_for_ever(directory, epoch, topics, rows, width))
 
 

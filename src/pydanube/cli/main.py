@@ -1,11 +1,12 @@
 """The door of the `danube` command: finds the subcommands, and answers for their errors.
 
 A user never sees a traceback. What we know is wrong is one line on stderr and an exit code for its kind
-(`exits.py`); a mistake on the command line is typer's message; a reader that leaves early
-(`danube log dump | head`) ends the command quietly. An error nobody foresaw is one line too, exit
-code 70, and `python -X dev -m pydanube …` shows where it came from.
+(`exits.py`), also a mistake on the command line; a reader that leaves early (`danube log dump | head`) is no mistake
+(`streams.py`). An error that is none of ours is one line too, exit code 70, and `python -X dev -m pydanube …` shows
+where it came from.
 """
 
+import contextlib
 import os
 import sys
 from functools import cache
@@ -17,7 +18,11 @@ import typer
 from pydanube import __version__
 from pydanube.cli.contexts import CHOSEN, Chosen
 from pydanube.cli.exits import Exit, code_of
+from pydanube.cli.streams import ReaderLeft, guarded
 from pydanube.cli.words import Words
+
+# The root of what typer raises for a mistake on the command line; it has no public name of its own.
+CommandLineError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 
 
 def broker() -> None:
@@ -34,20 +39,29 @@ def admin() -> None:
 
 def main() -> None:
     """Runs the command in `sys.argv` and exits; the console scripts and `python -m pydanube`."""
-    code: str | int | None
-    try:
-        build_app()(prog_name="danube")  # always leaves by SystemExit or an error
-    except SystemExit as leaving:
-        code = _flush(leaving.code)
-    except KeyboardInterrupt:
-        code = Exit.INTERRUPTED
-    except BrokenPipeError:
-        code = _abandon_stdout()
-    except Exception as error:
-        code = _report(error)
-    else:
-        code = _flush(0)
+    with guarded():
+        code = _run()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(ReaderLeft):
+                stream.flush()
     sys.exit(code)
+
+
+def _run() -> str | int | None:
+    """The exit code."""
+    try:
+        code: object = build_app()(prog_name="danube", standalone_mode=False)
+    except SystemExit as leaving:
+        return leaving.code
+    except (KeyboardInterrupt, typer.Abort):
+        return Exit.INTERRUPTED
+    except ReaderLeft:
+        return Exit.DONE
+    except CommandLineError as error:
+        return _report_usage(error)
+    except Exception as error:
+        return _report(error)
+    return code if isinstance(code, int) else Exit.DONE
 
 
 def build_app(*, whole: bool = False) -> typer.Typer:
@@ -130,6 +144,17 @@ def _options(
     CHOSEN.set(Chosen(context or None, is_typed=source is not None and source.name == "COMMANDLINE"))
 
 
+def _report_usage(error: Exception) -> int:
+    """Typer's sentence, and where to read on. For a command without its words typer has printed the help already."""
+    said = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+    if type(error).__name__ != "NoArgsIsHelpError":
+        ctx = getattr(error, "ctx", None)
+        where = f"`{ctx.command_path} --help` shows what there is" if ctx is not None else ""
+        said = said.rstrip(".")
+        print(f"danube: {said[:1].lower()}{said[1:]}{' ' if said.endswith('?') else '; '}{where}", file=sys.stderr)
+    return Exit.USAGE
+
+
 def _report(error: Exception) -> int:
     """Says in one line what went wrong. Returns the exit code."""
     from pydanube.errors import DanubeError
@@ -150,21 +175,6 @@ def _describe(error: OSError) -> str:
     """The operating system's reason and the file it is about, without the number."""
     reason = (error.strerror or str(error)).lower()
     return f"{error.filename}: {reason}" if error.filename is not None else reason
-
-
-def _flush(code: str | int | None) -> str | int | None:
-    """Writes out what is left of stdout while we can still answer for a reader that left."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return _abandon_stdout()
-    return code
-
-
-def _abandon_stdout() -> int:
-    """Sends what is left of stdout nowhere, or the interpreter's last flush would complain."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return Exit.NOT_GOOD
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from rich.text import Text
 
 from pydanube.cli.contexts import DEFAULT_ENDPOINT, resolve
 from pydanube.cli.output import PIPE_WIDTH, Output, OutputOption, print_json
+from pydanube.cli.streams import ends_with_reader
 from pydanube.errors import DanubeError
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def top(
 
     danube top --once --output json
     """
+    ends_with_reader()
     look = Look(sort, namespace, count)
     try:
         asyncio.run(_run(endpoint, look, interval, once, output))
