@@ -84,16 +84,31 @@ def test_a_new_leader_gives_brokers_that_it_has_not_seen_the_time_of_a_lease() -
     assert [each.kind for each in story.step(100 + TTL, B)] == ["died"]
 
 
-def test_one_that_comes_back_and_one_that_began_anew_are_counted_as_starts() -> None:
+def crashed(times: int) -> dict[BrokerId, BrokerState]:
+    return {A: BrokerState(mode=Mode.ACTIVE, crashes=times)}
+
+
+def test_starts_that_follow_no_orderly_stop_are_counted() -> None:
     story = Story()
     story.step(0, A)
     story.step(10)
-    story.step(20, A, session=8)
-    story.step(30, A, session=9)
-    assert story.records[A].starts_ms == (0, 20_000, 30_000) and story.records[A].gone_ms is None
+    story.step(20, A, session=8, states=crashed(1))
+    (anew,) = story.step(30, A, session=9, states=crashed(2))
+    assert "began anew, without an orderly stop" in anew.sentence
+    assert story.records[A].starts_ms == (20_000, 30_000) and story.records[A].gone_ms is None
     for second in range(40, 400, 10):
-        story.step(second, A, session=second)
+        story.step(second, A, session=second, states=crashed(second))
     assert len(story.records[A].starts_ms) == 10
+
+
+def test_orderly_restarts_are_not_counted_whether_or_not_the_leader_saw_them_stop() -> None:
+    story = Story()
+    story.step(0, A)
+    story.step(10, states={A: BrokerState(mode=Mode.ACTIVE, has_left=True)})
+    (back,) = story.step(20, A, session=8)
+    (unseen,) = story.step(30, A, session=9)
+    assert "is back" in back.sentence and "was restarted, in order" in unseen.sentence
+    assert story.records[A].starts_ms == ()
 
 
 def test_a_broker_that_is_drained_or_activated_is_told() -> None:

@@ -74,9 +74,12 @@ def left_by_its_reader(monkeypatch: pytest.MonkeyPatch, *words: object, lines: i
     """The exit code, and what stands on standard error."""
     errors = io.StringIO()
     monkeypatch.setattr(sys, "argv", ["danube", *map(str, words)])
-    with contextlib.redirect_stdout(Left(lines)), contextlib.redirect_stderr(errors):
-        with pytest.raises(SystemExit) as ended:
-            main()
+    with (
+        contextlib.redirect_stdout(Left(lines)),
+        contextlib.redirect_stderr(errors),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main()
     return int(ended.value.code or 0), errors.getvalue()
 
 

@@ -94,6 +94,28 @@ async def test_subscriptions_are_listed_furthest_behind_first_with_their_age(cal
 
 
 @served()
+async def test_names_that_do_not_exist_are_refused_and_a_partitioned_topic_is_all_its_partitions(calls: Calls) -> None:
+    await calls.topics.CreatePartitionedTopic(admin_pb.PartitionedTopicRequest(base_name=TOPIC, partitions=2))
+    async with (
+        pydanube.connect(f"danube://{calls.doors.stream_addr}") as client,
+        client.consumer(TOPIC, subscription="s"),
+    ):
+        connected = await calls.status.ListConnections(pb.ListConnectionsRequest(topic=TOPIC))
+        listed = await calls.status.ListSubscriptions(pb.ListSubscriptionsRequest(topic=TOPIC))
+        assert {each.topic for each in connected.connections} == {f"{TOPIC}-part-{each}" for each in (0, 1)}
+        assert {each.topic for each in listed.subscriptions} == {f"{TOPIC}-part-{each}" for each in (0, 1)}
+    for call in (
+        calls.status.ListConnections(pb.ListConnectionsRequest(topic="/default/none")),
+        calls.status.ListSubscriptions(pb.ListSubscriptionsRequest(topic="/default/none")),
+        calls.status.ListSubscriptions(pb.ListSubscriptionsRequest(namespace="none")),
+    ):
+        code, sentence = await refused(call)
+        assert code is StatusCode.NOT_FOUND and "none" in sentence
+    code, _ = await refused(calls.status.ListConnections(pb.ListConnectionsRequest(topic="orders")))
+    assert code is StatusCode.INVALID_ARGUMENT
+
+
+@served()
 async def test_orders_are_remembered_with_who_gave_them_and_questions_are_not(calls: Calls) -> None:
     await calls.create_topic()
     await calls.topics.DeleteTopic(admin_pb.TopicRequest(name=TOPIC))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import pydanube
+from pydanube.cli.exits import Exit
 from pydanube.testing.brokers import TestBroker
 from tests.e2e.processes import danube_here
 
@@ -63,10 +64,23 @@ def test_who_is_connected_is_listed(broker: TestBroker) -> None:
 def test_all_subscriptions_are_listed_with_their_lag(broker: TestBroker) -> None:
     [each] = asked(broker, "subscriptions", "list")["subscriptions"]
     assert (each["topic"], each["subscription"], each["lag_messages"]) == (TOPIC, "billing", 1)
-    assert asked(broker, "subscriptions", "list", "--namespace", "other")["subscriptions"] == []
+    assert asked(broker, "subscriptions", "list", "--namespace", "system")["subscriptions"] == []
     assert "billing" in printed(broker, "subscriptions", "list")
     lag = asked(broker, "subscriptions", "lag", TOPIC, "billing")
     assert lag["lag_seconds"] > 0 and lag["course"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "connections --topic /default/none",
+        "subscriptions list --topic /default/none",
+        "subscriptions list --namespace none -o json",
+    ],
+)
+def test_a_name_that_does_not_exist_is_a_sentence_and_no_empty_table(broker: TestBroker, words: str) -> None:
+    done = danube_here("admin", "--endpoint", broker.admin_url, *words.split())
+    assert done.returncode == Exit.NOT_FOUND and done.stdout == "" and "none" in done.stderr
 
 
 def test_an_order_is_an_event(broker: TestBroker) -> None:

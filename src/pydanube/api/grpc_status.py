@@ -20,7 +20,7 @@ from pydanube.api.forward import is_forwarded
 from pydanube.api.peers import Peers
 from pydanube.api.rpc import Refusal
 from pydanube.broker.fanout import FanoutTopic
-from pydanube.broker.observing import ORPHANS_MAX, Observer
+from pydanube.broker.observing import ORPHANS_MAX, Observer, is_wanted
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
@@ -36,10 +36,10 @@ from pydanube.core.conditions import (
     Severity,
     of_cluster,
 )
-from pydanube.core.names import BrokerId
+from pydanube.core.names import BrokerId, NamespaceName, TopicName
 from pydanube.core.policies import type_name
 from pydanube.core.presence import Presence
-from pydanube.errors import DanubeError
+from pydanube.errors import DanubeError, TopicUnknown
 from pydanube.ports import Delete
 from pydanube.wire._pb.pydanube import status_pb2 as pb
 from pydanube.wire.status import Code
@@ -278,11 +278,20 @@ class Status:
             self._cpu = (now, used)
         return self._cpu_share
 
+    async def _check_names(self, topic: str, namespace: str = "") -> None:
+        """An empty list is the answer for a name that is there. Raises InvalidName, TopicUnknown, NamespaceUnknown."""
+        if topic and not await self._broker.topics.partitions(name := TopicName(topic)):
+            raise TopicUnknown(name)
+        if namespace:
+            await self._broker.topics.namespace_policy(NamespaceName(namespace))
+
     # --- subscriptions --------------------------------------------------------------------------------------
 
     async def ListSubscriptions(
         self, request: pb.ListSubscriptionsRequest, context: Any
     ) -> pb.ListSubscriptionsResponse:
+        if not is_forwarded(context):
+            await self._check_names(request.topic, request.namespace)
         rows_max = min(request.count_max or ROWS_DEFAULT, ROWS_MAX)
         found = [row async for row in self._subscriptions(request)]
         left_out, unknown = 0, []
@@ -301,7 +310,7 @@ class Status:
 
     async def _subscriptions(self, request: pb.ListSubscriptionsRequest) -> Any:
         for topic in list(self._broker.topics.loaded):
-            if (request.topic and topic.name != request.topic) or (
+            if not is_wanted(topic.name, request.topic) or (
                 request.namespace and topic.name.namespace != request.namespace
             ):
                 continue
@@ -341,6 +350,8 @@ class Status:
     # --- connections ----------------------------------------------------------------------------------------
 
     async def ListConnections(self, request: pb.ListConnectionsRequest, context: Any) -> pb.ListConnectionsResponse:
+        if not is_forwarded(context):
+            await self._check_names(request.topic)
         rows_max = min(request.count_max or ROWS_DEFAULT, ROWS_MAX)
         found = [
             pb.ConnectionState(

@@ -289,6 +289,7 @@ def _now(broker: Broker, cluster: Cluster) -> ClusterNow:
         moving=len(broker.hosting.moving) if broker.hosting is not None else 0,
         imbalance=cluster.requests.balance().variation if cluster.leader == broker.broker_id else None,
         drained_for=state.reason if state is not None and state.mode is Mode.DRAINED else "",
+        crashes=state.crashes if state is not None else 0,
     )
 
 

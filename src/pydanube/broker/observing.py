@@ -24,6 +24,7 @@ from pydanube.broker.topic import Topic
 from pydanube.core.behind import CatchUp, Course, Trend
 from pydanube.core.conditions import BrokerNumbers, Buckets, Orphaned, SubscriptionNumbers, Watch
 from pydanube.core.lag import Standing
+from pydanube.core.names import TopicName
 from pydanube.errors import DanubeError, OffsetOutOfRange
 from pydanube.telemetry import ClusterNow, Histogram, Room
 
@@ -265,7 +266,7 @@ class Observer:
     def connected(self, topic_name: str = "") -> Iterator[Connected]:
         """Producers and consumers, now."""
         for topic in list(self._broker.topics.loaded):
-            if topic_name and topic.name != topic_name:
+            if not is_wanted(topic.name, topic_name):
                 continue
             for producer in topic.producers.alive():
                 rate = self._rates.get(id(producer))
@@ -284,6 +285,11 @@ class Observer:
                         held,
                         self._rates.get(id(each)),
                     )
+
+
+def is_wanted(name: TopicName, wanted: str) -> bool:
+    """Whether the topic is the one that was asked for, or a partition of it. Without a wish all are."""
+    return not wanted or name == wanted or name.is_partition_of(wanted)
 
 
 def _subscriptions_of(topic: AnyTopic) -> list[Subscription | FanoutSubscription]:

@@ -263,6 +263,7 @@ class Membership:
             lease=lease,
         ).to_bytes()
         drain = before.state.drain if before.state and entry.mode is Mode.DRAINING else None
+        is_crash = self.entry is None and before.state is not None and not before.state.has_left
         state = replace(
             before.state or BrokerState(mode=entry.mode),
             mode=entry.mode,
@@ -270,6 +271,7 @@ class Membership:
             session=session,
             has_left=False,
             drain=drain,
+            crashes=(before.state.crashes if before.state else 0) + is_crash,
         )
         revision = await self._write(read, registration, state)
         if revision is None:

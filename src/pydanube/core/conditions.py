@@ -441,7 +441,7 @@ class BrokerFacts:
     topics: int = 0  # assigned to it
     own: Sequence[Condition] = ()
     orphans: Sequence[Orphaned] = ()
-    starts_ms: Sequence[int] = ()  # lately
+    starts_ms: Sequence[int] = ()  # lately, without an orderly stop before
     lease_seconds: float = 0.0
 
     @property
@@ -582,7 +582,7 @@ def _restarts(facts: ClusterFacts) -> Iterator[Condition]:
             yield Condition(
                 "DanubeBrokerRestarts",
                 Severity.WARNING,
-                f"{broker.name} began anew {len(recent)} times in the last hour",
+                f"{broker.name} ended without an orderly stop and began anew {len(recent)} times in the last hour",
                 "its log, and the system's (out of memory, a failing disk), say why",
                 str(broker.broker),
                 min(recent),

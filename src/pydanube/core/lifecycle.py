@@ -105,6 +105,7 @@ class BrokerState:
     """`session` is the broker's last one. `has_left`: it is stopping or has stopped, in order, and may come back.
 
     `rejoins`: how often it became active without an operator, and when it last did, in milliseconds since 1970.
+    `crashes`: how often it came back without having stopped in order before.
     """
 
     mode: Mode
@@ -114,6 +115,7 @@ class BrokerState:
     drain: Drain | None = None
     rejoins: int = 0
     rejoined_at: int = 0
+    crashes: int = 0
 
     def to_bytes(self) -> bytes:
         value: dict[str, Any] = {"mode": self.mode.value, "reason": self.reason, "session": self.session}
@@ -123,6 +125,8 @@ class BrokerState:
             value["drain"] = asdict(self.drain)
         if self.rejoins:
             value |= {"rejoins": self.rejoins, "rejoined_at": self.rejoined_at}
+        if self.crashes:
+            value["crashes"] = self.crashes
         return json.dumps(value).encode()
 
     @classmethod
@@ -145,6 +149,7 @@ class BrokerState:
                 else None,
                 rejoins=max(0, int(found.get("rejoins", 0))),
                 rejoined_at=int(found.get("rejoined_at", 0)),
+                crashes=max(0, int(found.get("crashes", 0))),
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             return None

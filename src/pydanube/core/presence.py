@@ -32,7 +32,8 @@ class Presence:
     in_order: bool = False  # it stopped by itself
     mode: str = ""
     reason: str = ""
-    starts_ms: tuple[int, ...] = ()
+    starts_ms: tuple[int, ...] = ()  # of lives that followed no orderly stop
+    crashes: int = 0  # of its state, when this was written
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -52,6 +53,7 @@ class Presence:
                 mode=str(found.get("mode") or ""),
                 reason=str(found.get("reason") or ""),
                 starts_ms=tuple(int(each) for each in found.get("starts_ms", ())),
+                crashes=int(found.get("crashes", 0)),
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
@@ -118,16 +120,21 @@ def _here(
     mode, reason = (state.mode.value, state.reason) if state is not None else ("", "")
     address = registration.broker_url.rpartition("://")[2]
     starts = tuple(each for each in record.starts_ms if now_ms - each < START_KEPT_MS) if record is not None else ()
+    crashes = state.crashes if state is not None else 0
     if record is None or record.gone_ms is not None or record.session != registration.session:
+        # What the broker wrote when it registered holds: the leader may have been away while it stopped.
+        is_crash = record is not None and crashes > record.crashes
         fresh = Presence(
             address=address,
             session=registration.session,
             since_ms=now_ms,
             mode=mode,
             reason=reason,
-            starts_ms=(*starts, now_ms)[-STARTS_MAX:],
+            starts_ms=(*starts, now_ms)[-STARTS_MAX:] if is_crash else starts,
+            crashes=crashes,
         )
-        back = "came" if record is None else "is back" if record.gone_ms is not None else "began anew"
+        anew = "began anew, without an orderly stop before" if is_crash else "was restarted, in order"
+        back = "came" if record is None else "is back" if record.gone_ms is not None else anew
         yield Change(broker, fresh, "came", f"broker {address} {back}: {mode or 'no state yet'}{_because(reason)}")
     elif (record.mode, record.reason, record.address) != (mode, reason, address):
         changed = replace(record, mode=mode, reason=reason, address=address)

@@ -190,6 +190,7 @@ class ClusterNow(NamedTuple):
     moving: int = 0  # topics that are leaving this broker now
     imbalance: float | None = None  # the leader alone says it
     drained_for: str = ""  # the reason, if it is drained
+    crashes: int = 0  # starts of this broker that followed no orderly stop, in all its lives
 
 
 @dataclass(slots=True, eq=False)

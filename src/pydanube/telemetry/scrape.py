@@ -544,6 +544,8 @@ class Snapshot(NamedTuple):
         drained = {now.drained_for: 1} if now.drained_for else {}
         text = "1 for the reason why this broker is drained"
         yield _gauge("danube_broker_drained", text, ("reason",), _by_word(DRAINED_FOR, drained))
+        text = "How often this broker began anew without an orderly stop before, in all its lives"
+        yield _gauge("danube_broker_unexpected_starts", text, (), [((), float(now.crashes))])
         text = "1 if this broker leads the cluster"
         yield _gauge("danube_leader_election_state", text, (), [((), float(now.is_leader))])
         yield _gauge("danube_cluster_brokers", "Living brokers, as this one sees them", (), [((), float(now.brokers))])

@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from pydanube.core import keys
-from pydanube.core.lifecycle import Mode, Registration
+from pydanube.core.lifecycle import BrokerState, Mode, Registration
 from pydanube.core.names import BrokerId
 from pydanube.errors import NodeIdInUse
 from pydanube.ports import Delete, Put
@@ -19,6 +19,13 @@ from tests.rooms.cluster.nodes import ORDERS, TTL, Node, Town, now, simulated
 async def registration(town: Town, broker: int) -> Registration | None:
     item = await town.store.get(keys.registration(BrokerId(broker)))
     return Registration.from_bytes(item.value) if item else None
+
+
+async def crashes(town: Town, broker: int) -> int:
+    item = await town.store.get(keys.broker_state(BrokerId(broker)))
+    state = BrokerState.from_bytes(item.value) if item else None
+    assert state is not None
+    return state.crashes
 
 
 # --- registering ----------------------------------------------------------------------------------------------
@@ -384,6 +391,21 @@ async def test_a_broker_that_stops_in_order_gives_its_topics_away_at_once_and_ma
     await asyncio.sleep(10.0)
     [c] = await town.boot(3)
     assert await town.state(3) == ("active", "fast_restart")
+
+
+@simulated
+async def test_only_starts_that_follow_no_orderly_stop_count_as_crashes() -> None:
+    town = Town()
+    *_, c = await town.boot(1, 2, 3)
+    await c.stop()
+    [c] = await town.boot(3)
+    assert await crashes(town, 3) == 0
+    c.kill()
+    [c] = await town.boot(3)
+    assert await crashes(town, 3) == 1
+    await c.stop()
+    await town.boot(3)
+    assert await crashes(town, 3) == 1
 
 
 @simulated
