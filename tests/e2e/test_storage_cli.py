@@ -86,7 +86,7 @@ def test_damage_is_exit_code_1_with_the_object_and_its_offsets(broker: BrokerPro
     done = admin(broker, "storage", "verify", topic)
     assert done.returncode == 1
     [line] = [line for line in done.stdout.splitlines() if line.startswith("problem")]
-    assert first.name in line and "offsets 0…" in line and "1 problems found" in done.stdout
+    assert first.name in line and "offsets 0…" in line and "1 problem found" in done.stdout
     first.unlink()
     report = json.loads(admin(broker, "storage", "verify", topic, "-o", "json").stdout)
     assert [problem["kind"] for problem in report["problems"]] == ["missing"] and not report["ok"]

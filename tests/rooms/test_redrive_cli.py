@@ -142,7 +142,7 @@ def test_a_topic_that_takes_nothing_is_named_and_the_exit_code_says_so(
     done = danube_here("admin", "topics", "redrive", DEAD, "--service-addr", broker.url)
     assert done.returncode == Exit.REFUSED
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("To: /default/gone: 1 messages, REFUSED: ")
+    assert lines[0].startswith("To: /default/gone: 1 message, REFUSED: ")
     assert "Not sent: 1 do not say where they came from: --to sends them somewhere" in lines
     assert lines[-1] == "Redriven: 0"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
 from grpc import StatusCode
 
@@ -30,6 +31,16 @@ async def status(calls: Calls) -> pb.ClusterStatusResponse:
 
 def sentences(found: pb.ClusterStatusResponse) -> dict[str, str]:
     return {each.name: each.sentence for each in found.conditions}
+
+
+async def told(calls: Calls, count: int) -> Sequence[pb.Happening]:
+    """What happened, as soon as so much did: it is written behind the answers."""
+    async with asyncio.timeout(10):
+        while True:
+            found: Sequence[pb.Happening] = (await calls.status.ListEvents(pb.ListEventsRequest())).events
+            if len(found) >= count:
+                return found
+            await asyncio.sleep(0.01)
 
 
 # --- alone -----------------------------------------------------------------------------------------------
@@ -120,13 +131,29 @@ async def test_orders_are_remembered_with_who_gave_them_and_questions_are_not(ca
     await calls.create_topic()
     await calls.topics.DeleteTopic(admin_pb.TopicRequest(name=TOPIC))
     await calls.topics.DescribeTopic(admin_pb.DescribeTopicRequest(name=TOPIC)).code()
-    async with asyncio.timeout(10):
-        while True:
-            events = (await calls.status.ListEvents(pb.ListEventsRequest())).events
-            if len(events) == 2:
-                break
-            await asyncio.sleep(0.01)
+    events = await told(calls, 2)
     assert [each.sentence for each in events] == [f"DeleteTopic name={TOPIC}", f"CreateTopic name={TOPIC}"]
+    assert all(each.kind == "order" and each.by.startswith("127.0.0.1:") for each in events)
+
+
+@served()
+async def test_orders_of_the_native_protocol_are_remembered_and_what_workers_do_is_not(calls: Calls) -> None:
+    async with pydanube.connect(f"danube://{calls.doors.stream_addr}") as client:
+        await client.create_topic(TOPIC)
+        async with client.producer(TOPIC) as producer, client.consumer(TOPIC, subscription="s") as consumer:
+            await producer.send(b"x")
+            await (await consumer.receive()).ack()
+            await client.describe_topic(TOPIC)
+            await client.seek(TOPIC, "s", "earliest")
+        await client.unsubscribe(TOPIC, "s")
+        await client.delete_topic(TOPIC)
+    events = await told(calls, 4)
+    assert [each.sentence for each in events] == [
+        f"DeleteTopic topic={TOPIC}",
+        f"Unsubscribe topic={TOPIC} subscription=s",
+        f"SeekSubscription topic={TOPIC} subscription=s offset=0",
+        f"CreateTopic topic={TOPIC}",
+    ]
     assert all(each.kind == "order" and each.by.startswith("127.0.0.1:") for each in events)
 
 

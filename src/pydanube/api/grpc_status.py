@@ -34,6 +34,7 @@ from pydanube.core.conditions import (
     Orphaned,
     Percentiles,
     Severity,
+    count,
     of_cluster,
 )
 from pydanube.core.names import BrokerId, NamespaceName, TopicName
@@ -223,7 +224,8 @@ class Status:
         if cluster.view.assigned.get(broker):
             raise Refusal(
                 Code.FAILED_PRECONDITION,
-                f"broker {broker} still has {len(cluster.view.assigned[broker])} topics: others take them in a moment",
+                f"broker {broker} still has {count(len(cluster.view.assigned[broker]), 'topic')}, "
+                "which others take in a moment",
             )
         if broker not in cluster.view.seen:
             raise Refusal(

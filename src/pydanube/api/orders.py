@@ -1,19 +1,22 @@
 """What operators order is told to the log of what happened: which call, about what, from where.
 
-Every call of the admin services counts that is no question. It is told by the broker that answered the operator, once
-it has succeeded, and never holds the answer up.
+Every call of the admin services counts that is no question, and of the native protocol what changes a topic or a
+subscription for all. It is told by the broker that answered, once it has succeeded, and never holds the answer up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 from google.protobuf.descriptor import MethodDescriptor
 
 from pydanube.api.forward import is_forwarded
+from pydanube.broker.outbox import Caller
 from pydanube.broker.service import Broker
+from pydanube.wire._pb.pydanube import stream_pb2 as stream_pb
+from pydanube.wire.convert import ASKED_BY_HEADER
 
 QUESTIONS: Final = (
     "Get", "List", "Describe", "Explain", "Peek", "Search", "Find", "Read", "Tail", "Look", "Check", "Validate",
@@ -22,9 +25,18 @@ MORE_QUESTIONS: Final = frozenset(
     {"ClusterStatus", "BrokerStatus", "MovePhases", "TopicState", "RebalancingHistory", "StorageList", "StorageVerify"}
 )
 FIELDS: Final = (
-    "topic", "name", "subscription", "namespace", "broker_id", "node_id", "to_broker", "first", "heartbeat", "reason",
+    "topic", "name", "base_name", "partitions", "subscription", "namespace", "offset", "broker_id", "node_id",
+    "to_broker", "first", "heartbeat", "reason",
 )  # fmt: skip
 VALUE_MAX: Final = 100
+# Of the native protocol, by the admin services' names. What producers and consumers do for themselves is no order, nor
+# is `swap_objects`, the daily work of a pipeline.
+NATIVE: Final = {
+    "create_topic": "CreateTopic",
+    "delete_topic": "DeleteTopic",
+    "unsubscribe": "Unsubscribe",
+    "seek": "SeekSubscription",
+}
 
 Told: TypeAlias = Callable[[Any, Any], None]
 
@@ -48,13 +60,31 @@ class Orders:
             if is_forwarded(context) or getattr(request, "dry_run", False):
                 return
             by = unquote(context.peer() or "").removeprefix("ipv4:").removeprefix("ipv6:")
-            self._broker.events.tell("order", sentence_of(method, request), by)
+            for_whom = _asked_by(context)
+            self._broker.events.tell(
+                "order", sentence_of(method.name, request), f"{by} ({for_whom})" if for_whom else by
+            )
 
         return tell
 
 
-def sentence_of(method: MethodDescriptor, request: Any) -> str:
+def tell_native(broker: Broker, command: stream_pb.Command, answer: Mapping[str, Any], caller: Caller) -> None:
+    """A request of the native protocol succeeded."""
+    kind = command.WhichOneof("kind") or ""
+    if kind in NATIVE:
+        found = answer.get("offset_found")
+        where = f" offset={found.offset}" if found is not None else ""
+        broker.events.tell("order", sentence_of(NATIVE[kind], getattr(command, kind)) + where, caller.address)
+
+
+def _asked_by(context: Any) -> str:
+    said = next((value for key, value in context.invocation_metadata() or () if key == ASKED_BY_HEADER), b"")
+    text = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+    return "".join(sign for sign in text[:VALUE_MAX] if sign.isprintable())
+
+
+def sentence_of(call: str, request: Any) -> str:
     """The call and what it was about: `UnloadTopic topic=/default/orders to_broker=17`."""
     present = {field.name for field, _ in request.ListFields()}
     values = [f"{name}={str(getattr(request, name))[:VALUE_MAX]}" for name in FIELDS if name in present]
-    return " ".join([method.name, *values])
+    return " ".join([call, *values])

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from pydanube.api.orders import tell_native
 from pydanube.api.places import here, locate, make_topic, offset_of
 from pydanube.api.stream_handles import DELIVER_OVERHEAD_BYTES, DURABILITIES, Consuming, Producing, fetched
 from pydanube.broker.fanout import FanoutTopic
@@ -161,6 +162,7 @@ class Requests:
             self._connection.answer_error(command.request_id, error)
         else:
             self._connection.send(pb.Command(request_id=command.request_id, **answer))
+            tell_native(self._broker, command, answer, self._connection.caller())
 
     def _new_handle(self) -> int:
         limit = self._connection.limits.handles

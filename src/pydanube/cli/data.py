@@ -28,6 +28,7 @@ from pydanube.cli.producing import Order, Outgoing, Schema, Sent, by_line, repea
 from pydanube.cli.producing import produce as produce_grpc
 from pydanube.cli.rpc import Connection
 from pydanube.cli.streams import ends_with_reader
+from pydanube.core.conditions import noun
 from pydanube.core.names import TopicName
 from pydanube.core.policies import type_name
 from pydanube.errors import ConfigError, DanubeError
@@ -231,9 +232,8 @@ class Report:
             )
         elif self._each and sent.error is None:
             offset = "" if sent.offset is None else f"offset {sent.offset}, "
-            print(
-                f"Message sent: topic {sent.topic}, id {sent.request_id}, {offset}{sent.size_bytes} bytes", flush=True
-            )
+            size = f"{sent.size_bytes} {noun(sent.size_bytes, 'byte')}"
+            print(f"Message sent: topic {sent.topic}, id {sent.request_id}, {offset}{size}", flush=True)
 
     def print_summary(self, failure: BaseException | None = None) -> None:
         """`failure` ended it early. A refusal before the first message has no summary for people: nothing was tried."""
@@ -407,7 +407,11 @@ class Screen:
             return
         kind = "reliable message" if message.is_reliable else "message"
         print(f"Received {kind}: {payload_text(message.payload)}")
-        facts = [f"topic {message.topic}", f"offset {message.offset}", f"{len(message.payload)} bytes"]
+        facts = [
+            f"topic {message.topic}",
+            f"offset {message.offset}",
+            f"{len(message.payload)} {noun(len(message.payload), 'byte')}",
+        ]
         if message.routing_key is not None:
             facts.append(f"key {message.routing_key}")
         print(f"  {', '.join(facts)}")
@@ -424,7 +428,8 @@ class Screen:
         self._progress.clear()
         if isinstance(failure, DanubeError) and not self._progress.count:
             return
-        total = f"Total received: {self._progress.count} messages, {self._progress.size_bytes} bytes"
+        messages, size_bytes = self._progress.count, self._progress.size_bytes
+        total = f"Total received: {messages} {noun(messages, 'message')}, {size_bytes} {noun(size_bytes, 'byte')}"
         print(total, file=sys.stderr if self._output is Output.json else sys.stdout, flush=True)
 
 

@@ -26,6 +26,7 @@ from rich.table import Table
 
 from pydanube.cli.exits import Exit
 from pydanube.cli.streams import ends_with_reader
+from pydanube.core.conditions import count as counted
 from pydanube.errors import ConfigError, DanubeError, InvalidName
 from pydanube.log import batch as batches
 from pydanube.log.layout import FORMAT
@@ -108,7 +109,7 @@ def _print_report(report: Report, console: Console) -> None:
     for name in ("topic", "offsets", "messages", "batches", "MB", "segments", "epochs", "state"):
         table.add_column(name, justify="left" if name in ("topic", "offsets", "state") else "right")
     for topic in report.topics:
-        state = f"[red]{len(topic.problems)} problems[/red]" if topic.problems else "[green]ok[/green]"
+        state = f"[red]{counted(len(topic.problems), 'problem')}[/red]" if topic.problems else "[green]ok[/green]"
         table.add_row(
             topic.topic,
             f"{topic.first_offset}…{topic.head - 1}" if topic.messages else "none",
@@ -133,7 +134,7 @@ def _print_report(report: Report, console: Console) -> None:
         console.print(f"damage: {problem}", style="red", highlight=False, soft_wrap=True)
     messages = sum(topic.messages for topic in report.topics)
     verdict = "everything verifies" if report.ok else "damage found"
-    console.print(f"{len(report.topics)} topics, {messages:,} messages: {verdict}")
+    console.print(f"{counted(len(report.topics), 'topic')}, {counted(messages, 'message')}: {verdict}")
 
 
 # --- dump -------------------------------------------------------------------------------------------
@@ -257,8 +258,8 @@ def demo(
             head = _write_and_kill(directory, epoch, seconds, acknowledged)
             messages = sum(rows for rows, _ in list(acknowledged.values())[before:])
             console.print(
-                f"  [cyan]epoch {epoch}[/cyan]  opened at offset {head:,}, {messages:,} messages acknowledged, "
-                "then [red]kill -9[/red]"
+                f"  [cyan]epoch {epoch}[/cyan]  opened at offset {head:,}, {counted(messages, 'message')} "
+                "acknowledged, then [red]kill -9[/red]"
             )
         missing = _run(_missing(directory, acknowledged))
         console.print(

@@ -26,6 +26,7 @@ from pydanube.cli.admin import BROKERS, ENDPOINT, brokers
 from pydanube.cli.completion import broker_ids
 from pydanube.cli.output import Output, OutputOption, print_fields
 from pydanube.cli.rpc import CALL_SECONDS, BrokerRefused, Connection
+from pydanube.core.conditions import count
 from pydanube.errors import ConfigError, DanubeError, Unreachable
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 
@@ -65,7 +66,7 @@ class Operator:
             max(deadline - time.monotonic(), LOOK_SECONDS),
             lambda status: (
                 f"broker {self.broker_id} is {status or 'not registered'} after {seconds:g} s and not empty: "
-                + "; ".join(found.failed_topics or [f"{found.pending} topics were still to be moved"])
+                + "; ".join(found.failed_topics or [f"{count(found.pending, 'topic')} still to be moved"])
                 + ". It goes on moving them; run this again, or end it"
             ),
         )
@@ -166,7 +167,7 @@ def maintenance(
     began = time.monotonic()
     try:
         topics = asyncio.run(operator.drain(max_parallel, float(timeout_seconds)))
-        say(f"Broker {broker} is drained: {topics} topics moved to others.")
+        say(f"Broker {broker} is drained: {count(topics, 'topic')} moved to others.")
         _work(operator, command, say, wait=wait, seconds=float(timeout_seconds))
         asyncio.run(operator.until_here(float(timeout_seconds)))
         asyncio.run(operator.activate())

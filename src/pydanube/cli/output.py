@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pydanube.core.conditions import count, noun
+
 PAYLOAD_SHOWN_MAX_BYTES: Final = 1024
 PROGRESS_SECONDS: Final = 1.0  # a run that is over before then needs none
 PIPE_WIDTH: Final = 10_000  # a table in a pipe never wraps: whoever reads it cuts by lines
@@ -99,12 +101,13 @@ def payload_fields(payload: bytes) -> dict[str, object]:
 
 def payload_text(payload: bytes) -> str:
     """For a terminal: no more than one screen, and no control characters that would change it."""
+    size = f"{len(payload)} {noun(len(payload), 'byte')}"
     if len(payload) > PAYLOAD_SHOWN_MAX_BYTES:
-        return f"<{len(payload)} bytes>"
+        return f"<{size}>"
     try:
         text = payload.decode()
     except UnicodeDecodeError:
-        return f"<binary, {len(payload)} bytes> {payload[:32].hex()}{'...' if len(payload) > 32 else ''}"
+        return f"<binary, {size}> {payload[:32].hex()}{'...' if len(payload) > 32 else ''}"
     return "".join(sign if sign.isprintable() or sign in "\t\n" else repr(sign)[1:-1] for sign in text)
 
 
@@ -136,7 +139,7 @@ class Progress:
         if self._enabled and now - self._started > PROGRESS_SECONDS and now - self._shown_at > 0.1:
             self._shown_at = now
             rate = self.count / (now - self._started)
-            text = f"{self._doing} {self.count:,} messages, {self.size_bytes / 1e6:,.1f} MB, {rate:,.0f}/s"
+            text = f"{self._doing} {count(self.count, 'message')}, {self.size_bytes / 1e6:,.1f} MB, {rate:,.0f}/s"
             print(f"\r{text:<72}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:

@@ -23,6 +23,7 @@ from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, payload_fields, payload_text, print_fields, print_rows
 from pydanube.cli.places import parse_time
 from pydanube.cli.rpc import target
+from pydanube.core.conditions import count as counted
 from pydanube.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -195,9 +196,9 @@ def _print_outcome(outcome: Outcome) -> None:
         print()
     for topic, count in sorted(outcome.by_target.items()):
         failure = outcome.failures.get(topic)
-        print(f"To: {topic}: {count:,} messages" + (f", REFUSED: {failure}" if failure else ""))
+        print(f"To: {topic}: {counted(count, 'message')}" + (f", REFUSED: {failure}" if failure else ""))
     for reason, count in sorted(outcome.by_reason.items(), key=lambda pair: -pair[1]):
-        print(f"Reason: {reason}: {count:,} messages")
+        print(f"Reason: {reason}: {counted(count, 'message')}")
     if outcome.homeless:
         print(f"Not sent: {outcome.homeless:,} do not say where they came from: --to sends them somewhere")
     looked = f"{outcome.looked_at:,} dead letters looked at, {outcome.left_out:,} left out"

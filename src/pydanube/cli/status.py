@@ -29,6 +29,7 @@ from pydanube.cli.exits import Exit
 from pydanube.cli.output import PIPE_WIDTH, Output, OutputOption, id_text, print_done, print_rows
 from pydanube.cli.subscriptions import app as subscriptions
 from pydanube.core.conditions import Severity, words
+from pydanube.core.conditions import count as counted
 from pydanube.errors import ConfigError
 from pydanube.wire._pb.pydanube import status_pb2 as pb
 
@@ -115,14 +116,13 @@ def _print_status(found: pb.ClusterStatusResponse) -> None:
         console.print(Text(each.severity.upper(), style=style), Text(f"{each.sentence[:1].upper()}{each.sentence[1:]}"))
         console.print(Text(f"    {each.todo} ({each.runbook})", style="dim"))
     lag = found.lag_messages
-    lag_text = f"{lag.known:,.0f}" if lag.is_complete else f"{UNKNOWN} (at least {lag.known:,.0f})"
-    unserved = f", {found.topics_unserved:,} without a server" if found.topics_unserved else ""
-    console.print(
-        Text(
-            f"{found.brokers_alive} of {found.brokers_known} brokers answer; {found.topics:,} topics{unserved}; "
-            f"lag {lag_text} messages"
-        )
+    lag_text = (
+        counted(lag.known, "message") if lag.is_complete else f"{UNKNOWN} (at least {counted(lag.known, 'message')})"
     )
+    verb = "answers" if found.brokers_known == 1 else "answer"
+    unserved = f", {found.topics_unserved:,} without a server" if found.topics_unserved else ""
+    alive = f"{found.brokers_alive} of {counted(found.brokers_known, 'broker')} {verb}"
+    console.print(Text(f"{alive}; {counted(found.topics, 'topic')}{unserved}; lag {lag_text}"))
     columns = ("broker", "address", "state", "topics", "version", "up", "cpu", "disk", "publish p99", "commit p99")
     print_rows([_broker_row(each) for each in found.brokers], columns, Output.table)
 
@@ -289,7 +289,7 @@ def _print_rest(left_out: int, unknown: Sequence[pb.Unknown], what: str) -> None
         print(f"… and {left_out:,} more; --count shows more of them", file=sys.stderr)
     for each in unknown:
         who = each.address.rpartition("://")[2] or str(each.broker_id)
-        print(f"unknown: the {what} of {each.topics:,} topics at broker {who}: {each.why}", file=sys.stderr)
+        print(f"unknown: the {what} of {counted(each.topics, 'topic')} at broker {who}: {each.why}", file=sys.stderr)
 
 
 def _optional(message: Message | None, name: str) -> Any:

@@ -35,6 +35,7 @@ from pydanube.cli.admin import (
 from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, id_text, print_done, print_fields, print_rows
 from pydanube.cli.rpc import BrokerRefused, Connection
+from pydanube.core.conditions import count as counted
 from pydanube.errors import ConfigError
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
@@ -100,7 +101,7 @@ def _print_listing(found: ours.StorageListResponse) -> None:
     if rows:
         print_rows(rows, tuple(rows[0]), Output.table)
     messages = sum(each.end - each.first for each in found.objects)
-    print(f"{len(rows)} objects, {messages:,} messages, {found.size_bytes:,} bytes")
+    print(f"{counted(len(rows), 'object')}, {counted(messages, 'message')}, {counted(found.size_bytes, 'byte')}")
     for each in found.only_in_log:
         print(f"only in the log: offsets {offsets_text(each.first, each.end)}")
     for orphan in found.orphans:
@@ -217,9 +218,10 @@ def _print_report(report: ours.VerifyReport, problems: Sequence[ours.Finding]) -
         print(f"{what} ({each.kind}): {_about(each)}{each.text}")
     if report.not_served:
         print(f"note: the topic is not open here, so nobody knows what its log holds: {report.not_served}")
-    counted = f"{report.objects} objects, {report.size_bytes:,} bytes, {report.messages:,} messages read"
-    verdict = "everything verifies" if not problems else f"{len(problems)} problems found"
-    print(f"{report.topic}: {counted}: {verdict}")
+    size = counted(report.size_bytes, "byte")
+    read = f"{counted(report.objects, 'object')}, {size}, {counted(report.messages, 'message')} read"
+    verdict = "everything verifies" if not problems else f"{counted(len(problems), 'problem')} found"
+    print(f"{report.topic}: {read}: {verdict}")
 
 
 def _about(finding: ours.Finding) -> str:
@@ -295,7 +297,7 @@ def topic_retention(
     fields = {"topic": topic, **_rule(found), "due_objects": found.due_objects, "due_first_offset": due}
     print_fields(fields, output)
     if output is Output.table and due is not None:
-        print(f"{found.due_objects} objects go at the next look: history then begins at offset {due}")
+        print(f"{counted(found.due_objects, 'object')} to go at the next look: history then begins at offset {due}")
 
 
 @namespaces.command("retention")
@@ -320,7 +322,7 @@ def retain(topic: TopicArgument, output: OutputOption = Output.table) -> None:
     """Forget now what retention would forget at its next look. `topics retention` says what that is."""
     request = ours.ApplyRetentionRequest(topic=topic)
     found = ask(OURS, "ApplyRetention", request, ours.ApplyRetentionResponse)
-    sentence = f"{found.removed_objects} objects forgotten: history begins at offset {found.first_offset}"
+    sentence = f"{counted(found.removed_objects, 'object')} forgotten: history begins at offset {found.first_offset}"
     print_done(sentence, output, first_offset=found.first_offset, removed_objects=found.removed_objects)
 
 

@@ -294,7 +294,7 @@ class Watch:
                 Condition(
                     "DanubeSubscriptionLagging",
                     Severity.WARNING,
-                    f"{name} is {each.lag:,} messages behind",
+                    f"{name} is {count(each.lag, 'message')} behind",
                     f"danube admin subscriptions explain {each.topic} {each.name}",
                     each.subject,
                 ),
@@ -305,8 +305,8 @@ class Watch:
                 Condition(
                     "DanubeSubscriptionStuck",
                     Severity.CRITICAL,
-                    f"{name} is stuck: {each.lag:,} messages wait, consumers are connected, and nothing was delivered "
-                    f"for {words(now - counters.quiet_since)}",
+                    f"{name} is stuck: {count(each.lag, 'message')} behind, consumers are connected, and nothing was "
+                    f"delivered for {words(now - counters.quiet_since)}",
                     f"danube admin subscriptions explain {each.topic} {each.name}",
                     each.subject,
                 )
@@ -316,7 +316,7 @@ class Watch:
                 Condition(
                     "DanubeNotifierNotWorking",
                     Severity.WARNING,
-                    f"{name}: heartbeats find messages of which no notification told, {heartbeats:,} times lately",
+                    f"{name}: heartbeats find messages without a notification, {count(heartbeats, 'time')} lately",
                     "its messages come later than they could; the broker's log says more",
                     each.subject,
                 ),
@@ -327,7 +327,7 @@ class Watch:
                 Condition(
                     "DanubeAckTimeouts",
                     Severity.WARNING,
-                    f"{name}: {timed_out:,} messages were not acknowledged in time lately, and were sent again",
+                    f"{name}: {count(timed_out, 'message')} not acknowledged in time lately, and sent again",
                     "handlers are slower than the ack timeout, or forget to acknowledge",
                     each.subject,
                 ),
@@ -338,7 +338,7 @@ class Watch:
                 Condition(
                     "DanubeDeadLettersGrowing",
                     Severity.WARNING,
-                    f"{name}: {letters:,} messages became dead letters lately",
+                    f"{name}: {count(letters, 'message')} became dead letters lately",
                     f"danube admin subscriptions get-failure-policy {each.topic} {each.name} says where they are",
                     each.subject,
                 )
@@ -592,8 +592,14 @@ def _restarts(facts: ClusterFacts) -> Iterator[Condition]:
 # --- words ----------------------------------------------------------------------------------------------
 
 
-def count(number: int, what: str) -> str:
-    return f"1 {what}" if number == 1 else f"{number:,} {what}s"
+def noun(number: float, what: str) -> str:
+    """message for 1, messages for any other number."""
+    return what if number == 1 else f"{what}s"
+
+
+def count(number: float, what: str) -> str:
+    """1 message, 12,345 messages."""
+    return f"{number:,.0f} {noun(number, what)}"
 
 
 def words(seconds: float) -> str:

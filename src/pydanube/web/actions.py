@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pydanube.client.redrive import REASON, Outcome, Selection, redrive
+from pydanube.core.conditions import count as counted
 from pydanube.core.names import TopicName, parse_broker_id
 from pydanube.errors import ConfigError, DanubeError, MoveRefused
 from pydanube.web.formats import count
@@ -70,7 +71,7 @@ def start_drain(site: Site, broker_id: str, more: pb.UnloadBrokerRequest | None 
             ("failed", count(done.failed)),
             ("pending", count(done.pending)),
         ]
-        operation.sentence = f"{done.succeeded} of {done.total} topics moved"
+        operation.sentence = f"{done.succeeded} of {counted(done.total, 'topic')} moved"
         if done.failed_topics:
             operation.failure = "; ".join(done.failed_topics)
 
@@ -120,7 +121,7 @@ async def create_topic(site: Site, request: Request) -> Response:
     except DanubeError as error:
         return site.back("/topics/new", failed=sentence_of(error))
     partitions = whole(form, "partitions", 0)
-    with_partitions = f", with {partitions} partitions" if partitions else ""
+    with_partitions = f", with {counted(partitions, 'partition')}" if partitions else ""
     return site.back(topic_url(name), said=f"{name} was created{with_partitions}.")
 
 

@@ -6,6 +6,8 @@ import json
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
+from pydanube.core import conditions
+
 UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 HEX_WIDTH: Final = 16
 HEX_MAX_BYTES: Final = 4 * 1024
@@ -16,6 +18,11 @@ UNKNOWN: Final = "–"
 def count(value: float | None) -> str:
     """12,345."""
     return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def counted(value: float | None, what: str) -> str:
+    """1 message, 12,345 messages."""
+    return f"{UNKNOWN} {what}s" if value is None else conditions.count(value, what)
 
 
 def rate(value: float | None) -> str:

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
@@ -28,6 +29,9 @@ from pydanube.errors import DanubeError, Unreachable
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 from pydanube.wire._pb.pydanube import status_pb2
+from pydanube.wire.convert import ASKED_BY_HEADER
+
+ASKED_BY: ContextVar[str] = ContextVar("asked_by", default="")  # the address that the request at hand came from
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -162,14 +166,24 @@ class Gateway:
 
     # --- calling ------------------------------------------------------------------------------------------
 
-    async def call(self, method: str, request: Message, answer: type[M], *, seconds: float | None = None) -> M:
+    async def call(
+        self,
+        method: str,
+        request: Message,
+        answer: type[M],
+        *,
+        seconds: float | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+    ) -> M:
         """Raises BrokerRefused, or Unreachable if none of the known brokers is there."""
         failure: DanubeError | None = None
         for address in self._in_turn():
             connection = await self._connection(address)
             try:
                 async with self._room:
-                    found = await connection.call(method, request, answer, seconds=seconds or self.call_seconds)
+                    found = await connection.call(
+                        method, request, answer, seconds=seconds or self.call_seconds, headers=headers
+                    )
             except Unreachable as error:
                 failure = failure or error
                 continue
@@ -372,8 +386,9 @@ class Gateway:
 
     async def order(self, method: str, request: Message, answer: type[M], *, seconds: float | None = None) -> M:
         """A call that changes something: what is known is asked for again."""
+        by = f"web admin, for {ASKED_BY.get()}" if ASKED_BY.get() else "web admin"
         try:
-            return await self.call(method, request, answer, seconds=seconds)
+            return await self.call(method, request, answer, seconds=seconds, headers=((ASKED_BY_HEADER, by.encode()),))
         finally:
             self.forget()
 

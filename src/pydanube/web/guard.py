@@ -18,6 +18,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pydanube.web.gateway import ASKED_BY
+
 BODY_MAX_BYTES: Final = 256 * 1024
 METHODS: Final = ("GET", "HEAD", "POST")
 SECURITY: Final = {
@@ -57,6 +59,7 @@ class Guard:
             status, sentence = why
             await PlainTextResponse(f"{sentence}\n", status)(scope, receive, guarded)
             return
+        ASKED_BY.set((scope.get("client") or ("",))[0])  # also for what goes on in the background
         await self._app(scope, receive, guarded)
 
     def _refusal(self, method: str, headers: Headers) -> tuple[int, str] | None:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pydanube.core.conditions import count as counted
 from pydanube.core.delivery import DELAY_MAX_MS, REDELIVERY_COUNT_MAX, Backoff, FailurePolicy, Poison
 from pydanube.core.lag import OBSERVE, OFF, PROFILES
 from pydanube.core.names import NamespaceName, TopicName
@@ -119,7 +120,7 @@ async def set_window(site: Site, request: Request) -> Response:
         config = pb.SubscriptionDispatchConfig(max_unacked_messages=number)
         order = pb.SetSubscriptionDispatchConfigRequest(topic=topic, subscription=own, dispatch_config=config)
         await site.gateway.order(f"{TOPICS}/SetSubscriptionDispatchConfig", order, pb.SubscriptionResponse)
-        return f"Set: at most {number:,} messages are sent and not acknowledged."
+        return f"Set: {counted(number, 'message')} at most may be sent and not acknowledged."
 
     return await _of_subscription(site, request, change)
 
@@ -178,7 +179,7 @@ class RetentionView(NamedTuple):
         if found.mb:
             kept.append(f"up to {found.mb:,} MB")
         sentence = f"History is kept {' and '.join(kept) or 'for ever'}"
-        due = f"; {found.due_objects:,} objects go at the next look" if found.due_objects else ""
+        due = f"; {counted(found.due_objects, 'object')} to go at the next look" if found.due_objects else ""
         return cls(found.minutes, found.mb, found.set_by, f"{sentence}, as the {found.set_by} says{due}.")
 
 

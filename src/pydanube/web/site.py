@@ -275,6 +275,7 @@ def _templates() -> Environment:
     )
     environment.filters |= {
         "count": formats.count,
+        "counted": formats.counted,
         "rate": formats.rate,
         "size": formats.size,
         "duration": formats.duration,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from pydanube.core.conditions import count as counted
 from pydanube.core.names import TopicName
 from pydanube.web.charts import Chart, Line, Part, Tier, chart
 from pydanube.web.gateway import Broker, TopicRow
@@ -46,7 +47,7 @@ def flow_chip(thing: Thing, messages_in: float | None = None) -> Chip:
     if thing.level("orphans"):
         return ORPHAN
     if is_lagging(thing, messages_in):
-        return Chip("warn", "lagging", f"{thing.lag:,} messages behind")
+        return Chip("warn", "lagging", f"{counted(thing.lag or 0, 'message')} behind")
     if not thing.messages_in and not thing.messages_out:
         return Chip("idle", "idle", "nothing comes in and nothing goes out")
     return Chip("ok", "ok", "keeps up")

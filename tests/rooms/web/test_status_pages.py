@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,7 @@ def web() -> Iterator[Web]:
 
 
 async def fill(client: Client) -> None:
+    await client.create_topic("/default/quiet")
     async with client.producer(ORDERS, name="shop") as orders:
         for number in range(12):
             await orders.send(b"%d" % number)
@@ -50,7 +52,23 @@ def test_who_is_connected_is_named(web: Web) -> None:
     assert web.run(connected()) == "<b>shop worker-1"
     page = web.get("/connections?topic=/default/orders")
     assert page.status == 200 and "<b>shop" not in page.body
-    assert "Nobody is connected" in web.get("/connections?topic=/default/nothing").text
+    assert "Nobody is connected" in web.get("/connections?topic=/default/quiet").text
+    missing = web.get("/connections?topic=/default/nothing")
+    assert missing.status == 404 and "/default/nothing" in missing.text
+
+
+def test_an_order_of_the_web_admin_says_for_whom_it_was(web: Web) -> None:
+    async def order_told() -> str:
+        async with asyncio.timeout(10):
+            while True:
+                for each in await web.site.gateway.events(100):
+                    if each.sentence == "CreateTopic name=/default/made-here":
+                        return each.by
+                await asyncio.sleep(0.01)
+
+    web.post("/topics/new", namespace="default", name="made-here", dispatch="reliable")
+    by = web.run(order_told())
+    assert by.startswith("127.0.0.1:") and by.endswith("(web admin, for 127.0.0.1)")
 
 
 def test_what_happened_is_listed(web: Web) -> None:
