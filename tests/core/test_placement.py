@@ -526,6 +526,17 @@ def test_work_is_weighed_and_the_topics_that_do_nothing_are_shared_by_number() -
     assert young.move is None, "the leader by itself does not move what does nothing"
 
 
+def test_an_order_speaks_of_one_evenness_that_of_the_strategy_before_and_after() -> None:
+    """Work is even, the number of topics is not: what is moved by number is still measured by work."""
+    idle = topics("idle", 6)
+    reports = {broker: LoadReport(broker_id=broker, timestamp=1, cpu=30, memory=20, network=0) for broker in (A, B)}
+    found = planned({A: idle, B: []}, reports=reports, strategy="balanced")
+    before = f"CV {found.balance.variation:.2f}"
+    assert len(found.moves) == 3 and found.why.startswith(f"{before}, and ")
+    assert found.moves[0].reason == f"topics 6.0 against 0.0, {before}"
+    assert found.why.endswith("topics of a broker: 0 to 6, and 3 to 3 afterwards")
+
+
 @given(
     st.lists(st.lists(st.sampled_from([0.0, 1e5, 1e6, 2e7]), max_size=8), min_size=2, max_size=4),
     st.lists(st.sampled_from([None, 3.0, 20.0, 70.0]), min_size=4, max_size=4),

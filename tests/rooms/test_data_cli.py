@@ -261,7 +261,27 @@ def test_once_is_refused_where_nobody_could_tell(broker: TestBroker, topic: str)
     fast = consume(broker.url, topic, "-m", "s", "--once")
     assert fast.returncode == Exit.USAGE and "keeps no messages" in fast.stderr
     grpc = consume(broker.grpc_url, topic, "-m", "s", "--once")
-    assert grpc.returncode == Exit.USAGE and "native" in grpc.stderr
+    assert grpc.returncode == Exit.USAGE and "keeps no messages" in grpc.stderr
+
+
+def test_once_ends_through_grpc_as_well_in_every_partition(
+    broker: TestBroker, client: pydanube.blocking.Client, topic: str
+) -> None:
+    client.create_topic(topic, partitions=2)
+    with client.producer(topic) as producer:
+        for _ in range(6):
+            producer.send(b"a")
+    kept = consume(broker.grpc_url, topic, "-m", "k", "--start", "earliest", "--once", "--no-ack")
+    assert kept.returncode == 0 and payloads(kept) == ["a"] * 6
+    first = consume(broker.grpc_url, topic, "-m", "s", "--start", "earliest", "--once")
+    assert first.returncode == 0 and payloads(first) == ["a"] * 6
+    again = consume(broker.grpc_url, topic, "-m", "s", "--once")
+    assert again.returncode == 0 and payloads(again) == []
+    with client.consumer(topic, subscription="h", type="shared", start="earliest") as other:
+        held = [other.receive(timeout=30) for _ in range(6)]
+        waited = consume(broker.grpc_url, topic, "-m", "h", "--once", "--timeout", 0.5)
+        assert waited.returncode == Exit.NOT_GOOD and "not caught up yet: " in waited.stderr
+        assert len(held) == 6
 
 
 # --- several consumers ----------------------------------------------------------------------------------

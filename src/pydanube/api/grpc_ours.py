@@ -32,6 +32,18 @@ PEEK_BYTES_MAX: Final = 3 * 1024 * 1024  # of payloads; a client receives 4 MiB 
 READ_BYTES: Final = 256 * 1024
 
 
+class ForClients:
+    """What the client port has of `pydanube.admin.v1`: where a subscription is, for a consumer that wants to catch up.
+
+    A consumer asks the broker that serves its topic; nothing is passed on from here.
+    """
+
+    unimplemented = "only the admin port has it"
+
+    def __init__(self, admin: Admin) -> None:
+        self.ExplainSubscription = admin.ExplainSubscription
+
+
 class Admin(StorageCalls, MoveCalls, PolicyCalls):
     def __init__(self, broker: Broker, peers: Peers, observer: Observer) -> None:
         StorageCalls.__init__(self, broker)

@@ -185,6 +185,8 @@ class Doors:
             admission=self._clients,
         )
         schemas = handler_of(registry, grpc_data.SchemaRegistry(), telemetry)
+        ours = grpc_ours.Admin(broker, self._peers, self._observer)
+        ours_service = _services(admin_pb2.DESCRIPTOR)["Admin"]
         self._client.add_generic_rpc_handlers(
             (
                 producers,
@@ -194,6 +196,7 @@ class Doors:
                 handler_of(
                     api["StorageService"], grpc_storage.StorageService(broker), telemetry, admission=self._clients
                 ),
+                handler_of(ours_service, grpc_ours.ForClients(ours), telemetry, table=ADMIN, admission=self._clients),
                 schemas,
             )
         )
@@ -205,7 +208,7 @@ class Doors:
             admin["NamespaceAdmin"]: grpc_admin.NamespaceAdmin(broker),
             admin["TopicAdmin"]: grpc_admin.TopicAdmin(broker, peers),
             admin["SecurityAdmin"]: grpc_admin.SecurityAdmin(),
-            _services(admin_pb2.DESCRIPTOR)["Admin"]: grpc_ours.Admin(broker, peers, self._observer),
+            ours_service: ours,
             _services(status_pb2.DESCRIPTOR)["Status"]: grpc_status.Status(broker, peers, self._observer, _version()),
             _services(peers_pb2.DESCRIPTOR)["Peers"]: PeerService(broker),
         }

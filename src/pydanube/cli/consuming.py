@@ -11,19 +11,23 @@ import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pydanube.cli.exits import NotThere
+from pydanube.cli.catching_up import Course, Progress
+from pydanube.cli.exits import NotThere, Usage
 from pydanube.cli.owners import Owners
-from pydanube.cli.rpc import Connection, is_passing, with_retries
+from pydanube.cli.rpc import BrokerRefused, Connection, is_passing, with_retries
 from pydanube.core.names import TopicName
 from pydanube.errors import DanubeError
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
+from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 if TYPE_CHECKING:
     from pydanube.client.messages import Place, SubscriptionType
 
 QUEUE_MAX: Final = 1_000
+EXPLAIN: Final = "pydanube.admin.v1.Admin/ExplainSubscription"
 SUBSCRIPTION_TYPES: Final = {
     "exclusive": pb.ConsumerRequest.Exclusive,
     "shared": pb.ConsumerRequest.Shared,
@@ -78,19 +82,28 @@ async def _consume(owners: Owners, wish: Wish, show: Callable[[Received], None],
     for receiver in receivers:
         await receiver.subscribe()
     note(f"subscribed to {', '.join(topics)} as {wish.subscription}")
+    course = Course(wish, note, partial(_progress, owners, wish, topics))
+    await course.begin()
     tasks = [asyncio.create_task(receiver.run()) for receiver in receivers]
+
+    async def receive(seconds: float) -> pb.StreamMessage | DanubeError | None:
+        try:
+            async with asyncio.timeout(seconds):
+                return await queue.get()
+        except TimeoutError:
+            return None
+
     try:
         received = 0
         while not wish.count or received < wish.count:
-            try:
-                async with asyncio.timeout(wish.timeout_seconds):
-                    message = await queue.get()
-            except TimeoutError:
-                return not wish.count
+            message: pb.StreamMessage | DanubeError | None = await course.next(receive)
+            if message is None:
+                return course.is_over if wish.once else not wish.count
             if isinstance(message, DanubeError):
                 raise message
             show(_received(message))
             received += 1
+            course.shown(message.msg_id.topic_name, message.msg_id.topic_offset)
             if wish.ack:
                 await _ack(owners, wish, message, note)
         return True
@@ -98,6 +111,43 @@ async def _consume(owners: Owners, wish: Wish, show: Callable[[Received], None],
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _progress(owners: Owners, wish: Wish, topics: Sequence[str]) -> Mapping[str, Progress]:
+    """The reference's services do not tell how far a subscription is; a broker of ours says so on the client port too.
+
+    Raises Usage for a topic that keeps nothing, and for a broker that does not tell.
+    """
+    found = {}
+    for topic in topics:
+        request = ours.ExplainSubscriptionRequest(topic=topic, subscription=wish.subscription)
+
+        async def ask(topic: str = topic, request: ours.ExplainSubscriptionRequest = request) -> Progress:
+            broker = await owners.of(topic)
+            try:
+                answer = await broker.call(EXPLAIN, request, ours.ExplainSubscriptionResponse)
+            except DanubeError:
+                owners.forget(topic)
+                raise
+            cursor = answer.lag.cursor if answer.lag.HasField("cursor") else None
+            return Progress(cursor, answer.lag.head, answer.lag.lag_messages, answer.sentence)
+
+        try:
+            found[topic] = await with_retries(ask)
+        except BrokerRefused as error:
+            if error.code == "UNIMPLEMENTED":
+                raise Usage(
+                    "--once asks how far the subscription is, which this broker tells through the native protocol "
+                    "only: danube://host:6651"
+                ) from error
+            if error.code == "FAILED_PRECONDITION":
+                raise nothing_kept(wish.topic) from error
+            raise
+    return found
+
+
+def nothing_kept(topic: TopicName) -> Usage:
+    return Usage(f"--once is for reliable topics: {topic} keeps no messages to catch up with")
 
 
 async def _topics(connection: Connection, topic: TopicName) -> list[str]:

@@ -357,8 +357,6 @@ def consume(
     """
     ends_with_reader()
     way, address = address_of(service_addr, protocol)
-    if once and way is Protocol.grpc:
-        raise Usage("--once asks how far the subscription is, which only the native protocol tells: danube://host:6651")
     wish = Wish(
         topic=TopicName(topic),
         consumer=consumer or f"{subscription[:100]}-{token_hex(4)}",

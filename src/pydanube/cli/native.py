@@ -6,14 +6,14 @@ Messages keep their order however many are on their way. Whoever is away for a m
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from pydanube.cli import listening
-from pydanube.cli.consuming import Received, Wish, no_topic
+from pydanube.cli.catching_up import Course, Progress
+from pydanube.cli.consuming import Received, Wish, no_topic, nothing_kept
 from pydanube.cli.exits import Usage
 from pydanube.cli.producing import Order, Outgoing, Sent
 from pydanube.client.client import connect
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 DIAL_SECONDS: Final = 5.0
 CALL_SECONDS: Final = 30.0
 WINDOW_MESSAGES: Final = 1_000
-QUIET_SECONDS: Final = 0.2  # nothing came for so long: perhaps there is nothing more
-FOR_EVER_SECONDS: Final = 3600.0  # and then again
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -151,7 +149,7 @@ async def consume(url: str, wish: Wish, show: Callable[[Received], None], note: 
         except TopicUnknown as error:
             raise no_topic(wish.topic) from error
         if wish.once and not info.reliable:
-            raise Usage(f"--once is for reliable topics: {wish.topic} keeps no messages to catch up with")
+            raise nothing_kept(wish.topic)
         window = {"window_messages": min(wish.count, WINDOW_MESSAGES)} if wish.count else {}  # takes none from others
         async with client.consumer(
             wish.topic,
@@ -164,96 +162,50 @@ async def consume(url: str, wish: Wish, show: Callable[[Received], None], note: 
         ) as consumer:
             parts = wish.topic.partition_names(info.partitions) if info.partitions else [wish.topic]
             note(f"subscribed to {', '.join(parts)} as {wish.subscription}")
-            heads = {str(part): (await client.describe_topic(part)).head for part in parts} if wish.once else {}
-            return await Receiving(client, consumer, wish, note, heads, is_reliable=info.reliable).run(show)
 
+            async def progress() -> Mapping[str, Progress]:
+                await consumer.flush()
+                lags = {str(part): await client.lag(part, wish.subscription) for part in parts}
+                return {part: Progress(lag.cursor, lag.head, lag.messages, lag.sentence) for part, lag in lags.items()}
 
-class Receiving:
-    """One consumer's messages, until it has had enough."""
-
-    def __init__(
-        self,
-        client: Client,
-        consumer: Consumer,
-        wish: Wish,
-        note: Callable[[str], None],
-        heads: Mapping[str, int],
-        *,
-        is_reliable: bool,
-    ) -> None:
-        self._client = client
-        self._consumer = consumer
-        self._wish = wish
-        self._note = note
-        self._heads = heads  # of each partition, when it began
-        self._is_reliable = is_reliable
-        self._kept = dict.fromkeys(heads, 0)  # of those: shown and not acknowledged
-        self._asked_at = time.monotonic()
-        self._is_caught_up = False
-        self._has_said_why = False
-
-    async def run(self, show: Callable[[Received], None]) -> bool:
-        """Whether everything wished for came."""
-        wish = self._wish
-        received = 0
-        try:
-            while not wish.count or received < wish.count:
-                message = await self._next()
-                if message is None:
-                    return self._is_caught_up if wish.once else not wish.count
-                show(_received(message, self._is_reliable))
-                received += 1
-                if wish.ack:
-                    await message.ack()
-                elif message.offset < self._heads.get(message.topic, 0):
-                    self._kept[message.topic] += 1
-        finally:
-            await self._flush()
-        return True
-
-    async def _next(self) -> Message | None:
-        """None: silence has lasted long enough, or it has caught up."""
-        wish = self._wish
-        waited = 0.0
-        while True:
-            # Also while messages come: somebody may send for ever.
-            if wish.once and time.monotonic() - self._asked_at > QUIET_SECONDS and await self._ask():
-                return None
-            left = FOR_EVER_SECONDS if wish.timeout_seconds is None else max(0.0, wish.timeout_seconds - waited)
-            seconds = min(left, QUIET_SECONDS) if wish.once else left
+            course = Course(wish, note, progress)
+            await course.begin()
             try:
-                return await self._consumer.receive(timeout=seconds)
-            except DeadlineExceeded:
-                waited += seconds
-            if wish.timeout_seconds is not None and waited >= wish.timeout_seconds:
-                if wish.once:
-                    await self._ask()
-                return None
+                return await _receive(consumer, wish, course, show, is_reliable=info.reliable)
+            finally:
+                if wish.ack and info.reliable:
+                    await _flush(consumer, note)
 
-    async def _ask(self) -> bool:
-        """Whether everything that was there when it began is done, or kept by this consumer as it was told."""
-        await self._consumer.flush()
-        self._asked_at = time.monotonic()
-        for part, head in self._heads.items():
-            lag = await self._client.lag(part, self._wish.subscription)
-            is_behind = head > 0 and (lag.cursor is None or lag.cursor + 1 < head)
-            # What is kept never moves the cursor; what came since then is not waited for.
-            left = lag.messages if self._wish.ack else lag.messages - (lag.head - head) - self._kept[part]
-            if is_behind and left > 0:
-                if not self._has_said_why:
-                    self._has_said_why = True
-                    self._note(f"not caught up yet: {lag.sentence}")
-                return False
-        self._is_caught_up = True
-        return True
 
-    async def _flush(self) -> None:
-        if not self._wish.ack or not self._is_reliable:
-            return
+async def _receive(
+    consumer: Consumer, wish: Wish, course: Course, show: Callable[[Received], None], *, is_reliable: bool
+) -> bool:
+    """Whether everything wished for came."""
+
+    async def receive(seconds: float) -> Message | None:
         try:
-            await self._consumer.flush(timeout=DIAL_SECONDS)
-        except DanubeError as error:
-            self._note(f"perhaps not all is acknowledged, and some of it comes again: {error}")
+            return await consumer.receive(timeout=seconds)
+        except DeadlineExceeded:
+            return None
+
+    received = 0
+    while not wish.count or received < wish.count:
+        message = await course.next(receive)
+        if message is None:
+            return course.is_over if wish.once else not wish.count
+        show(_received(message, is_reliable))
+        received += 1
+        course.shown(message.topic, message.offset)
+        if wish.ack:
+            await message.ack()
+    return True
+
+
+async def _flush(consumer: Consumer, note: Callable[[str], None]) -> None:
+    try:
+        await consumer.flush(timeout=DIAL_SECONDS)
+    except DanubeError as error:
+        note(f"perhaps not all is acknowledged, and some of it comes again: {error}")
 
 
 def _received(message: Message, is_reliable: bool) -> Received:

@@ -324,6 +324,8 @@ class _Planning:
                     continue
                 if balance(rank(self._strategy, figures)).variation > variation_max:
                     continue
+                # One measure of evenness, whatever a move evens out: that of the cluster's own strategy.
+                variation = self.even().variation
                 self.figures = figures
                 load = self._known.get(topic)
                 self._candidates[source][load is None].remove(topic)
@@ -333,7 +335,7 @@ class _Planning:
                     from_broker=source,
                     to_broker=target,
                     estimated_load=load.score if load is not None else 0.0,
-                    reason=f"{'load' if weigh else 'topics'} {loads}, CV {even.variation:.2f}",
+                    reason=f"{'load' if weigh else 'topics'} {loads}, CV {variation:.2f}",
                 )
         return None
 
@@ -398,7 +400,7 @@ def plan(
     blacklist, and those that are on their way already.
     """
 
-    def planned(may_move: Callable[[TopicName], bool], count_max: int) -> tuple[list[Move], Balance]:
+    def planned(may_move: Callable[[TopicName], bool], count_max: int) -> tuple[list[Move], _Planning]:
         planning = _Planning(strategy, measured, topics_of, known, may_move)
         moves: list[Move] = []
         variation_max = math.inf
@@ -411,7 +413,7 @@ def plan(
                 moves.append(move)
             # Topics that do nothing may move to a broker that is busier just now, but not its work.
             variation_max = max(rules.threshold, planning.even().variation) + VARIATION_SLACK
-        return moves, planning.even()
+        return moves, planning
 
     even = balance(rank(strategy, measured))
     if len(measured) < max(rules.brokers_min, 2):
@@ -419,7 +421,11 @@ def plan(
     moves, after = planned(lambda topic: topic not in busy and rules.allows(topic), min(moves_max, PLAN_MAX))
     if moves:
         more = f"; one order moves {PLAN_MAX} at most, ask again afterwards" if len(moves) == PLAN_MAX else ""
-        return Plan(moves, f"CV {even.variation:.2f}, and {after.variation:.2f} afterwards{more}", even)
+        numbers = ""
+        if strategy != "fair":
+            before, later = (_numbers(each) for each in (measured, after.figures))
+            numbers = f"; topics of a broker: {before}, and {later} afterwards" if before != later else ""
+        return Plan(moves, f"CV {even.variation:.2f}, and {after.even().variation:.2f} afterwards{numbers}{more}", even)
     # Nothing moves. Either nothing would help, or what would help may not be touched.
     if planned(lambda topic: rules.allows(topic), 1)[0]:
         count = sum(topic in busy for topics in topics_of.values() for topic in topics)
@@ -435,6 +441,12 @@ def plan(
         return Plan((), _is_even(even, rules), even)
     why = f"Cluster is as even as moving whole topics makes it (CV: {even.variation:.2f})"
     return Plan((), why, even)
+
+
+def _numbers(figures: Mapping[BrokerId, Figures]) -> str:
+    """The fewest and the most topics that a broker has."""
+    loads = balance(rank("fair", figures)).loads.values()
+    return f"{min(loads):.0f} to {max(loads):.0f}"
 
 
 def _too_few(measured: Collection[BrokerId], rules: Rules) -> str:
