@@ -13,7 +13,7 @@ from pydanube.core.tiers import Descriptor
 from pydanube.errors import ConfigError
 from pydanube.log.batch import Batch, decode
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
-from pydanube.wire.convert import START_HEADER
+from pydanube.wire.convert import ASKED_BY_HEADER, START_HEADER
 
 if TYPE_CHECKING:
     from pydanube.client.incoming import ConsumerLane
@@ -50,6 +50,11 @@ def place_of(place: Place) -> pb.Place:
 def start_header(place: Place) -> tuple[str, bytes]:
     """The same beside a ConsumerRequest of the gRPC door, which has no field for it."""
     return START_HEADER, place_of(place).SerializeToString()
+
+
+def asked_by_header(who: str) -> tuple[str, bytes]:
+    """Beside an order of the admin services: for whom it is given. The broker's log of what happened says so."""
+    return ASKED_BY_HEADER, who.encode()
 
 
 # --- messages ---------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from google.protobuf.message import Message
 
 from pydanube.cli.rpc import BrokerRefused, Connection
 from pydanube.client.client import Client
+from pydanube.client.messages import asked_by_header
 from pydanube.client.redrive import Survey, survey
 from pydanube.config import reachable
 from pydanube.core.names import TopicName
@@ -29,7 +30,6 @@ from pydanube.errors import DanubeError, Unreachable
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 from pydanube.wire._pb.pydanube import status_pb2
-from pydanube.wire.convert import ASKED_BY_HEADER
 
 ASKED_BY: ContextVar[str] = ContextVar("asked_by", default="")  # the address that the request at hand came from
 
@@ -388,7 +388,7 @@ class Gateway:
         """A call that changes something: what is known is asked for again."""
         by = f"web admin, for {ASKED_BY.get()}" if ASKED_BY.get() else "web admin"
         try:
-            return await self.call(method, request, answer, seconds=seconds, headers=((ASKED_BY_HEADER, by.encode()),))
+            return await self.call(method, request, answer, seconds=seconds, headers=[asked_by_header(by)])
         finally:
             self.forget()
 
