@@ -150,3 +150,10 @@ def test_the_native_address_of_an_endpoint_is_the_context_s_if_it_is_its_endpoin
     contexts.CHOSEN.set(contexts.Chosen())
     assert contexts.native_address("http://one:50051") == "danube://messages.one:7000"
     assert contexts.native_address("http://other:50051") == "danube://other:6651"
+
+
+def test_the_native_address_of_the_variables_is_that_of_their_endpoint_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DANUBE_ADMIN_ENDPOINT", "http://one:50051")
+    monkeypatch.setenv("DANUBE_SERVICE_ADDR", "danube://messages.one:7000")
+    assert contexts.native_address("http://one:50051") == "danube://messages.one:7000"
+    assert contexts.native_address("http://other:50051") == "danube://other:6651"

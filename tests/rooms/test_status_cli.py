@@ -83,6 +83,23 @@ def test_a_name_that_does_not_exist_is_a_sentence_and_no_empty_table(broker: Tes
     assert done.returncode == Exit.NOT_FOUND and done.stdout == "" and "none" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "topics subscriptions /default/none",
+        "topics set-heartbeat /default/none off",
+        "namespaces topics none",
+        "subscriptions get-failure-policy /default/none s",
+        "subscriptions get-dispatch-config /default/none s",
+        "subscriptions set-dispatch-config /default/none s --max-unacked-messages 5",
+        "subscriptions set-failure-policy /default/none s --ack-timeout-ms 5",
+    ],
+)
+def test_nothing_is_said_of_what_does_not_exist(broker: TestBroker, words: str) -> None:
+    done = danube_here("admin", "--endpoint", broker.admin_url, *words.split())
+    assert done.returncode == Exit.NOT_FOUND and done.stdout == "" and "none" in done.stderr
+
+
 def test_an_order_is_an_event(broker: TestBroker) -> None:
     printed(broker, "namespaces", "create", "made")
     text = printed(broker, "events")

@@ -11,7 +11,6 @@ from pydanube.broker.service import Broker
 from pydanube.core.delivery import FailurePolicy
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
 from pydanube.core.policies import LIMITS
-from pydanube.errors import TopicUnknown
 from pydanube.wire._pb.pydanube import admin_pb2 as pb
 from pydanube.wire.status import Code
 
@@ -47,10 +46,7 @@ class PolicyCalls:
             raise Refusal(
                 Code.INVALID_ARGUMENT, f"dead_letter_topic = {name} is not allowed: its poison would come back for ever"
             )
-        try:
-            reliable_topic(await self._topics.require(name), "a failure policy")
-        except TopicUnknown as unknown:
-            raise Refusal(Code.FAILED_PRECONDITION, str(unknown)) from unknown
+        reliable_topic(await self._topics.require(name), "a failure policy")
         before, after = await self._topics.change_failure_policy(name, subscription, given)
         return pb.ChangeFailurePolicyResponse(changes=changes(before.to_json(), after.to_json()))
 

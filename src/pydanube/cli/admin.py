@@ -137,6 +137,8 @@ def namespace_topics(namespace: NamespaceArgument, output: OutputOption = Output
     """The topics of a namespace."""
     request = pb.NamespaceRequest(name=namespace)
     found = ask(NAMESPACES, "GetNamespaceTopics", request, pb.TopicListResponse).topics
+    if not found:
+        _require_namespace(namespace)
     _print_names([f"/{name.lstrip('/')}" for name in found], "Topic", output)
 
 
@@ -197,13 +199,29 @@ def list_topics(
                 raise NotThere(f"there is no broker {broker}: `danube admin brokers list` shows those that are")
     elif namespace is not None:
         found = _topics_of([namespace.strip("/")])
-        if not found and namespace.strip("/") not in _namespaces():
-            raise NotThere(f"there is no namespace {namespace}: `danube admin namespaces list` shows those that are")
+        if not found:
+            _require_namespace(namespace)
     else:
         found = _topics_of(_namespaces())
     columns = ("name", "broker_id", "delivery")
     rows = [{name: getattr(each, name) for name in columns} for each in found]
     print_rows(rows, columns, output, line=lambda row: f"Topic: {row['name']} ({row['delivery'] or 'not open'})")
+
+
+def _require_namespace(name: str) -> None:
+    """Raises NotThere."""
+    if name.strip("/") not in _namespaces():
+        raise NotThere(f"there is no namespace {name}: `danube admin namespaces list` shows those that are")
+
+
+def require_topic(topic: str) -> list[str]:
+    """[topic], or its partitions. Raises NotThere. For calls that answer for a topic that does not exist as well."""
+    name = TopicName(topic)
+    listed = [each.name for each in _topics_of([name.namespace])]
+    found = [topic] if topic in listed else sorted(each for each in listed if TopicName(each).is_partition_of(topic))
+    if not found:
+        raise NotThere(f"there is no topic {topic}: `danube admin topics list` shows those that are")
+    return found
 
 
 def _topics_of(names: Iterable[str]) -> list[pb.TopicInfo]:
@@ -267,15 +285,11 @@ def set_topic_heartbeat(
 ) -> None:
     """Set the heartbeat of all subscriptions of a topic, also later ones, that have none of their own."""
     wanted = "" if heartbeat == "default" else heartbeat
-    listed = ask(
-        TOPICS, "ListNamespaceTopics", pb.NamespaceRequest(name=TopicName(topic).namespace), pb.TopicInfoListResponse
-    )
-    partitions = [each.name for each in listed.topics if TopicName(each.name).is_partition_of(topic)]
-    now = ""
-    for each in sorted(partitions) or [topic]:
+    targets, now = require_topic(topic), ""
+    for each in targets:
         request = ours.SetHeartbeatRequest(topic=each, heartbeat=wanted)
         now = ask(OURS, "SetHeartbeat", request, ours.SetHeartbeatResponse).heartbeat
-    print_done(f"Heartbeat: {now}", output, heartbeat=now, topics=sorted(partitions) or [topic])
+    print_done(f"Heartbeat: {now}", output, heartbeat=now, topics=targets)
 
 
 @topics.command("on-crash")
@@ -383,9 +397,14 @@ def offsets_text(first: int, end: int) -> str:
 
 @topics.command("subscriptions")
 def topic_subscriptions(topic: TopicArgument, output: OutputOption = Output.table) -> None:
-    """The subscriptions of a topic."""
-    found = ask(TOPICS, "ListSubscriptions", pb.TopicRequest(name=topic), pb.SubscriptionListResponse).subscriptions
-    _print_names(list(found), "Subscription", output)
+    """The subscriptions of a topic; of a partitioned topic, of all partitions."""
+
+    def of(name: str) -> set[str]:
+        request = pb.TopicRequest(name=name)
+        return set(ask(TOPICS, "ListSubscriptions", request, pb.SubscriptionListResponse).subscriptions)
+
+    found = of(topic) or set().union(*(of(each) for each in require_topic(topic)))
+    _print_names(sorted(found), "Subscription", output)
 
 
 @topics.command("unsubscribe")

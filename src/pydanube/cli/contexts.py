@@ -139,7 +139,13 @@ def resolve(context: typer.Context, param: typer.CallbackParam, value: Any) -> A
 
 
 def native_address(endpoint: str) -> str:
-    """The native address of the broker whose admin address this is: the context's, or the usual port of its host."""
+    """The native address of the broker whose admin address this is: that of the variables, if it is theirs, else the
+    context's, or the usual port of its host.
+    """
+    given = os.environ.get("DANUBE_SERVICE_ADDR", "")
+    is_theirs = endpoint == os.environ.get("DANUBE_ADMIN_ENDPOINT", DEFAULT_ENDPOINT) and not CHOSEN.get().is_typed
+    if given.startswith("danube") and is_theirs:
+        return given
     found = chosen()
     if found is not None and found.endpoint == endpoint and found.service_addr.startswith("danube"):
         return found.service_addr

@@ -58,7 +58,7 @@ def redrive(
         typer.Option(
             metavar="URL",
             help="A broker's native address: `danube broker` prints it.",
-            show_default="danube://, the endpoint's host, 6651",
+            show_default="DANUBE_SERVICE_ADDR, or danube://, the endpoint's host, 6651",
         ),
     ] = None,
     to: Annotated[
@@ -133,7 +133,7 @@ def redrive(
 async def _redrive(
     url: str, topic: str, selection: Selection, to: str | None, dry_run: bool, limit: int | None
 ) -> Outcome:
-    from pydanube.client.client import connect
+    from pydanube.cli.native import connected
     from pydanube.client.redrive import redrive
 
     console = Console(stderr=True)
@@ -145,7 +145,7 @@ async def _redrive(
             doing = f"{outcome.selected:,} found" if dry_run else f"{outcome.sent:,} sent"
             bar.update(task, description=doing, total=outcome.end - outcome.first, completed=outcome.at - outcome.first)
 
-        async with connect(url) as client:
+        async with connected(url) as client:
             return await redrive(client, topic, selection, to=to, dry_run=dry_run, limit=limit, progress=show)
 
 

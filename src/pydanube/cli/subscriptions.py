@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from google.protobuf.message import Message
 
-from pydanube.cli.admin import OURS, TOPICS, TopicArgument, ask, tier_fields, topics
+from pydanube.cli.admin import OURS, TOPICS, TopicArgument, ask, require_topic, tier_fields, topics
 from pydanube.cli.completion import subscription_names
 from pydanube.cli.exits import Usage
 from pydanube.cli.limits import print_changes
 from pydanube.cli.output import Output, OutputOption, print_done, print_fields
 from pydanube.cli.places import PLACES, microseconds, parse_place, parse_time
+from pydanube.cli.rpc import BrokerRefused
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
@@ -219,7 +220,11 @@ def set_dispatch_config(
         subscription=subscription,
         dispatch_config=pb.SubscriptionDispatchConfig(max_unacked_messages=max_unacked_messages),
     )
-    ask(TOPICS, "SetSubscriptionDispatchConfig", request, pb.SubscriptionResponse)
+    try:
+        ask(TOPICS, "SetSubscriptionDispatchConfig", request, pb.SubscriptionResponse)
+    except BrokerRefused:
+        require_topic(topic)  # the reference's code for a topic that does not exist is that of any refusal
+        raise
     print_done("Dispatch Config Set: true", output, max_unacked_messages=max_unacked_messages)
 
 
@@ -231,6 +236,8 @@ def get_dispatch_config(
     request = pb.GetSubscriptionDispatchConfigRequest(topic=topic, subscription=subscription)
     found = ask(TOPICS, "GetSubscriptionDispatchConfig", request, pb.GetSubscriptionDispatchConfigResponse)
     is_set = found.HasField("dispatch_config")
+    if not is_set:
+        require_topic(topic)
     print_fields({"max_unacked_messages": found.dispatch_config.max_unacked_messages if is_set else None}, output)
 
 
@@ -283,6 +290,7 @@ def get_failure_policy(
     request = pb.GetSubscriptionFailurePolicyRequest(topic=topic, subscription=subscription)
     found = ask(TOPICS, "GetSubscriptionFailurePolicy", request, pb.GetSubscriptionFailurePolicyResponse)
     if not found.HasField("failure_policy"):
+        require_topic(topic)
         if output is Output.json:
             print_fields({"failure_policy": None}, output)
         else:
