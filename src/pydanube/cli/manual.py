@@ -27,6 +27,8 @@ Every command says with `--help` what is on this page. The rules are the same fo
   everything else to standard error.
 - Whatever goes wrong is one line on standard error, which says what and what to do, and an exit code for its kind:
   [below](#exit-codes).
+- A reader that leaves early (`danube admin topics list | head -1`) is no mistake: orders are carried out, commands that
+  print for ever end, and the exit code is that of what was done.
 - Which cluster a command talks to: its option (`--endpoint`, `--service-addr`), else `danube --context NAME`, else the
   variables `DANUBE_ADMIN_ENDPOINT` and `DANUBE_SERVICE_ADDR`, else `DANUBE_CONTEXT`, else the context in use
   ([`danube context use`](#danube-context-use)), else this machine. Contexts are in `~/.config/danube/contexts.json`, or
