@@ -27,7 +27,8 @@
     │   ├── BrokerUnknown        no such broker in the cluster
     │   ├── MoveRefused          the topic or broker cannot be unloaded as the cluster stands
     │   └── ClientClosed         the client, producer or consumer was closed before
-    │       └── NeverOpened          it was not opened yet: `async with` is missing
+    │       ├── NeverOpened          it was not opened yet: `async with` is missing
+    │       └── ConsumerStopped      it was told to receive no more
     ├── Unavailable          time may help; the same call can be tried again (`retryable`)
     │   ├── LogBusy              more has come than the disk takes; try again in a moment
     │   ├── DiskFull             no room; reads go on and publishes resume when there is room
@@ -423,6 +424,13 @@ class NeverOpened(ClientClosed):
 
     def __str__(self) -> str:
         return f"{self.what} was never opened: use async with (with, for the blocking client), or await its open()"
+
+
+class ConsumerStopped(ClientClosed):
+    """`what` receives no more, because the application said so; its acks still travel."""
+
+    def __str__(self) -> str:
+        return f"{self.what} was stopped: it receives no more messages"
 
 
 # --- time acts ------------------------------------------------------------------------------------

@@ -14,7 +14,15 @@ from pydanube.wire.frames import FrameDecoder, encode
 ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, DanubeError)]
 # What a client says about itself never travels, nor what a broker says of its object store or of a process of its own;
 # all else needs a code.
-LOCAL = {"ClientClosed", "NeverOpened", "DeadlineExceeded", "BufferFull", "StoreRefused", "ProcessEnded"}
+LOCAL = {
+    "BufferFull",
+    "ClientClosed",
+    "ConsumerStopped",
+    "DeadlineExceeded",
+    "NeverOpened",
+    "ProcessEnded",
+    "StoreRefused",
+}
 # Nobody does anything else about these than about their family: the sentence is what matters.
 AS_FAMILY = {"ResourcesShort", "TooManyConnections"}
 KINDS = [kind for kind in ALL if kind.__name__ not in LOCAL | AS_FAMILY]

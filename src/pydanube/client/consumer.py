@@ -21,7 +21,7 @@ from pydanube.client.incoming import ConsumerLane, ConsumerSettings
 from pydanube.client.messages import Delivery, Message, MessageBatch, MessageView, Place
 from pydanube.client.working import Handled, Handler, Work
 from pydanube.core.ranges import OffsetRanges
-from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded, NeverOpened
+from pydanube.errors import ClientClosed, ConsumerStopped, DanubeError, DeadlineExceeded, NeverOpened
 
 # A consumer that never has to wait would never let anything else run.
 TURN_MESSAGES: Final = 2_000
@@ -143,8 +143,12 @@ class Consumer:
         """
         async with self._changing:
             if self._is_open:
-                await self._wait_for_answers(min(ANSWER_SECONDS, self._timeout) if timeout is None else timeout)
+                await self._wait_for_answers(self._answer_seconds if timeout is None else timeout)
                 await self._close(timeout)
+
+    @property
+    def _answer_seconds(self) -> float:
+        return min(ANSWER_SECONDS, self._timeout)
 
     async def _wait_for_answers(self, seconds: float) -> None:
         try:
@@ -183,7 +187,7 @@ class Consumer:
         async with self._changing:
             if self._is_open:
                 if self._is_stopped and error is None:
-                    await self._wait_for_answers(self._timeout)
+                    await self._wait_for_answers(self._answer_seconds)
                 await self._close(None)
 
     # --- receiving ----------------------------------------------------------------------------------
@@ -209,7 +213,7 @@ class Consumer:
             except TimeoutError:
                 raise DeadlineExceeded(f"receiving from {self.topic}", seconds) from None
             if not is_open:
-                raise ClientClosed(f"the consumer of {self.topic}")
+                raise self._ended()
         self._tell()
         return self._current.popleft()
 
@@ -254,9 +258,10 @@ class Consumer:
     ) -> Handled:
         """Gives every message to `handler`, `concurrency` at a time at most, until the consumer is stopped.
 
-        A message is acknowledged when its handler returns, and nacked with the reason when it raises. `stop()`, SIGTERM
-        (unless somebody else handles it) and cancellation end it in order: nothing more is received, handlers that run
-        have `grace` seconds to finish, and their answers arrive. Returns the counts, which are in `handled` meanwhile.
+        A message is acknowledged when its handler returns, and nacked with the reason when it raises. A handler that is
+        a plain function holds up the event loop while it runs. `stop()`, SIGTERM (for every run of the program, unless
+        somebody else handles it) and cancellation end it in order: nothing more is received, handlers that run have
+        `grace` seconds to finish, and their answers arrive. Returns the counts, which are in `handled` meanwhile.
 
         >>> async def handle(message):
         ...     print(message.payload)
@@ -269,6 +274,7 @@ class Consumer:
         b'3'
         Handled(acked=3, nacked=0, given_up=0)
         """
+        self._check_opened()
         self._work = Work(self, handler, concurrency=concurrency, grace_seconds=grace)
         return await self._work.run(on_sigterm=on_sigterm)
 
@@ -352,6 +358,10 @@ class Consumer:
         """An `async for` over a consumer that was not opened would end at once, as if there were no messages."""
         if not self._was_opened:
             raise NeverOpened(f"the consumer of {self.topic}")
+
+    def _ended(self) -> ClientClosed:
+        """Why there are no more messages."""
+        return (ConsumerStopped if self._is_open else ClientClosed)(f"the consumer of {self.topic}")
 
     # --- for the lanes ------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ receive ──► handler ──returns──► ack                stop(), SIGT
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import signal
 import threading
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Handler: TypeAlias = Callable[[Message], Awaitable[object]]
+Handler: TypeAlias = Callable[[Message], Awaitable[object] | None]
 REASON_SIZE_MAX: Final = 1024
+
+# Who stops when the process is asked to end: every run of a loop, for which the first of them catches the signal.
+_caught: Final[dict[asyncio.AbstractEventLoop, set[Work]]] = {}
 
 
 class Handled(NamedTuple):
@@ -62,19 +66,27 @@ class Work:
                 await self._finish()
             finally:
                 if catches:
-                    loop.remove_signal_handler(signal.SIGTERM)
+                    self._release_sigterm(loop)
         return self.handled
 
     def _catch_sigterm(self, loop: asyncio.AbstractEventLoop) -> bool:
-        if not _may_catch_sigterm():
-            return False
-        try:
-            loop.add_signal_handler(signal.SIGTERM, self._stop_soon)
-        except NotImplementedError:
-            return False
+        if loop not in _caught:
+            if not _may_catch_sigterm():
+                return False
+            try:
+                loop.add_signal_handler(signal.SIGTERM, _stop_all, loop)
+            except NotImplementedError:
+                return False
+        _caught.setdefault(loop, set()).add(self)
         return True
 
-    def _stop_soon(self) -> None:
+    def _release_sigterm(self, loop: asyncio.AbstractEventLoop) -> None:
+        _caught[loop].discard(self)
+        if not _caught[loop]:
+            del _caught[loop]
+            loop.remove_signal_handler(signal.SIGTERM)
+
+    def stop_soon(self) -> None:
         self._stopping = asyncio.create_task(self._consumer.stop())
 
     async def _fetch(self) -> None:
@@ -94,7 +106,9 @@ class Work:
 
     async def _handle(self, message: Message) -> None:
         try:
-            await self._handler(message)
+            doing = self._handler(message)
+            if inspect.isawaitable(doing):
+                await doing
         except asyncio.CancelledError:
             self.handled = self.handled._replace(given_up=self.handled.given_up + 1)
             raise
@@ -130,6 +144,11 @@ class Work:
             await self._consumer.flush(timeout=self._grace_seconds or None)
         except DanubeError as error:
             log.warning("answers did not arrive", extra={"topic": self._consumer.topic, "why": str(error)})
+
+
+def _stop_all(loop: asyncio.AbstractEventLoop) -> None:
+    for work in tuple(_caught[loop]):
+        work.stop_soon()
 
 
 def _may_catch_sigterm() -> bool:

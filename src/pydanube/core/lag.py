@@ -148,6 +148,8 @@ def _cause(s: Standing, now: float) -> str:
     if s.undispatched and not s.has_room:
         if s.unacked_max is not None and s.window_held >= s.unacked_max:
             return f"window full: {s.window_held} of {s.unacked_max} messages wait for an ack; {behind}"
+        if not (s.unacked or s.late):
+            return f"no consumer asks for messages; {behind}"
         return f"no consumer has room: {_messages(s.unacked)} wait for an ack{_where(s)}; {behind}"
     if s.undispatched:
         return f"delivering: {_messages(s.undispatched)} can be sent now; {behind}"
