@@ -432,7 +432,7 @@ FOUND_BY: dict[str, int] = {
     "offsets before the reservation": 0,
     "retention takes one object too many": 966,
     "any history key is an answer": 174,
-    "sweep of any epoch without a fence": 3595,
+    "sweep of any epoch without a fence": 784,
     "rest beside a commit": 6,
     "reservation over any revision": 84,
     "claim ignores the reservation it read": 41,

@@ -119,6 +119,11 @@ def test_a_planted_defect_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert next(found, None) is not None, f"{name} was not found in {DEFECT_SEEDS_MAX} seeds"
 
 
+def test_every_planted_defect_is_known_to_be_found_within_a_thousand_seeds() -> None:
+    assert set(FOUND_BY) == set(PLANTED)
+    assert max(FOUND_BY.values()) < DEFECT_SEEDS_MAX
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_defect_is_found_soon(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
