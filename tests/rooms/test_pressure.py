@@ -141,6 +141,32 @@ async def test_a_peer_that_is_held_is_not_taken_for_dead_and_its_acks_and_pings_
 
 
 @simulated
+async def test_a_batch_that_is_refused_is_answered_behind_a_larger_one_that_is_still_being_parsed() -> None:
+    """A client that gets an answer out of turn can only give up."""
+    host = await host_with()
+    door = door_of(host)
+    peer = await Peer.greeted(door)
+    opened = await peer.open_producer()
+    async with held(host.broker) as pressure:
+        pressure.add(BOUND)  # others have sent
+        peer.produce(opened, 0, b"first")
+        await sweep(door, 8)
+        assert peer.transport.is_reading, "what it sends is refused from now on, as long as too much waits"
+        pressure.remove(100 * KIB)  # not enough for the peers that are held
+        peer.produce(opened, 1, bytes(200 * KIB))
+        peer.produce(opened, 2, b"refused")
+        await settle()
+        assert pressure.refused == 1
+        pressure.remove(BOUND - 100 * KIB)
+    await settle()
+    answers = [
+        command.request_id for command in (frame.command for frame in peer.frames) if command.request_id >= 10_000
+    ]
+    assert answers == [10_000, 10_001, 10_002]
+    assert [command.request_id for command in peer.heard("error")] == [10_002]
+
+
+@simulated
 async def test_a_peer_with_too_much_of_its_own_that_is_not_on_disk_is_heard_again_after_a_while() -> None:
     host = await host_with()
     door = door_of(host, unwritten_bytes=100 * KIB)

@@ -123,7 +123,7 @@ FOUND_AT = {
     "segment in doubt forgotten": 585,
     "journal used again after a failed sync": 223,
     "removed file of a reopened topic stops the log": 737,
-    "second close does not wait": 390,
+    "second close does not wait": 666,
 }
 
 

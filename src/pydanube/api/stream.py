@@ -166,7 +166,7 @@ class Connection(asyncio.Protocol):
         self._refusing = False
         self._pressed = False  # waits to be called by the pressure
         self._partial_bytes = self._parsing_bytes = 0  # as counted in the pressure
-        self._to_parse: deque[tuple[int, Producing, memoryview]] = deque()
+        self._to_parse: deque[tuple[int, Producing, memoryview | Undecided]] = deque()  # those refused in their turn
         self._parsing: asyncio.Task[None] | None = None
         now = self.broker.clock.elapsed()
         self._opened_at = self._heard_at = self._frame_since = self._stuck_since = now
@@ -496,7 +496,7 @@ class Connection(asyncio.Protocol):
         return None
 
     def _refuse(self, request_id: int, producing: Producing, body: memoryview, error: DanubeError) -> None:
-        """Without a look at the batch: it is answered in its turn, and what comes behind it is refused, too."""
+        """Without a look at the batch: it is answered in its turn, also behind what is still being parsed."""
         try:
             header = parse_header(body)
             producing.check_room()
@@ -505,13 +505,19 @@ class Connection(asyncio.Protocol):
             return
         self._pressure.refused += 1
         sequence, rows = header.first_sequence, header.rows
-        producing.in_flight.append(Undecided(request_id, sequence, rows, 0, failed(error), perf_counter()))
-        self.answer_decided(producing)
+        refused = Undecided(request_id, sequence, rows, 0, failed(error), perf_counter())
+        if self._parsing is None:
+            self._await_outcome(producing, refused)
+        else:
+            self._to_parse.append((request_id, producing, refused))
 
     async def _parse_large(self) -> None:
         try:
             while self._to_parse and not self._over:
                 request_id, producing, body = self._to_parse.popleft()
+                if isinstance(body, Undecided):
+                    self._await_outcome(producing, body)
+                    continue
                 batch: Batch | None = None
                 if len(body) > PARSE_ON_LOOP_BYTES:
                     try:
@@ -543,11 +549,14 @@ class Connection(asyncio.Protocol):
         except DanubeError as error:
             outcome = failed(error)
         undecided = Undecided(request_id, header.first_sequence, header.rows, len(body), outcome, perf_counter())
+        self._await_outcome(producing, undecided)
+
+    def _await_outcome(self, producing: Producing, undecided: Undecided) -> None:
         producing.in_flight.append(undecided)
-        if outcome.done():
+        if undecided.outcome.done():
             self.answer_decided(producing)
         else:
-            outcome.add_done_callback(lambda _: producing.tell())
+            undecided.outcome.add_done_callback(lambda _: producing.tell())
 
     def answer_decided(self, producing: Producing) -> None:
         """Receipts and refusals, in the order of the batches."""
