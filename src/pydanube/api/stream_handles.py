@@ -312,4 +312,5 @@ def fetched(batches: list[Batch], start: int, frame_size_max: int) -> list[Batch
 def failed(error: DanubeError) -> asyncio.Future[Any]:
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     future.set_exception(error)
+    future.exception()  # it counts as heard: a connection that is lost leaves it unanswered
     return future
