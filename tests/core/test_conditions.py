@@ -222,6 +222,15 @@ def test_the_rate_of_the_last_minute_says_when_it_will_have_caught_up() -> None:
     assert trend.catch_up(20, 0).course is Course.CAUGHT_UP
 
 
+def test_messages_that_came_a_moment_ago_are_no_trend() -> None:
+    trend = Trend()
+    trend.look(0, 0)
+    assert trend.catch_up(10, 3).course is Course.FALLING_BEHIND
+    assert trend.catch_up(10, 3, 0.2).course is Course.KEEPING_UP
+    assert trend.catch_up(10, 3, 8.0).course is Course.FALLING_BEHIND
+    assert trend.catch_up(10, 0, 0.0).course is Course.CAUGHT_UP
+
+
 def test_one_look_is_no_direction() -> None:
     trend = Trend()
     assert trend.catch_up(0, 5).course is Course.UNKNOWN

@@ -44,6 +44,8 @@ class _Behind:
     offset: int = -1  # of the oldest message that was looked up
     appended_us: int | None = None
     looked_up: int = 0  # in which look
+    head: int = 0  # at the last look
+    head_us: int | None = None
 
 
 class Late(NamedTuple):
@@ -96,7 +98,7 @@ class Observer:
         now, now_us = clock.elapsed(), clock.time_us()
         self._looks += 1
         room = await self._broker.run(self._room) if self._room is not None else None
-        subscriptions, lag = await self._subscriptions(now)
+        subscriptions, lag = await self._subscriptions(now, now_us)
         await self._look_up()
         await self._tell_metrics(now, now_us)
         await self._count_rates(now)
@@ -113,7 +115,7 @@ class Observer:
                 for subscription in list(topic.subscriptions.values()):
                     yield topic, subscription
 
-    async def _subscriptions(self, now: float) -> tuple[list[SubscriptionNumbers], int]:
+    async def _subscriptions(self, now: float, now_us: int) -> tuple[list[SubscriptionNumbers], int]:
         found, lag = [], 0
         behind: dict[tuple[str, str], _Behind] = {}
         for number, (topic, subscription) in enumerate(self._all()):
@@ -123,6 +125,7 @@ class Observer:
             place = (str(topic.name), str(subscription.name))
             each = behind[place] = self._behind.get(place) or _Behind()
             each.trend.look(now, standing.lag)
+            each.head, each.head_us = standing.head, now_us
             lag += standing.lag
             found.append(
                 SubscriptionNumbers(
@@ -161,8 +164,10 @@ class Observer:
                 await asyncio.sleep(0)
             late = self._late(topic.name, subscription.name, subscription.standing(), now, now_us)
             subscription.metrics.lag_seconds = late.seconds
-            never = late.catch_up.course in (Course.FALLING_BEHIND, Course.STANDING)
-            subscription.metrics.catch_up_seconds = math.inf if never else late.catch_up.seconds
+            course = late.catch_up.course
+            never = course in (Course.FALLING_BEHIND, Course.STANDING)
+            hope = 0.0 if course is Course.KEEPING_UP else late.catch_up.seconds
+            subscription.metrics.catch_up_seconds = math.inf if never else hope
 
     def _late(self, topic: str, name: str, standing: Standing, now: float, now_us: int) -> Late:
         if standing.lag == 0:
@@ -170,10 +175,8 @@ class Observer:
         each = self._behind.get((topic, name))
         if each is None:
             return Late(None, CatchUp(Course.UNKNOWN))
-        # What was looked up a few seconds ago may be acknowledged by now: then the oldest is younger than this.
-        known = each.appended_us is not None and each.offset <= standing.next_unacked
-        seconds = max(now_us - (each.appended_us or 0), 0) / 1e6 if known else None
-        return Late(seconds, each.trend.catch_up(now, standing.lag))
+        seconds = _age(each, standing, now_us)
+        return Late(seconds, each.trend.catch_up(now, standing.lag, seconds if standing.consumers else None))
 
     def late(self, topic: Topic, subscription: Subscription) -> Late:
         """As of the last look, without waiting."""
@@ -298,6 +301,19 @@ def _subscriptions_of(topic: AnyTopic) -> list[Subscription | FanoutSubscription
 
 def _buckets(histogram: Histogram) -> Buckets:
     return Buckets(histogram.bounds, tuple(histogram.counts))
+
+
+def _age(each: _Behind, standing: Standing, now_us: int) -> float | None:
+    """Seconds that the oldest message waits that was not acknowledged. None: not known."""
+    came = standing.head - each.head  # since the last look
+    if each.offset != standing.next_unacked and came > 0 and standing.next_unacked >= each.head:
+        # All that waits came since then: as evenly as anything else, for all that is known.
+        share = (standing.head - standing.next_unacked) / came
+        return share * max(now_us - (each.head_us or now_us), 0) / 1e6
+    # What was looked up a few seconds ago may be acknowledged by now: then the oldest is younger than this.
+    if each.appended_us is None or each.offset > standing.next_unacked:
+        return None
+    return max(now_us - each.appended_us, 0) / 1e6
 
 
 async def appended_at(topic: Topic, offset: int) -> int | None:

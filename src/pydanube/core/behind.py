@@ -16,10 +16,12 @@ from pydanube.core.conditions import words
 
 SPAN_SECONDS: Final = 60.0  # the rate is of so long
 LOOKS_MAX: Final = 8
+KEEPS_UP_SECONDS: Final = 5.0  # a consumer that has the oldest message for less is not behind: it is at work
 
 
 class Course(enum.StrEnum):
     CAUGHT_UP = "caught_up"
+    KEEPING_UP = "keeping_up"  # what waits came in the last few seconds
     CATCHING_UP = "catching_up"
     FALLING_BEHIND = "falling_behind"
     STANDING = "standing"  # neither
@@ -36,6 +38,7 @@ class CatchUp(NamedTuple):
         if self.course is Course.CATCHING_UP and self.seconds is not None:
             return f"at this rate it has caught up in about {words(self.seconds)}"
         return {
+            Course.KEEPING_UP: "it keeps up",
             Course.FALLING_BEHIND: "it falls further behind: more comes in than is acknowledged",
             Course.STANDING: "it is not catching up",
         }.get(self.course, "")
@@ -53,10 +56,16 @@ class Trend:
         kept = [each for each in self._looks if now - each[0] <= SPAN_SECONDS]
         self._looks = (*kept[-LOOKS_MAX + 1 :], (now, lag))
 
-    def catch_up(self, now: float, lag: int) -> CatchUp:
-        """`lag` is that of now. It takes at least two looks to know a direction."""
+    def catch_up(self, now: float, lag: int, oldest_seconds: float | None = None) -> CatchUp:
+        """`lag` is that of now. It takes at least two looks to know a direction.
+
+        `oldest_seconds` is the age of the oldest message, of a subscription that has consumers: a few messages that
+        came a moment ago are no trend, whatever was there a minute before.
+        """
         if lag == 0:
             return CatchUp(Course.CAUGHT_UP)
+        if oldest_seconds is not None and oldest_seconds < KEEPS_UP_SECONDS:
+            return CatchUp(Course.KEEPING_UP)
         if not self._looks or now <= self._looks[0][0]:
             return CatchUp(Course.UNKNOWN)
         at, before = self._looks[0]

@@ -25,15 +25,21 @@ POINTS_MIN: Final = 24
 
 
 class Line(NamedTuple):
-    """`colour` is 1 to 4, a class of the style sheet. `current` is what the legend says; None: the series' newest."""
+    """`colour` is 1 to 4, a class of the style sheet. `current` is what the legend says; None: the series' newest.
+
+    Without `is_known` the legend says that it is not: the newest of the series is of the past.
+    """
 
     label: str
     colour: int
     series: Series
     current: float | None = None
+    is_known: bool = True
 
     @property
     def now(self) -> float | None:
+        if not self.is_known:
+            return None
         if self.current is not None:
             return self.current
         return next((value for _, value in reversed(self.series) if value is not None), None)
@@ -71,7 +77,7 @@ class Chart(NamedTuple):
         """The picture in words, for those who do not see it."""
         minutes = (self.last - self.first) / 60
         told = [
-            f"{line.label}: {line.now or 0:,.0f} {self.unit} now, "
+            f"{line.label}: {'unknown' if line.now is None else f'{line.now:,.0f} {self.unit}'} now, "
             f"{max((value for _, value in line.series if value is not None), default=0):,.0f} at most"
             for line in self.lines
         ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -146,3 +148,24 @@ def hexadecimal(data: bytes) -> str:
         ascii_text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
         lines.append(f"{start:08x}  {left:<23}  {right:<23}  {ascii_text}")
     return "\n".join(lines)
+
+
+# --- what happened ------------------------------------------------------------------------------------------
+
+_CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
+_VALUE: Final = re.compile(r" (?=\w+=)")
+_BROKER_ID: Final = re.compile(r"\d{5,20}")
+
+
+def happening(kind: str, sentence: str) -> str:
+    """An order is told as a call and its fields, `UnloadTopic topic=/a/b`: here as "Unload topic: topic /a/b"."""
+    if kind == "order":
+        call, *values = _VALUE.split(sentence)
+        told = ", ".join(value.replace("=", " ", 1).replace("_", " ", 1) for value in values)
+        sentence = _CAPITAL.sub(" ", call).lower() + (f": {told}" if told else "")
+    return sentence[:1].upper() + sentence[1:]
+
+
+def with_addresses(text: str, addresses: Mapping[str, str]) -> str:
+    """The text, with the addresses of brokers in the place of their ids."""
+    return _BROKER_ID.sub(lambda found: addresses.get(found[0], found[0]), text)

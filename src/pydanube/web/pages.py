@@ -31,24 +31,28 @@ async def home(site: Site, request: Request) -> Response:
 
 async def cluster(site: Site, request: Request) -> Response:
     gateway, samples = site.gateway, site.sampler.samples
-    brokers, topics, balance = await asyncio.gather(gateway.brokers(), gateway.topics(), gateway.balance())
+    brokers, topics, balance, (status, why), happened = await asyncio.gather(
+        gateway.brokers(), gateway.topics(), gateway.balance(), _status(site), _happened(site)
+    )
+    moves = await _rebalanced(site) if balance is not None else []
+    # From here on nothing waits: tile, legend and state are then of one moment.
     lines = views.topic_lines(topics, samples, site.operations, brokers)
     loads = {str(each.broker_id): each for each in balance.brokers} if balance is not None else {}
     owned: dict[str, int] = {}
     for row in topics:
         owned[row.broker_id] = owned.get(row.broker_id, 0) + 1
-    lagging = sorted((line for line in lines if line.thing.lag), key=views.SORTS["lag"])
-    status, why = await _status(site)
+    lagging = sorted((line for line in lines if line.lag), key=views.SORTS["lag"])
     now = time.time()
     shown = conditions.broker_lines(brokers, status, samples, owned, loads, now)
     missing = sum(not row.broker_id for row in topics)
+    complete = conditions.is_complete(status, samples)
     return site.show(
         request,
         "cluster.html",
         active="cluster",
         banner=conditions.banner(status, why),
         health=status,
-        complete=conditions.is_complete(status, samples),
+        complete=complete,
         unserved=max(status.topics_unserved, missing) if status is not None else missing,
         now=now,
         brokers=shown,
@@ -58,10 +62,16 @@ async def cluster(site: Site, request: Request) -> Response:
         topics=topics,
         lagging=lagging[:5],
         lagging_count=sum(line.chip.word == "lagging" for line in lines),
-        throughput=views.throughput(samples, samples.cluster, "Throughput of all topics", seconds=range_of(request)),
+        throughput=views.throughput(
+            samples,
+            samples.cluster,
+            "Throughput of all topics",
+            seconds=range_of(request),
+            is_known=complete,
+        ),
         operations=site.operations.of("drain", "move", "rebalance", "redrive")[:4],
-        moves=await _rebalanced(site) if balance is not None else [],
-        happened=await _happened(site),
+        moves=moves,
+        happened=happened,
         addresses={each.broker_id: each.address.rpartition("://")[2] for each in brokers},
     )
 
@@ -112,10 +122,15 @@ async def broker(site: Site, request: Request) -> Response:
         own=own,
         now=now,
         thing=samples.broker(found.broker_id),
-        numbers=numbers.broker if numbers is not None else {},
+        numbers=numbers.broker if numbers is not None and own.thing is not None else {},
         lines=lines[:PAGE_ROWS],
         lines_count=len(lines),
-        throughput=views.throughput(samples, samples.broker(found.broker_id), seconds=range_of(request)),
+        throughput=views.throughput(
+            samples,
+            samples.broker(found.broker_id),
+            seconds=range_of(request),
+            is_known=own.thing is not None,
+        ),
         operations=site.operations.of("drain", subject=found.broker_id)[:2],
     )
 

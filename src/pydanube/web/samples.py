@@ -272,6 +272,11 @@ class Thing:
         self.still = self.still + 1 if is_same else 0
         return self.still > RECENT
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether a broker was heard of it lately: without that its rates are not 0, they are not known."""
+        return bool(self.levels or self.rates)
+
     def rate(self, name: str) -> float:
         """Per second, over the last few samples. The cluster's are sums, kept as levels."""
         found = self.rates.get(name)

@@ -289,6 +289,8 @@ def _templates() -> Environment:
         "broker_url": broker_url,
         "query_text": query_text,
         "offsets": formats.offsets,
+        "happening": formats.happening,
+        "with_addresses": formats.with_addresses,
         "spark": charts.spark,
         "tier_bar": charts.tier_bar,
         "meter": charts.meter,

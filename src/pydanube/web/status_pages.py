@@ -23,7 +23,8 @@ COURSES: Final[Mapping[str, views.Chip]] = {
     "caught_up": views.Chip("ok", "caught up"),
     "catching_up": views.Chip("moving", "catching up"),
     "falling_behind": views.Chip("warn", "falling behind"),
-    "standing": views.Chip("warn", "standing", "it is behind, and nothing is acknowledged"),
+    "keeping_up": views.Chip("ok", "keeps up", "what waits came in the last few seconds"),
+    "standing": views.Chip("warn", "standing", "it is behind, and comes no nearer"),
     "unknown": views.Chip("idle", "unknown", "not looked at long enough to say"),
 }
 BLOCKED: Final = views.Chip("bad", "blocked", "a message failed too often and blocks what is behind it")
@@ -106,4 +107,7 @@ async def connections(site: Site, request: Request) -> Response:
 
 
 async def events(site: Site, request: Request) -> Response:
-    return site.show(request, "events.html", active="events", happened=list(await site.gateway.events(EVENTS_MAX)))
+    happened, brokers = await asyncio.gather(site.gateway.events(EVENTS_MAX), site.gateway.brokers())
+    return site.show(
+        request, "events.html", active="events", happened=list(happened), addresses=_addresses(brokers)
+    )  # fmt: skip

@@ -52,6 +52,7 @@ class SubscriptionLine(NamedTuple):
     thing: Thing
     chip: views.Chip
     sentence: str
+    is_known: bool = True
 
 
 async def topic(site: Site, request: Request) -> Response:
@@ -74,8 +75,9 @@ async def topic(site: Site, request: Request) -> Response:
     names = list(found.subscriptions)
     shown = names[:SUBSCRIPTIONS_SHOWN]
     explained = await asyncio.gather(*(_explained(gateway, name, each, is_reliable) for each in shown))
+    silent = views.silence(found.broker_id, samples, [each.broker_id for each in brokers])
     lines = [
-        _line(each, samples.subscription(name, each), lag, sentence, samples.topic(name).messages_in)
+        _line(each, samples.subscription(name, each), lag, sentence, samples.topic(name).messages_in, silent)
         for each, (lag, sentence) in zip(shown, explained, strict=True)
     ]
     lags = [lag for lag, _ in explained if lag is not None]
@@ -92,8 +94,9 @@ async def topic(site: Site, request: Request) -> Response:
         row=row,
         is_reliable=is_reliable,
         state=state,
-        chip=_opening(site, name, _chip(state, views.topic_chip(row, thing, site.operations))),
+        chip=_opening(site, name, _chip(state, views.topic_chip(row, thing, site.operations, silent))),
         thing=thing,
+        is_known=silent is None and thing.is_sampled,
         addresses={each.broker_id: formats.bare(each.address) for each in brokers},
         targets=[each for each in brokers if each.broker_id != found.broker_id and each.status == "active"],
         is_alone=len(brokers) < 2,
@@ -107,8 +110,8 @@ async def topic(site: Site, request: Request) -> Response:
         no_retention=no_retention,
         moves=list(moves or [])[:MOVES_SHOWN],
         operations=site.operations.of("move", subject=name)[:1],
-        throughput=views.throughput(samples, thing, seconds=range_of(request)),
-        lag=views.lag_chart(samples, thing, seconds=range_of(request)),
+        throughput=views.throughput(samples, thing, seconds=range_of(request), is_known=silent is None),
+        lag=views.lag_chart(samples, thing, seconds=range_of(request), is_known=silent is None),
     )
 
 
@@ -125,7 +128,8 @@ async def partitioned(site: Site, request: Request, base: TopicName) -> Response
     for each in sorted({*lags, *(found.subscriptions if found is not None else ())}):
         things = [samples.subscription(part, each) for part in names]
         thing = sum_of(things, lags.get(each, math.nan))
-        subscriptions.append(SubscriptionLine(each, thing, views.flow_chip(thing, line.thing.messages_in), ""))
+        chip = views.flow_chip(thing, line.thing.messages_in) if line.is_known else views.PARTLY_UNKNOWN
+        subscriptions.append(SubscriptionLine(each, thing, chip, "", line.is_known))
     subscriptions.sort(key=lambda each: (-(each.thing.lag or 0), each.name))
     return site.show(
         request,
@@ -137,8 +141,8 @@ async def partitioned(site: Site, request: Request, base: TopicName) -> Response
         why=why,
         subscriptions=subscriptions[:SUBSCRIPTIONS_SHOWN],
         subscriptions_count=len(subscriptions),
-        throughput=views.throughput(samples, line.thing, seconds=range_of(request)),
-        lag=views.lag_chart(samples, line.thing, seconds=range_of(request)),
+        throughput=views.throughput(samples, line.thing, seconds=range_of(request), is_known=line.is_known),
+        lag=views.lag_chart(samples, line.thing, seconds=range_of(request), is_known=line.is_known),
     )
 
 
@@ -167,9 +171,11 @@ def _opening(site: Site, topic: str, chip: views.Chip) -> views.Chip:
     return chip
 
 
-def _line(name: str, thing: Thing, lag: int | None, sentence: str, messages_in: float) -> SubscriptionLine:
+def _line(
+    name: str, thing: Thing, lag: int | None, sentence: str, messages_in: float, silent: views.Chip | None
+) -> SubscriptionLine:
     own = views.with_lag(thing, lag)
-    return SubscriptionLine(name, own, views.flow_chip(own, messages_in), sentence)
+    return SubscriptionLine(name, own, silent or views.flow_chip(own, messages_in), sentence, silent is None)
 
 
 async def _explained(gateway: Gateway, topic: str, subscription: str, is_reliable: bool) -> tuple[int | None, str]:
@@ -205,11 +211,13 @@ async def subscription(site: Site, request: Request) -> Response:
         raise ConfigError(
             "subscription", own, f"one of topic {name}: {', '.join(found.subscriptions) or 'it has none'}"
         )
-    (explained, why), policy, dispatch = await asyncio.gather(
+    (explained, why), policy, dispatch, brokers = await asyncio.gather(
         or_why(gateway.explain(name, own)) if is_reliable else _nothing(),
         gateway.failure_policy(name, own),
         gateway.dispatch_config(name, own),
+        gateway.brokers(),
     )
+    silent = views.silence(found.broker_id, samples, [each.broker_id for each in brokers])
     effective = policy.failure_policy if policy.HasField("failure_policy") else default_policy()
     thing = views.with_lag(
         samples.subscription(name, own), explained.lag.lag_messages if explained is not None else None
@@ -223,8 +231,9 @@ async def subscription(site: Site, request: Request) -> Response:
         is_reliable=is_reliable,
         explained=explained,
         why=why,
-        chip=views.flow_chip(thing, samples.topic(name).messages_in),
+        chip=silent or views.flow_chip(thing, samples.topic(name).messages_in),
         thing=thing,
+        is_known=silent is None,
         kind=KINDS[policy.subscription_type] if policy.subscription_type < len(KINDS) else "unknown",
         is_policy_set=policy.HasField("failure_policy"),
         policy=effective,
@@ -235,6 +244,6 @@ async def subscription(site: Site, request: Request) -> Response:
         heartbeats=HEARTBEATS,
         dead_letter_topic=effective.dead_letter_topic,
         dispatch=dispatch.dispatch_config.max_unacked_messages if dispatch.HasField("dispatch_config") else None,
-        lag=views.lag_chart(samples, thing, seconds=range_of(request)),
-        delivered=views.delivered(samples, thing, seconds=range_of(request)),
+        lag=views.lag_chart(samples, thing, seconds=range_of(request), is_known=silent is None),
+        delivered=views.delivered(samples, thing, seconds=range_of(request), is_known=silent is None),
     )

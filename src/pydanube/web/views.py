@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -32,11 +32,29 @@ class Chip(NamedTuple):
 ORPHAN: Final = Chip("warn", "orphan", "some of its messages are on the disk of a broker that is away")
 
 
-def topic_chip(row: TopicRow, thing: Thing, operations: Operations) -> Chip:
+PARTLY_UNKNOWN: Final = Chip("bad", "unknown", "the broker of a partition does not answer")
+UNSAMPLED: Final = Chip("idle", "unknown", "its broker was not asked for its numbers yet")
+
+
+def silence(broker_id: str, samples: Samples, present: Collection[str]) -> Chip | None:
+    """The state of everything on a broker that does not answer, or that is not in `present` any more; None if it does.
+
+    Numbers of such a broker are the last ones or none: they say nothing about now.
+    """
+    if broker_id in samples.failures:
+        return Chip("bad", "unknown", f"its broker does not answer: {samples.failures[broker_id]}")
+    if broker_id and broker_id not in present:
+        return Chip("bad", "unknown", "its broker is gone, and no other one serves it yet")
+    return None
+
+
+def topic_chip(row: TopicRow, thing: Thing, operations: Operations, silent: Chip | None = None) -> Chip:
     if operations.running("move", row.name) is not None:
         return Chip("moving", "moving", "on its way to another broker")
     if not row.broker_id:
         return Chip("bad", "no owner", "nobody serves it just now; its page says why")
+    if silent is not None:
+        return silent
     return flow_chip(thing)
 
 
@@ -48,6 +66,8 @@ def flow_chip(thing: Thing, messages_in: float | None = None) -> Chip:
         return ORPHAN
     if is_lagging(thing, messages_in):
         return Chip("warn", "lagging", f"{counted(thing.lag or 0, 'message')} behind")
+    if not thing.is_sampled:
+        return UNSAMPLED
     if not thing.messages_in and not thing.messages_out:
         return Chip("idle", "idle", "nothing comes in and nothing goes out")
     return Chip("ok", "ok", "keeps up")
@@ -78,18 +98,33 @@ def broker_chip(broker: Broker, samples: Samples) -> Chip:
 
 
 class TopicLine(NamedTuple):
+    """Its numbers are None while its broker, or that of one of its parts, does not answer."""
+
     row: TopicRow
     thing: Thing
     chip: Chip
     owner: str  # where it is, for people
     parts: Sequence[TopicLine] = ()  # of a partitioned topic, by number
+    is_known: bool = True
+
+    @property
+    def messages_in(self) -> float | None:
+        return self.thing.messages_in if self.is_known else None
+
+    @property
+    def messages_out(self) -> float | None:
+        return self.thing.messages_out if self.is_known else None
+
+    @property
+    def lag(self) -> int | None:
+        return self.thing.lag if self.is_known else None
 
 
 SORTS: Final[Mapping[str, Callable[[TopicLine], tuple[float, str]]]] = {
     "name": lambda line: (0.0, line.row.name),
-    "in": lambda line: (-line.thing.messages_in, line.row.name),
-    "out": lambda line: (-line.thing.messages_out, line.row.name),
-    "lag": lambda line: (-(line.thing.lag if line.thing.lag is not None else -1), line.row.name),
+    "in": lambda line: (-(line.messages_in or 0.0), line.row.name),
+    "out": lambda line: (-(line.messages_out or 0.0), line.row.name),
+    "lag": lambda line: (-(line.lag if line.lag is not None else -1), line.row.name),
     "owner": lambda line: (0.0, f"{line.owner} {line.row.name}"),
 }
 
@@ -98,13 +133,13 @@ def topic_lines(
     rows: Sequence[TopicRow], samples: Samples, operations: Operations, brokers: Sequence[Broker]
 ) -> list[TopicLine]:
     addresses = {each.broker_id: each.address.rpartition("://")[2] for each in brokers}
-    return [
-        TopicLine(
-            row, samples.topic(row.name), topic_chip(row, samples.topic(row.name), operations),
-            addresses.get(row.broker_id, row.broker_id),
-        )
-        for row in rows
-    ]  # fmt: skip
+    found = []
+    for row in rows:
+        thing, silent = samples.topic(row.name), silence(row.broker_id, samples, addresses)
+        owner = addresses.get(row.broker_id, row.broker_id)
+        chip = topic_chip(row, thing, operations, silent)
+        found.append(TopicLine(row, thing, chip, owner, is_known=silent is None and thing.is_sampled))
+    return found
 
 
 def grouped(lines: Sequence[TopicLine], samples: Samples) -> list[TopicLine]:
@@ -129,10 +164,11 @@ def partitioned_line(base: str, lines: Sequence[TopicLine], samples: Samples) ->
     worst = min((line for line in parts), key=lambda line: SEVERITY.index(line.chip.kind))
     chip = worst.chip
     if chip.kind in ("bad", "warn", "moving"):
-        chip = chip._replace(why=f"{worst.row.name}: {chip.why}")
+        chip = chip._replace(why=f"partition {TopicName(worst.row.name).partition_number}: {chip.why}")
     elif is_lagging(thing):  # none of them by itself
         chip = flow_chip(thing)
-    return TopicLine(row, thing, chip, parts[0].owner if is_one else f"{len(owners)} brokers", parts)
+    owner = parts[0].owner if is_one else f"{len(owners)} brokers"
+    return TopicLine(row, thing, chip, owner, parts, all(part.is_known for part in parts))
 
 
 def subscription_lags(topics: Sequence[str], samples: Samples) -> dict[str, float]:
@@ -147,43 +183,48 @@ def subscription_lags(topics: Sequence[str], samples: Samples) -> dict[str, floa
 # --- pictures -----------------------------------------------------------------------------------------------
 
 
-def throughput(samples: Samples, thing: Thing, title: str = "Throughput", *, seconds: int = PAST_SECONDS) -> Chart:
+def throughput(
+    samples: Samples,
+    thing: Thing,
+    title: str = "Throughput",
+    *,
+    seconds: int = PAST_SECONDS,
+    is_known: bool = True,
+) -> Chart:
     return chart(
         title,
         "messages/s",
         [
-            _flow("in", 1, samples, thing, "messages_in", seconds),
-            _flow("out", 2, samples, thing, "messages_out", seconds),
+            _flow("in", 1, samples, thing, "messages_in", seconds, is_known),
+            _flow("out", 2, samples, thing, "messages_out", seconds, is_known),
         ],
     )
 
 
-def delivered(samples: Samples, thing: Thing, *, seconds: int = PAST_SECONDS) -> Chart:
+def delivered(samples: Samples, thing: Thing, *, seconds: int = PAST_SECONDS, is_known: bool = True) -> Chart:
     return chart(
         "Delivered",
         "messages/s",
         [
-            _flow("out", 2, samples, thing, "messages_out", seconds),
-            _flow("again", 4, samples, thing, "redeliveries", seconds),
+            _flow("out", 2, samples, thing, "messages_out", seconds, is_known),
+            _flow("again", 4, samples, thing, "redeliveries", seconds, is_known),
         ],
     )
 
 
-def lag_chart(samples: Samples, thing: Thing, *, seconds: int = PAST_SECONDS) -> Chart:
+def lag_chart(samples: Samples, thing: Thing, *, seconds: int = PAST_SECONDS, is_known: bool = True) -> Chart:
     series = samples.past(thing, "lag", seconds)
-    if thing.lag is not None:
+    if thing.lag is not None and is_known:
         series[-1] = (series[-1][0], float(thing.lag))
-    return chart("Lag", "messages", [Line("behind", 3, series, thing.lag)])
+    return chart("Lag", "messages", [Line("behind", 3, series, thing.lag, is_known)])
 
 
-def _flow(label: str, colour: int, samples: Samples, thing: Thing, name: str, seconds: int) -> Line:
+def _flow(
+    label: str, colour: int, samples: Samples, thing: Thing, name: str, seconds: int, is_known: bool = True
+) -> Line:
     """A rate over time. The legend says what the tile beside it says: the rate over the last few samples."""
-    return Line(
-        label,
-        colour,
-        samples.past(thing, name, seconds),
-        thing.rate(name) if name in (*thing.rates, *thing.levels) else None,
-    )
+    current = thing.rate(name) if name in (*thing.rates, *thing.levels) else None
+    return Line(label, colour, samples.past(thing, name, seconds), current, is_known)
 
 
 def tiers_of(tiers: ours.Tiers, orphans: Sequence[ours.OrphanState]) -> list[Tier]:

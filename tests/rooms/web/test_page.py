@@ -77,13 +77,14 @@ def test_the_states_on_the_page_are_those_that_pages_show() -> None:
         return Thing(levels=levels, has_past=False)
 
     row, operations = TopicRow("/default/orders", "1", "Reliable"), Operations()
-    idle = views.flow_chip(thing())
+    idle = views.flow_chip(thing(messages_in=0.0))
     states = {
         views.flow_chip(thing(messages_in=5.0)).word,
         idle.word,
         views.flow_chip(thing(lag=2_000.0)).word,
         views.flow_chip(thing(blocked=1.0)).word,
         views.topic_chip(row._replace(broker_id=""), thing(), operations).word,
+        views.flow_chip(thing()).word,
         topic_pages._chip(ours.TopicStateResponse(state="moving"), idle).word,
         topic_pages._chip(ours.TopicStateResponse(orphans=[ours.OrphanState()]), idle).word,
     }

@@ -37,6 +37,13 @@ from tests.support import run, settle
         (formats.duration(90), "2 min"),
         (formats.offsets(0, 10), "0…9"),
         (formats.offsets(5, 5), "none"),
+        (formats.happening("died", "broker 7 is gone"), "Broker 7 is gone"),
+        (
+            formats.happening("order", "UnloadTopic topic=/a/b to_broker=7 reason=too much"),
+            "Unload topic: topic /a/b, to broker 7, reason too much",
+        ),
+        (formats.happening("order", "Rebalance"), "Rebalance"),
+        (formats.with_addresses("by 1519554345483687871, 12345", {"1519554345483687871": "h:1"}), "by h:1, 12345"),
         (formats.moment(0), "1970-01-01 00:00:00.000Z"),
         (formats.moment(1 << 62), f"{1 << 62} µs"),
     ],
