@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from pydanube.broker.observing import appended_at
+from pydanube.broker.observing import _age, _Behind, appended_at
 from pydanube.broker.topic import Topic
+from pydanube.core.lag import Standing
 from pydanube.core.tiers import Descriptor
 from pydanube.errors import DataDamaged, OffsetOutOfRange
 
@@ -69,3 +70,14 @@ def test_when_a_message_came_is_known_from_the_log_or_at_least_from_its_object(
     place: Topic, offset: int, came_us: int | None
 ) -> None:
     assert asyncio.run(appended_at(place, offset)) == came_us
+
+
+def test_what_came_since_the_last_look_waits_no_longer_than_that() -> None:
+    each = _Behind(offset=40, appended_us=1_000_000, head=100, head_us=10_000_000)
+    now_us = 14_000_000  # 200 messages came in four seconds
+    assert _age(each, Standing(head=300, next_unacked=290, lag=10, undispatched=0), now_us) == pytest.approx(0.2)
+    assert _age(each, Standing(head=300, next_unacked=90, lag=210, undispatched=0), now_us) == 13.0
+    assert _age(each, Standing(head=300, next_unacked=40, lag=260, undispatched=0), now_us) == 13.0
+    assert (
+        _age(each, Standing(head=300, next_unacked=20, lag=280, undispatched=0), now_us) is None
+    )  # it was sought back

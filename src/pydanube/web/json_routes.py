@@ -1,13 +1,13 @@
 """/ui/v1: the JSON routes of the reference's admin gateway, for tools, as far as the thing exists here.
 
-Ids of brokers and nodes are strings: they do not fit the numbers of JavaScript. What could not be found out is said in
-`errors` and left at 0 or null; the rest is answered. What does not exist here answers 501 and says so.
+What a broker answers is passed on field by field (json_bodies.py), with ids as strings; the rest is put together here
+from samples. What could not be found out is said in `errors` and left at 0 or null; the rest is answered. What does not
+exist here answers 501 and says so.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
@@ -20,13 +20,15 @@ from pydanube.client.search import search
 from pydanube.core.names import TopicName, parse_broker_id
 from pydanube.errors import ConfigError, Unreachable
 from pydanube.web import actions
-from pydanube.web.gateway import BROKERS, CLUSTER, RELIABLE, Broker, TopicRow
+from pydanube.web.gateway import BROKERS, CLUSTER, RELIABLE, TOPICS, Broker, TopicRow
+from pydanube.web.json_bodies import json_of, order_of, read_body, text, whole
 from pydanube.web.message_pages import MESSAGES_DEFAULT, MESSAGES_MAX, query_of, record_of
 from pydanube.web.sampler import scrape
 from pydanube.web.samples import ERRORS, Samples, Series, TopicNumbers
 from pydanube.web.sends import log_of, sends_to
 from pydanube.web.settings import BACKOFF_WORDS
-from pydanube.web.site import BadRequest, NotHere, Site, body_of, sentence_of, status_of, tell_if_unexpected, whole
+from pydanube.web.site import NotHere, Site, sentence_of, status_of, tell_if_unexpected
+from pydanube.web.site import whole as number
 from pydanube.web.topic_pages import KINDS, or_why
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 
@@ -40,17 +42,11 @@ SERIES: Final = {
     "bytes_in_rate_1m": "bytes_in",
     "bytes_out_rate_1m": "bytes_out",
 }
-POISON: Final = {pb.DeadLetter: "dead_letter", pb.Block: "block", pb.Drop: "drop"}
 STEP_SECONDS: Final = 15
 RPC_TOTAL: Final = "danube_broker_rpc_total"
-JSON_KINDS: Final = {
-    list: "a list",
-    str: "a text",
-    int: "a number",
-    float: "a number",
-    bool: "a truth",
-    type(None): "null",
-}
+DELAYS: Final = ("ack_timeout_ms", "base_redelivery_delay_ms", "max_redelivery_delay_ms")
+POISON: Final = {"DeadLetter": "dead_letter", "Block": "block", "Drop": "drop"}
+SCHEMA: Final = ("schema_subject", "schema_id", "schema_version", "schema_type", "compatibility_mode")
 
 
 def routes(site: Site) -> list[BaseRoute]:
@@ -155,109 +151,49 @@ def _silent(samples: Samples) -> list[str]:
 
 
 async def cluster_action(site: Site, request: Request) -> Any:
-    body = await _body(request)
-    broker_id = _text(body, "broker_id")
+    body = await read_body(request)
+    broker_id = text(body, "broker_id")
     match body.get("action"):
         case "unload":
-            order = pb.UnloadBrokerRequest(
-                broker_id=broker_id,
-                max_parallel=_whole(body, "max_parallel", 1),
-                namespaces_include=_texts(body, "namespaces_include"),
-                namespaces_exclude=_texts(body, "namespaces_exclude"),
-                dry_run=body.get("dry_run") is True,
-                timeout_seconds=_whole(body, "timeout_seconds", 60),
-            )
+            order = order_of(body, pb.UnloadBrokerRequest, ("broker_id",), max_parallel=1, timeout_seconds=60)
             seconds = order.timeout_seconds + 5.0
             done = await site.gateway.order(f"{BROKERS}/UnloadBroker", order, pb.UnloadBrokerResponse, seconds=seconds)
-            return {
-                "success": not done.failed,
-                "message": f"started={str(done.started).lower()} total={done.total} succeeded={done.succeeded} "
-                f"failed={done.failed} pending={done.pending}",
-            }
+            counts = " ".join(f"{name}={getattr(done, name)}" for name in ("total", "succeeded", "failed", "pending"))
+            return {"success": not done.failed, "message": f"started={str(done.started).lower()} {counts}"}
         case "activate":
-            activation = pb.ActivateBrokerRequest(broker_id=broker_id, reason=str(body.get("reason", "")))
+            activation = order_of(body, pb.ActivateBrokerRequest, ("broker_id",))
             await site.gateway.order(f"{BROKERS}/ActivateBroker", activation, pb.ActivateBrokerResponse)
             return {"success": True, "message": f"broker {broker_id} is active"}
     raise ConfigError("action", str(body.get("action"))[:50], "unload or activate")
 
 
 async def balance(site: Site, request: Request) -> Any:
-    found = await site.gateway.call(
-        f"{BROKERS}/GetClusterBalance", pb.ClusterBalanceRequest(), pb.ClusterBalanceResponse
-    )
-    return {
-        "coefficient_of_variation": found.coefficient_of_variation,
-        "mean_load": found.mean_load,
-        "max_load": found.max_load,
-        "min_load": found.min_load,
-        "std_deviation": found.std_deviation,
-        "broker_count": found.broker_count,
-        "assignment_strategy": found.assignment_strategy,
-        "brokers": [
-            {
-                "broker_id": str(each.broker_id),
-                "load": each.load,
-                "topic_count": each.topic_count,
-                "is_overloaded": each.is_overloaded,
-                "is_underloaded": each.is_underloaded,
-            }
-            for each in found.brokers
-        ],
-    }
+    method = f"{BROKERS}/GetClusterBalance"
+    return json_of(await site.gateway.call(method, pb.ClusterBalanceRequest(), pb.ClusterBalanceResponse))
 
 
 async def rebalance(site: Site, request: Request) -> Any:
-    body = await _body(request)
-    order = pb.RebalanceRequest(dry_run=body.get("dry_run") is True)
-    if body.get("max_moves") is not None:
-        order.max_moves = _whole(body, "max_moves", 0)
-    done = await site.gateway.order(f"{BROKERS}/TriggerRebalance", order, pb.RebalanceResponse, seconds=30)
-    return {
-        "success": done.success,
-        "moves_executed": done.moves_executed,
-        "proposed_moves": [
-            {
-                "topic_name": each.topic_name,
-                "from_broker": str(each.from_broker),
-                "to_broker": str(each.to_broker),
-                "estimated_load": each.estimated_load,
-                "reason": each.reason,
-            }
-            for each in done.proposed_moves
-        ],
-        "error_message": done.error_message,
-    }
+    order = order_of(await read_body(request), pb.RebalanceRequest)
+    method = f"{BROKERS}/TriggerRebalance"
+    return json_of(await site.gateway.order(method, order, pb.RebalanceResponse, seconds=30))
 
 
 async def raft(site: Site, request: Request) -> Any:
     found = await site.gateway.call(f"{CLUSTER}/ClusterStatus", pb.Empty(), pb.ClusterStatusResponse)
-    return {
-        "leader_id": str(found.leader_id),
-        "current_term": found.current_term,
-        "last_applied": found.last_applied,
-        "voters": [str(each) for each in found.voters],
-        "learners": [str(each) for each in found.learners],
-        "self_node_id": str(found.self_node_id),
-        "raft_addr": found.raft_addr,
-    }
+    return json_of(found, numbers=("current_term", "last_applied"))
 
 
 async def raft_action(site: Site, request: Request) -> Any:
-    body = await _body(request)
-    node_id = parse_broker_id(_text(body, "node_id"))
-    done: pb.PromoteNodeResponse | pb.RemoveNodeResponse
+    body = await read_body(request)
+    node_id = parse_broker_id(text(body, "node_id"))
     match body.get("action"):
         case "promote_node":
-            done = await site.gateway.order(
-                f"{CLUSTER}/PromoteNode", pb.PromoteNodeRequest(node_id=node_id), pb.PromoteNodeResponse
-            )
+            promotion = pb.PromoteNodeRequest(node_id=node_id)
+            return json_of(await site.gateway.order(f"{CLUSTER}/PromoteNode", promotion, pb.PromoteNodeResponse))
         case "remove_node":
-            done = await site.gateway.order(
-                f"{CLUSTER}/RemoveNode", pb.RemoveNodeRequest(node_id=node_id), pb.RemoveNodeResponse
-            )
-        case other:
-            raise ConfigError("action", str(other)[:50], "promote_node or remove_node")
-    return {"success": done.success, "message": done.message}
+            removal = pb.RemoveNodeRequest(node_id=node_id)
+            return json_of(await site.gateway.order(f"{CLUSTER}/RemoveNode", removal, pb.RemoveNodeResponse))
+    raise ConfigError("action", str(body.get("action"))[:50], "promote_node or remove_node")
 
 
 async def broker(site: Site, request: Request) -> Any:
@@ -328,12 +264,12 @@ async def topic(site: Site, request: Request) -> Any:
     sends = sends_to(name, printed or "")
     if printed and found.delivery == RELIABLE:
         sends["reliable"] = log_of(printed)
-    optional = ("schema_subject", "schema_id", "schema_version", "schema_type", "compatibility_mode")
+    described = json_of(found, numbers=("schema_id",))
     return {
         "timestamp": _now(),
         "topic": {
             "name": name,
-            **{key: getattr(found, key) if found.HasField(key) else None for key in optional},
+            **{key: described[key] for key in SCHEMA},
             "subscriptions": subscriptions,
         },
         "metrics": {**_metrics(samples, name, found), **sends},
@@ -349,25 +285,15 @@ async def _printed(site: Site, name: str, broker_id: str) -> str:
     raise Unreachable(f"the broker of {name}", "nobody serves it just now")
 
 
-def _subscription(name: str, policy: pb.GetSubscriptionFailurePolicyResponse | None) -> dict[str, Any]:
-    if policy is None:
-        return {"name": name, "subscription_type": None, "failure_policy": None}
-    own = policy.failure_policy
-    return {
-        "name": name,
-        "subscription_type": KINDS[policy.subscription_type] if policy.subscription_type < len(KINDS) else None,
-        "failure_policy": {
-            "max_redelivery_count": own.max_redelivery_count,
-            "ack_timeout_ms": own.ack_timeout_ms,
-            "base_redelivery_delay_ms": own.base_redelivery_delay_ms,
-            "max_redelivery_delay_ms": own.max_redelivery_delay_ms,
-            "backoff_strategy": BACKOFF_WORDS.get(own.backoff_strategy),
-            "dead_letter_topic": own.dead_letter_topic if own.HasField("dead_letter_topic") else None,
-            "poison_policy": POISON.get(own.poison_policy),
-        }
-        if policy.HasField("failure_policy")
-        else None,
-    }
+def _subscription(name: str, found: pb.GetSubscriptionFailurePolicyResponse | None) -> dict[str, Any]:
+    kind = policy = None
+    if found is not None:
+        kind = KINDS[found.subscription_type] if found.subscription_type < len(KINDS) else None
+    if found is not None and found.HasField("failure_policy"):
+        policy = json_of(found.failure_policy, numbers=DELAYS)
+        policy["backoff_strategy"] = BACKOFF_WORDS.get(found.failure_policy.backoff_strategy)
+        policy["poison_policy"] = POISON.get(policy["poison_policy"])
+    return {"name": name, "subscription_type": kind, "failure_policy": policy}
 
 
 def _metrics(samples: Samples, name: str, found: pb.DescribeTopicResponse) -> dict[str, Any]:
@@ -433,8 +359,8 @@ async def messages(site: Site, request: Request) -> Any:
             await site.gateway.client(),
             name,
             query_of(query),
-            first=whole(query, "offset", 0),
-            found_max=whole(query, "count", MESSAGES_DEFAULT, 1, MESSAGES_MAX),
+            first=number(query, "offset", 0),
+            found_max=number(query, "count", MESSAGES_DEFAULT, 1, MESSAGES_MAX),
         )
     return {
         "messages": [record_of(each) for each in found.messages],
@@ -447,26 +373,28 @@ async def messages(site: Site, request: Request) -> Any:
 
 
 async def topic_action(site: Site, request: Request) -> Any:
-    body = await _body(request)
-    text = _text(body, "topic")
-    namespace = body.get("namespace")
-    name = TopicName(f"/{namespace}/{text.lstrip('/')}" if namespace and text.count("/") < 2 else text)
+    body = await read_body(request)
+    named, namespace = text(body, "topic"), body.get("namespace")
+    name = TopicName(f"/{namespace}/{named.lstrip('/')}" if namespace and named.count("/") < 2 else named)
     match body.get("action"):
         case "create":
             if body.get("schema_type") or body.get("schema_data"):
                 raise ConfigError("schema_type", str(body.get("schema_type"))[:50], f"nothing: {NO_SCHEMAS}")
             dispatch = str(body.get("dispatch_strategy") or "non_reliable").lower().replace("-", "_")
-            dispatch = {"nonreliable": "non_reliable"}.get(dispatch, dispatch)
-            await actions.make_topic(site, name, dispatch, _whole(body, "partitions", 0))
+            partitions = body.get("partitions")
+            await actions.make_topic(
+                site,
+                name,
+                {"nonreliable": "non_reliable"}.get(dispatch, dispatch),
+                0 if partitions is None else whole(partitions, "partitions"),
+            )
             return {"success": True, "message": f"{name} was created"}
-        case "delete":
+        case "delete" | "unload" as action:
+            method, seconds = {"delete": ("DeleteTopic", 30.0), "unload": ("UnloadTopic", 65.0)}[action]
+            done = {"delete": "deleted", "unload": "unloaded"}[action]
             order = pb.TopicRequest(name=name)
-            await site.gateway.order("danube_admin.TopicAdmin/DeleteTopic", order, pb.TopicResponse, seconds=30)
-            return {"success": True, "message": f"{name} was deleted"}
-        case "unload":
-            order = pb.TopicRequest(name=name)
-            await site.gateway.order("danube_admin.TopicAdmin/UnloadTopic", order, pb.TopicResponse, seconds=65)
-            return {"success": True, "message": f"{name} was unloaded"}
+            await site.gateway.order(f"{TOPICS}/{method}", order, pb.TopicResponse, seconds=seconds)
+            return {"success": True, "message": f"{name} was {done}"}
     raise ConfigError("action", str(body.get("action"))[:50], "create, delete or unload")
 
 
@@ -487,49 +415,6 @@ async def namespaces(site: Site, request: Request) -> Any:
 def _topic_name(request: Request) -> TopicName:
     """With or without its slash: `%2Fdefault%2Forders` and `default/orders` are the same."""
     return TopicName(f"/{request.path_params['topic'].strip('/')}")
-
-
-async def _body(request: Request) -> Mapping[str, Any]:
-    """Raises BadRequest, which says where it stops to be JSON, and nothing of what it holds."""
-    try:
-        body = json.loads(await body_of(request) or b"{}")
-    except json.JSONDecodeError as error:
-        why = f"{error.msg.lower()}, at line {error.lineno}, column {error.colno}"
-        raise BadRequest(f"the body is no JSON: {why}") from None
-    except UnicodeDecodeError as error:
-        raise BadRequest(f"the body is no JSON: byte {error.start} is no UTF-8") from None
-    except (ValueError, RecursionError):
-        raise BadRequest(
-            "the body is no JSON that can be read: a number is too long, or it is nested too deep"
-        ) from None
-    if not isinstance(body, dict):
-        raise BadRequest(f"the body must be a JSON object, and is {JSON_KINDS.get(type(body), 'something else')}")
-    return body
-
-
-def _text(body: Mapping[str, Any], key: str) -> str:
-    value = body.get(key)
-    if value is None or value == "":
-        raise BadRequest(f"{key} is missing")
-    if not isinstance(value, str):
-        raise ConfigError(key, value if isinstance(value, int | float) else str(value)[:50], "a text in quotes")
-    return value
-
-
-def _texts(body: Mapping[str, Any], key: str) -> list[str]:
-    value = body.get(key) or []
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise ConfigError(key, str(value)[:50], "a list of texts")
-    return value
-
-
-def _whole(body: Mapping[str, Any], key: str, default: int) -> int:
-    value = body.get(key)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
-        raise ConfigError(key, str(value)[:50], "a whole number, 0 or more")
-    return value
 
 
 def _seconds(key: str, text: str) -> float:

@@ -138,9 +138,18 @@ def test_a_tool_rebalances_and_ids_are_texts(scene: Scene) -> None:
     found = browser.get("/ui/v1/cluster/balance").json
     assert {each["broker_id"]: each["topic_count"] for each in found["brokers"]} == {first: 4, second: 0}
     assert (found["coefficient_of_variation"], found["broker_count"]) == (1.0, 2)
+    loads = dict.fromkeys(("coefficient_of_variation", "mean_load", "max_load", "min_load", "std_deviation"), float)
+    assert {key: type(value) for key, value in found.items()} == {
+        **loads, "broker_count": int, "brokers": list, "assignment_strategy": str,
+    }  # fmt: skip
+    assert {key: type(value) for key, value in found["brokers"][0].items()} == {
+        "broker_id": str, "load": float, "topic_count": int, "is_overloaded": bool, "is_underloaded": bool,
+    }  # fmt: skip
     tried = browser.order("/ui/v1/cluster/rebalance", dry_run=True).json
     move = tried["proposed_moves"][0]
     assert tried["success"] and tried["moves_executed"] == 0 and tried["error_message"].startswith("Dry run")
+    assert set(tried) == {"success", "moves_executed", "proposed_moves", "error_message"}
+    assert set(move) == {"topic_name", "from_broker", "to_broker", "estimated_load", "reason"}
     assert (move["from_broker"], move["to_broker"]) == (first, second) and move["topic_name"] in TOPICS
     assert scene.topics == (4, 0)
     done = browser.order("/ui/v1/cluster/rebalance", max_moves=1).json
@@ -179,6 +188,10 @@ def test_a_tool_sees_promotes_and_removes_members_of_the_metadata_store(scene: S
     try:
         found = browser.get("/ui/v1/cluster/raft").json
         assert (found["voters"], found["learners"], found["leader_id"]) == (["11", "22"], ["33"], "11")
+        assert {key: type(value) for key, value in found.items()} == {
+            "leader_id": str, "current_term": int, "last_applied": int, "voters": list, "learners": list,
+            "self_node_id": str, "raft_addr": str,
+        }  # fmt: skip
         promoted = browser.order("/ui/v1/cluster/raft/actions", action="promote_node", node_id="33")
         assert promoted.json["success"] and promoted.json["message"]
         assert browser.get("/ui/v1/cluster/raft").json["voters"] == ["11", "22", "33"]

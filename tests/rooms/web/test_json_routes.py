@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,137 @@ from pydanube.web.samples import SLOT_SECONDS, Numbers, Samples, SubscriptionNum
 from tests.rooms.web.pages import Web, opened
 
 ORDERS = "/default/orders"
+BROKER = {"broker_id": "str", "broker_addr": "str", "broker_role": "str", "broker_status": "str"}
+TOPIC = {
+    "name": "str",
+    "delivery": "str",
+    "producers_connected": "int",
+    "consumers_connected": "int",
+    "subscriptions": "int",
+}
+SHAPES: dict[str, Any] = {  # of every answer, as tools know them: a key may be added, none may go or change its type
+    "/health": {"status": "str", "leader": "str", "leader_reachable": "bool"},
+    "/cluster": {
+        "timestamp": "int",
+        "brokers": [
+            {
+                **BROKER,
+                "admin_addr": "str",
+                "stats": {
+                    "topics_owned": "int",
+                    "rpc_total": "int",
+                    "active_connections": "int",
+                    "errors_5xx_total": "int",
+                },
+            }
+        ],
+        "totals": {"broker_count": "int", "topics_total": "int", "rpc_total": "int", "active_connections": "int"},
+        "errors": [],
+    },
+    "/topics": {
+        "timestamp": "int",
+        "brokers": [{"broker": {**BROKER, "admin_addr": "str"}, "topics": [TOPIC]}],
+        "errors": [],
+    },
+    "/topics/default/shaped": {
+        "timestamp": "int",
+        "topic": {
+            "name": "str",
+            "schema_subject": "NoneType",
+            "schema_id": "NoneType",
+            "schema_version": "NoneType",
+            "schema_type": "NoneType",
+            "compatibility_mode": "NoneType",
+            "subscriptions": [
+                {
+                    "name": "str",
+                    "subscription_type": "str",
+                    "failure_policy": {
+                        "max_redelivery_count": "int",
+                        "ack_timeout_ms": "int",
+                        "base_redelivery_delay_ms": "int",
+                        "max_redelivery_delay_ms": "int",
+                        "backoff_strategy": "str",
+                        "dead_letter_topic": "NoneType",
+                        "poison_policy": "str",
+                    },
+                }
+            ],
+        },
+        "metrics": {
+            "core": {"msg_in_total": "int", "msg_out_total": "int", "bytes_in_total": "int", "bytes_out_total": "int"},
+            "active": {"producers": "int", "consumers": "int", "subscriptions": "int"},
+            "rates": {"publish_rate_1m": "float", "dispatch_rate_1m": "float"},
+            "lag_messages": "int",
+            "is_reliable": "bool",
+            "quality": {"send_ok_total": "int", "send_error_total": "int", "send_error_by_code": []},
+            "latency_size": {
+                "send_latency_ms_p50": "float",
+                "send_latency_ms_p95": "float",
+                "send_latency_ms_p99": "float",
+                "msg_size_bytes_avg": "float",
+            },
+            "reliable": {
+                "scope": "str",
+                "wal_append_total": "int",
+                "wal_append_bytes_total": "int",
+                "wal_flush_total": "int",
+                "cloud_upload_objects_total": "int",
+                "cloud_upload_bytes_total": "int",
+                "wal_flush_latency_ms_p50": "float",
+                "wal_flush_latency_ms_p95": "float",
+                "wal_flush_latency_ms_p99": "float",
+            },
+        },
+        "errors": [],
+    },
+    "/topics/default/shaped/series": {"series": [{"name": "str", "points": [["float"]]}], "errors": []},
+    "/topics/default/shaped/messages?count=2": {
+        "messages": [
+            {
+                "offset": "int",
+                "published": "str",
+                "appended": "str",
+                "producer": "str",
+                "key": "str",
+                "attributes": {"country": "str"},
+                "payload": "str",
+            }
+        ],
+        "looked_at": "int",
+        "first_offset": "int",
+        "end_offset": "int",
+        "next_offset": "int",
+        "head": "int",
+    },
+    "/namespaces": {
+        "timestamp": "int",
+        "namespaces": [{"name": "str", "topics": ["str"], "policies": "str"}],
+        "errors": [],
+    },
+    "/brokers/{id}": {
+        "timestamp": "int",
+        "broker": BROKER,
+        "metrics": {
+            "rpc_total": "int",
+            "topics_owned": "int",
+            "inbound_bytes_total": "int",
+            "outbound_bytes_total": "int",
+            "errors_5xx_total": "int",
+        },
+        "topics": [TOPIC],
+        "errors": [],
+    },
+}
+
+
+def shape(value: Any) -> Any:
+    """Keys and types, of a list those of its first."""
+    if isinstance(value, dict):
+        return {key: shape(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    return type(value).__name__
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +169,24 @@ def test_the_cluster_has_brokers_with_stats_and_totals(web: Web) -> None:
     assert broker["stats"]["topics_owned"] == 1
     assert found["totals"]["broker_count"] == 1 and found["totals"]["topics_total"] == 1
     assert found["errors"] == [] and isinstance(found["timestamp"], int)
+
+
+def test_answers_keep_their_keys_and_types() -> None:
+    async def fill(web: Web) -> None:
+        async with web.client.producer("/default/shaped") as shaped:
+            for _ in range(3):
+                await shaped.send(b"order", key="k", attributes={"country": "AT"})
+        async with web.client.consumer("/default/shaped", subscription="billing", start="earliest"):
+            pass
+
+    with opened() as web:
+        web.run(fill(web))
+        web.sample()
+        web.sample()
+        web.post("/topics/default/shaped/subscriptions/billing/failure-policy", ack_timeout_ms="5000")
+        broker_id = web.get("/ui/v1/cluster").json["brokers"][0]["broker_id"]
+        for path, expected in SHAPES.items():
+            assert shape(web.get(f"/ui/v1{path}".replace("{id}", broker_id)).json) == expected, path
 
 
 def test_topics_are_grouped_by_broker(web: Web) -> None:
