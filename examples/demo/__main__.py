@@ -52,6 +52,7 @@ class Result:
     move_pause_ms: list[int] = field(default_factory=list)
     crash_pause_ms: int = 0
     crash_topics: int = 0
+    ttl_seconds: int = processes.TTL_SECONDS
     late: int = 0  # waited on the disk of the killed broker
     spark_messages: int | None = None
     spark_orders: int | None = None
@@ -83,6 +84,9 @@ class Demo:
         self.directory = directory
         self.result = Result()
         self.brokers: list[Broker] = []
+        # A picture of an outage shows what one looks like with the lease that brokers have by themselves.
+        if arguments.pictures is not None:
+            self.result.ttl_seconds = processes.DEFAULT_TTL_SECONDS
 
     async def run(self) -> Result:
         arguments, screen = self.arguments, self.screen
@@ -92,7 +96,7 @@ class Demo:
             store = await stack.enter_async_context(running_store(self.directory, screen, arguments.s3))
             screen.fact("history", store.name)
             with screen.step("start three brokers, each with a member of the metadata store"):
-                brokers = processes.running_brokers(self.directory, store)
+                brokers = processes.running_brokers(self.directory, store, self.result.ttl_seconds)
                 self.brokers = await stack.enter_async_context(brokers)
             urls = ",".join(broker.url for broker in self.brokers)
             screen.fact("brokers", urls)
@@ -112,7 +116,7 @@ class Demo:
             await self._move(load)
             if arguments.pictures is not None and web is not None:
                 await self._take_pictures(web, arguments.pictures)
-            await self._crash(client, load)
+            await self._crash(client, load, web)
             await self._end(load)
             if arguments.spark:
                 await self._count(await self._start_spark(stack, urls, topics, store))
@@ -175,18 +179,23 @@ class Demo:
 
     # --- a crash ----------------------------------------------------------------------------------------
 
-    async def _crash(self, client: pydanube.Client, load: Load) -> None:
+    async def _crash(self, client: pydanube.Client, load: Load, web: str | None) -> None:
         owners = {stream.topic: (await client.lookup(stream.topic)).stream_url for stream in load.streams}
         victim = next((each for each in self.brokers if each.url == owners[load.orders.topic]), self.brokers[0])
         hit = [stream for stream in load.streams if owners[stream.topic] == victim.url]
         self.result.crash_topics = len(hit)
         with self.screen.step(f"kill -9 broker {victim.number}, which has {len(hit)} of the topics") as step:
             killed_at = time.perf_counter()
+            lease = f"the others find out after the TTL of {self.result.ttl_seconds} s"
             victim.kill()
+            if self.arguments.pictures is not None and web is not None:
+                from examples.demo import pictures  # needs a browser
+
+                await pictures.take_outage(web, self.arguments.pictures)
             async with asyncio.timeout(TAKEOVER_SECONDS):
                 while any(stream.last_receipt_at() < killed_at + 0.5 for stream in hit):
                     load.check()
-                    step.say(f"{time.perf_counter() - killed_at:.1f} s, the others find out after the TTL of 3 s")
+                    step.say(f"{time.perf_counter() - killed_at:.1f} s, {lease}")
                     await asyncio.sleep(0.1)
             await asyncio.sleep(1.0)
             pause = max((stream.pause_seconds(killed_at, time.perf_counter()) for stream in hit), default=0.0)
@@ -289,7 +298,8 @@ def verdict(result: Result) -> Table:
     if result.move_pause_ms:
         pauses = ", ".join(f"{ms:,}" for ms in result.move_pause_ms)
         row("pause of a move", f"{pauses} ms", "longest time without a receipt while the topic moved")
-    row("pause of the crash", f"{result.crash_pause_ms:,} ms", f"of {result.crash_topics} topics; 3,000 ms is the TTL")
+    lease = f"of {result.crash_topics} topics; {result.ttl_seconds * 1000:,} ms is the TTL"
+    row("pause of the crash", f"{result.crash_pause_ms:,} ms", lease)
     if result.late:
         row("came back", f"{result.late:,}", "were only on the killed broker's disk until it was started again")
     if result.spark_orders is not None:

@@ -3,7 +3,8 @@
     make screenshots                 the demo without Spark, with --pictures docs/pictures
 
 After the demo's moves some orders are given up, so that there are dead letters, and charts get the time to have
-something to show. One more move is held up for the moment of its picture. It needs Debian's Chromium.
+something to show. One more move is held up for the moment of its picture. An outage is shown twenty seconds after the
+demo's kill -9. It needs Debian's Chromium.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from examples.demo.load import REPORTS
 from examples.demo.processes import Broker, admin
 
 WARM_UP_SECONDS = 150
+OUTAGE_SECONDS = 20
 ORDERS, DEAD_LETTERS, INVOICES = "/default/orders", "/default/orders-dlq", "invoices"
 REASONS = ("card declined: insufficient funds", "address not found", "warehouse timed out after 5 s")
 FAILURES = 32
@@ -54,6 +56,23 @@ async def take(web: str, brokers: Sequence[Broker], directory: Path) -> None:
     elsewhere = (each["name"] for each in listed if str(each["broker_id"]) != target.broker_id)
     moved = next(name for name in elsewhere if name not in (ORDERS, DEAD_LETTERS))
     await asyncio.to_thread(_take, web, target, moved, directory)
+
+
+async def take_outage(web: str, directory: Path) -> None:
+    """To be called right after the kill: the page is open all the time, as on a wall."""
+    await asyncio.to_thread(_take_outage, web, directory)
+
+
+def _take_outage(web: str, directory: Path) -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        light = browser.new_page(viewport={"width": 1240, "height": 900}, color_scheme="light")
+        light.goto(f"{web}/cluster")
+        light.wait_for_timeout(OUTAGE_SECONDS * 1000)
+        _shoot(light, directory / "outage.png", whole=True)
+        light.goto(f"{web}/topics")
+        _shoot(light, directory / "outage-topics.png")
+        browser.close()
 
 
 def _take(web: str, target: Broker, moved: str, directory: Path) -> None:

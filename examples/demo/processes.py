@@ -27,6 +27,7 @@ import yaml
 
 BROKERS = 3
 TTL_SECONDS = 3
+DEFAULT_TTL_SECONDS = 32  # of a broker that is told nothing
 UPLOAD_SECONDS = 2
 START_SECONDS = 90.0
 METADATA_CLIENT_OFFSET = 1000  # a member's port for its broker is the one for its peers and this
@@ -204,7 +205,7 @@ def _answers(url: str) -> bool:
 class Broker:
     """One of three. It can be killed and started again: ports and data stay."""
 
-    def __init__(self, number: int, directory: Path, seeds: Sequence[str], store: Store) -> None:
+    def __init__(self, number: int, directory: Path, seeds: Sequence[str], store: Store, ttl_seconds: int) -> None:
         self.number = number
         self._directory = directory / f"broker-{number}"
         self._directory.mkdir()
@@ -219,7 +220,7 @@ class Broker:
             *("--seed-nodes", ",".join(seeds), "--raft-addr", seeds[number]),
             *("--broker-addr", f"127.0.0.1:{client}", "--admin-addr", f"127.0.0.1:{admin}"),
             *("--prom-exporter", f"127.0.0.1:{metrics}", "--stream-addr", f"127.0.0.1:{stream}"),
-            *("--registration-ttl", str(TTL_SECONDS), "--upload-interval", str(UPLOAD_SECONDS)),
+            *("--registration-ttl", str(ttl_seconds), "--upload-interval", str(UPLOAD_SECONDS)),
         ]
         self._starts = 0
         self._child: Child | None = None
@@ -256,9 +257,9 @@ class Broker:
 
 
 @asynccontextmanager
-async def running_brokers(directory: Path, store: Store) -> AsyncIterator[list[Broker]]:
+async def running_brokers(directory: Path, store: Store, ttl_seconds: int = TTL_SECONDS) -> AsyncIterator[list[Broker]]:
     seeds = [f"127.0.0.1:{port}" for port in metadata_ports(BROKERS)]
-    brokers = [Broker(number, directory, seeds, store) for number in range(BROKERS)]
+    brokers = [Broker(number, directory, seeds, store, ttl_seconds) for number in range(BROKERS)]
     try:
         for broker in brokers:
             broker.start()

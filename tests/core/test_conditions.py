@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -161,6 +162,12 @@ def test_a_broker_that_does_not_answer_is_named_with_since_when_and_what_it_has(
     down = "broker host3:6650 does not answer since 22:13:08Z (12 s); it has 5 topics"
     assert found["DanubeBrokerDown"].startswith(down)
     assert "5 topics have no server: 5 of broker host3:6650, which does not answer" in found["DanubeTopicsUnassigned"]
+    assert found["DanubeOrphanRange"] == (
+        "messages that broker host3:6650 had not uploaded wait to be rescued from its disk: how many is not known"
+    )
+    told = conditions(broker(1), replace(away, not_uploaded_seconds=22.4))["DanubeOrphanRange"]
+    assert told.endswith("wait to be rescued from its disk: those of about the last 22 s before")
+    assert "DanubeOrphanRange" not in conditions(broker(1), replace(away, topics=0))
 
 
 def test_a_broker_that_stopped_in_order_is_a_warning_and_one_that_died_is_critical() -> None:

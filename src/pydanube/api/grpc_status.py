@@ -10,6 +10,7 @@ import asyncio
 import platform
 import resource
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from time import process_time
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -77,6 +78,7 @@ class Status:
         # Of others that do not answer: the first question in vain, and the last. They are asked when somebody looks, so
         # the last answer may be hours before a broker fell silent.
         self._in_vain_us: dict[BrokerId, tuple[int, int]] = {}
+        self._not_uploaded: dict[BrokerId, float] = {}  # seconds, as others said last
 
     # --- the cluster ------------------------------------------------------------------------------------
 
@@ -90,6 +92,9 @@ class Status:
         for broker, answer in answers.items():
             if answer.said is not None:
                 self._in_vain_us.pop(broker, None)
+                self._not_uploaded.pop(broker, None)
+                if answer.said.HasField("upload_lag_seconds"):
+                    self._not_uploaded[broker] = answer.said.upload_lag_seconds
             else:
                 first_us, last_us = self._in_vain_us.get(broker, (now_us, now_us))
                 is_one_silence = now_us - last_us <= LOOKS_APART_US
@@ -103,7 +108,13 @@ class Status:
         waiting = [topic for topic in free if cluster.view.markers[topic].value.wait]
         facts = ClusterFacts(
             now_us // 1000,
-            [_facts(state, cluster.view.seen.get(BrokerId(state.broker_id)), cluster) for state in states],
+            [
+                replace(
+                    _facts(state, cluster.view.seen.get(BrokerId(state.broker_id)), cluster),
+                    not_uploaded_seconds=self._not_uploaded.get(BrokerId(state.broker_id)),
+                )
+                for state in states
+            ],
             cluster.leader is not None,
             sorted(map(str, free)),
             sorted(map(str, waiting)),

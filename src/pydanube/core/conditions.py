@@ -443,6 +443,9 @@ class BrokerFacts:
     orphans: Sequence[Orphaned] = ()
     starts_ms: Sequence[int] = ()  # lately, without an orderly stop before
     lease_seconds: float = 0.0
+    not_uploaded_seconds: float | None = (
+        None  # how old the oldest message was that it had not uploaded; None: not known
+    )
 
     @property
     def name(self) -> str:
@@ -545,6 +548,19 @@ def _unserved(facts: ClusterFacts) -> Iterator[Condition]:
 
 def _rescues(facts: ClusterFacts) -> Iterator[Condition]:
     orphans = [each for broker in facts.brokers for each in broker.orphans]
+    for broker in facts.brokers:
+        # Until others have taken its topics nobody can count the messages, only say whose they are.
+        if broker.life in (Life.SILENT, Life.GONE) and broker.topics:
+            age = broker.not_uploaded_seconds
+            which = "how many is not known" if age is None else f"those of about the last {words(max(age, 1.0))} before"
+            yield Condition(
+                "DanubeOrphanRange",
+                Severity.WARNING,
+                f"messages that {broker.name} had not uploaded wait to be rescued from its disk: {which}",
+                "start that broker again on its data directory: it brings them",
+                str(broker.broker),
+                broker.since_ms,
+            )
     if not orphans:
         return
     names = {broker.broker: broker.name for broker in facts.brokers}

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pydanube.core.names import TopicName
 from pydanube.web import formats, views
 from pydanube.web.gateway import Broker
 from pydanube.web.site import Site
@@ -37,6 +38,7 @@ class SubscriptionRow(NamedTuple):
     lag_seconds: float | None
     catch_up_seconds: float | None
     owner: str
+    parts: Sequence[SubscriptionRow] = ()  # of a partitioned topic, by number
 
     @classmethod
     def of(cls, state: status_pb2.SubscriptionState, addresses: Mapping[str, str]) -> SubscriptionRow:
@@ -49,6 +51,44 @@ class SubscriptionRow(NamedTuple):
             state.catch_up_seconds if state.HasField("catch_up_seconds") else None,
             addresses.get(str(state.broker_id), str(state.broker_id)),
         )
+
+    @classmethod
+    def of_parts(cls, base: str, parts: Sequence[SubscriptionRow]) -> SubscriptionRow:
+        """One subscription of a partitioned topic: lag added up, as late as the latest, as bad as the worst."""
+        parts = sorted(parts, key=lambda row: TopicName(row.state.topic).partition_number or 0)
+        first, owners = parts[0].state, {row.owner for row in parts}
+        state = status_pb2.SubscriptionState(
+            topic=base,
+            name=first.name,
+            type=first.type,
+            consumers=max(row.state.consumers for row in parts),  # a consumer is connected to every partition
+            unacked=sum(row.state.unacked for row in parts),
+            waiting=sum(row.state.waiting for row in parts),
+        )
+        worst = min(parts, key=lambda row: (views.SEVERITY.index(row.chip.kind), -(row.lag or 0)))
+        return cls(
+            state,
+            worst.chip,
+            None if any(row.lag is None for row in parts) else sum(row.lag or 0 for row in parts),
+            max((row.lag_seconds for row in parts if row.lag_seconds is not None), default=None),
+            max((row.catch_up_seconds for row in parts if row.catch_up_seconds is not None), default=None),
+            parts[0].owner if len(owners) == 1 else f"{len(owners)} brokers",
+            parts,
+        )
+
+
+def grouped(rows: Sequence[SubscriptionRow]) -> list[SubscriptionRow]:
+    """Those of the partitions of one topic as one, furthest behind first."""
+    found: dict[tuple[str, str], list[SubscriptionRow]] = {}
+    for row in rows:
+        topic = TopicName(row.state.topic)
+        base = topic.base if topic.partition_number is not None else topic
+        found.setdefault((base, row.state.name), []).append(row)
+    every = [
+        own[0] if own[0].state.topic == base else SubscriptionRow.of_parts(base, own)
+        for (base, _), own in found.items()
+    ]
+    return sorted(every, key=lambda row: (-(row.lag or 0), row.state.topic, row.state.name))
 
 
 class ConnectionRow(NamedTuple):
@@ -83,7 +123,7 @@ async def subscriptions(site: Site, request: Request) -> Response:
         request,
         "subscriptions.html",
         active="subscriptions",
-        rows=[SubscriptionRow.of(each, addresses) for each in found.subscriptions],
+        rows=grouped([SubscriptionRow.of(each, addresses) for each in found.subscriptions]),
         left_out=found.left_out,
         unknown=list(found.unknown),
         namespace=namespace,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from pydanube.client.client import Client
+from pydanube.web.status_pages import SubscriptionRow, grouped
 from pydanube.wire._pb.pydanube import status_pb2
 from tests.rooms.web.pages import Web, opened
 
@@ -37,6 +38,29 @@ def test_all_subscriptions_stand_on_one_page_furthest_behind_first(web: Web) -> 
     assert page.status == 200 and page.text.index("far shared") < page.text.index("near shared")
     assert "/default/orders" in page.text and " 12 " in page.text
     assert "Nobody subscribed yet" in web.get("/subscriptions?namespace=system").text
+
+
+def test_the_subscription_of_a_partitioned_topic_is_one_line_with_its_partitions() -> None:
+    def row(topic: str, lag: int, course: str, broker: int) -> SubscriptionRow:
+        state = status_pb2.SubscriptionState(
+            topic=topic,
+            name="audit",
+            lag_messages=lag,
+            lag_seconds=lag / 10,
+            course=course,
+            broker_id=broker,
+            consumers=2,
+        )
+        return SubscriptionRow.of(state, {"1": "a:1", "2": "b:1"})
+
+    parts = [row(f"/default/clicks-part-{number}", 10 * number, "keeping_up", 1 + number % 2) for number in (2, 0, 1)]
+    one, alone = grouped([row("/default/orders", 7, "standing", 1), *parts])
+    assert (one.state.topic, one.lag, one.lag_seconds, one.state.consumers) == ("/default/clicks", 30, 2.0, 2)
+    assert (one.owner, one.chip.word, len(one.parts)) == ("2 brokers", "keeps up", 3)
+    assert [part.state.topic[-1] for part in one.parts] == ["0", "1", "2"]
+    assert (alone.state.topic, alone.parts) == ("/default/orders", ())
+    worse = grouped([*parts, row("/default/clicks-part-3", 1, "falling_behind", 1)])
+    assert worse[0].chip.word == "falling behind"
 
 
 def test_who_is_connected_is_named(web: Web) -> None:
