@@ -84,9 +84,8 @@ class Demo:
         self.directory = directory
         self.result = Result()
         self.brokers: list[Broker] = []
-        # A picture of an outage shows what one looks like with the lease that brokers have by themselves.
         if arguments.pictures is not None:
-            self.result.ttl_seconds = processes.DEFAULT_TTL_SECONDS
+            self.result.ttl_seconds = processes.OUTAGE_TTL_SECONDS
 
     async def run(self) -> Result:
         arguments, screen = self.arguments, self.screen
@@ -192,7 +191,7 @@ class Demo:
                 from examples.demo import pictures  # needs a browser
 
                 await pictures.take_outage(web, self.arguments.pictures)
-            async with asyncio.timeout(TAKEOVER_SECONDS):
+            async with asyncio.timeout(TAKEOVER_SECONDS + self.result.ttl_seconds):
                 while any(stream.last_receipt_at() < killed_at + 0.5 for stream in hit):
                     load.check()
                     step.say(f"{time.perf_counter() - killed_at:.1f} s, {lease}")

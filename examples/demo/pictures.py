@@ -103,7 +103,10 @@ def _take(web: str, target: Broker, moved: str, directory: Path) -> None:
         light.get_by_role("button", name="Try it").click()
         light.get_by_text("would be sent").wait_for(timeout=30_000)
         light.locator("details.message").first.locator("summary").click()
+        light.evaluate("scrollTo(0, 0)")
+        light.set_viewport_size({"width": 1240, "height": 1500})
         _shoot(light, directory / "dead-letters.png")
+        light.set_viewport_size({"width": 1240, "height": 900})
         light.goto(f"{web}/topics{moved}")
         light.get_by_label("Move to which broker").select_option(target.broker_id)
         with _stopped(target):

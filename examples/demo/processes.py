@@ -27,7 +27,7 @@ import yaml
 
 BROKERS = 3
 TTL_SECONDS = 3
-DEFAULT_TTL_SECONDS = 32  # of a broker that is told nothing
+OUTAGE_TTL_SECONDS = 45  # with pictures: twenty seconds after a kill -9 nobody has taken the topics yet
 UPLOAD_SECONDS = 2
 START_SECONDS = 90.0
 METADATA_CLIENT_OFFSET = 1000  # a member's port for its broker is the one for its peers and this

@@ -295,7 +295,7 @@ def test_a_page_whose_broker_is_gone_goes_on_with_another_and_says_so_first(scen
     assert status.returncode == 9 and "CRITICAL" in status.stdout and gone in status.stdout, status
     # Its lease runs out, others have its topics, and it is still listed.
     row = page.get_by_role("region", name="Brokers").locator("tbody tr").filter(has_text=gone)
-    expect(row).to_contain_text("gone for", timeout=40_000)
+    expect(row).to_contain_text("gone since", timeout=40_000)
     expect(row).to_contain_text("unknown")
     expect(banner).to_contain_text("is gone")
     events = aside(danube_here, "admin", "--endpoint", scene.cluster[1].endpoint, "events").stdout

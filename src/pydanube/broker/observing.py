@@ -75,7 +75,6 @@ class Observer:
         self.numbers = BrokerNumbers()
         self.lag_messages = 0
         self.connections = 0
-        self.orphans: list[Orphaned] = []
         self._behind: dict[tuple[str, str], _Behind] = {}
         self._sent: dict[int, tuple[object, int]] = {}  # of producers and consumers, at the last look
         self._rates: dict[int, float] = {}
@@ -193,6 +192,20 @@ class Observer:
 
     # --- the broker -----------------------------------------------------------------------------------
 
+    @property
+    def orphans(self) -> list[Orphaned]:
+        """As of now, not of the last look: right after a takeover this is the first that an operator wants to know."""
+        return [
+            Orphaned(
+                str(topic.name),
+                len(topic.orphans),
+                sum(each.end - each.start for each in topic.orphans),
+                tuple(sorted({int(each.broker_id) for each in topic.orphans})),
+            )
+            for topic in self._broker.topics.loaded
+            if isinstance(topic, Topic) and topic.orphans
+        ]
+
     async def _publishes(self) -> Buckets | None:
         """Of all its topics together."""
         counts: Counter[int] = Counter()
@@ -210,16 +223,6 @@ class Observer:
         broker, telemetry = self._broker, self._broker.telemetry
         cluster: ClusterNow | None = telemetry.cluster() if telemetry.cluster is not None else None
         waiting = telemetry.cloud.waiting() if telemetry.cloud.waiting is not None else None
-        self.orphans = [
-            Orphaned(
-                str(topic.name),
-                len(topic.orphans),
-                sum(each.end - each.start for each in topic.orphans),
-                tuple(sorted({int(each.broker_id) for each in topic.orphans})),
-            )
-            for topic in broker.topics.loaded
-            if isinstance(topic, Topic) and topic.orphans
-        ]
         return BrokerNumbers(
             may_serve=cluster.may_serve if cluster is not None else True,
             fenced=telemetry.moves.fenced.value,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from pydanube.core.conditions import Life, Severity, words
+from pydanube.core.conditions import Life, Severity
+from pydanube.web import formats
 from pydanube.web.gateway import Broker
 from pydanube.web.samples import Samples, Thing
 from pydanube.web.views import Chip, broker_chip
@@ -85,7 +86,6 @@ def broker_lines(
     samples: Samples,
     owned: Mapping[str, int],
     loads: Mapping[str, Any],
-    now: float,
 ) -> list[BrokerLine]:
     """Those that are registered, and those that were there in the last day."""
     states = {str(each.broker_id): each for each in status.brokers} if status is not None else {}
@@ -98,7 +98,7 @@ def broker_lines(
             BrokerLine(
                 each.broker_id,
                 each.address,
-                _chip(state, now) if state is not None and state.life != Life.ANSWERS else broker_chip(each, samples),
+                _chip(state) if state is not None and state.life != Life.ANSWERS else broker_chip(each, samples),
                 owned.get(each.broker_id, 0),
                 each,
                 None if silent else samples.broker(each.broker_id),
@@ -113,12 +113,12 @@ def broker_lines(
         if broker_id not in present:
             topics = owned.get(broker_id, state.topics)
             found.append(
-                BrokerLine(broker_id, state.address, _chip(state, now), topics, None, None, False, None, None, None)
+                BrokerLine(broker_id, state.address, _chip(state), topics, None, None, False, None, None, None)
             )
     return found
 
 
-def _chip(state: pb.BrokerState, now: float) -> Chip:
-    since = f" for {words(now - state.since_us / 1e6)}" if state.HasField("since_us") else ""
+def _chip(state: pb.BrokerState) -> Chip:
+    since = f" since {formats.clock(state.since_us / 1e6)}" if state.HasField("since_us") else ""
     kind = "warn" if state.life == Life.STOPPED else "bad"
     return Chip(kind, f"{state.life}{since}", state.why)

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from pydanube.errors import DanubeError
-from pydanube.web import conditions, views
+from pydanube.web import conditions, formats, views
+from pydanube.web.operations import Operation
 from pydanube.web.settings import LIMITS, RetentionView
 from pydanube.web.site import NotHere, Site, range_of, sentence_of, whole
 from pydanube.web.topic_pages import or_why
@@ -43,14 +44,14 @@ async def cluster(site: Site, request: Request) -> Response:
         owned[row.broker_id] = owned.get(row.broker_id, 0) + 1
     lagging = sorted((line for line in lines if line.lag), key=views.SORTS["lag"])
     now = time.time()
-    shown = conditions.broker_lines(brokers, status, samples, owned, loads, now)
+    shown = conditions.broker_lines(brokers, status, samples, owned, loads)
     missing = sum(not row.broker_id for row in topics)
-    complete = conditions.is_complete(status, samples)
+    complete, said = conditions.is_complete(status, samples), conditions.banner(status, why)
     return site.show(
         request,
         "cluster.html",
         active="cluster",
-        banner=conditions.banner(status, why),
+        banner=said,
         health=status,
         complete=complete,
         unserved=max(status.topics_unserved, missing) if status is not None else missing,
@@ -61,7 +62,7 @@ async def cluster(site: Site, request: Request) -> Response:
         balance=balance,
         topics=topics,
         lagging=lagging[:5],
-        lagging_count=sum(line.chip.word == "lagging" for line in lines),
+        lagging_count=sum(line.is_known and views.is_lagging(line.thing) for line in lines),
         throughput=views.throughput(
             samples,
             samples.cluster,
@@ -69,11 +70,18 @@ async def cluster(site: Site, request: Request) -> Response:
             seconds=range_of(request),
             is_known=complete,
         ),
-        operations=site.operations.of("drain", "move", "rebalance", "redrive")[:4],
+        operations=_operations(site, said),
         moves=moves,
         happened=happened,
-        addresses={each.broker_id: each.address.rpartition("://")[2] for each in brokers},
+        addresses={line.broker_id: formats.bare(line.address) or line.broker_id for line in shown},
     )
+
+
+def _operations(site: Site, said: conditions.Banner) -> list[Operation]:
+    """Those that are under way or have just ended; during an outage what went well does not push the rest down."""
+    found = site.operations.of("drain", "move", "rebalance", "redrive")
+    is_outage = said.kind == "bad" and bool(said.conditions or said.unknown)
+    return [each for each in found if not (is_outage and each.state == "done")][:4]
 
 
 async def _status(site: Site) -> tuple[ClusterStatusResponse | None, str]:
@@ -111,7 +119,7 @@ async def broker(site: Site, request: Request) -> Response:
     numbers = samples.numbers(found.broker_id)
     status, _ = await _status(site)
     now = time.time()
-    [own] = [line for line in conditions.broker_lines([found], status, samples, {}, {}, now) if line.broker is not None]
+    [own] = [line for line in conditions.broker_lines([found], status, samples, {}, {}) if line.broker is not None]
     return site.show(
         request,
         "broker.html",

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from pydanube.cli.rpc import BrokerRefused
 from pydanube.core.names import TopicName
+from pydanube.core.roster import UNACKED_MAX_DEFAULT
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.web import formats, views
 from pydanube.web.gateway import RELIABLE, Gateway, TopicRow
@@ -239,6 +240,7 @@ async def subscription(site: Site, request: Request) -> Response:
         policy=effective,
         policy_rows=policy_rows(effective),
         default_sentence=default_sentence(),
+        default_window=UNACKED_MAX_DEFAULT,
         backoffs=BACKOFF,
         poisons=POISON,
         heartbeats=HEARTBEATS,

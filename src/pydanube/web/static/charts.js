@@ -3,6 +3,7 @@
 "use strict";
 
 const HEIGHT_PX = 160;
+const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat(); // messages are not cut
 const plots = new Set();
 
 function css(name) {
@@ -60,7 +61,7 @@ function begin(figure, canvas, lines, data) {
     scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.1, 10)] } },
     axes: [
       { stroke: () => css("--muted"), grid: { stroke: () => css("--line-soft"), width: 1 }, ticks: { show: false }, values: clocks, space: 90, size: 26 },
-      { stroke: () => css("--muted"), grid: { stroke: () => css("--line-soft"), width: 1 }, ticks: { show: false }, size: sizeOfNumbers, values: (_, ticks) => ticks.map(short) },
+      { stroke: () => css("--muted"), grid: { stroke: () => css("--line-soft"), width: 1 }, ticks: { show: false }, size: sizeOfNumbers, values: (_, ticks) => ticks.map(short), ...(figure.dataset.unit.includes("/s") ? {} : { incrs: WHOLE }) },
     ],
     series: [{}, ...lines.map(seriesOf)],
     hooks: {
