@@ -66,10 +66,10 @@ async def take_outage(web: str, directory: Path) -> None:
 def _take_outage(web: str, directory: Path) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        light = browser.new_page(viewport={"width": 1240, "height": 900}, color_scheme="light")
+        light = browser.new_page(viewport={"width": 1240, "height": 1040}, color_scheme="light")
         light.goto(f"{web}/cluster")
         light.wait_for_timeout(OUTAGE_SECONDS * 1000)
-        _shoot(light, directory / "outage.png", whole=True)
+        _shoot(light, directory / "outage.png")
         light.goto(f"{web}/topics")
         _shoot(light, directory / "outage-topics.png")
         browser.close()

@@ -37,6 +37,9 @@ PAGES = (
     f"/topics{ORDERS}/messages?text=order&count=10",
     f"/topics{ORDERS}/publish",
     "/topics/default/clicks",
+    "/subscriptions",
+    "/connections",
+    "/events",
     "/dead-letters",
     f"/dead-letters?topic={ORDERS}",
     "/namespaces",
@@ -246,6 +249,10 @@ def test_no_page_scrolls_sideways_on_a_phone(scene: Scene) -> None:
             phone.goto(path)
             wide = phone.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
             assert wide <= 0, f"{path} is {wide} px too wide"
+            cut = phone.evaluate(
+                "Math.max(0, ...[...document.querySelectorAll('.table')].map(e => e.scrollWidth - e.clientWidth))"
+            )
+            assert cut <= 0, f"a table of {path} is {cut} px too wide: numbers are cut off"
             expect(phone.get_by_role("navigation", name="Main")).to_be_visible()
     finally:
         phone.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -100,6 +101,11 @@ def test_a_broker_that_does_not_answer_is_shown_as_such_and_the_others_go_on() -
     assert "5,000" in lines[3]
     brokers = look.fields()["brokers"]
     assert brokers[1]["failure"] == "nobody answers there"  # type: ignore[index]
+    [clicks] = [line for line in lines if line.startswith(CLICKS)]
+    assert clicks.split() == [CLICKS, "2", *"?????"]
+    topics: Any = look.fields()["topics"]
+    known = {each["topic"]: (each["is_known"], each["lag"], each["messages_in_per_second"]) for each in topics}
+    assert known[CLICKS] == (False, None, None) and known[ORDERS][0] is True
 
 
 def test_what_is_wrong_stands_first_and_sums_without_a_silent_broker_are_unknown() -> None:

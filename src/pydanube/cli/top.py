@@ -215,22 +215,27 @@ class Look:
     def _topic(self, topic: TopicRow) -> dict[str, Any]:
         assert self._samples is not None
         thing = self._samples.topic(topic.name)
-        return {
-            "topic": topic.name,
-            "broker_id": topic.broker_id or None,
-            "delivery": topic.delivery or None,
+        numbers: dict[str, float | None] = {
             **_rates(thing),
             "lag": thing.lag,
             "producers": int(thing.level("producers")),
             "consumers": int(thing.level("consumers")),
             "subscriptions": int(thing.level("subscriptions")),
         }
+        is_known = topic.broker_id not in self._samples.failures
+        return {
+            "topic": topic.name,
+            "broker_id": topic.broker_id or None,
+            "delivery": topic.delivery or None,
+            **(numbers if is_known else dict.fromkeys(numbers)),
+            "is_known": is_known,  # false: its broker does not answer, and the numbers are null
+        }
 
     def _sorted(self) -> list[dict[str, Any]]:
         rows = [self._topic(each) for each in self._topics]
         keys: Mapping[Sort, Callable[[dict[str, Any]], Any]] = {
-            Sort.in_: lambda row: -row["messages_in_per_second"],
-            Sort.out: lambda row: -row["messages_out_per_second"],
+            Sort.in_: lambda row: -(row["messages_in_per_second"] or 0.0),
+            Sort.out: lambda row: -(row["messages_out_per_second"] or 0.0),
             Sort.lag: lambda row: -(UNKNOWN_LAG if row["lag"] is None else row["lag"]),
             Sort.broker: lambda row: row["broker_id"] or "",
             Sort.name: lambda row: "",
@@ -343,6 +348,10 @@ def _topic_table(rows: list[dict[str, Any]], numbers: Mapping[str, str], sort: S
     cells = []
     for row in rows:
         owner = numbers.get(row["broker_id"] or "", "?")
+        if not row["is_known"]:
+            unknown = [Text("?", style="red") for _ in columns[1:]]
+            cells.append([Text(row["topic"]), Text(owner, style="red"), *unknown])
+            continue
         is_behind = (row["lag"] or 0) > row["messages_in_per_second"]
         cells.append(
             [

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Awaitable, Callable
 
 import pydanube
+from pydanube.core.conditions import Severity
+from pydanube.errors import Unreachable
+from pydanube.web import pages
+from pydanube.web.conditions import Banner
+from pydanube.web.operations import Operation
+from pydanube.web.samples import Numbers, SubscriptionNumbers, TopicNumbers
+from pydanube.web.site import Site
+from pydanube.wire._pb.pydanube import status_pb2 as pb
 from tests.rooms.clustered import Town
-from tests.rooms.web.pages import Answer, opened_town
+from tests.rooms.web.pages import Answer, opened, opened_town
+from tests.support import settle
 
 
 def test_a_broker_that_does_not_answer_is_said_in_red_and_its_share_is_unknown() -> None:
@@ -43,6 +54,45 @@ def test_a_broker_that_does_not_answer_is_said_in_red_and_its_share_is_unknown()
         assert "audit unknown" in subscription.text and "Out unknown" in subscription.text
         broker = browser.get(f"/brokers/{silent.id}")
         assert "In unknown" in broker.text and "Memory unknown" in broker.text
+
+
+def test_lag_beside_messages_that_wait_for_rescue_is_lag_all_the_same() -> None:
+    with opened() as web:
+        web.run(web.client.create_topic("/default/orders"))
+        samples = web.site.sampler.samples
+        [broker] = [each.broker_id for each in web.run(web.site.gateway.brokers())]
+        numbers = Numbers(
+            {"/default/orders": TopicNumbers(orphans=1.0)},
+            {("/default/orders", "billing"): SubscriptionNumbers(lag=5_000.0)},
+            {},
+        )
+        samples.add(broker, numbers, time.time())
+        samples.end_round([broker], time.time())
+        page = web.get("/cluster")
+        assert "Lag 5,000 messages 1 topic is lagging" in page.text and "nobody lags" not in page.text
+        assert "/default/orders orphan" in page.text
+
+
+def test_what_went_well_is_not_shown_above_an_outage() -> None:
+    async def succeed(_: Operation) -> None:
+        pass
+
+    async def fail(_: Operation) -> None:
+        raise Unreachable("the broker", "it is away")
+
+    with opened() as web:
+        web.run(_begin(web.site, "/default/a", succeed))
+        web.run(_begin(web.site, "/default/b", fail))
+        well = Banner([pb.Condition(severity=Severity.WARNING)])
+        outage = Banner([pb.Condition(severity=Severity.CRITICAL)])
+        assert [each.subject for each in pages._operations(web.site, well)] == ["/default/b", "/default/a"]
+        assert [each.subject for each in pages._operations(web.site, outage)] == ["/default/b"]
+        assert len(pages._operations(web.site, Banner())) == 2
+
+
+async def _begin(site: Site, subject: str, act: Callable[[Operation], Awaitable[None]]) -> None:
+    site.operations.begin("move", subject, "Move", act)
+    await settle()
 
 
 async def _subscribe(town: Town, topic: str) -> None:
