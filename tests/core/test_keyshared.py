@@ -12,6 +12,7 @@ from pydanube.core.events import (
     DeadLettered,
     DeadLetterFailed,
     Effect,
+    Expired,
     Forgotten,
     HistoryAvailable,
     Joined,
@@ -20,10 +21,14 @@ from pydanube.core.events import (
     Nacked,
     PolicyChanged,
     ReadKeys,
+    Returned,
     SaveCursor,
     Send,
+    Shipped,
     Skipped,
+    Sought,
     Ticked,
+    Trimmed,
     Unblocked,
     WakeAt,
     offsets,
@@ -32,7 +37,7 @@ from pydanube.core.events import (
 from pydanube.core.keyshared import KeySharedDispatch, Unaccepted
 from pydanube.core.lag import explain
 from pydanube.core.names import ConsumerId
-from pydanube.core.roster import DispatchLimits
+from pydanube.core.roster import DispatchLimits, Permits
 from pydanube.core.window import Progress
 
 A, B = ConsumerId(1), ConsumerId(2)
@@ -185,6 +190,47 @@ def test_late_acks_count_and_so_do_acks_of_queued_messages() -> None:
     assert step(dispatch, Acked(offsets(1))) == []
     assert step(dispatch, Acked(offsets(0))) == [Send(A, offsets(2), 1), SaveCursor(2)]
     assert step(dispatch, Acked(offsets(3))) == [AckRefused(offsets(3))]
+
+
+def test_a_message_that_retention_takes_holds_its_key_until_its_consumer_answers() -> None:
+    for answer in (Acked(offsets(0)), Nacked(offsets(0)), Nacked(offsets(0), consumer=A)):
+        dispatch = key_shared("x", "x", "y")
+        assert step(dispatch, Trimmed(1)) == [Expired(offsets(0)), SaveCursor(1)]
+        assert step(dispatch, Joined(B)) == [], "its consumer may look at it yet"
+        assert dispatch.standing().lag == 2 and dispatch.in_flight.holder(0) == A
+        assert [each for each in step(dispatch, answer) if isinstance(each, Send)] == [
+            Send(dispatch._ring.owner("x") or A, offsets(1), 1)
+        ]
+        assert dispatch.in_flight.holder(0) is None and dispatch.in_flight.count == 2
+
+
+def test_a_message_that_retention_takes_holds_its_key_no_longer_than_its_consumer_has_it() -> None:
+    dispatch = key_shared("x", "x")
+    step(dispatch, Trimmed(1))
+    assert step(dispatch, Ticked(), 29.9) == []
+    assert step(dispatch, Ticked(), 30.0) == [Send(A, offsets(1), 1)], "it has timed out, and is no poison"
+    step(dispatch, Trimmed(2), 30.0)
+    commit(dispatch, "x")
+    step(dispatch, Joined(B), 31.0)
+    assert step(dispatch, Left(A), 31.0) == [Send(B, offsets(2), 1)]
+    step(dispatch, Trimmed(3), 31.0)
+    commit(dispatch, "x")
+    assert step(dispatch, Shipped(B, 0, offsets(2)), 31.0) == [], "it was gone before it was read"
+    assert step(dispatch, Ticked(), 31.0) == [Send(B, offsets(3), 1)]
+    step(dispatch, Trimmed(4), 31.0)
+    commit(dispatch, "x")
+    assert step(dispatch, Sought(4), 31.0) == [ReadKeys(ranges((4, 5))[0]), SaveCursor(4)]
+    assert dispatch.in_flight.count == 0
+
+
+def test_a_message_that_retention_takes_from_an_unseen_queue_holds_its_key_until_it_is_given_back() -> None:
+    dispatch = KeySharedDispatch(Progress(), policy=POLICY)
+    step(dispatch, Joined(A, Permits(10, 1_000), hands_over=True))
+    commit(dispatch, "x", "x")
+    step(dispatch, Shipped(A, 10))
+    step(dispatch, Trimmed(1))
+    assert step(dispatch, Ticked(), 1_000.0) == []
+    assert step(dispatch, Returned(A, offsets(0)), 1_000.0) == [Send(A, offsets(1), 1, 990)]
 
 
 def test_rescued_messages_are_read_and_delivered_late() -> None:

@@ -187,7 +187,7 @@ class World:
     def forget_landed(self, event: Event, held_before: dict[int, ConsumerId]) -> None:
         gone: set[int] = set()
         match event:
-            case Acked(parts) | Nacked(parts) | Voided(parts):
+            case Acked(parts) | Nacked(parts):
                 gone = set(flat(parts))
             case Left(consumer) | Joined(consumer):
                 gone = {offset for offset, holder in held_before.items() if holder == consumer}
@@ -199,7 +199,7 @@ class World:
                 self.hand_over(consumer, [at for at in flat(parts) if held_before.get(at) == consumer], seconds)
             case Shipped(consumer, _, unsent):
                 gone = {offset for offset in flat(unsent) if held_before.get(offset) == consumer}
-            case Trimmed(first_offset):
+            case Trimmed(first_offset) if self.kind != "key_shared":  # there a key waits for an answer all the same
                 gone = set(range(first_offset))
         for offset in gone:
             self.held.pop(offset, None)

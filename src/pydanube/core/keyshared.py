@@ -4,7 +4,8 @@ Each key has a queue of its own, lowest offset first. While one of its messages 
 retry, blocks or is being dead-lettered, the rest of *that key* waits behind it and every other key goes on. A
 consumer that joins gets a key only after the message in flight at the old one is answered; one that leaves
 gives its messages back to the front of their queues. So no churn reorders a key, and nothing queued is ever
-thrown away.
+thrown away. A message that retention takes while a consumer has it stays in flight, although it is settled: its
+key waits until the consumer answers, leaves or times out, as the application may look at it yet.
 
 The machine does not know keys: it asks for them (`ReadKeys`) while somebody has room and nothing to do, and
 is told (`Keyed`). Offsets below `progress.next_fresh` have known keys, except those in `_unread`.
@@ -19,7 +20,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from pydanube.core.delivery import UNTRIED, FailurePolicy, Poison, RetryAt, Tries, copy_delay_seconds, judge
-from pydanube.core.events import Blocked, DeadLetter, Dropped, Joined, ReadKeys, Skipped, Unblocked
+from pydanube.core.events import Blocked, DeadLetter, Dropped, Joined, Ranges, ReadKeys, Skipped, Unblocked
 from pydanube.core.keyring import Ring, accepts, ring_hash
 from pydanube.core.lag import Standing
 from pydanube.core.limits import TokenBucket
@@ -91,13 +92,14 @@ class KeySharedDispatch(Machine):
         self._keys: dict[str, KeyQueue] = {}
         self._turns = dict.fromkeys(Turn, 0)  # how many queues do what
         self._unowned: dict[str, KeyQueue] = {}  # queues of keys that no connected consumer accepts
-        self._key_of: dict[int, str] = {}  # every offset with a known key that is not settled
+        self._key_of: dict[int, str] = {}  # every offset with a known key that is not settled, or in flight still
         self._tries: dict[int, Tries] = {}  # of offsets that were delivered before and are not in flight
         # Heaps of (first offset, key) by owner. Entries that are no longer true are passed over.
         self._idle: dict[ConsumerId | None, list[tuple[int, str]]] = {None: []}
         self._due: list[tuple[float, str]] = []
         self._blocked: list[tuple[int, str]] = []  # a heap of (current offset, key)
         self._unread = OffsetRanges()
+        self._gone = OffsetRanges()  # in flight and settled: retention took them
         self._asked = False  # a ReadKeys is on its way
         self._ask_later = False  # the last answer was empty; wait for the next tick or commit
         self._look_for_unaccepted = False
@@ -385,8 +387,33 @@ class KeySharedDispatch(Machine):
         self._set_turn(queue, Turn.IDLE)
         queue.current, queue.dead_letter = -1, False
 
+    def _lose(self, first: int, end: int) -> None:
+        for piece in self.in_flight.overlap(first, end):
+            self._gone.add(piece.first, piece.end)
+
+    def _answered(self, ranges: Ranges) -> None:
+        if not self._gone:
+            return
+        for first, end in ranges:
+            for part in self._gone.overlap(first, end):
+                pieces = self.in_flight.cut(*part)
+                self._release(pieces)
+                for piece in pieces:
+                    self.roster.answered(piece.value.consumer, piece.end - piece.first)
+                self._gone.remove(*part)
+                self._landed(*part)
+
+    def _let_go(self, offset: int) -> bool:
+        """Whether a delivery that has ended was of a message that is gone: then only its key goes on."""
+        if not self._gone or not self._gone.remove(offset, offset + 1):
+            return False
+        self._landed(offset, offset + 1)
+        return True
+
     def _take_back(self, first: int, end: int, tries: Tries) -> None:
         for offset in range(first, end):
+            if self._let_go(offset):
+                continue
             queue = self._put_back(offset, tries)
             self._turn_idle(queue)
             self._offer(queue)
@@ -401,6 +428,8 @@ class KeySharedDispatch(Machine):
 
     def _failed(self, first: int, end: int, tries: Tries, asked_seconds: float) -> None:
         for offset in range(first, end):
+            if self._let_go(offset):
+                continue
             self._decide(self._put_back(offset, tries), offset, tries, asked_seconds)
 
     def _decide(self, queue: KeyQueue, offset: int, tries: Tries, asked_seconds: float = 0.0) -> None:
@@ -463,6 +492,7 @@ class KeySharedDispatch(Machine):
         self._tries.clear()
         self._due.clear()
         self._unread.clear()
+        self._gone.clear()
         self._asked = False
         self._reassign()
 

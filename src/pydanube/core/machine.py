@@ -13,7 +13,8 @@ its application takes it. If others have nothing to do it is asked to give some 
 and asks for nothing during a whole ack timeout, its unseen messages are taken from it (docs/adr/0007-workers.md).
 
 Invariant: every offset in [next_unacked, next_fresh) that is neither settled nor missing is in exactly one
-place: in flight, or in the subclass's keeping. Nothing is ever skipped.
+place: in flight, or in the subclass's keeping. Nothing is ever skipped. Key-Shared has settled offsets in flight, too:
+those that retention took while a consumer has them.
 
 A step is short, whatever the subscription looks like: it hands out, times out and retries at most `PIECES_MAX`
 ranges each, and asks to be woken at once (`WakeAt` now) if there is more to do.
@@ -168,6 +169,7 @@ class Machine(ABC):
         match event:
             case Acked(ranges, consumer):
                 self._heard_from(consumer)
+                self._answered(ranges)
                 self._acked(ranges)
             case Available(end):
                 self.progress.head = max(self.progress.head, end)
@@ -195,6 +197,7 @@ class Machine(ABC):
                 self._keyed(pairs)
             case Nacked():
                 self._heard_from(event.consumer)
+                self._answered(event.ranges)
                 self._nacked(event)
             case Joined(consumer):
                 if consumer in self.roster:
@@ -446,9 +449,13 @@ class Machine(ABC):
         self.progress.missing.remove(first, end)
         first = max(first, self.progress.next_unacked)
         if first < end:
-            self._release(self.in_flight.cut(first, end))
+            self._lose(first, end)
             self._forget((OffsetRange(first, end),))
             self.progress.settle(first, end)
+
+    def _lose(self, first: int, end: int) -> None:
+        """What of these is in flight is gone from the log: an answer says nothing any more."""
+        self._release(self.in_flight.cut(first, end))
 
     def _withhold(self, first: int, end: int) -> None:
         self._forget((OffsetRange(first, end),))
@@ -613,6 +620,9 @@ class Machine(ABC):
 
     @abstractmethod
     def _ticked(self) -> None: ...
+
+    def _answered(self, ranges: Ranges) -> None:
+        """A consumer has said something about these, whether or not they are settled already."""
 
     @abstractmethod
     def _landed(self, first: int, end: int) -> None:

@@ -365,8 +365,6 @@ class Clients:
                     text = each.message.payload.decode()
                     # As late as a rescued one comes what an owner delivers that cannot know that it is none any more.
                     rescued = "x-danube-rescued" in each.message.attributes or node.cannot_know
-                    # So does what retention took while it was on its way here: the next of its key did not wait for it.
-                    rescued = rescued or (isinstance(topic, Topic) and each.offset < topic.first_offset)
                     key, now = each.message.routing_key or "", self.now()
                     epoch = topic.ownership.epoch
                     self.history.add(
