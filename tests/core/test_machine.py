@@ -130,6 +130,7 @@ class World:
         self.active_at: dict[ConsumerId, float] = {}  # took or asked for something
         self.recalled: list[Recall] = []
         self.returned: set[int] = set()  # sent, and then not: whoever acknowledges it may be believed, or not
+        self.has_moved_on = False  # a consumer of a failover was silent, or wanted nothing more
         self.shipping: list[Send] = []
         self.questions: list[ReadKeys] = []
         self.wake_at: float | None = None
@@ -230,8 +231,9 @@ class World:
             holder = self.held[offset]
             if self.machine.in_flight.holder(offset) != holder or offset not in self.machine_unseen(holder):
                 assert timeout is not None and self.active_at[holder] + timeout <= self.now, "only from the silent"
-                assert len(self.connected) > 1 and self.kind in ("shared", "key_shared"), "only if another has room"
+                assert len(self.connected) > 1 and self.kind != "exclusive", "only if another has room"
                 del self.held[offset]
+                self.has_moved_on = True
 
     def machine_unseen(self, consumer: ConsumerId) -> set[int]:
         return {at for piece in self.machine.in_flight.unseen(consumer) for at in range(piece.first, piece.end)}
@@ -274,7 +276,9 @@ class World:
         assert attempt >= 1
         assert consumer not in self.stopped, "who wants nothing gets nothing"
         if self.kind in ("exclusive", "failover"):
-            assert consumer == next(iter(self.connected)), "only the active consumer receives"
+            if not self.has_moved_on:
+                assert consumer == next(iter(self.connected)), "only the active consumer receives"
+            assert set(self.held.values()) <= {consumer}, "and what comes behind waits for what others still have"
         for offset in sent:
             assert offset < self.head, "only what is committed is sent"
             assert offset not in self.missing and offset not in self.done
@@ -434,6 +438,7 @@ class World:
             case "stop" if consumer in self.hands_over and consumer in self.connected:
                 self.stopped.add(consumer)
                 self.active_at[consumer] = self.now
+                self.has_moved_on = True
                 self.step(Stopped(consumer))
             case "ack some":
                 self.step(Acked(below_head))

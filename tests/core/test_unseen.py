@@ -6,6 +6,7 @@ from pydanube.core.delivery import FailurePolicy
 from pydanube.core.dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
 from pydanube.core.events import (
     Acked,
+    Activated,
     Available,
     Effect,
     Granted,
@@ -156,15 +157,60 @@ def test_a_consumer_that_takes_something_now_and_then_keeps_its_queue() -> None:
     assert machine.in_flight.holder(9) == A
 
 
-def test_a_consumer_alone_and_the_first_of_a_failover_keep_their_queue() -> None:
-    for kind in (ExclusiveDispatch, FailoverDispatch):
+def test_a_consumer_alone_keeps_its_queue() -> None:
+    for kind in (ExclusiveDispatch, FailoverDispatch, SharedDispatch):
         machine = kind(Progress(), policy=POLICY)
         told(machine, joined(A))
-        if kind is FailoverDispatch:
-            told(machine, joined(B))
         told(machine, Available(5))
         assert told(machine, Ticked(), 1_000.0) == []
         assert machine.in_flight.holder(4) == A
+
+
+def failover(messages: int, *joins: Joined) -> FailoverDispatch:
+    machine = FailoverDispatch(Progress(), policy=POLICY)
+    for join in joins:
+        told(machine, join)
+    told(machine, Available(messages))
+    return machine
+
+
+def test_who_stands_by_takes_over_from_a_silent_consumer_and_keeps_the_place() -> None:
+    machine = failover(5, joined(A), joined(B))
+    told(machine, Handed(A, offsets(0)), 10.0)
+    told(machine, Ticked(), 39.0)
+    assert machine.active == A
+    effects = told(machine, Ticked(), 40.0)
+    assert Activated(B) in effects and Recall(A, ranges((1, 5)), taken=1) in effects
+    assert [offset for consumer, offset, _ in sends(effects) if consumer == B] == [0, 1, 2, 3, 4], "all of it, in order"
+    told(machine, Granted(A, ROOM), 41.0)
+    assert sends(told(machine, Available(6), 41.0)) == [(B, 5, 1)], "it goes on, and stands by"
+    back = sends(told(machine, Left(B), 42.0))
+    assert {consumer for consumer, _, _ in back} == {A} and len(back) == 6
+
+
+def test_who_stands_by_waits_for_what_the_application_of_a_silent_consumer_has_and_has_time_for() -> None:
+    machine = failover(5, joined(A), joined(B))
+    told(machine, Handed(A, offsets(0), 100.0), 10.0)
+    assert sends(told(machine, Ticked(), 109.0)) == [] and machine.active == A
+    effects = told(machine, Ticked(), 110.0)
+    assert [offset for consumer, offset, _ in sends(effects) if consumer == B] == [0, 1, 2, 3, 4]
+
+
+def test_who_stands_by_follows_one_that_stops_behind_what_that_one_has() -> None:
+    machine = failover(5, joined(A), joined(B))
+    told(machine, Handed(A, offsets(0)), 1.0)
+    assert Activated(B) in told(machine, Stopped(A), 2.0)
+    assert sends(told(machine, Returned(A, ranges((1, 5))), 2.0)) == [], "the application of the first has one still"
+    assert [offset for _, offset, _ in sends(told(machine, Acked(offsets(0), A), 3.0))] == [1, 2, 3, 4]
+    told(machine, Left(B), 4.0)
+    assert sends(told(machine, joined(B), 5.0)), "one that stopped is not in the way of one that comes"
+
+
+def test_nobody_takes_over_from_a_silent_consumer_that_has_seen_everything() -> None:
+    machine = failover(2, joined(A), joined(B))
+    told(machine, Handed(A, offsets(0, 1)), 1.0)
+    told(machine, Acked(offsets(0, 1), A), 2.0)
+    assert told(machine, Ticked(), 1_000.0) == [] and machine.active == A
 
 
 def test_an_idle_consumer_gets_the_upper_half_of_what_another_has_not_seen() -> None:

@@ -8,7 +8,9 @@ An offset that is neither settled nor in flight is in one of three keepings:
     held      not to be sent                              poison: blocked, or being dead-lettered
 
 - Exclusive: one consumer; a second is refused while the first is connected.
-- Failover: the first to join receives, the others stand by and are promoted in the order of their joining.
+- Failover: the first to join receives, the others stand by and are promoted in the order of their joining: when it
+  leaves, when it wants nothing more, and when it is silent and has messages that it has not seen. Then it is the last
+  in the line, and the next one begins when nothing is in flight at another: order is kept.
 - Shared: round robin. Consumers that go by the window get one message each in turn, consumers with permits
   equal shares of what there is, so that a turn costs one range and not one message.
 """
@@ -22,7 +24,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from pydanube.core.delivery import UNTRIED, FailurePolicy, Poison, RetryAt, Tries, copy_delay_seconds, judge
-from pydanube.core.events import Activated, Blocked, DeadLetter, Dropped, Joined, JoinRefused, Unblocked
+from pydanube.core.events import Activated, Blocked, DeadLetter, Dropped, Joined, JoinRefused, Ranges, Unblocked
 from pydanube.core.lag import Standing
 from pydanube.core.limits import TokenBucket
 from pydanube.core.machine import Machine
@@ -238,6 +240,9 @@ class RangeDispatch(Machine):
     def _keyed(self, pairs: tuple[tuple[int, str], ...]) -> None:
         """Keys do not matter here."""
 
+    def _answered(self, ranges: Ranges) -> None:
+        """What is settled is not in flight."""
+
     def _landed(self, first: int, end: int) -> None:
         """Nothing waits for it."""
 
@@ -256,22 +261,40 @@ class FailoverDispatch(RangeDispatch):
     def _joined(self, event: Joined) -> None:
         before = self.active
         self.roster.join(event.consumer, event.permits, hands_over=event.hands_over)
-        if before is None:
-            self._effects.append(Activated(event.consumer))
+        self._promote(before)
 
     def _left(self, consumer: ConsumerId) -> None:
         before = self.active
         super()._left(consumer)
+        self._promote(before)
+
+    def _out_of_turn(self, consumer: ConsumerId) -> None:
+        """The next in line follows it. If it goes on some day, it stands by."""
+        self._promote(self.active)
+
+    def _promote(self, before: ConsumerId | None) -> None:
+        """The first in line is one that takes messages, if there is any. `before`: who was the first."""
+        for member in self.roster.members:
+            if not (member.stopped or member.stalled):
+                break
+            self.roster.move_back(member.consumer)
         if self.active is not None and self.active != before:
             self._effects.append(Activated(self.active))
 
+    def _may_take_from(self, member: Member) -> bool:
+        """What its application has it may still finish, as long as it has time: what comes behind waits for that."""
+        return member.held == member.unseen
+
+    def _is_held_elsewhere(self) -> bool:
+        return any(member.held for member in self.roster.members[1:])
+
     def _has_room(self) -> bool:
         first = self.roster.first
-        return first is not None and self.roster.has_room_for(first)
+        return first is not None and self.roster.has_room_for(first) and not self._is_held_elsewhere()
 
     def _assign(self) -> None:
         member = self.roster.first
-        if self._blocking or member is None:
+        if self._blocking or member is None or self._is_held_elsewhere():
             return
         pieces = 0
         while (room := self.roster.room(member)) > 0 and self._can_send():

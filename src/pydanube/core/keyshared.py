@@ -398,8 +398,7 @@ class KeySharedDispatch(Machine):
             for part in self._gone.overlap(first, end):
                 pieces = self.in_flight.cut(*part)
                 self._release(pieces)
-                for piece in pieces:
-                    self.roster.answered(piece.value.consumer, piece.end - piece.first)
+                self._count_answers(pieces, OffsetRanges())
                 self._gone.remove(*part)
                 self._landed(*part)
 

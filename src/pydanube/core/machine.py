@@ -126,10 +126,11 @@ class Machine(ABC):
         cursor_before = self.progress.next_unacked
         self._hear(event)
         self._time_out()
+        self.roster.forget_silent()
         self._retry_due()
         self._rate_ready_at = None
         self._unfinished = False
-        if self.shares and len(self.roster) > 1:
+        if len(self.roster) > 1:
             self._take_from_silent()
         self._assign()
         self._recall()
@@ -234,6 +235,7 @@ class Machine(ABC):
                 self._sought = True
                 self._release(self.in_flight)
                 self.in_flight.clear()
+                self.roster.forget_overdue()
                 self._forget_all()
                 self.progress.seek(max(offset, self.first_offset))
 
@@ -241,12 +243,13 @@ class Machine(ABC):
         """Whatever is committed may be acknowledged: the consumer may have it from an earlier owner of the topic, or
         from the delivery before this one. Acknowledging twice changes nothing.
         """
+        late = self.roster.answered_late(ranges)
         committed = self._committed_part(ranges)
         for first, end in committed:
             pieces = self.in_flight.cut(first, end)
             self._release(pieces)
+            self._count_answers(pieces, late)
             for piece in pieces:
-                self.roster.answered(piece.value.consumer, piece.end - piece.first)
                 self._landed(piece.first, piece.end)
         self._forget(committed)
         for first, end in committed:
@@ -254,12 +257,22 @@ class Machine(ABC):
 
     def _nacked(self, event: Nacked) -> None:
         """What is not in flight is about to be delivered (again) anyhow, or done."""
+        late = self.roster.answered_late(event.ranges)
         for first, end in self._committed_part(event.ranges):
             pieces = self.in_flight.cut(first, end)
             self._release(pieces)
+            self._count_answers(pieces, late)
             for piece in pieces:
                 tries = piece.value.tries.failed(event.reason)
                 self._failed(piece.first, piece.end, tries, event.delay_seconds)
+
+    def _count_answers(self, pieces: Iterable[Piece[Flight]], late: OffsetRanges) -> None:
+        """`late`: what was overdue at a consumer. It is this one that has answered, and who has the copy will yet."""
+        for first, end, flight in pieces:
+            for part in late.overlap(first, end) if late else ():
+                self.roster.keeps(flight.consumer, *part, flight.sent_at)
+            for part in late.gaps(first, end) if late else (OffsetRange(first, end),):
+                self.roster.answered(flight.consumer, part.size, (flight.sent_at, part.end - 1))
 
     # --- what consumers have seen -----------------------------------------------------------------------
 
@@ -325,6 +338,8 @@ class Machine(ABC):
             return
         for member in self.roster.members:
             if not member.unseen or member.shipping or member.active_at + timeout > self._now:
+                continue
+            if not self._may_take_from(member):
                 continue
             if not any(self.roster.room(other) > 0 for other in self.roster.members if other is not member):
                 return
@@ -488,6 +503,7 @@ class Machine(ABC):
         self._release(pieces)
         for piece in pieces:
             self.timed_out += piece.end - piece.first
+            self.roster.keeps(piece.value.consumer, piece.first, piece.end, piece.value.sent_at)
             self._failed(piece.first, piece.end, piece.value.tries.failed(TIMED_OUT), 0.0)
 
     def _next_deadline(self) -> float | None:
@@ -501,7 +517,7 @@ class Machine(ABC):
 
     def _next_look(self) -> float | None:
         """When a consumer has been silent, or another idle, for too long. What has passed waits for room, not time."""
-        if not self.shares or len(self.roster) < 2:
+        if len(self.roster) < 2:
             return None
         times: list[float] = []
         timeout = self.policy.ack_timeout_seconds
@@ -515,7 +531,7 @@ class Machine(ABC):
         wanted = self._next_deadline()
         if self._unfinished:
             wanted = self._now
-        for time in (self._next_due(), self._rate_ready_at, self._next_look()):
+        for time in (self._next_due(), self._rate_ready_at, self._next_look(), self.roster.silent_at()):
             if time is not None and (wanted is None or time < wanted):
                 wanted = time
         if self._wake_at is not None and self._wake_at <= self._now:
@@ -607,6 +623,10 @@ class Machine(ABC):
     @abstractmethod
     def _forgotten(self, consumer: ConsumerId) -> None: ...
 
+    def _may_take_from(self, member: Member) -> bool:
+        """Whether what a silent consumer has not seen can go to others now."""
+        return True
+
     @abstractmethod
     def _out_of_turn(self, consumer: ConsumerId) -> None:
         """It is connected, and is sent nothing."""
@@ -621,6 +641,7 @@ class Machine(ABC):
     @abstractmethod
     def _ticked(self) -> None: ...
 
+    @abstractmethod
     def _answered(self, ranges: Ranges) -> None:
         """A consumer has said something about these, whether or not they are settled already."""
 
