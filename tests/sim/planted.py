@@ -21,7 +21,9 @@ from pydanube.broker.subscription import Subscription
 from pydanube.broker.topics import Topics
 from pydanube.core import keys
 from pydanube.core import ownership as core_ownership
-from pydanube.core.names import TopicName
+from pydanube.core.dispatch import RangeDispatch
+from pydanube.core.machine import Machine
+from pydanube.core.names import ConsumerId, TopicName
 from pydanube.core.ownership import Orphan, Start, reserve_to_bytes
 from pydanube.core.rescue import Brought
 from pydanube.core.tiers import Descriptor, Retention, epoch_of_name, first_kept, object_name
@@ -395,6 +397,20 @@ def claim_ends_behind_the_loss(patch: pytest.MonkeyPatch) -> Tweak:
     return None
 
 
+def acks_above_the_cursor_forgotten(patch: pytest.MonkeyPatch) -> Tweak:
+    """When a consumer leaves, whoever is next begins at the cursor, whatever was acknowledged above it."""
+    left = Machine._left
+
+    def careless(self: Machine, consumer: ConsumerId) -> None:
+        left(self, consumer)
+        if isinstance(self, RangeDispatch) and not self.in_flight:
+            self._forget_all()
+            self.progress.seek(self.progress.next_unacked)
+
+    patch.setattr(Machine, "_left", careless)
+    return None
+
+
 PLANTED: dict[str, Callable[[pytest.MonkeyPatch], Tweak]] = {
     "ack before fsync": ack_before_fsync,
     "next owner starting at 0": next_owner_starts_at_0,
@@ -417,6 +433,7 @@ PLANTED: dict[str, Callable[[pytest.MonkeyPatch], Tweak]] = {
     "rest beside extend, as it was": rest_beside_extend,
     "claims at the start of a lost broker, as they were": start_claims_from_anybody,
     "a claim behind the loss, as it was": claim_ends_behind_the_loss,
+    "acks above the cursor forgotten": acks_above_the_cursor_forgotten,
 }
 
 # A seed that finds it. When the code changes it may be another one: the long test looks for the first.
@@ -442,4 +459,5 @@ FOUND_BY: dict[str, int] = {
     "rest beside extend, as it was": 768,
     "claims at the start of a lost broker, as they were": 91,
     "a claim behind the loss, as it was": 7,
+    "acks above the cursor forgotten": 1,
 }

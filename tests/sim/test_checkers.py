@@ -137,6 +137,7 @@ PLANTED: dict[str, list[Event]] = {
         Claimed(TOPIC, 2, broker=2, start=1),
         got("a", 0, epoch=2),
     ],
+    "shown_again": [*BEGIN, got("a", 0), Done(TOPIC, "sub", 0, 1, consumer="c0"), got("a", 0)],
     "key_order": [*BEGIN, got("b", 1, key="k"), got("a", 0, key="k")],
     "never_delivered": [*BEGIN, *sent("a", "b"), got("a", 0), kept({0: "a", 1: "b"})],
     "delivered_twice": [
@@ -253,6 +254,13 @@ def test_an_owner_that_was_replaced_gives_out_what_belongs_to_the_next() -> None
 
 def test_two_brokers_say_at_once_that_they_may_serve() -> None:
     assert broken([*BEGIN, Serving(TOPIC, [1, 2], at=4.0)]) == {"two_owners"}
+
+
+def test_what_another_consumer_acknowledged_or_another_owner_was_told_may_be_shown() -> None:
+    taken = [*BEGIN, got("a", 0)]
+    assert broken([*taken, Done(TOPIC, "sub", 0, 1, consumer="c1"), got("a", 0)]) == set(), "it was on its way"
+    assert broken([*taken, Done(TOPIC, "sub", 0, 1, consumer="c0"), got("a", 0, epoch=2)]) == set()
+    assert broken([*taken, got("a", 0), Done(TOPIC, "sub", 0, 1, consumer="c0")]) == set(), "it was not, by then"
 
 
 def test_what_was_acknowledged_two_clean_moves_ago_comes_again() -> None:

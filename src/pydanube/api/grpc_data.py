@@ -182,7 +182,10 @@ class ConsumerService:
             await context.send_initial_metadata(())
             senders: dict[str | None, ProducerId] = {}
             while delivered := await outbox.get():
-                for offset, message, _ in delivered:
+                for each in delivered:
+                    if isinstance(subscription, Subscription) and not subscription.is_wanted(consumer, each):
+                        continue
+                    offset, message, _ = each
                     sender = senders.get(message.producer_name)
                     if sender is None:
                         if len(senders) >= SENDERS_MAX:

@@ -320,6 +320,19 @@ def repeated_after_move(history: History) -> Found:
                 yield topic, what, (got.offset,), (got.message,)
 
 
+def shown_again(history: History) -> Found:
+    """What a consumer has acknowledged is not shown to it again by the owner that took the acknowledgement."""
+    done: set[tuple[str, str, str, int, int]] = set()
+    for event in history.events:
+        if isinstance(event, Done) and event.consumer:
+            done.add((event.topic, event.subscription, event.consumer, event.offset, event.epoch))
+        elif isinstance(event, Got):
+            got = event
+            if (got.topic, got.subscription, got.consumer, got.offset, got.epoch) in done:
+                what = f"{got.consumer} of {got.subscription} had acknowledged {got.offset} and got it again"
+                yield got.topic, what, (got.offset,), (got.message,)
+
+
 def key_order(history: History) -> Found:
     """Messages of one key come in the order of the log, the first time; only what was rescued may come late."""
     for topic in _reliable(history, Got):
@@ -451,6 +464,7 @@ RULES: Final[Sequence[Callable[[History], Found]]] = (
     long_step,
     cursor_back,
     repeated_after_move,
+    shown_again,
     key_order,
     never_delivered,
     delivered_twice,

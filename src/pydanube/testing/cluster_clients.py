@@ -356,6 +356,11 @@ class Clients:
                 messages: list[Delivered] = items
                 if native and isinstance(subscription, Subscription):
                     messages = _rows([each for each in items if isinstance(each, DeliveredBatch)])
+                if isinstance(subscription, Subscription):
+                    wanted = [each for each in messages if subscription.is_wanted(identity, each)]
+                    if native and len(wanted) < len(messages):
+                        subscription.grant(identity, Permits(len(messages) - len(wanted), 0))
+                    messages = wanted
                 if hands_over and isinstance(subscription, Subscription):
                     messages = _taken(subscription, identity, unseen, messages, items)
                 if node.wire.answers_lost:
@@ -394,7 +399,8 @@ class Clients:
                             subscription.ack_ranges((OffsetRange(each.offset, each.offset + 1),))
                         else:
                             subscription.ack(each.offset)
-                        self.history.add(Done(label, name, each.offset, topic.ownership.epoch, self.now()))
+                        epoch = topic.ownership.epoch
+                        self.history.add(Done(label, name, each.offset, epoch, self.now(), consumer))
                 if native and not subscription.is_healthy(identity):
                     return
                 if native:

@@ -138,13 +138,14 @@ class Got(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The broker took a consumer's acknowledgement."""
+    """The broker took a consumer's acknowledgement. `consumer`: whose it was, if that is known."""
 
     topic: str
     subscription: str
     offset: int
     epoch: int = 0
     at: float = 0.0
+    consumer: str = ""
 
 
 class Nacked(NamedTuple):
