@@ -10,7 +10,9 @@ import pytest
 from grpc import StatusCode
 
 from pydanube.api.grpc_data import MESSAGE_SIZE_MAX_BYTES
-from pydanube.core.names import TopicName, producer_id
+from pydanube.broker.subscription import Subscription
+from pydanube.core.delivery import FailurePolicy
+from pydanube.core.names import ConsumerId, SubscriptionName, TopicName, producer_id
 from pydanube.core.policies import TopicPolicy
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
 from pydanube.wire._pb.danube import SchemaRegistry_pb2 as schema_pb
@@ -461,6 +463,32 @@ async def test_a_refused_message_comes_again(calls: Calls) -> None:
     await calls.consumers.Nack(pb.NackRequest(msg_id=message.msg_id, subscription_name="s", delay_ms=1, reason="no"))
     async with asyncio.timeout(5):
         assert (await stream.read()).payload == b"again"
+    stream.cancel()
+
+
+@served()
+async def test_a_copy_of_what_was_acknowledged_while_it_waited_for_the_wire_is_not_sent(calls: Calls) -> None:
+    identity = await calls.create_producer()
+    consumer = await calls.subscribe()
+    await calls.send(identity, b"once")
+    topic = calls.broker.topics.get(TopicName(TOPIC))
+    assert topic is not None
+    subscription = topic.require(SubscriptionName("s"))
+    registration = subscription.registration(ConsumerId(consumer))
+    assert isinstance(subscription, Subscription) and registration is not None and registration.outbox is not None
+    subscription.change(policy=FailurePolicy(base_redelivery_delay_ms=0))
+    outbox = registration.outbox
+    async with asyncio.timeout(5):
+        for copies in (1, 2):  # nobody takes them yet
+            while len(outbox) < copies:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            if copies == 1:
+                subscription.nack(0)
+        subscription.ack(0)
+        stream = calls.receive(consumer)
+        assert (await stream.read()).payload == b"once"
+        await calls.send(identity, b"next")
+        assert (await stream.read()).payload == b"next"
     stream.cancel()
 
 
