@@ -2,6 +2,7 @@
 
     python -m pydanube.testing.sim --seed 42 --count 10000
     python -m pydanube.testing.sim --only cluster --seed 42 --count 1 --verbose        one history, event by event
+    python -m pydanube.testing.sim --only log --seed 0 --count 200 --digests           a line per seed, to be compared
 
 The last line has the totals. What breaks a promise is printed with its seed, and the exit code is 1; of a cluster also
 the schedule of faults, made as short as it can be, and what happened to the messages in question. The command that
@@ -128,11 +129,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=("log", "cluster"), help="one of the two simulators (default: both)")
     parser.add_argument("--digest", default="", help="of what the first seed did then; says so if it does not any more")
     parser.add_argument("--verbose", action="store_true", help="print every event of every history")
+    parser.add_argument("--digests", action="store_true", help="print only each seed's digest, in the order of seeds")
     options = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
     seed = options.seed if options.seed is not None else SystemWork(threads_max=1).random_u64() >> 32
     seeds = range(seed, seed + options.count)
     kinds = [options.only] if options.only else ["log", "cluster"]
+    if options.digests:
+        return max([_digests(kind, seeds, options.processes) for kind in kinds])
     if options.verbose:
         return max([_verbose(seeds) if kind == "log" else _verbose_cluster(seeds) for kind in kinds])
     places = "1 process" if options.processes == 1 else f"{options.processes} processes"
@@ -173,6 +177,27 @@ def _compare(kinds: Sequence[str], seed: int, digest: str) -> None:
         print(f"seed {seed} is the history that it was")
     else:
         print(f"seed {seed} is not the history that it was ({digest}, now {', '.join(found)}): the code has changed")
+
+
+def _digests(kind: str, seeds: Sequence[int], processes: int) -> int:
+    """Prints what every seed does as one line, so that two versions of the code can be compared by `diff`."""
+    digest = _log_digest if kind == "log" else _cluster_digest
+    failed = False
+    with multiprocessing.get_context("spawn").Pool(processes, initializer=_prepare) as pool:
+        for seed, (found, passed) in zip(seeds, pool.imap(digest, seeds), strict=True):
+            failed |= not passed
+            print(f"{kind} {seed} {found}{'' if passed else ' failed'}", flush=True)
+    return int(failed)
+
+
+def _log_digest(seed: int) -> tuple[str, bool]:
+    outcome = run_history(seed)
+    return outcome.digest, outcome.failure is None
+
+
+def _cluster_digest(seed: int) -> tuple[str, bool]:
+    outcome = run_seed(seed, keep_history=True)
+    return outcome.digest, not outcome.problems
 
 
 class _Summed(Protocol):
