@@ -19,10 +19,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
+from pydanube.core.commit.values import Receipt
 from pydanube.errors import DiskFailed
-from pydanube.log import committer
+from pydanube.log import zero_fill
 from pydanube.log.batch import Batch, Envelope, encode, messages, rows_of
-from pydanube.log.committer import Receipt
 from pydanube.log.reader import LogReader
 from pydanube.log.segment import (
     GROUP_HEADER_SIZE,
@@ -57,15 +57,15 @@ def simulated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
     @functools.wraps(test)
     def run(*arguments: Any, **named: Any) -> None:
-        saved = committer.FILL_BYTES, committer._ZEROS
-        committer.FILL_BYTES, committer._ZEROS = FILL_BYTES, bytes(FILL_BYTES)  # type: ignore[misc]
+        saved = zero_fill.FILL_BYTES, zero_fill._ZEROS
+        zero_fill.FILL_BYTES, zero_fill._ZEROS = FILL_BYTES, bytes(FILL_BYTES)  # type: ignore[misc]
         loop = SimLoop(Random(0), shuffled=False)  # type: ignore[abstract]
         try:
             loop.run_until_complete(test(*arguments, **named))
             assert not loop.problems, loop.problems
         finally:
             loop.close()
-            committer.FILL_BYTES, committer._ZEROS = saved  # type: ignore[misc]
+            zero_fill.FILL_BYTES, zero_fill._ZEROS = saved  # type: ignore[misc]
 
     return run
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from pydanube.core.commit.values import Receipt
 from pydanube.errors import ConfigError, DiskFull, LogClosed, LogStopped, OutOfSequence
 from pydanube.log.batch import Batch
-from pydanube.log.committer import Receipt
 from pydanube.log.layout import BALLAST
 from pydanube.log.wal import TopicLog, Wal
 from tests.rooms.logs import (

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from pydanube.broker.leftovers import remove_files
+from pydanube.core.commit.values import Receipt
 from pydanube.core.names import TopicName
 from pydanube.errors import DiskFull, LogStopped
-from pydanube.log.committer import Receipt
 from pydanube.log.layout import BALLAST
 from pydanube.log.wal import TopicLog, Wal, WalConfig
 from pydanube.ports import Write, WriteResult
@@ -126,8 +126,8 @@ async def unfinished(machine: Machine, wal: Wal) -> list[TopicLog]:
 async def rotate(wal: Wal, logs: Sequence[TopicLog]) -> None:
     """Until the journal that knows of the unfinished topic is emptied, and another one too."""
     committer = wal.committer
-    first = committer._journals_made
-    while committer._journals_made < first + 2:
+    first = committer._journal.journals_made
+    while committer._journal.journals_made < first + 2:
         await append_together(logs, "more")
     await settle()
 
@@ -154,7 +154,7 @@ async def test_what_was_brought_home_is_safe_in_its_files_before_anybody_opens_t
     wal = await machine.boot(ballast_bytes=0)
     logs = await unfinished(machine, wal)
     (old,) = logs[0].segments
-    await wal.committer.bring_home("wal/default/t0")
+    await wal.committer.copy_journal_to_segments("wal/default/t0")
     assert old.synced == old.end
     durable = machine.hardware.durable(old.path)
     assert durable is not None and len(durable) >= old.end
@@ -168,7 +168,8 @@ async def test_the_files_of_a_topic_that_could_not_be_closed_may_be_removed() ->
     await remove_files(machine.disk, TopicName("/default/t0"))
     await rotate(wal, others)
     assert wal.committer.stopped is None
-    assert wal.committer._uncopied_bytes == sum(segment.end - segment.copied for segment in wal.committer._uncopied)
+    journal = wal.committer._journal
+    assert journal.uncopied_bytes == sum(segment.end - segment.copied for segment in journal.uncopied)
     machine.cut_power()
     wal = await machine.boot()
     assert wal.problems == []

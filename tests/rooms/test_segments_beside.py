@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from pydanube.core.commit.machine import ROLL_EARLY
+from pydanube.core.commit.values import Receipt
 from pydanube.errors import DiskFailed, DiskFull, LogClosed, LogStopped, ResourcesShort
-from pydanube.log import committer
-from pydanube.log.committer import MAKING_MAX, Committer, Receipt
+from pydanube.log.committer import Committer
 from pydanube.log.layout import JOURNALS
+from pydanube.log.segment_maker import MAKING_MAX
 from pydanube.log.wal import TopicLog, Wal
 from pydanube.ports import Write, WriteResult
 from tests.rooms.logs import (
@@ -96,8 +98,8 @@ def test_a_log_that_waits_for_segments_between_two_groups_is_found(monkeypatch: 
     commit_group = Committer._commit_group
 
     async def with_segments_inside(self: Committer) -> None:
-        self._begin_segments(list(self._ready))
-        await asyncio.gather(*self._making.values())
+        self._segments.begin_where_needed(list(self._machine.ready))
+        await asyncio.gather(*self._segments.tasks.values())
         await commit_group(self)
 
     monkeypatch.setattr(Committer, "_commit_group", with_segments_inside)
@@ -159,7 +161,7 @@ async def test_nobody_waits_while_the_journal_before_is_emptied() -> None:
         if not all(future.done() for future in futures):
             break
         expected.append(f"{number}".ljust(200, "x"))
-    retiring = wal.committer._retiring
+    retiring = wal.committer._journal.retiring
     assert retiring is not None and not retiring.done(), "a journal was full, and its files cannot be synced"
     machine.disk.release_syncs()
     machine.disk.hold_syncs("cold5")
@@ -181,7 +183,7 @@ async def test_topics_that_were_opened_together_roll_at_different_times() -> Non
         await machine.clock.sleep(50)
         await asyncio.gather(*(log.append(batch("a", topic=log.topic)) for log in logs))
         rolled.append(sum(len(log.segments) > 1 for log in logs))
-    first = 1000 * (1 - committer.ROLL_EARLY)
+    first = 1000 * (1 - ROLL_EARLY)
     assert rolled[int(first / 50) - 2] == 0 and rolled[1000 // 50] == 40
     steps = [after - before for before, after in itertools.pairwise(rolled)]
     assert max(steps) <= 25, "a fifth of the time is theirs to spread over"

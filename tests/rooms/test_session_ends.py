@@ -9,7 +9,7 @@ import pytest
 
 from pydanube.core.sessions import SESSION_SIZE_MAX_BYTES, SESSIONS_LIMIT, Sessions
 from pydanube.errors import ConfigError, DiskFull, LimitReached, OutOfSequence, ProducerFenced, SessionUnknown
-from pydanube.log import committer
+from pydanube.log import segment_maker
 from pydanube.log.segment import SNAPSHOT_LENGTH_MAX, decode_segment_header, segment_header_length
 from pydanube.log.wal import HandedOver, TopicLog, Wal, WalConfig
 from tests.rooms.logs import TOPIC, Machine, Producer, batch, contents, fill, numbered, settle, simulated, sized
@@ -310,7 +310,7 @@ async def test_no_unknown_session_is_adopted_beyond_the_bound() -> None:
 
 @simulated
 async def test_a_header_never_gets_a_snapshot_that_nobody_could_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committer, "SNAPSHOT_LENGTH_MAX", 1000)
+    monkeypatch.setattr(segment_maker, "SNAPSHOT_LENGTH_MAX", 1000)
     machine = Machine()
     log = await started(machine, segment_bytes=2000)
     for number in range(1, 30):

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
+from pydanube.core.commit import machine as commit_machine
+from pydanube.core.commit.values import Receipt
 from pydanube.errors import (
     ConfigError,
     DirectoryInUse,
@@ -24,9 +26,7 @@ from pydanube.errors import (
     ProducerFenced,
     SessionUnknown,
 )
-from pydanube.log import committer
 from pydanube.log.batch import parse
-from pydanube.log.committer import Receipt
 from pydanube.log.layout import FORMAT, epoch_directory
 from pydanube.log.wal import Wal, WalConfig
 from pydanube.stores.memory import LoopClock, MemoryDisk, MemoryWork
@@ -294,10 +294,10 @@ async def test_a_segment_that_is_old_is_followed_by_a_new_one() -> None:
     wal = await machine.boot(segment_seconds=60.0)
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a")
-    await machine.clock.sleep(60 * (1 - committer.ROLL_EARLY) - 1)
+    await machine.clock.sleep(60 * (1 - commit_machine.ROLL_EARLY) - 1)
     await fill(log, "b")
     assert len(log.segments) == 1
-    await machine.clock.sleep(60 * committer.ROLL_EARLY + 2)
+    await machine.clock.sleep(60 * commit_machine.ROLL_EARLY + 2)
     await fill(log, "c")
     assert [segment.first_offset for segment in log.segments] == [0, 2]
     await machine.clock.sleep(600)  # an idle log makes no empty segments

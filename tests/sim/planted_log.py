@@ -17,8 +17,14 @@ from typing import Any
 import pytest
 
 from pydanube.core import sessions
+from pydanube.core.commit.machine import CommitMachine
+from pydanube.core.commit.values import GroupPart
 from pydanube.errors import DiskFailed, DiskFull
-from pydanube.log import cache, committer, layout, recovery, wal
+from pydanube.log import cache, layout, recovery, wal
+from pydanube.log.commit_context import Broadcast
+from pydanube.log.journal_writer import JournalWriter
+from pydanube.log.segment_maker import SegmentMaker
+from pydanube.log.space import WalSpace
 from pydanube.ports import Disk, Write, WriteResult
 from pydanube.stores import files
 
@@ -86,24 +92,24 @@ class SyncsTheOldFileAfterARoll(Careless):
 
 
 def segment_names_are_not_synced(patch: pytest.MonkeyPatch) -> None:
-    original = committer.Committer._sync_name
+    original = WalSpace.sync_name
 
-    async def careless(self: committer.Committer, directory: str) -> None:
+    async def careless(self: WalSpace, directory: str) -> None:
         if not directory.startswith("wal/"):
             await original(self, directory)
 
-    patch.setattr(committer.Committer, "_sync_name", careless)
+    patch.setattr(WalSpace, "sync_name", careless)
 
 
 def journals_go_before_the_segments_are_synced(patch: pytest.MonkeyPatch) -> None:
-    retire = committer.Committer._retire
+    retire = JournalWriter._retire
 
-    async def careless(self: committer.Committer, journal: Any, *arguments: Any) -> None:
+    async def careless(self: JournalWriter, journal: Any, *arguments: Any) -> None:
         for segment, end in journal.dirty.items():
             segment.synced = max(segment.synced, end)
         await retire(self, journal, *arguments)
 
-    patch.setattr(committer.Committer, "_retire", careless)
+    patch.setattr(JournalWriter, "_retire", careless)
 
 
 def the_last_group_is_trusted(patch: pytest.MonkeyPatch) -> None:
@@ -114,7 +120,7 @@ def the_last_group_is_trusted(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_new_file_knows_what_is_not_stored(patch: pytest.MonkeyPatch) -> None:
-    exchange(patch, committer.Committer, "_once_more", ("part.take_back()  #", "pass  #"))
+    exchange(patch, CommitMachine, "set_aside", ("part.take_back()", "pass"))
 
 
 def redo_does_not_sync(patch: pytest.MonkeyPatch) -> None:
@@ -166,11 +172,11 @@ def the_cache_drops_what_only_the_journal_has(patch: pytest.MonkeyPatch) -> None
 
 
 def sessions_are_kept_when_a_group_fails(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(committer.Forming, "take_back", lambda part: None)
+    patch.setattr(GroupPart, "take_back", lambda part: None)
 
 
 def a_repetition_is_acknowledged_before_the_sync(patch: pytest.MonkeyPatch) -> None:
-    exchange(patch, committer.Committer, "_form_one", ("if stored.base_offset >= of.head:", "if False:"))
+    exchange(patch, CommitMachine, "_form_part", ("if stored.base_offset >= of.head:", "if False:"))
 
 
 def a_snapshot_forgets_the_oldest_batch(patch: pytest.MonkeyPatch) -> None:
@@ -189,7 +195,7 @@ def a_snapshot_forgets_the_oldest_batch(patch: pytest.MonkeyPatch) -> None:
 STOPS_UNLESS_PREPARED = """\
         failure = error
         if why != PREPARED:
-            self._stop(error)
+            context.stop(error)
     del"""
 
 
@@ -204,9 +210,9 @@ def a_segment_in_doubt_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
     exchange(
         patch,
-        committer.Committer,
-        "_make_segment",
-        ("        failure = error\n        self._stop(error)\n    del", STOPS_UNLESS_PREPARED),
+        SegmentMaker,
+        "_make",
+        ("        failure = error\n        context.stop(error)\n    del", STOPS_UNLESS_PREPARED),
     )
     patch.setattr(recovery._EpochRecovery, "_order_starts", order)
 
@@ -215,7 +221,7 @@ def a_journal_whose_sync_failed_is_used_again(patch: pytest.MonkeyPatch) -> None
     """Was in the program."""
     exchange(
         patch,
-        committer.Committer,
+        JournalWriter,
         "_next_journal",
         ("keep=not after_failure", "keep=True"),
         ("if after_failure:", "if True:"),
@@ -225,23 +231,23 @@ def a_journal_whose_sync_failed_is_used_again(patch: pytest.MonkeyPatch) -> None
 def a_removed_file_stops_the_log(patch: pytest.MonkeyPatch) -> None:
     """Was in the program: opening a topic again copied what the journal had, and did not sync it."""
 
-    async def bring_home(self: Any, directory: str) -> None:
+    async def copy_directory(self: JournalWriter, directory: str) -> None:
         def away() -> list[Any]:
-            return [segment for segment in self._uncopied if segment.path.startswith(f"{directory}/")]
+            return [segment for segment in self.uncopied if segment.path.startswith(f"{directory}/")]
 
-        async with self._exclusive:
-            if away() and self.stopped is not None:
-                raise self.stopped
-            if away():
-                await self._copy()
-            for segment in away():
-                raise DiskFull(segment.path)
+        stopped = self._context.machine.stopped
+        if away() and stopped is not None:
+            raise stopped
+        if away():
+            await self.copy()
+        for segment in away():
+            raise DiskFull(segment.path)
 
     async def never(self: Any, segment: Any) -> bool:
         return False
 
-    patch.setattr(committer.Committer, "bring_home", bring_home)
-    patch.setattr(committer.Committer, "_is_gone", never)
+    patch.setattr(JournalWriter, "copy_directory", copy_directory)
+    patch.setattr(JournalWriter, "_is_gone", never)
 
 
 def a_lack_of_descriptors_is_a_broken_disk(patch: pytest.MonkeyPatch) -> None:
@@ -264,7 +270,7 @@ def readers_that_gave_up_are_remembered(patch: pytest.MonkeyPatch) -> None:
         self._waiters[waiter] = None
         await waiter
 
-    patch.setattr(committer.Signal, "wait", wait)
+    patch.setattr(Broadcast, "wait", wait)
 
 
 def dropped_segments_are_counted(patch: pytest.MonkeyPatch) -> None:

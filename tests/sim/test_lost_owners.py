@@ -26,7 +26,7 @@ from pydanube.core.sessions import Sessions
 from pydanube.core.tiers import TierConfig
 from pydanube.errors import DanubeError, DiskFull, Unreachable
 from pydanube.log.batch import encode, rows_of
-from pydanube.log.committer import Committer
+from pydanube.log.segment_maker import SegmentMaker
 from pydanube.log.wal import TopicLog
 from pydanube.ports import Item, Put
 from pydanube.testing.cluster import Cluster, Node
@@ -335,7 +335,7 @@ async def test_an_owner_that_died_before_it_wrote_anything_keeps_nobody_waiting(
     second = town.host(topic)
     assert second is not None
     with monkeypatch.context() as patch:
-        patch.setattr(Committer, "_new_segment", lambda self, of: asyncio.Event().wait())  # reserved, and no further
+        patch.setattr(SegmentMaker, "_new_segment", lambda self, of: asyncio.Event().wait())  # reserved, and no further
         waiting = asyncio.create_task(native(town, topic, session, 5, "5"))
         await asyncio.sleep(0.5)
         second.kill()

@@ -40,11 +40,11 @@ from pydanube.config import Config, reachable
 from pydanube.core.load import Usage
 from pydanube.core.names import BrokerId, NamespaceName, TopicName, parse_broker_id
 from pydanube.core.policies import TopicPolicy
-from pydanube.errors import DanubeError
+from pydanube.errors import DanubeError, LogStopped
 from pydanube.log.batch import Envelope
 from pydanube.log.cloud import CloudReader
 from pydanube.log.layout import LOCK, read_file, replace_file
-from pydanube.log.wal import Wal, WalConfig
+from pydanube.log.wal import NOTHING_UPLOADS, Wal, WalConfig
 from pydanube.ports import Clock, Disk, MetadataStore, ObjectStore, Work
 from pydanube.stores.files import FileDisk
 from pydanube.stores.system import SystemClock, SystemWork
@@ -196,6 +196,9 @@ class Broker:
             ),
             observe=self._observe_group,
             metrics=self.telemetry.wal,
+            may_answer=self._may_serve,
+            on_stopped=self._log_stopped,
+            why_not_freed=self._why_not_freed,
         )
         self.broker_id = await self._node_id()
         self.telemetry.broker = str(self.broker_id)
@@ -314,9 +317,6 @@ class Broker:
         metadata.notice = self.cluster.view.notice
         self.hosting = hosting
         self.topics.elsewhere = hosting
-        self.wal.answer_only_while(self._may_serve)
-        # Without its log this broker is of no use to its topics: others must get them.
-        self.wal.tell_when_stopped(self.cluster.fail)
         await self.cluster.register()
 
     async def reload(self, config: Config) -> None:
@@ -336,6 +336,14 @@ class Broker:
     def _may_serve(self) -> bool:
         return self.cluster is None or self.cluster.may_serve()
 
+    def _log_stopped(self, error: LogStopped) -> None:
+        """Without its log this broker is of no use to its topics: others must get them."""
+        if self.cluster is not None:
+            self.cluster.fail(error)
+
+    def _why_not_freed(self) -> str:
+        return NOTHING_UPLOADS if self.cloud is None else self.cloud.tiering.why_not_freed()
+
     def _cloud(self, objects: ObjectStore | None) -> Cloud | None:
         if objects is None:
             return None
@@ -343,7 +351,6 @@ class Broker:
         metrics = self.telemetry.cloud
         reader = CloudReader(objects, self.clock, self._reading_work, metrics)
         tiering = Tiering(self.clock, config, metrics, excess_bytes=self.wal.excess_bytes, aim=self._aim_uploads)
-        self.wal.tell_why_not_freed(tiering.why_not_freed)
         self.cloud = Cloud(objects, config, reader, tiering, self._upload_work)
         return self.cloud
 

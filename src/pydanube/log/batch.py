@@ -133,6 +133,11 @@ class Header(NamedTuple):
         return self.base_offset + self.rows
 
     @property
+    def ends_session(self) -> bool:
+        """Whether it is a record that says that a session is over."""
+        return bool(self.flags & SESSION_RECORD) and self.logical_crc == SESSION_ENDS
+
+    @property
     def size_bytes(self) -> int:
         """Header and body as stored."""
         return HEADER_SIZE + self.body_length

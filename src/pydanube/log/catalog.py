@@ -70,6 +70,10 @@ class SegmentFile:
     def segment_id(self) -> int:
         return self.header.segment_id
 
+    @property
+    def created_us(self) -> int:
+        return self.header.created_us
+
     def grow(self, group: GroupHeader, length: int) -> None:
         """The group at `end` is committed."""
         assert group.position == self.end and group.number == self.next_number

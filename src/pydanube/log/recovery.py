@@ -25,7 +25,7 @@ from typing import Final
 
 from pydanube.core.sessions import Producer, Sessions
 from pydanube.errors import DiskFailed, DiskFull, InvalidBatch, LogDamaged
-from pydanube.log.batch import SESSION_ENDS, SESSION_RECORD, topic_hash
+from pydanube.log.batch import SESSION_RECORD, topic_hash
 from pydanube.log.catalog import PositionIndex, SegmentFile
 from pydanube.log.journal import JournalEntry, decode_journal_header, read_journal
 from pydanube.log.layout import (
@@ -704,7 +704,7 @@ class _Scan:
             for header in batch_headers_of(body):
                 if header.producer_id:
                     undo.setdefault(header.producer_id, sessions.get(header.producer_id))
-                    if header.flags & SESSION_RECORD and header.logical_crc == SESSION_ENDS:
+                    if header.ends_session:
                         sessions.ended(header.producer_id, header.session)
                     elif header.flags & SESSION_RECORD:
                         sessions.opened(header.producer_id, header.session, header.append_time)

@@ -20,11 +20,12 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from pydanube.core.commit.machine import SESSIONS
+from pydanube.core.commit.values import Receipt
 from pydanube.core.sessions import IDLE_HOURS_DEFAULT, SESSIONS_DEFAULT, SESSIONS_LIMIT, Sessions
 from pydanube.errors import (
     ConfigError,
@@ -43,7 +44,8 @@ from pydanube.errors import (
 from pydanube.log.batch import Batch, session_end, session_record, topic_hash
 from pydanube.log.cache import TailCache
 from pydanube.log.catalog import SegmentFile, segment_holding
-from pydanube.log.committer import SESSIONS, Committer, Observe, Pending, Receipt, Signal, make_ballast
+from pydanube.log.commit_context import Answer, Broadcast, SegmentedLog
+from pydanube.log.committer import Committer, Observe
 from pydanube.log.layout import (
     CHECKPOINT,
     DAMAGE_SUFFIX,
@@ -61,6 +63,7 @@ from pydanube.log.layout import (
 from pydanube.log.pressure import Pressure
 from pydanube.log.reader import LogReader, first_row_since
 from pydanube.log.recovery import Recovered, RecoveredEpoch, Tail, clear_journals, recover_topic, redo_journals
+from pydanube.log.space import make_ballast
 from pydanube.ports import Clock, Disk, Work
 from pydanube.telemetry import PressureNow, WalMetrics
 
@@ -71,6 +74,7 @@ READ_BYTES: Final = MIB
 MANY_TOPICS: Final = 8  # with so many open, small groups will go through the commit journal
 ENDS_AT_ONCE: Final = 1_000  # records that a look at the sessions makes
 DURABILITIES: Final = ("fsync", "os")
+NOTHING_UPLOADS: Final = "Nothing uploads what is in it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,14 +124,36 @@ class HandedOver(NamedTuple):
 class Wal:
     """A data directory that this process holds."""
 
-    def __init__(self, disk: Disk, clock: Clock, work: Work, config: WalConfig, observe: Observe) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        work: Work,
+        config: WalConfig,
+        *,
+        observe: Observe,
+        metrics: WalMetrics,
+        may_answer: Callable[[], bool],
+        on_stopped: Callable[[LogStopped], None],
+        why_not_freed: Callable[[], str],
+    ) -> None:
         self._disk = disk
         self._clock = clock
         self._work = work
         self._config = config
         self._cache = TailCache(config.cache_bytes)
-        self._committer = Committer(disk, clock, work, config, observe)
-        self.metrics = self._committer.metrics
+        self.metrics = metrics
+        self._committer = Committer(
+            disk,
+            clock,
+            work,
+            config,
+            observe=observe,
+            metrics=metrics,
+            may_answer=may_answer,
+            on_stopped=on_stopped,
+            why_not_freed=why_not_freed,
+        )
         self._task: asyncio.Task[None] | None = None
         self._logs: dict[str, TopicLog] = {}
         self._names_synced: set[str] = set()
@@ -143,14 +169,30 @@ class Wal:
         *,
         observe: Observe = lambda *group: None,
         metrics: WalMetrics | None = None,
+        may_answer: Callable[[], bool] = lambda: True,
+        on_stopped: Callable[[LogStopped], None] = lambda error: None,
+        why_not_freed: Callable[[], str] = lambda: NOTHING_UPLOADS,
     ) -> Wal:
         """Takes the directory, checks its format and brings back what the commit journals hold.
 
+        `may_answer` is asked between sync and acknowledgement: a broker whose lease may have run out acknowledges
+        nothing. `on_stopped` is called once, when the disk has failed for good. `why_not_freed` is asked when the log
+        is full: what keeps it from being emptied, as a sentence. None of them may wait.
+
         Raises DirectoryInUse, FormatTooNew, or DiskFull if there is no room for what must be brought back.
         """
-        wal = cls(disk, clock, work, config or WalConfig(), observe)
+        wal = cls(
+            disk,
+            clock,
+            work,
+            config or WalConfig(),
+            observe=observe,
+            metrics=metrics or WalMetrics(),
+            may_answer=may_answer,
+            on_stopped=on_stopped,
+            why_not_freed=why_not_freed,
+        )
         if metrics is not None:
-            wal.metrics = wal.committer.metrics = metrics
             metrics.size_bytes = wal.size_bytes
             metrics.bytes_max = wal._config.bytes_max
             metrics.sessions = wal.sessions
@@ -179,7 +221,7 @@ class Wal:
 
     def size_bytes(self) -> int:
         """Of the segments of all open topics. Every file counts until it is removed."""
-        return self._committer.size_bytes
+        return self._committer.space.size_bytes
 
     def sessions(self) -> int:
         """Of producers, in all open topics."""
@@ -193,24 +235,12 @@ class Wal:
 
     def excess_bytes(self) -> int:
         """How much of what is uploaded should be freed now, so that the bound is not met; negative if nothing must."""
-        return self._committer.excess_bytes()
+        return self._committer.space.excess_bytes()
 
     @property
     def full(self) -> LogFull | None:
         """Why publishes are refused, if the bound is met."""
         return self._committer.too_large
-
-    def tell_why_not_freed(self, why: Callable[[], str]) -> None:
-        """Asked when the log is full: what keeps it from being emptied, as a sentence. Never waits."""
-        self._committer.why_not_freed = why
-
-    def answer_only_while(self, may_answer: Callable[[], bool]) -> None:
-        """Asked between sync and acknowledgement: a broker whose lease may have run out acknowledges nothing."""
-        self._committer.may_answer = may_answer
-
-    def tell_when_stopped(self, tell: Callable[[LogStopped], None]) -> None:
-        """Called once, when the disk has failed for good. Never waits."""
-        self._committer.when_stopped = tell
 
     async def topic(
         self,
@@ -236,7 +266,7 @@ class Wal:
             raise OffsetTaken(topic, epoch, self._logs[topic].epoch + 1, "epoch")
         directory = topic_directory(topic)
         await self._sync_names(WAL, directory.rpartition("/")[0], directory)
-        await self._committer.bring_home(directory)
+        await self._committer.copy_journal_to_segments(directory)
         recovered = await recover_topic(self._disk, self._clock, self._work, topic)
         newest = recovered.epochs[-1].epoch if recovered.epochs else -1
         if epoch <= newest:
@@ -257,7 +287,7 @@ class Wal:
         if len(self._logs) + 1 == MANY_TOPICS:
             await self._committer.expect_many()
         self._logs[topic] = opened  # last: whoever gives up before has nothing to close
-        self._committer.size_bytes += opened.size_bytes
+        self._committer.space.size_bytes += opened.size_bytes
         return opened
 
     async def _sync_names(self, *directories: str) -> None:
@@ -281,7 +311,7 @@ class Wal:
         """
         if topic in self._logs:
             raise LogClosed(topic)
-        await self._committer.bring_home(topic_directory(topic))
+        await self._committer.copy_journal_to_segments(topic_directory(topic))
         return ClosedLog(await recover_topic(self._disk, self._clock, self._work, topic, last=last), self._disk)
 
     async def close(self) -> None:
@@ -375,7 +405,7 @@ class ClosedLog:
         return segment
 
 
-class TopicLog:
+class TopicLog(SegmentedLog):
     """One topic's log in one epoch: append at the head, read from anywhere.
 
     `head` is the next offset of what is committed, `first_offset` the first that is still kept here. What lies
@@ -384,20 +414,19 @@ class TopicLog:
 
     def __init__(self, wal: Wal, recovered: Recovered, epoch: int, head: int, durability: str) -> None:
         newest = recovered.epochs[-1] if recovered.epochs else RecoveredEpoch(0, "")
-        self.topic = recovered.topic
-        self.topic_hash = topic_hash(self.topic)
-        self.epoch = epoch
+        super().__init__(
+            recovered.topic,
+            topic_hash=topic_hash(recovered.topic),
+            epoch=epoch,
+            durability=durability,
+            head=head,
+            append_time=newest.append_time,
+            max_publish_time=newest.max_publish_time,
+            sessions=newest.sessions,
+        )
         self.directory = epoch_directory(self.topic, epoch)
-        self.durability = durability
         self.recovered = recovered
-        self.head = head
-        self.append_time = newest.append_time
-        self.max_publish_time = newest.max_publish_time
-        self.reserved_end: int | None = None
-        self.sessions: Sessions = newest.sessions
-        self.pending: deque[Pending] = deque()
-        self.active: SegmentFile | None = None
-        self.closed = False
+        self.active = None
         self._ended = asyncio.Event()  # whoever closed it is done with it
         self.disk = wal._disk
         self.segments: list[SegmentFile] = recovered.segments
@@ -408,7 +437,7 @@ class TopicLog:
         self._committer = wal._committer
         self._cache = wal._cache
         self.tail = wal._cache.new_tail()
-        self._news = Signal()  # something was committed, or nothing will be
+        self._news = Broadcast()  # something was committed, or nothing will be
         self._changing: set[asyncio.Task[None]] = set()  # segments that are being made for `prepare` or `roll`
         self._checkpointing = asyncio.Lock()  # held while wal.ckpt is read and replaced
 
@@ -427,14 +456,14 @@ class TopicLog:
         """The next offset of what is committed."""
         return self.head
 
-    def submit(self, batch: Batch, tell: Callable[[], None] | None = None) -> asyncio.Future[Receipt]:
+    def submit(self, batch: Batch, on_decided: Callable[[], None] | None = None) -> Answer:
         """Queues a batch that was parsed or encoded here; the future gets its receipt. Never waits.
 
-        `tell` may be called before the future calls back: see `Committer.submit`.
+        `on_decided` may be called before the future calls back: see `Committer.submit`.
         """
         if batch.header.topic_hash != self.topic_hash:
             raise InvalidBatch(f"it was made for another topic than {self.topic}")
-        return self._committer.submit(self, batch, tell)
+        return self._committer.submit(self, batch, on_decided)
 
     async def append(self, batch: Batch) -> Receipt:
         """Returns once the batch is as safe as `durability` says. Waits first while too much is queued."""
@@ -529,23 +558,19 @@ class TopicLog:
     def reserve(self, end: int) -> None:
         """Offsets below `end` may be given out; batches beyond it wait."""
         self.reserved_end = end
-        self._committer.nudge(self)
+        self._committer.reservation_grew(self)
 
     def adopt(self, segment: SegmentFile) -> None:
         """Called by the committer: the next group goes here."""
         self.active = segment
         self.segments.append(segment)
         if self._wal._logs.get(self.topic) is self:  # else it was taken off with the others when the log was closed
-            self._committer.size_bytes += segment.end
+            self._committer.space.size_bytes += segment.end
 
     def committed(self, batches: Sequence[Batch], segment: SegmentFile) -> None:
         """Called by the committer: these are safe, so they may be seen."""
         for batch in batches:
-            header = batch.header
-            if header.rows:
-                self.head = header.base_offset + header.rows
-                if header.max_publish_time > self.max_publish_time:
-                    self.max_publish_time = header.max_publish_time
+            if batch.header.rows:
                 self._cache.add(self.tail, batch, segment)
         self._news.fire()
 
@@ -679,7 +704,7 @@ class TopicLog:
 
     def _uncount(self, segments: Sequence[SegmentFile]) -> None:
         if self._wal._logs.get(self.topic) is self:  # else they were all taken off when it was closed
-            self._committer.freed(sum(segment.end for segment in segments))
+            self._committer.space.freed(sum(segment.end for segment in segments))
 
     async def roll(self) -> None:
         """Ends the newest segment, so that `truncate` may drop it too.
@@ -757,7 +782,7 @@ class TopicLog:
                 await asyncio.wait(self._changing)
             await committer.made(self)  # a segment that appeared behind the end would be taken for lost
             if self.active is not None:
-                await committer.settle(self)
+                await committer.sync_segment(self)
             async with self._checkpointing:  # also waits for a truncation that is under way
                 if self.active is not None:
                     await self._finish(self.active)

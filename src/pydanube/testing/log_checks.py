@@ -77,13 +77,13 @@ async def check_ended(
     inside = wal.committer
     left = {
         "bytes queued": inside.pending_bytes,
-        "bytes of segments": inside.size_bytes,
-        "logs ready": len(inside._ready),
-        "logs waiting": len(inside._waiting),
+        "bytes of segments": inside.space.size_bytes,
+        "logs ready": len(inside._machine.ready),
+        "logs waiting": len(inside._machine.waiting),
         "waiting for a group": len(inside._decided),
         # Without room they stay in the journal, which stays too.
-        "bytes to copy": 0 if full else inside._uncopied_bytes,
-        "segments to copy": 0 if full else len(inside._uncopied),
+        "bytes to copy": 0 if full else inside._journal.uncopied_bytes,
+        "segments to copy": 0 if full else len(inside._journal.uncopied),
         "topics": len(wal._logs),
         "files open and unsynced": len(open_files),
     }

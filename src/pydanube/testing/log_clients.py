@@ -14,6 +14,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from pydanube.core.commit.values import Receipt
 from pydanube.core.sessions import RECENT_MAX
 from pydanube.errors import (
     DanubeError,
@@ -27,7 +28,6 @@ from pydanube.errors import (
     Refused,
     SessionUnknown,
 )
-from pydanube.log.committer import Receipt
 from pydanube.log.wal import TopicLog
 from pydanube.testing.log_model import Broken, Sent, TopicModel
 from pydanube.testing.loop import ProcessDied

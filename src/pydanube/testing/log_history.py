@@ -42,8 +42,9 @@ from pydanube.errors import (
     OffsetTaken,
     TailUnproven,
 )
-from pydanube.log import committer
+from pydanube.log import zero_fill
 from pydanube.log.batch import Batch, topic_hash
+from pydanube.log.committer import Committer
 from pydanube.log.layout import LOCK
 from pydanube.log.verify import verify
 from pydanube.log.wal import ClosedLog, TopicLog, Wal
@@ -65,7 +66,7 @@ CROWDED_SHARE: Final = 0.02  # histories with dozens of topics
 # Whoever does not answer for so long is killed by its supervisor.
 HANG_SECONDS: Final = 30.0
 # The public operations of the log: see coverage.py.
-OPERATIONS: Final = (Wal, TopicLog, ClosedLog, committer.Committer)
+OPERATIONS: Final = (Wal, TopicLog, ClosedLog, Committer)
 
 
 @dataclass(slots=True)
@@ -127,12 +128,12 @@ def _describe(error: BaseException) -> str:
 @contextmanager
 def small_constants() -> Iterator[None]:
     """Zeros ahead are for speed on real disks; here a few sectors of them do what half a mebibyte would."""
-    saved = committer.FILL_BYTES, committer._ZEROS
-    committer.FILL_BYTES, committer._ZEROS = 2048, bytes(2048)  # type: ignore[misc]
+    saved = zero_fill.FILL_BYTES, zero_fill._ZEROS
+    zero_fill.FILL_BYTES, zero_fill._ZEROS = 2048, bytes(2048)  # type: ignore[misc]
     try:
         yield
     finally:
-        committer.FILL_BYTES, committer._ZEROS = saved  # type: ignore[misc]
+        zero_fill.FILL_BYTES, zero_fill._ZEROS = saved  # type: ignore[misc]
 
 
 # --- one boot ---------------------------------------------------------------------------------------
@@ -434,12 +435,17 @@ class History:
 
     async def _open(self, boot: Boot) -> None:
         disk: Disk = boot.disk if self._wrap_disk is None else self._wrap_disk(boot.disk)
-        wal = boot.wal = await Wal.open(disk, self._clock, self._work, self._config)
+        wal = boot.wal = await Wal.open(
+            disk,
+            self._clock,
+            self._work,
+            self._config,
+            may_answer=lambda: self.leased,
+            on_stopped=lambda error: self._judge_stop(boot, error),
+            why_not_freed=lambda: "nobody dropped anything",
+        )
         assert wal._task is not None
         wal._task.add_done_callback(self._committer_ended)
-        wal.tell_when_stopped(lambda error: self._judge_stop(boot, error))
-        wal.answer_only_while(lambda: self.leased)
-        wal.tell_why_not_freed(lambda: "nobody dropped anything")
         if wal.problems and not self.flips:
             raise Broken(f"journals said to be damaged: {wal.problems}")
         for model in self.models:

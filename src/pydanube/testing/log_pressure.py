@@ -14,22 +14,23 @@ from random import Random
 from types import ModuleType
 from typing import Any, Final
 
-from pydanube.log import committer, reader, recovery, wal
+from pydanube.core.commit import machine
+from pydanube.log import committer, journal_writer, reader, recovery, segment_maker, space, wal, zero_fill
 from pydanube.log.wal import Wal, WalConfig
 from pydanube.testing.faulty_disk import ERRORS, MEETS, Aim
 
 # Constants of the log's modules, and what they may be in a history.
 _CONSTANTS: Final[tuple[tuple[ModuleType, str, tuple[Any, ...]], ...]] = (
-    (committer, "SYNC_COST_BYTES", (192 * 1024, 192 * 1024, 192 * 1024, 2048)),
-    (committer, "FILL_BELOW_BYTES", (64 * 1024, 1024)),
+    (machine, "SYNC_COST_BYTES", (192 * 1024, 192 * 1024, 192 * 1024, 2048)),
+    (zero_fill, "FILL_BELOW_BYTES", (64 * 1024, 1024)),
     (committer, "COPY_AFTER_SECONDS", (0.1, 0.1, 0.01, 0.001)),
-    (committer, "FILL_AFTER_SECONDS", (0.002, 0.0001)),
-    (committer, "FILL_FROM_GROUP", (3, 1)),
-    (committer, "COPY_FILES", (64, 2, 1)),
-    (committer, "MAKING_MAX", (8, 1)),
-    (committer, "_SHORT_SECONDS", (0.1, 0.001)),
-    (committer, "_SHORT_LINE_SECONDS", (10.0, 0.01)),
-    (committer, "_ROOM_CHECK_SECONDS", (0.25, 0.01)),
+    (zero_fill, "FILL_AFTER_SECONDS", (0.002, 0.0001)),
+    (zero_fill, "FILL_FROM_GROUP", (3, 1)),
+    (journal_writer, "COPY_FILES", (64, 2, 1)),
+    (segment_maker, "MAKING_MAX", (8, 1)),
+    (space, "_SHORT_SECONDS", (0.1, 0.001)),
+    (space, "_SHORT_LINE_SECONDS", (10.0, 0.01)),
+    (space, "_ROOM_CHECK_SECONDS", (0.25, 0.01)),
     (wal, "MANY_TOPICS", (1, 2, 3, 8)),
     (recovery, "READ_BYTES", (1024 * 1024, 700)),
     (recovery, "_REDO_BYTES", (8 * 1024 * 1024, 600)),
@@ -74,14 +75,14 @@ class Pressure:
     def applied(self) -> Iterator[None]:
         """The log's modules have these constants until it ends."""
         saved = [getattr(module, name) for module, name, _ in _CONSTANTS]
-        saved_fill = committer.FILL_BYTES, committer._ZEROS
+        saved_fill = zero_fill.FILL_BYTES, zero_fill._ZEROS
         for (module, name, _), value in zip(_CONSTANTS, self.constants, strict=True):
             setattr(module, name, value)
-        committer.FILL_BYTES, committer._ZEROS = self.fill_bytes, bytes(self.fill_bytes)  # type: ignore[misc]
+        zero_fill.FILL_BYTES, zero_fill._ZEROS = self.fill_bytes, bytes(self.fill_bytes)  # type: ignore[misc]
         try:
             yield
         finally:
-            committer.FILL_BYTES, committer._ZEROS = saved_fill  # type: ignore[misc]
+            zero_fill.FILL_BYTES, zero_fill._ZEROS = saved_fill  # type: ignore[misc]
             for (module, name, _), value in zip(_CONSTANTS, saved, strict=True):
                 setattr(module, name, value)
 
@@ -112,6 +113,6 @@ def limits_met(opened: Wal, counts: Counter[str]) -> None:
     for why, count in opened.metrics.rotations.items():
         counts[f"limit: segments full ({why})"] += count
     inside = opened.committer
-    counts["limit: journals full"] += max(0, inside._journals_made - 1)
+    counts["limit: journals full"] += max(0, inside._journal.journals_made - 1)
     counts["groups"] += inside.groups
     counts["groups in a journal"] += inside.journaled_groups

@@ -287,7 +287,11 @@ class Troubles:
     async def _reopen_full(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
         """The same, while there is no room for a copy of what only the journal has; until it is opened again."""
         assert boot.wal is not None
-        away = [each for each in self._history.models if boot.logs[each.topic].active in boot.wal.committer._uncopied]
+        away = [
+            each
+            for each in self._history.models
+            if boot.logs[each.topic].active in boot.wal.committer._journal.uncopied
+        ]
         if not away or self._history.flips:
             return
         capacity_bytes = self._disk.capacity_bytes
