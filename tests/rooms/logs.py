@@ -213,6 +213,7 @@ class Machine:
         self.clock = SimClock()
         self.work = SimWork(Random(seed))
         self._pid = 100
+        self.wal: Wal | None = None  # the one that was opened last
         self.new_process()
 
     def new_process(self) -> None:
@@ -225,7 +226,8 @@ class Machine:
         return await self.open(**config)
 
     async def open(self, **config: Any) -> Wal:
-        return await Wal.open(self.disk, self.clock, self.work, WalConfig(**{**SMALL, **config}))
+        self.wal = await Wal.open(self.disk, self.clock, self.work, WalConfig(**{**SMALL, **config}))
+        return self.wal
 
     async def reopened(self, topic: str = TOPIC, *, epoch: int, **options: Any) -> TopicLog:
         """A new process opens the directory and this topic."""

@@ -11,7 +11,7 @@ from pydanube.core.sessions import SESSION_SIZE_MAX_BYTES, SESSIONS_LIMIT, Sessi
 from pydanube.errors import ConfigError, DiskFull, LimitReached, OutOfSequence, ProducerFenced, SessionUnknown
 from pydanube.log import segment_maker
 from pydanube.log.segment import SNAPSHOT_LENGTH_MAX, decode_segment_header, segment_header_length
-from pydanube.log.wal import HandedOver, TopicLog, Wal, WalConfig
+from pydanube.log.wal import HandedOver, TopicLog, WalConfig
 from tests.rooms.logs import TOPIC, Machine, Producer, batch, contents, fill, numbered, settle, simulated, sized
 
 HOUR = 3600.0
@@ -25,9 +25,9 @@ async def started(machine: Machine, **config: Any) -> TopicLog:
 
 
 async def reopened(end: str, machine: Machine, log: TopicLog, *, epoch: int, **options: Any) -> TopicLog:
-    wal: Wal = log._wal
     if end == "close":
-        await wal.close()
+        assert machine.wal is not None
+        await machine.wal.close()
     elif end == "kill":
         machine.kill()
     else:

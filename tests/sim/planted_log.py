@@ -20,11 +20,12 @@ from pydanube.core import sessions
 from pydanube.core.commit.machine import CommitMachine
 from pydanube.core.commit.values import GroupPart
 from pydanube.errors import DiskFailed, DiskFull
-from pydanube.log import cache, layout, recovery, wal
+from pydanube.log import cache, layout, recovery, trimmer, wal
 from pydanube.log.commit_context import Broadcast
 from pydanube.log.journal_writer import JournalWriter
 from pydanube.log.segment_maker import SegmentMaker
 from pydanube.log.space import WalSpace
+from pydanube.log.trimmer import Trimmer
 from pydanube.ports import Disk, Write, WriteResult
 from pydanube.stores import files
 
@@ -140,27 +141,27 @@ def redo_does_not_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 def retention_removes_before_it_says_so(patch: pytest.MonkeyPatch) -> None:
-    move = wal.TopicLog._move_first_offset
+    move = Trimmer._move_first_offset
     said: dict[str, int] = {}
 
-    async def later(self: wal.TopicLog, directory: str, first_offset: int) -> None:
+    async def later(self: Trimmer, directory: str, first_offset: int) -> None:
         said[directory] = first_offset
 
-    truncate = wal.TopicLog._truncate
+    truncate = Trimmer.truncate
 
-    async def careless(self: wal.TopicLog, before: int) -> None:
+    async def careless(self: Trimmer, before: int) -> None:
         await truncate(self, before)
         for directory, first_offset in list(said.items()):
             del said[directory]
             await move(self, directory, first_offset)
 
-    patch.setattr(wal.TopicLog, "_move_first_offset", later)
-    patch.setattr(wal.TopicLog, "_truncate", careless)
+    patch.setattr(Trimmer, "_move_first_offset", later)
+    patch.setattr(Trimmer, "truncate", careless)
 
 
 def replaced_files_have_unsynced_names(patch: pytest.MonkeyPatch) -> None:
     exchange(patch, layout, "replace_file", ('await disk.sync_directory(path.rpartition("/")[0])', "pass"))
-    for module in (wal, recovery):
+    for module in (wal, recovery, trimmer):
         patch.setattr(module, "replace_file", layout.replace_file)
 
 

@@ -51,7 +51,7 @@ from pydanube.errors import (
 from pydanube.log.batch import Batch, cut
 from pydanube.log.making import Made, make_and_store, make_object, make_packed, make_raw, pack, put_checked
 from pydanube.log.snapshots import Snapshot, Snapshots, epoch_of_snapshot
-from pydanube.log.wal import TopicLog
+from pydanube.log.topic_log import TopicLog
 from pydanube.ports import (
     Clock,
     Compare,

@@ -42,7 +42,7 @@ from pydanube.log.catalog import SegmentFile
 from pydanube.log.making import Unreadable, merge, merge_and_store, why_unreadable
 from pydanube.log.parquet import check_bytes
 from pydanube.log.tier import APART_BYTES, TopicTier
-from pydanube.log.wal import TopicLog
+from pydanube.log.topic_log import TopicLog
 from pydanube.ports import Buffer, Delete, Elsewhere, Put
 
 log = logging.getLogger(__name__)

@@ -90,7 +90,7 @@ async def check_ended(
     for log in logs:
         left[f"batches queued in {log.topic}"] = len(log.pending)
         left[f"readers waiting for {log.topic}"] = len(log._news)
-        left[f"sessions being opened in {log.topic}"] = len(log._opening)
+        left[f"sessions being opened in {log.topic}"] = len(log._producers.opening)
     left["tasks"] = 0 if hangs else len(tasks)
     found = {name: count for name, count in left.items() if count}
     if found:

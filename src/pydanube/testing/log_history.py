@@ -46,6 +46,7 @@ from pydanube.log import zero_fill
 from pydanube.log.batch import Batch, topic_hash
 from pydanube.log.committer import Committer
 from pydanube.log.layout import LOCK
+from pydanube.log.log_reading import LogReading
 from pydanube.log.verify import verify
 from pydanube.log.wal import ClosedLog, TopicLog, Wal
 from pydanube.ports import Disk
@@ -66,7 +67,7 @@ CROWDED_SHARE: Final = 0.02  # histories with dozens of topics
 # Whoever does not answer for so long is killed by its supervisor.
 HANG_SECONDS: Final = 30.0
 # The public operations of the log: see coverage.py.
-OPERATIONS: Final = (Wal, TopicLog, ClosedLog, Committer)
+OPERATIONS: Final = (Wal, TopicLog, LogReading, ClosedLog, Committer)
 
 
 @dataclass(slots=True)
