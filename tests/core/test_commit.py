@@ -279,6 +279,16 @@ def test_a_batch_that_is_not_next_is_refused_and_those_behind_it_go_on(
     assert scene.commit(part).answers == [(right, Receipt(0, 1, "fsync"))]
 
 
+def test_an_unknown_session_is_adopted_but_not_one_that_only_a_later_owner_can_issue() -> None:
+    scene = Scene()
+    scene.orders.sessions.adopts_unknown = True
+    known = scene.submit(**sequenced(5))
+    later = scene.submit(producer_id=8, session=(2 << 32) + 1)
+    (part,), answers = scene.form()
+    assert [(caller, type(error)) for caller, error in answers] == [(later, SessionUnknown)]
+    assert scene.commit(part).answers == [(known, Receipt(0, 1, "fsync"))]
+
+
 def test_a_session_that_would_be_adopted_is_refused_where_there_are_too_many() -> None:
     scene = Scene(Limits(sessions_max=1)).with_session()
     scene.orders.sessions.adopts_unknown = True

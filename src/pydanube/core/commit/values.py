@@ -179,27 +179,31 @@ class GroupPart(Generic[T, B, W]):
             self.target.sessions.put(producer_id, producer)
 
 
-class Commit(NamedTuple, Generic[W]):
+@dataclass(frozen=True, slots=True)
+class Commit(Generic[W]):
     """The part is safe. It becomes visible first, then its producers are answered, then `on_decided` is called."""
 
     answers: Answers[W]
     on_decided: tuple[Callable[[], None], ...]
 
 
-class Refuse(NamedTuple, Generic[W]):
+@dataclass(frozen=True, slots=True)
+class Refuse(Generic[W]):
     """The part was not written, and nothing of it can reappear: its producers are told so."""
 
     answers: Answers[W]
     error: DiskFull
 
 
-class WriteAgain(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class WriteAgain:
     """What the file holds is unknown from its last good sync on. The same goes to a new one, once."""
 
     error: DanubeError
 
 
-class Stop(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Stop:
     """The disk has failed for good: `CommitMachine.given_up` has the answers."""
 
     error: DanubeError
