@@ -1,14 +1,14 @@
-"""The native door: frames over TCP or TLS, for our own client and for Spark.
+"""The native server: the protocol's session (wire/session.py) with a socket, over TCP or TLS.
 
-    transport ─► FrameDecoder ─► Connection ─┬─► requests (stream_requests.py), a task each
-                                             ├─► produce: parse, append, receipt when it is on disk
-                                             └─► flow, ack, nack: at once
-    outbox ─► pump, one task per consumer ─► transport, as long as the peer takes it
+    transport ─► Session ─► Connection ─┬─► requests (stream_requests.py), a task each
+                                        ├─► produce: parse, append, receipt when it is on disk
+                                        └─► flow, ack, nack: at once
+    outbox ─► pump, one task per consumer ─► Session ─► transport, as long as the peer takes it
 
 What a peer can cost is bounded (`StreamLimits`): a frame by its announced length, produced bytes that are not on disk
 and requests under way by not reading the socket, deliveries by the permits it granted and by what may wait for the
-socket. Nothing is read from a peer that does not take its answers. Peers that do not greet, do not finish a frame, do
-not take what they asked for, or say nothing at all, are dropped.
+socket. Nothing is read from a peer that does not take its answers. The session drops peers that do not greet, do not
+finish a frame, do not take what they asked for, or say nothing at all.
 
 What all peers together produced and is not on disk is bounded too (`log/pressure.py`): whoever produces more is
 *held*, that is, not read from. Its acks and pings wait in the socket meanwhile, so that lasts a third of the keepalive
@@ -22,15 +22,14 @@ at most; then it is read from again and what it produces is refused (LogBusy), u
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, Never, TypeAlias, cast
 
 from pydanube.api.grpc_data import camel
 from pydanube.api.stream_handles import Consuming, Producing, Undecided, failed, fits, pieces
@@ -55,12 +54,14 @@ from pydanube.errors import (
     ProtocolViolation,
     SubscriptionBusy,
     TooManyConnections,
+    Unreachable,
 )
 from pydanube.log.batch import Batch, cut, messages, parse, parse_header
 from pydanube.ports import Buffer
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import to_wire
+from pydanube.wire.session import End, Event, How, Session, Side
 from pydanube.wire.status import SEND, Code, status
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,6 @@ PARSE_ON_LOOP_BYTES: Final = 64 * 1024
 WRITE_BUFFER_BYTES: Final = 1 * MIB
 CUT_BYTES: Final = 8 * 1024  # to cut a batch costs as much as to send so many bytes more
 TURN_SETTLED: Final = 1024  # ranges acknowledged or refused, before others have a turn
-CLIENT_MAX: Final = 200  # characters of a name that is shown
 SWEEP_SECONDS: Final = 2.0
 SHUTDOWN_SECONDS: Final = 2.0  # for a TLS peer's goodbye
 
@@ -140,21 +140,19 @@ class StreamDoor:
 
 
 class Connection(asyncio.Protocol):
-    """One peer."""
+    """One peer: its session, the tasks that work for it, and back-pressure."""
 
     def __init__(self, door: StreamDoor) -> None:
         self.broker = door.broker
         self.limits = door.limits
-        self.frame_size_max = frames.FRAME_SIZE_LIMIT  # that the peer takes
         self._door = door
-        self._decoder = frames.FrameDecoder()
-        self._unhandled: deque[frames.Frame] = deque()
-        self._turn: asyncio.Handle | None = None  # when it is handled
+        self._elapsed = self.broker.clock.elapsed
+        welcome = pb.Welcome(broker_id=self.broker.broker_id, broker=_name())
+        self.session: Session[Never] = Session(Side.SERVER, welcome, self._elapsed(), limits=self.limits)
+        self._turn: asyncio.Handle | None = None  # when the rest of the events is handled
+        self._is_handling = False  # events: what they have to say is written together
+        self._carried_out: End | None = None
         self._transport: asyncio.Transport
-        self._greeted = False
-        self.client = ""  # as it calls itself
-        self._over = False
-        self._leaving = False
         self._requests = Requests(self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._writable = asyncio.Event()
@@ -168,8 +166,6 @@ class Connection(asyncio.Protocol):
         self._partial_bytes = self._parsing_bytes = 0  # as counted in the pressure
         self._to_parse: deque[tuple[int, Producing, memoryview | Undecided]] = deque()  # those refused in their turn
         self._parsing: asyncio.Task[None] | None = None
-        now = self.broker.clock.elapsed()
-        self._opened_at = self._heard_at = self._frame_since = self._stuck_since = now
 
     # --- the transport's side -----------------------------------------------------------------------
 
@@ -178,8 +174,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         if self._door.closing:
-            self._over = True
-            self._transport.abort()
+            self.abort("the broker is shutting down")
         elif len(self._door.connections) >= self.limits.connections:
             self.fail(LimitReached("connections", self.limits.connections))
         elif len(self._door.connections) >= self._door.open_files.native:
@@ -189,13 +184,13 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.connections.discard(self)
-        self._over = True
+        unhandled = self.session.lost("the peer closed the connection")
+        self._carried_out = self.session.end
         if self._turn is not None:
             self._turn.cancel()
-            for frame in self._unhandled:  # said while it was there, so these count
-                if frame.kind in ("ack", "nack"):
-                    self._settle(frame)
-            self._unhandled.clear()
+        for frame in unhandled:  # said while it was there, so these count
+            if frame.kind in ("ack", "nack"):
+                self._settle(frame)
         self._pressure.forget(self._relieved)
         self._count_partial(0)
         self._pressure.remove(self._parsing_bytes)
@@ -208,70 +203,61 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writable.clear()
-        self._stuck_since = self.broker.clock.elapsed()
+        self.session.pause_writing(self._elapsed())
         self._throttle()
 
     def resume_writing(self) -> None:
         self._writable.set()
+        self.session.resume_writing()
         self._throttle()
 
     def data_received(self, data: bytes) -> None:
-        if self._over:
+        session = self.session
+        if session.end is not None:
             return
-        now = self.broker.clock.elapsed()
-        self._heard_at = now
-        had = self._decoder.buffered_bytes
-        with contextlib.suppress(ProtocolViolation):  # which is told when what came before it is handled
-            found = self._decoder.feed(data)
-            self._unhandled.extend(found)
-            had = 0 if found else had
+        events = session.receive(data, self._elapsed())
         if self._turn is None:
-            self._handle_some()
-        if had == 0:
-            self._frame_since = now
-        partial_bytes = self._decoder.buffered_bytes
-        if partial_bytes != self._partial_bytes and not self._over:
+            self._handle_some(events)
+        partial_bytes = session.partial_bytes
+        if partial_bytes != self._partial_bytes and session.end is None:
             self._count_partial(partial_bytes)
             if partial_bytes > PARSE_ON_LOOP_BYTES:  # only a batch is so long
                 self._hold()
 
-    def _handle_some(self) -> None:
-        """Handles frames, in order. After many acks others have their turn first, and nothing is read meanwhile."""
-        self._turn = None
+    def _handle_some(self, events: Iterator[Event[Never]]) -> None:
+        """Handles events, in order. After many acks others have their turn first, and nothing is read meanwhile."""
         settled = 0
+        self._is_handling = True
         try:
-            while self._unhandled:
-                if settled >= TURN_SETTLED:
-                    self._turn = asyncio.get_running_loop().call_soon(self._handle_some)
-                    break
-                frame = self._unhandled.popleft()
+            for frame in cast(Iterator[frames.Frame], events):  # a server asks nothing, so it gets no replies
                 if frame.kind in ("ack", "nack"):
                     settled += (len(frame.command.ack.ranges) + len(frame.command.nack.ranges)) // 2
                 self._handle(frame)
-            if not self._unhandled and self._decoder.violation is not None:
-                raise self._decoder.violation
+                if settled >= TURN_SETTLED and self.session.has_events:
+                    self._turn = asyncio.get_running_loop().call_soon(self._go_on)
+                    break
         except ProtocolViolation as violation:
-            self.fail(violation)
+            self.session.fail(violation)
         except Exception as error:
             log.exception("stream broken", extra={"peer": self.peer})
-            self.fail(error)
+            self.session.fail(error)
+        finally:
+            self._is_handling = False
+        self._flush()
         self._throttle()
+
+    def _go_on(self) -> None:
+        self._turn = None
+        self._handle_some(self.session.events())
 
     def check_time(self, now: float) -> None:
         """Drops the peer if it broke a limit of time."""
-        limits = self.limits
         self._requests.touch()
-        if self._held_since is not None and now - self._held_since > limits.keepalive_seconds / 3:
+        if self._held_since is not None and now - self._held_since > self.limits.keepalive_seconds / 3:
             self._held_since, self._refusing = None, True
             self._throttle()
-        if not self._greeted and now - self._opened_at > limits.handshake_seconds:
-            self.abort("it did not greet in time")
-        elif self._reading and self._decoder.buffered_bytes and now - self._frame_since > limits.frame_seconds:
-            self.abort("it did not finish a frame in time")
-        elif (self._over or not self._writable.is_set()) and now - self._stuck_since > limits.stuck_seconds:
-            self.abort("it took nothing for too long")
-        elif self._reading and now - self._heard_at > 2 * limits.keepalive_seconds:
-            self.abort("it was silent for too long")
+        self.session.tick(now)
+        self._flush()
 
     @property
     def peer(self) -> str:
@@ -281,37 +267,57 @@ class Connection(asyncio.Protocol):
         """Who is at the other end, for whoever asks who is connected."""
         place = self._transport.get_extra_info("peername")
         address = f"{place[0]}:{place[1]}" if isinstance(place, tuple) and len(place) > 1 else ""
-        return Caller(address, self.client, "native", self.broker.clock.time_us())
+        return Caller(address, self.session.client, "native", self.broker.clock.time_us())
 
     # --- saying things ------------------------------------------------------------------------------
 
     def send(self, command: pb.Command, *body: Buffer) -> None:
-        if not self._over:
-            self._transport.writelines(frames.encode(command, *body))
+        """What the peer did not ask for."""
+        self.session.send(command, *body)
+        self._flush()
+
+    def answer(self, command: pb.Command, *body: Buffer) -> None:
+        """The one reply to a request of the peer."""
+        self.session.reply(command, *body)
+        self._flush()
 
     def answer_error(self, request_id: int, error: BaseException) -> None:
-        self.send(pb.Command(request_id=request_id, error=to_wire(error)))
+        self.answer(pb.Command(request_id=request_id, error=to_wire(error)))
 
     def fail(self, error: BaseException, request_id: int = 0) -> None:
         """One clear error, as the answer if it is a request's fault, then the end: nobody can go on after this."""
-        if not self._over:
-            log.info("stream failed", extra={"peer": self.peer, "why": str(error)})
-            self.answer_error(request_id, error)
-            self.hang_up()
-
-    def hang_up(self) -> None:
-        """Ends the connection when what was said is written."""
-        self._over = True
-        self._stuck_since = self.broker.clock.elapsed()
-        self._transport.close()
+        self.session.fail(error, request_id)
+        self._flush()
 
     def abort(self, why: str) -> None:
-        log.info("stream dropped", extra={"peer": self.peer, "why": why})
-        self._over = True
-        self._transport.abort()
+        self.session.drop(Unreachable(self.peer, why))
+        self._flush()
 
     def say_goodbye(self, reason: str) -> None:
-        self.send(pb.Command(goodbye=pb.Goodbye(reason=reason)))
+        self.session.goodbye(reason)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Writes what the session has to say, and ends the connection when the session has ended."""
+        if self._is_handling:
+            return
+        session = self.session
+        buffers = session.to_send(self._elapsed())
+        if buffers:
+            self._transport.writelines(buffers)
+        if session.end is not None and session.end is not self._carried_out:
+            self._carry_out(session.end)
+
+    def _carry_out(self, end: End) -> None:
+        self._carried_out = end
+        if end.how is How.DROPPED:
+            why = end.error.why if isinstance(end.error, Unreachable) else str(end.error)
+            log.info("stream dropped", extra={"peer": self.peer, "why": why})
+            self._transport.abort()
+            return
+        if end.how is How.FAILED:
+            log.info("stream failed", extra={"peer": self.peer, "why": str(end.error)})
+        self._transport.close()
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that ends with the connection."""
@@ -324,19 +330,13 @@ class Connection(asyncio.Protocol):
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._throttle()
-        self._leave()
-
-    def _leave(self) -> None:
-        """After a goodbye: closes as soon as everything that was asked for is answered."""
-        if self._leaving and not self._unwritten_bytes and len(self._tasks) <= self._requests.pumps:
-            self._transport.close()
 
     def _throttle(self) -> None:
         """Stops reading while the peer has asked for more than it may have under way, or does not take its answers."""
-        if self._over:
+        if self.session.end is not None:
             return
         if self._held_since is None and not self._refusing and self._unwritten_bytes > self.limits.unwritten_bytes:
-            self._held_since = self.broker.clock.elapsed()
+            self._held_since = self._elapsed()
         elif not self._pressed and self._unwritten_bytes <= self.limits.unwritten_bytes:
             self._held_since, self._refusing = None, False
         busy = self._held_since is not None or not self._writable.is_set()
@@ -344,16 +344,17 @@ class Connection(asyncio.Protocol):
         if busy == self._reading:
             self._reading = not busy
             if busy:
+                self.session.pause_reading()
                 self._transport.pause_reading()
             else:
-                self._heard_at = self._frame_since = self.broker.clock.elapsed()  # it could not be heard meanwhile
+                self.session.resume_reading(self._elapsed())
                 self._transport.resume_reading()
 
     def _hold(self) -> None:
         """All peers together may have produced too much: then this one waits, as it would add to it."""
-        if not (self._pressed or self._refusing or self._over) and self._pressure.holds:
+        if not (self._pressed or self._refusing or self.session.end is not None) and self._pressure.holds:
             self._pressed = True
-            self._held_since = self._held_since or self.broker.clock.elapsed()
+            self._held_since = self._held_since or self._elapsed()
             self._pressure.call_when_relieved(self._relieved)
             self._throttle()
             if (
@@ -375,11 +376,7 @@ class Connection(asyncio.Protocol):
 
     def _handle(self, frame: frames.Frame) -> None:
         kind, command = frame.kind, frame.command
-        if self._over:
-            return
-        if not self._greeted:
-            self._greet(frame)
-        elif kind == "produce":
+        if kind == "produce":
             self._produce(command.request_id, command.produce.producer, frame.body)
         elif kind == "flow":
             flow = command.flow
@@ -389,13 +386,6 @@ class Connection(asyncio.Protocol):
             self._settle(frame)
         elif kind in ("handed", "returned"):
             self._hear_of_queue(frame)
-        elif kind == "ping":
-            self.send(pb.Command(request_id=command.request_id, pong=pb.Pong()))
-        elif kind == "pong":
-            pass
-        elif kind == "goodbye":
-            self._leaving = True
-            self._leave()
         else:
             self._requests.take(kind, command)
 
@@ -419,7 +409,7 @@ class Connection(asyncio.Protocol):
                 self.answer_error(request_id, error)
         else:
             if request_id:
-                self.send(pb.Command(request_id=request_id, done=pb.Done()))
+                self.answer(pb.Command(request_id=request_id, done=pb.Done()))
 
     def _hear_of_queue(self, frame: frames.Frame) -> None:
         """What a consumer's application took, or will not take."""
@@ -442,33 +432,12 @@ class Connection(asyncio.Protocol):
                 self.answer_error(request_id, error)
         else:
             if request_id:
-                self.send(pb.Command(request_id=request_id, done=pb.Done()))
-
-    def _greet(self, frame: frames.Frame) -> None:
-        if frame.kind != "hello":
-            raise ProtocolViolation(f"the first command is {frame.kind}, not hello")
-        hello = frame.command.hello
-        chosen = frames.negotiate(hello)
-        self.frame_size_max = frames.frame_size_of(hello)
-        self.client = hello.client[:CLIENT_MAX]
-        self._greeted = True
-        self._decoder.frame_size_max = self.limits.frame_bytes
-        welcome = pb.Welcome(
-            version=chosen,
-            broker_id=self.broker.broker_id,
-            frame_size_max=self.limits.frame_bytes,
-            in_flight_max=frames.IN_FLIGHT_MAX,
-            keepalive_seconds=self.limits.keepalive_seconds,
-            broker=_name(),
-        )
-        self.send(pb.Command(request_id=frame.command.request_id, welcome=welcome))
+                self.answer(pb.Command(request_id=request_id, done=pb.Done()))
 
     # --- producing ----------------------------------------------------------------------------------
 
     def _produce(self, request_id: int, handle: int, body: memoryview) -> None:
         """Batches of a connection are appended in the order in which they came, small and large."""
-        if not request_id:
-            raise ProtocolViolation("produce has no request id, so nobody could tell its receipt")
         producing = self._requests.producer(handle)
         if producing is None:
             self.answer_error(request_id, ProducerUnknown(handle))
@@ -513,7 +482,7 @@ class Connection(asyncio.Protocol):
 
     async def _parse_large(self) -> None:
         try:
-            while self._to_parse and not self._over:
+            while self._to_parse and self.session.end is None:
                 request_id, producing, body = self._to_parse.popleft()
                 if isinstance(body, Undecided):
                     self._await_outcome(producing, body)
@@ -566,7 +535,7 @@ class Connection(asyncio.Protocol):
             error = ProducerUnknown(producing.handle) if outcome.cancelled() else outcome.exception()
             if error is None:
                 receipt = producing.receipt(outcome.result(), decided.rows)
-                self.send(pb.Command(request_id=decided.request_id, receipt=receipt))
+                self.answer(pb.Command(request_id=decided.request_id, receipt=receipt))
                 producing.topic.metrics.send_latency.observe(perf_counter() - decided.came_at)
                 producing.count(decided.rows)
                 continue
@@ -575,15 +544,15 @@ class Connection(asyncio.Protocol):
             goes_on = producing.refused(decided.first_sequence, error)
             self.answer_error(decided.request_id, error)
             if not goes_on:
-                self.hang_up()
+                self.session.close(error)
+                self._flush()
         self._throttle()
-        self._leave()
 
     # --- delivering ---------------------------------------------------------------------------------
 
     async def pump(self, consuming: Consuming) -> None:
         """Sends what the outbox holds, as fast as the peer takes it."""
-        while not self._over:
+        while self.session.end is None:
             items = await consuming.outbox.get()
             if not items:
                 self._consumer_ended(consuming)
@@ -595,10 +564,10 @@ class Connection(asyncio.Protocol):
                     self.send(pb.Command(recall=recall))
                     continue
                 groups, cost_bytes = _groups(item)
-                if not groups and fits(item.batch, self.frame_size_max):
+                if not groups and fits(item.batch, self.session.frame_size_max):
                     await self._deliver(consuming, item)
                     continue
-                cutting = partial(_parts, item, groups, self.frame_size_max)
+                cutting = partial(_parts, item, groups, self.session.frame_size_max)
                 is_quick = 0 < cost_bytes <= PARSE_ON_LOOP_BYTES and item.batch.header.codec == 0
                 try:
                     parts = cutting() if is_quick else await self.broker.run(cutting)

@@ -78,12 +78,6 @@ class Requests:
 
     def take(self, kind: str, command: pb.Command) -> None:
         """Runs the request in a task of its own."""
-        if kind == "hello":
-            raise ProtocolViolation("the greeting is over")
-        if kind != "fetch" and kind not in self._kinds:
-            raise ProtocolViolation(f"{kind} is the broker's to say")
-        if not command.request_id:
-            raise ProtocolViolation(f"{kind} has no request id, so nobody could tell its answer")
         if kind == "fetch":
             self._connection.spawn(self._fetch(command))
         else:
@@ -161,7 +155,7 @@ class Requests:
             log.exception("request failed", extra={"kind": command.WhichOneof("kind")})
             self._connection.answer_error(command.request_id, error)
         else:
-            self._connection.send(pb.Command(request_id=command.request_id, **answer))
+            self._connection.answer(pb.Command(request_id=command.request_id, **answer))
             tell_native(self._broker, command, answer, self._connection.caller())
 
     def _new_handle(self) -> int:
@@ -426,7 +420,7 @@ class Requests:
             return
         answer = pb.Fetched(next_offset=next_offset, head=topic.head, first_offset=topic.first_offset)
         body = [buffer for batch in found for buffer in batch.buffers]
-        self._connection.send(pb.Command(request_id=command.request_id, fetched=answer), *body)
+        self._connection.answer(pb.Command(request_id=command.request_id, fetched=answer), *body)
 
     async def _read(
         self, topic: Topic, start: int, end: int | None, bytes_max: int, wait_seconds: float
@@ -449,7 +443,7 @@ class Requests:
             if topic.first_offset <= start < error.first <= topic.head:
                 return [], error.first  # offsets that nobody ever used
             raise
-        frame_size_max = self._connection.frame_size_max
+        frame_size_max = self._connection.session.frame_size_max
         if sum(batch.header.size_bytes for batch in found) + DELIVER_OVERHEAD_BYTES > frame_size_max:
             found = await self._broker.run(lambda: fetched(found, start, frame_size_max))
         return found, found[-1].header.end_offset if found else start
