@@ -24,11 +24,11 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 from pydanube.broker import service
-from pydanube.broker.fanout import FanoutTopic
 from pydanube.broker.outbox import Delivered, Outbox
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
+from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.config import Config, DispatchConfig, StorageConfig
 from pydanube.core.lag import Heartbeat
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName
@@ -227,9 +227,9 @@ async def find_topic(broker: Broker, name: str = ORDERS) -> Topic:
     return topic
 
 
-async def make_fanout(broker: Broker, name: str = ORDERS) -> FanoutTopic:
+async def make_volatile(broker: Broker, name: str = ORDERS) -> VolatileTopic:
     topic = await broker.topics.create(TopicName(name), delivery=Delivery.NON_RELIABLE)
-    assert isinstance(topic, FanoutTopic)
+    assert isinstance(topic, VolatileTopic)
     return topic
 
 
@@ -245,7 +245,7 @@ def message(text: str, *, key: str | None = None, producer: str = "producer", **
     return Envelope(text.encode(), 1_704_067_200_000_000, key, producer, **more)
 
 
-async def publish(topic: Topic | FanoutTopic, *texts: str, key: str | None = None) -> list[int]:
+async def publish(topic: Topic | VolatileTopic, *texts: str, key: str | None = None) -> list[int]:
     """All at once, as concurrent clients do; their offsets."""
     producer = await topic.add_producer("producer")
     return list(await asyncio.gather(*(topic.publish(producer, message(text, key=key)) for text in texts)))
@@ -266,7 +266,7 @@ class Arrival(NamedTuple):
 class Stream:
     """A consumer whose stream is open: takes everything as soon as it comes, and acknowledges it if `acks`."""
 
-    def __init__(self, topic: Topic | FanoutTopic, subscription: Any, consumer: ConsumerId, *, acks: bool) -> None:
+    def __init__(self, topic: Topic | VolatileTopic, subscription: Any, consumer: ConsumerId, *, acks: bool) -> None:
         self.topic = topic
         self.subscription: Subscription = subscription
         self.consumer = consumer
@@ -320,7 +320,7 @@ class Stream:
 
 
 async def consume(
-    topic: Topic | FanoutTopic,
+    topic: Topic | VolatileTopic,
     subscription: str = SUB,
     kind: Kind = Kind.SHARED,
     consumer: str = "consumer",

@@ -14,7 +14,7 @@ from grpc import StatusCode
 from pydanube.api.forward import OWNERS
 from pydanube.api.peers import FORWARDED
 from pydanube.api.process import check_ports
-from pydanube.broker.fanout import FanoutTopic
+from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.client.connection import Brokers, addresses_of
 from pydanube.client.link import Link
 from pydanube.config import BrokerConfig, Config, reachable
@@ -645,7 +645,7 @@ async def test_a_move_of_a_non_reliable_topic_removes_subscriptions_and_consumer
     await town.metadata.transact([], [Put(keys.delivery(topic), b'"NonReliable"')])
     for name in (topic, other):
         served = town.node(1).broker.topics.get(name)
-        assert isinstance(served, FanoutTopic)
+        assert isinstance(served, VolatileTopic)
         await served.add_producer("p")
         for number in range(3):
             await served.subscribe(SubscriptionName(f"s{number}"), SubscriptionKind.SHARED, "c")
@@ -658,7 +658,7 @@ async def test_a_move_of_a_non_reliable_topic_removes_subscriptions_and_consumer
     assert await town.metadata.get(keys.namespace_topic(topic)) is not None
     assert await keys_of(town, other) == before
     moved = town.node(2).broker.topics.get(topic)
-    assert isinstance(moved, FanoutTopic) and not moved.subscriptions and not len(moved.producers)
+    assert isinstance(moved, VolatileTopic) and not moved.subscriptions and not len(moved.producers)
     await moved.subscribe(SubscriptionName("s0"), SubscriptionKind.SHARED, "c")
 
 
@@ -666,7 +666,7 @@ async def test_a_move_of_a_non_reliable_topic_removes_subscriptions_and_consumer
 async def test_more_subscriptions_than_one_transaction_removes_do_not_hold_a_move_up(town: Town) -> None:
     topic = await town.create("/default/quick", on=1, reliable=False)
     served = town.node(1).broker.topics.get(topic)
-    assert isinstance(served, FanoutTopic)
+    assert isinstance(served, VolatileTopic)
     for number in range(70):
         await served.subscribe(SubscriptionName(f"s{number}"), SubscriptionKind.SHARED, "c")
     await town.node(2).cluster.requests.unload(topic)
@@ -680,7 +680,7 @@ async def test_a_broker_that_stops_leaves_the_registrations_of_a_non_reliable_to
     """Clients may come back with their old ids: nobody has asked for a move."""
     topic = await town.create("/default/quick", on=1, reliable=False)
     served = town.node(1).broker.topics.get(topic)
-    assert isinstance(served, FanoutTopic)
+    assert isinstance(served, VolatileTopic)
     await served.subscribe(SubscriptionName("s"), SubscriptionKind.SHARED, "c")
     before = await keys_of(town, topic)
     hosting = town.node(1).broker.hosting

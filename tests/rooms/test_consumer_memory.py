@@ -18,7 +18,7 @@ from pydanube.core.policies import SubscriptionKind
 from pydanube.log.batch import Envelope
 from pydanube.telemetry import DispatchNow
 from pydanube.testing.loop import SimClock
-from tests.rooms.brokers import KIB, Host, consume, make_fanout, make_topic, message, publish, settle, simulated
+from tests.rooms.brokers import KIB, Host, consume, make_topic, make_volatile, message, publish, settle, simulated
 
 BIG = 64 * KIB
 
@@ -135,7 +135,7 @@ async def test_a_seek_forgets_what_waits_for_room(monkeypatch: pytest.MonkeyPatc
 async def test_a_queue_of_a_non_reliable_topic_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outboxes, "CONSUMER_BYTES_MAX", 4 * BIG)
     broker = await broker_with()
-    topic = await make_fanout(broker, "/default/fast")
+    topic = await make_volatile(broker, "/default/fast")
     identity = await topic.subscribe(SubscriptionName("s"), SubscriptionKind.SHARED, "c")
     outbox = topic.require(SubscriptionName("s")).attach(identity)
     for _ in range(100):

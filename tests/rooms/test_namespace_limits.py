@@ -10,7 +10,7 @@ from pydanube.core.policies import TopicPolicy
 from pydanube.errors import LimitReached, MessageTooLarge, RateLimited
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as pb
-from tests.rooms.brokers import Host, consume, make_fanout, message, numbers, one_topic, publish, settle, simulated
+from tests.rooms.brokers import Host, consume, make_volatile, message, numbers, one_topic, publish, settle, simulated
 from tests.rooms.clustered import Town, clustered
 from tests.rooms.doors import TOPIC, Calls, refused, served
 
@@ -20,7 +20,7 @@ DEFAULT = NamespaceName("default")
 @simulated
 async def test_a_topic_that_is_open_has_its_new_limits_at_once() -> None:
     broker, topic = await one_topic(Host())
-    fanout = await make_fanout(broker, "/default/news")
+    fanout = await make_volatile(broker, "/default/news")
     producer = await topic.add_producer("producer")
     done = await broker.namespace_limits.set(
         DEFAULT, {"max_publish_rate": 2, "max_message_size": 9, "max_producers_per_topic": 1}

@@ -22,8 +22,8 @@ from tests.rooms.brokers import (
     Host,
     consume,
     find_topic,
-    make_fanout,
     make_topic,
+    make_volatile,
     message,
     one_topic,
     publish,
@@ -55,7 +55,7 @@ async def steal(host: Host) -> None:
 # --- epochs ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [make_topic, make_fanout])
+@pytest.mark.parametrize("make", [make_topic, make_volatile])
 @simulated
 async def test_every_open_is_a_claim_with_a_new_epoch(make: object) -> None:
     host = Host()

@@ -19,7 +19,7 @@ from tests.rooms.brokers import (
     Host,
     consume,
     find_topic,
-    make_fanout,
+    make_volatile,
     message,
     numbers,
     one_topic,
@@ -240,7 +240,7 @@ async def test_a_broker_whose_lease_may_have_run_out_takes_no_acks() -> None:
 @simulated
 async def test_acks_on_a_non_reliable_topic_mean_nothing_for_delivering_settles() -> None:
     broker = await Host().boot()
-    topic = await make_fanout(broker)
+    topic = await make_volatile(broker)
     stream = await consume(topic)
     stream.ack(0, 99)
     stream.nack(7)

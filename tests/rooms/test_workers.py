@@ -19,7 +19,7 @@ from pydanube.client.messages import Message
 from pydanube.core.delivery import FailurePolicy
 from pydanube.errors import ClientClosed, DeadlineExceeded, Refused
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
-from tests.rooms.brokers import ORDERS, Host, make_fanout, make_topic, publish, settle, simulated
+from tests.rooms.brokers import ORDERS, Host, make_topic, make_volatile, publish, settle, simulated
 from tests.rooms.peers import Peer
 from tests.rooms.wired import Wires, wired
 
@@ -489,7 +489,7 @@ async def test_a_peer_that_hands_over_is_told_so_and_gets_few_at_first_if_it_sha
 @simulated
 async def test_a_topic_that_keeps_nothing_has_no_deadlines_and_grants_everything() -> None:
     broker = await Host().boot()
-    await make_fanout(broker)
+    await make_volatile(broker)
     peer = await Peer.greeted(StreamDoor(broker))
     subscribe = greeted_subscribe(type=pb.SHARED, first_messages=2, hands_over=True)
     answer = (await peer.ask(subscribe=subscribe)).command.subscribed

@@ -17,11 +17,11 @@ from google.protobuf.message import DecodeError
 
 from pydanube.api.places import locate, offset_of
 from pydanube.api.rpc import Refusal
-from pydanube.broker.fanout import FanoutSubscription, FanoutTopic
 from pydanube.broker.outbox import Caller
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
+from pydanube.broker.volatile_topic import VolatileSubscription, VolatileTopic
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, producer_id
 from pydanube.core.policies import Delivery, SubscriptionKind
 from pydanube.errors import (
@@ -52,8 +52,8 @@ SENDERS_MAX: Final = 1_000  # producers whose id a stream remembers
 AGENT_MAX: Final = 200  # characters of a client's name that are shown
 DELAY_MAX_MS: Final = 365 * 24 * 3600 * 1000
 
-AnyTopic: TypeAlias = Topic | FanoutTopic
-AnySubscription: TypeAlias = Subscription | FanoutSubscription
+AnyTopic: TypeAlias = Topic | VolatileTopic
+AnySubscription: TypeAlias = Subscription | VolatileSubscription
 
 DELIVERY: Final = {pb.NonReliable: Delivery.NON_RELIABLE, pb.Reliable: Delivery.RELIABLE}
 KINDS: Final = tuple(SubscriptionKind)  # in the wire's order

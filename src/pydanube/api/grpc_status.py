@@ -20,11 +20,11 @@ from google.protobuf.message import Message
 from pydanube.api.forward import is_forwarded
 from pydanube.api.peers import Peers
 from pydanube.api.rpc import Refusal
-from pydanube.broker.fanout import FanoutTopic
 from pydanube.broker.observing import ORPHANS_MAX, Observer, is_wanted
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
+from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.cluster.cluster import Cluster
 from pydanube.core import keys
 from pydanube.core.conditions import (
@@ -328,7 +328,7 @@ class Status:
             ):
                 continue
             await asyncio.sleep(0)
-            if isinstance(topic, FanoutTopic):
+            if isinstance(topic, VolatileTopic):
                 for fanned in list(topic.subscriptions.values()):
                     yield pb.SubscriptionState(
                         topic=topic.name,

@@ -34,11 +34,11 @@ from typing import Any, Final, Never, TypeAlias, cast
 from pydanube.api.grpc_data import camel
 from pydanube.api.stream_handles import Consuming, Producing, Undecided, failed, fits, pieces
 from pydanube.api.stream_requests import Requests
-from pydanube.broker.fanout import FanoutTopic
 from pydanube.broker.outbox import Caller, DeliveredBatch, Recalled
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
+from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.config import open_files
 from pydanube.config.stream import StreamLimits
 from pydanube.core.roster import Permits
@@ -640,7 +640,7 @@ def _account(consuming: Consuming, item: DeliveredBatch, parts: list[DeliveredBa
         consuming.subscription.grant(consuming.consumer_id, Permits(0, spared_bytes))
 
 
-def _fan_out(topic: FanoutTopic, producer_name: str, batch: Batch) -> asyncio.Future[None]:
+def _fan_out(topic: VolatileTopic, producer_name: str, batch: Batch) -> asyncio.Future[None]:
     """A batch to a non-reliable topic, message by message, to whoever is there."""
     topic.publish_batch(
         [

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from pydanube.broker.fanout import FanoutSubscription
 from pydanube.broker.opening import AnyTopic
 from pydanube.broker.outbox import AnyOutbox, Caller, Delivered, DeliveredBatch
 from pydanube.broker.subscription import Subscription
+from pydanube.broker.volatile_topic import VolatileSubscription
 from pydanube.core.events import Ranges
 from pydanube.core.names import ConsumerId, ProducerId
 from pydanube.core.roster import Permits
@@ -167,7 +167,7 @@ class Consuming:
         self,
         handle: int,
         topic: AnyTopic,
-        subscription: Subscription | FanoutSubscription,
+        subscription: Subscription | VolatileSubscription,
         consumer_id: ConsumerId,
         outbox: AnyOutbox,
         unsent_bytes_max: int,
@@ -255,7 +255,7 @@ class Consuming:
 
     def packed(self, items: list[Delivered]) -> list[DeliveredBatch]:
         """Messages of a non-reliable topic as one batch: those that the peer has granted permits for."""
-        assert isinstance(self.subscription, FanoutSubscription)
+        assert isinstance(self.subscription, VolatileSubscription)
         wanted = items[: self._messages] if self._bytes > 0 else []
         self.subscription.metrics.dropped.inc(len(items) - len(wanted))
         if not wanted:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 from pydanube.api.orders import tell_native
 from pydanube.api.places import here, locate, make_topic, offset_of
 from pydanube.api.stream_handles import DELIVER_OVERHEAD_BYTES, DURABILITIES, Consuming, Producing, fetched
-from pydanube.broker.fanout import FanoutTopic
 from pydanube.broker.members import read_policy
 from pydanube.broker.opening import AnyTopic
 from pydanube.broker.overview import Overview
 from pydanube.broker.topic import Topic
+from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind
 from pydanube.core.tiers import Descriptor
@@ -450,7 +450,7 @@ class Requests:
 
     async def _reliable(self, name: str) -> Topic:
         topic = await self._broker.topics.require(TopicName(name))
-        if isinstance(topic, FanoutTopic):
+        if isinstance(topic, VolatileTopic):
             raise DeliveryMismatch(topic.name, Delivery.RELIABLE.value, topic.delivery.value)
         return topic
 

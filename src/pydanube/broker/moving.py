@@ -21,9 +21,9 @@ import math
 from collections.abc import Awaitable, Sequence
 from typing import Final, TypeVar
 
-from pydanube.broker.fanout import FanoutTopic
 from pydanube.broker.tiering import Carried, Tiering
 from pydanube.broker.topic import Topic
+from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.core.ownership import Owner, Seal
@@ -246,7 +246,7 @@ async def _seal(topic: Topic, clock: Clock, marker: bytes | None, last: Last | N
 
 
 async def _release(
-    topic: Topic | FanoutTopic,
+    topic: Topic | VolatileTopic,
     clock: Clock,
     sealed: Seal,
     marker: bytes | None,
@@ -271,7 +271,7 @@ async def _release(
             await clock.sleep(RETRY_SECONDS)
 
 
-async def _still_ours(topic: Topic | FanoutTopic) -> bool:
+async def _still_ours(topic: Topic | VolatileTopic) -> bool:
     """True if the topic was not released, and no seal whose answer was lost can release it any more."""
     try:
         return await topic.ownership.reassert()
@@ -281,7 +281,7 @@ async def _still_ours(topic: Topic | FanoutTopic) -> bool:
         return False
 
 
-async def _make_certain(topic: Topic | FanoutTopic, clock: Clock) -> None:
+async def _make_certain(topic: Topic | VolatileTopic, clock: Clock) -> None:
     """Returns if the topic is ours and no seal of ours can be stored any more; raises OwnershipLost otherwise."""
     until = clock.elapsed() + SEAL_SECONDS
     while not await _still_ours(topic):
@@ -290,7 +290,7 @@ async def _make_certain(topic: Topic | FanoutTopic, clock: Clock) -> None:
         await clock.sleep(RETRY_SECONDS)
 
 
-async def release_fanout(topic: FanoutTopic, clock: Clock, marker: bytes | None, *, forget: bool) -> None:
+async def release_volatile(topic: VolatileTopic, clock: Clock, marker: bytes | None, *, forget: bool) -> None:
     """A non-reliable topic has nothing to hand over but its name, delivery, schema and policy.
 
     `forget`: its subscriptions and their consumers' registrations go, in the same transaction. Not if the broker

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from pydanube.broker.fanout import FanoutSubscription
 from pydanube.broker.opening import AnyTopic
 from pydanube.broker.outbox import Caller
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
+from pydanube.broker.volatile_topic import VolatileSubscription
 from pydanube.core.behind import CatchUp, Course, Trend
 from pydanube.core.conditions import BrokerNumbers, Buckets, Orphaned, SubscriptionNumbers, Watch
 from pydanube.core.lag import Standing
@@ -298,7 +298,7 @@ def is_wanted(name: TopicName, wanted: str) -> bool:
     return not wanted or name == wanted or name.is_partition_of(wanted)
 
 
-def _subscriptions_of(topic: AnyTopic) -> list[Subscription | FanoutSubscription]:
+def _subscriptions_of(topic: AnyTopic) -> list[Subscription | VolatileSubscription]:
     return list(topic.subscriptions.values())
 
 

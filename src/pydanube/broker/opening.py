@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from pydanube.broker.fanout import FanoutTopic
 from pydanube.broker.leftovers import epochs_with_logs, remove_epochs, remove_files, remove_redundant
 from pydanube.broker.members import read_policy
 from pydanube.broker.ownership import Claimable, Ownership, Reservation, look
 from pydanube.broker.subscription import Services
 from pydanube.broker.tiering import Carried, Tiering
 from pydanube.broker.topic import Defaults, Storage, Topic
+from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.ownership import Owner, Start, first_reservation
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 KNOW_SECONDS: Final = 1.0  # for the list of all objects, before a topic is opened
 
-AnyTopic: TypeAlias = Topic | FanoutTopic
+AnyTopic: TypeAlias = Topic | VolatileTopic
 
 
 class Cloud(NamedTuple):
@@ -157,7 +157,7 @@ class Opener:
         if Delivery(json.loads(kind.value)) is Delivery.NON_RELIABLE:
             ownership = await self._claim(name, seen, 0, member, session, marker_revision)
             services, telemetry = self._rooms.services, self._rooms.telemetry
-            topic = FanoutTopic(name, ownership, self._metadata, services, telemetry, policy, schema_subject)
+            topic = VolatileTopic(name, ownership, self._metadata, services, telemetry, policy, schema_subject)
         else:
             topic = await self._reliable(
                 name,

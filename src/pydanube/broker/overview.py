@@ -13,10 +13,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from pydanube.broker.fanout import FanoutTopic
 from pydanube.broker.members import read_subscriptions
 from pydanube.broker.service import Broker
 from pydanube.broker.topics import Live
+from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, SubscriptionName, TopicName
 from pydanube.core.ownership import Orphan, Owner
@@ -186,7 +186,7 @@ class Overview:
         if topic is None:
             return None
         consumers = sum(each.connected for each in topic.subscriptions.values())
-        if isinstance(topic, FanoutTopic):
+        if isinstance(topic, VolatileTopic):
             return Live(0, 0, len(topic.producers), consumers)
         return Live(topic.first_offset, topic.head, len(topic.producers), consumers)
 

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Final, NamedTuple, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
-from pydanube.broker.fanout import FanoutSubscription, FanoutTopic
 from pydanube.broker.leftovers import epochs_on, is_damaged, remove_files
 from pydanube.broker.members import (
     StoredConfig,
@@ -27,11 +26,12 @@ from pydanube.broker.members import (
     read_policy,
     remove_below,
 )
-from pydanube.broker.moving import LastSnapshots, Phases, release_fanout, seal
+from pydanube.broker.moving import LastSnapshots, Phases, release_volatile, seal
 from pydanube.broker.opening import AnyTopic, DeletionCutOff, Member, Opener, Rooms, Take
 from pydanube.broker.ownership import Ownership, look
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
+from pydanube.broker.volatile_topic import VolatileSubscription, VolatileTopic
 from pydanube.core import keys
 from pydanube.core.delivery import FailurePolicy
 from pydanube.core.lag import Heartbeat
@@ -64,7 +64,7 @@ from pydanube.ports import Compare, Delete, Put
 
 log = logging.getLogger(__name__)
 
-AnySubscription: TypeAlias = Subscription | FanoutSubscription
+AnySubscription: TypeAlias = Subscription | VolatileSubscription
 
 SYSTEM: Final = NamespaceName("system")
 PARTITIONS_MAX: Final = 10_000
@@ -491,11 +491,11 @@ class Topics:
         """Raises MoveFailed, and the topic serves on; or OwnershipLost, and it is closed."""
         clock = self._rooms.services.clock
         try:
-            if isinstance(topic, FanoutTopic):
+            if isinstance(topic, VolatileTopic):
                 phases.enter("seal")
                 found = Marker.from_bytes(marker)
                 is_move = found is not None and found.reason in MOVES - {SHUTDOWN}
-                await release_fanout(topic, clock, marker, forget=is_move)
+                await release_volatile(topic, clock, marker, forget=is_move)
                 phases.enter("close")
             else:
                 await seal(topic, clock, marker, phases, moved_to)
@@ -791,6 +791,6 @@ class Topics:
 
 async def append_to(topic: AnyTopic, message: Envelope) -> None:
     """A dead letter, from here or from another broker."""
-    if isinstance(topic, FanoutTopic):
+    if isinstance(topic, VolatileTopic):
         raise NotServed(topic.name, "a dead-letter topic must be reliable")
     await topic.append(message)

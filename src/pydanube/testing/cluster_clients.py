@@ -16,12 +16,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple, TypeVar
 
-from pydanube.broker.fanout import FanoutSubscription, FanoutTopic
 from pydanube.broker.opening import AnyTopic
 from pydanube.broker.outbox import AnyOutbox, Delivered, DeliveredBatch, Recalled
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.broker.topics import AnySubscription
+from pydanube.broker.volatile_topic import VolatileSubscription, VolatileTopic
 from pydanube.core.delivery import Poison
 from pydanube.core.events import offsets
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName
@@ -382,7 +382,7 @@ class Clients:
                 if node.wire.requests_lost:
                     await asyncio.sleep(1.0)  # nothing of what we say gets through
                     return
-                if isinstance(subscription, FanoutSubscription):
+                if isinstance(subscription, VolatileSubscription):
                     for each in messages:  # which says nothing to it
                         (subscription.nack if self.dice.random() < 0.2 else subscription.ack)(each.offset)
                     continue
@@ -506,7 +506,7 @@ def _submission(
 
 def _shouting(texts: Sequence[str], name: str) -> Callable[[Node, AnyTopic], Coroutine[Any, Any, None]]:
     async def publish(node: Node, topic: AnyTopic) -> None:
-        assert isinstance(topic, FanoutTopic)
+        assert isinstance(topic, VolatileTopic)
         topic.publish_batch([Envelope(text.encode(), node.clock.time_us(), key_of(text), name) for text in texts])
 
     return publish

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from pydanube.broker.cursors import Cursors
-from pydanube.broker.fanout import FanoutSubscription, FanoutTopic
 from pydanube.broker.hosting import Hosting
 from pydanube.broker.opening import Opener
 from pydanube.broker.ownership import Ownership, Reservation
@@ -17,6 +16,7 @@ from pydanube.broker.subscription import Subscription
 from pydanube.broker.tiering import Tiering
 from pydanube.broker.topic import Topic
 from pydanube.broker.topics import Topics
+from pydanube.broker.volatile_topic import VolatileSubscription, VolatileTopic
 from pydanube.cluster.cluster import Cluster
 from pydanube.cluster.duties import Duties
 from pydanube.cluster.leadership import Leadership
@@ -30,7 +30,7 @@ from pydanube.log.tier import TopicTier
 from pydanube.log.tier_tidy import Tidy
 
 OPERATIONS: Final = (
-    *(Broker, Topics, Topic, Subscription, FanoutTopic, FanoutSubscription, Opener, Ownership, Reservation),
+    *(Broker, Topics, Topic, Subscription, VolatileTopic, VolatileSubscription, Opener, Ownership, Reservation),
     *(Rescuer, Tiering, Cursors, Hosting, RetentionDesk, TopicTier, Tidy),
     *(Cluster, Membership, Lease, Duties, Requests, View, Leadership, LoadManager, Leading),
 )

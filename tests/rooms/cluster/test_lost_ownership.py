@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from pydanube.broker import topics as topics_module
-from pydanube.broker.fanout import FanoutTopic
 from pydanube.broker.opening import AnyTopic
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.tiering import Tiering
 from pydanube.broker.topic import Topic
+from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core import keys
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.ownership import RESERVE_OFFSETS_MIN
@@ -288,7 +288,7 @@ async def test_a_claim_that_ends_after_everything_was_lost_leaves_nothing_open(
     broker = town.node(2).broker
     assert broker is not None
     gate, waiting = asyncio.Event(), asyncio.Event()
-    kind: Any = Topic if reliable else FanoutTopic
+    kind: Any = Topic if reliable else VolatileTopic
     opened = kind.open
 
     async def late(self: Any, known: Any = None) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pydanube.broker.fanout import IDLE_CHECK_SECONDS, IDLE_SECONDS, QUEUE_MAX, FanoutTopic
 from pydanube.broker.members import CONSUMER_SILENT_SECONDS
 from pydanube.broker.subscription import ATTACH_SECONDS
 from pydanube.broker.topics import REAP_SECONDS
+from pydanube.broker.volatile_topic import IDLE_CHECK_SECONDS, IDLE_SECONDS, QUEUE_MAX, VolatileTopic
 from pydanube.core import keys
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind as Kind
@@ -23,8 +23,8 @@ from tests.rooms.brokers import (
     SUB,
     Host,
     consume,
-    make_fanout,
     make_topic,
+    make_volatile,
     message,
     publish,
     settle,
@@ -34,7 +34,7 @@ from tests.rooms.brokers import (
 
 @simulated
 async def test_every_subscription_gets_every_message_and_nothing_is_sent_twice() -> None:
-    topic = await make_fanout(await Host().boot())
+    topic = await make_volatile(await Host().boot())
     streams = [await consume(topic, f"s{number}", kind) for number, kind in enumerate(Kind)]
     assert await publish(topic, "a", "b") == [0, 0], "there are no offsets"
     await settle()
@@ -47,7 +47,7 @@ async def test_every_subscription_gets_every_message_and_nothing_is_sent_twice()
 
 @simulated
 async def test_what_nobody_hears_is_gone() -> None:
-    topic = await make_fanout(await Host().boot())
+    topic = await make_volatile(await Host().boot())
     await publish(topic, "a")
     stream = await consume(topic)
     await publish(topic, "b")
@@ -57,7 +57,7 @@ async def test_what_nobody_hears_is_gone() -> None:
 
 @simulated
 async def test_a_full_queue_drops_only_the_slow_consumers_messages() -> None:
-    topic = await make_fanout(await Host().boot())
+    topic = await make_volatile(await Host().boot())
     slow = await topic.subscribe(SubscriptionName("slow"), Kind.EXCLUSIVE, "slow")
     queue = topic.require(SubscriptionName("slow")).attach(slow)  # and never reads
     brisk = await consume(topic, "brisk")
@@ -74,7 +74,7 @@ async def test_a_full_queue_drops_only_the_slow_consumers_messages() -> None:
 
 @simulated
 async def test_a_shared_message_goes_to_the_next_consumer_if_one_is_full() -> None:
-    topic = await make_fanout(await Host().boot())
+    topic = await make_volatile(await Host().boot())
     slow = await topic.subscribe(SUB, Kind.SHARED, "slow")
     queue = topic.require(SUB).attach(slow)
     brisk = await consume(topic, consumer="brisk")
@@ -88,7 +88,7 @@ async def test_a_shared_message_goes_to_the_next_consumer_if_one_is_full() -> No
 
 @simulated
 async def test_shared_consumers_take_turns_and_exclusive_and_failover_have_one_at_a_time() -> None:
-    topic = await make_fanout(await Host().boot())
+    topic = await make_volatile(await Host().boot())
     shared = [await consume(topic, "shared", Kind.SHARED, f"c{number}") for number in range(3)]
     failover = [await consume(topic, "failover", Kind.FAILOVER, f"c{number}") for number in range(2)]
     await consume(topic, "exclusive", Kind.EXCLUSIVE, "first")
@@ -106,7 +106,7 @@ async def test_shared_consumers_take_turns_and_exclusive_and_failover_have_one_a
 
 @simulated
 async def test_a_key_stays_with_one_consumer_while_consumers_stay() -> None:
-    topic = await make_fanout(await Host().boot())
+    topic = await make_volatile(await Host().boot())
     streams = [await consume(topic, kind=Kind.KEY_SHARED, consumer=f"c{number}") for number in range(3)]
     producer = await topic.add_producer("producer")
     for number in range(60):
@@ -122,7 +122,7 @@ async def test_a_key_stays_with_one_consumer_while_consumers_stay() -> None:
 
 @simulated
 async def test_a_consumer_may_change_its_key_filters_when_it_subscribes_again() -> None:
-    topic = await make_fanout(await Host().boot())
+    topic = await make_volatile(await Host().boot())
     await consume(topic, kind=Kind.KEY_SHARED, key_filters=("red",))
     stream = await consume(topic, kind=Kind.KEY_SHARED, key_filters=("blue",))
     await publish(topic, "red", key="red")
@@ -133,7 +133,7 @@ async def test_a_consumer_may_change_its_key_filters_when_it_subscribes_again() 
 
 @simulated
 async def test_a_consumer_that_never_opens_its_stream_is_given_up() -> None:
-    topic = await make_fanout(await Host().boot())
+    topic = await make_volatile(await Host().boot())
     identity = await topic.subscribe(SUB, Kind.EXCLUSIVE, "silent")
     assert topic.require(SUB).is_healthy(identity)
     await asyncio.sleep(ATTACH_SECONDS + 0.1)
@@ -145,7 +145,7 @@ async def test_a_consumer_that_never_opens_its_stream_is_given_up() -> None:
 async def test_a_subscription_without_consumers_is_removed_after_a_minute() -> None:
     host = Host()
     broker = await host.boot()
-    topic = await make_fanout(broker)
+    topic = await make_volatile(broker)
     stream = await consume(topic)
     await asyncio.sleep(10 * IDLE_SECONDS)
     assert SUB in topic.subscriptions, "it has a consumer"
@@ -161,7 +161,7 @@ async def test_a_subscription_without_consumers_is_removed_after_a_minute() -> N
 
 @simulated
 async def test_a_consumer_that_comes_back_in_time_keeps_the_subscription() -> None:
-    topic = await make_fanout(await Host().boot())
+    topic = await make_volatile(await Host().boot())
     stream = await consume(topic)
     for _ in range(5):
         stream.leave()
@@ -175,7 +175,7 @@ async def test_a_consumer_that_comes_back_in_time_keeps_the_subscription() -> No
 async def test_registrations_survive_a_restart_and_messages_do_not() -> None:
     host = Host()
     broker = await host.boot()
-    topic = await make_fanout(broker)
+    topic = await make_volatile(broker)
     stream = await consume(topic)
     await publish(topic, "a")
     host.kill()
@@ -187,7 +187,7 @@ async def test_registrations_survive_a_restart_and_messages_do_not() -> None:
 
 @simulated
 async def test_limits_count_only_the_living() -> None:
-    topic = await make_fanout(await Host(policies=TopicPolicy(max_consumers_per_subscription=1)).boot())
+    topic = await make_volatile(await Host(policies=TopicPolicy(max_consumers_per_subscription=1)).boot())
     for number in range(3):
         (await consume(topic, consumer=f"c{number}")).leave()
     await consume(topic, consumer="a")
@@ -200,7 +200,7 @@ async def test_limits_count_only_the_living() -> None:
 async def test_streams_end_with_a_reason_when_the_broker_stops() -> None:
     host = Host()
     broker = await host.boot()
-    topic = await make_fanout(broker)
+    topic = await make_volatile(broker)
     stream = await consume(topic)
     await broker.stop()
     await settle()
@@ -212,7 +212,7 @@ async def test_streams_end_with_a_reason_when_the_broker_stops() -> None:
 # --- as reliable topics do --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [make_fanout, make_topic])
+@pytest.mark.parametrize("make", [make_volatile, make_topic])
 @simulated
 async def test_consumers_that_are_gone_for_good_are_forgotten_and_those_who_stay_are_not(make: Any) -> None:
     host = Host()
@@ -234,7 +234,7 @@ async def test_consumers_that_are_gone_for_good_are_forgotten_and_those_who_stay
     assert stays.texts == ["a"]
 
 
-@pytest.mark.parametrize("make", [make_fanout, make_topic])
+@pytest.mark.parametrize("make", [make_volatile, make_topic])
 @simulated
 async def test_a_consumer_whose_stream_comes_back_while_it_is_being_forgotten_stays_registered(make: Any) -> None:
     host = Host()
@@ -257,7 +257,7 @@ async def test_a_consumer_whose_stream_comes_back_while_it_is_being_forgotten_st
     assert await host.metadata.value(keys.consumer(ORDERS, SUB, away.consumer)) is not None
 
 
-@pytest.mark.parametrize("make", [make_fanout, make_topic])
+@pytest.mark.parametrize("make", [make_volatile, make_topic])
 @simulated
 async def test_a_consumer_that_could_not_be_registered_has_not_joined(make: Any) -> None:
     host = Host()
@@ -275,7 +275,7 @@ async def test_a_broker_whose_lease_is_over_takes_no_messages_for_a_non_reliable
     name = await town.create("/default/orders", on=1, reliable=False)
     node = town.node(1)
     topic, broker = node.topic(name), node.broker
-    assert isinstance(topic, FanoutTopic) and broker is not None and broker.cluster is not None
+    assert isinstance(topic, VolatileTopic) and broker is not None and broker.cluster is not None
     producer = await node.call(topic.add_producer("producer"))
     stream = await consume(topic)
     assert await node.call(topic.publish(producer, message("a"))) == 0

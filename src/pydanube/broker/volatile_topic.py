@@ -52,7 +52,7 @@ IDLE_CHECK_SECONDS: Final = 30.0
 LEAVING_MAX: Final = 100  # keys that go with a move, in the transaction that releases the topic
 
 
-class FanoutSubscription:
+class VolatileSubscription:
     """Who gets a message, by kind; nothing is sent twice and nothing is remembered."""
 
     def __init__(
@@ -197,7 +197,7 @@ class FanoutSubscription:
         self.idle_since = self._services.clock.elapsed()
 
 
-class FanoutTopic:
+class VolatileTopic:
     """A non-reliable topic; the same surface as `Topic`, where it has a meaning."""
 
     delivery: Final = Delivery.NON_RELIABLE
@@ -217,7 +217,7 @@ class FanoutTopic:
         self.policy = policy
         self.own_policy: Mapping[str, object] | None = None  # what the topic has of its own, beside its namespace's
         self.schema_subject = schema_subject
-        self.subscriptions: dict[SubscriptionName, FanoutSubscription] = {}
+        self.subscriptions: dict[SubscriptionName, VolatileSubscription] = {}
         self.producers = Producers(name, policy, services.clock)
         self.metrics = telemetry.topic(name)
         self.metrics.producers = self.producers.__len__
@@ -354,7 +354,7 @@ class FanoutTopic:
                 raise SubscriptionBusy(self.name, name, holder)
             await self._remove(name)
 
-    def require(self, name: SubscriptionName) -> FanoutSubscription:
+    def require(self, name: SubscriptionName) -> VolatileSubscription:
         subscription = self.subscriptions.get(name)
         if subscription is None:
             raise SubscriptionUnknown(self.name, name)
@@ -366,15 +366,15 @@ class FanoutTopic:
         await remove_below(self._metadata, self.ownership, [keys.below_subscription(self.name, name)], [own])
         self._telemetry.forget_subscription(self.name, name)
 
-    def _restore(self, stored: StoredSubscription) -> FanoutSubscription:
+    def _restore(self, stored: StoredSubscription) -> VolatileSubscription:
         metrics = self._telemetry.subscription(self.name, stored.name)
-        subscription = FanoutSubscription(
+        subscription = VolatileSubscription(
             self.name, stored.name, stored.kind, self._services, metrics, stored.consumers
         )
         self.subscriptions[stored.name] = subscription
         return subscription
 
-    def _check_consumer_limits(self, subscription: FanoutSubscription) -> None:
+    def _check_consumer_limits(self, subscription: VolatileSubscription) -> None:
         connected = sum(each.connected for each in self.subscriptions.values())
         if not self.policy.allows_consumer_on_topic(connected):
             raise LimitReached("consumers of the topic", self.policy.max_consumers_per_topic)
