@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from pydanube.broker.subscription import ATTACH_SECONDS
+from pydanube.broker.base_subscription import ATTACH_SECONDS
 from pydanube.core.delivery import Backoff, FailurePolicy, Poison
 from pydanube.core.names import SubscriptionName, TopicName, producer_id
 from pydanube.core.policies import SubscriptionKind as Kind
@@ -605,8 +605,8 @@ async def test_a_reader_that_hangs_for_one_subscription_delays_no_other() -> Non
     _, topic = await one_topic(Host(heartbeat=OFF))
     first = await consume(topic, "first", acks=True)
     second = await consume(topic, "second", acks=True)
-    assert first.subscription._shipper is not None
-    first.subscription._shipper.cancel()  # as good as a read that never returns
+    assert first.subscription._shipping is not None
+    first.subscription._shipping.cancel()  # as good as a read that never returns
     await publish_many(topic, 100)
     await settle()
     assert second.texts == numbers(100)

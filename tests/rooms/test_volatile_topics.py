@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from pydanube.broker.base_subscription import ATTACH_SECONDS
 from pydanube.broker.members import CONSUMER_SILENT_SECONDS
-from pydanube.broker.subscription import ATTACH_SECONDS
 from pydanube.broker.topics import REAP_SECONDS
 from pydanube.broker.volatile_topic import IDLE_CHECK_SECONDS, IDLE_SECONDS, QUEUE_MAX, VolatileTopic
 from pydanube.core import keys
@@ -139,6 +139,17 @@ async def test_a_consumer_that_never_opens_its_stream_is_given_up() -> None:
     await asyncio.sleep(ATTACH_SECONDS + 0.1)
     assert not topic.require(SUB).is_healthy(identity)
     await topic.subscribe(SUB, Kind.EXCLUSIVE, "other")
+
+
+@pytest.mark.parametrize("make", [make_volatile, make_topic])
+@simulated
+async def test_an_exclusive_consumer_that_was_given_up_does_not_come_back_beside_another(make: Any) -> None:
+    topic = await make(await Host().boot())
+    first = await topic.subscribe(SUB, Kind.EXCLUSIVE, "first")
+    await asyncio.sleep(ATTACH_SECONDS + 0.1)
+    await consume(topic, kind=Kind.EXCLUSIVE, consumer="second")
+    with pytest.raises(SubscriptionBusy):
+        topic.require(SUB).attach(first)
 
 
 @simulated

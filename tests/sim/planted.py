@@ -89,19 +89,20 @@ def notification_without_heartbeat(patch: pytest.MonkeyPatch) -> Tweak:
 
 
 def cursor_saved_before_ack(patch: pytest.MonkeyPatch) -> Tweak:
-    queue = Subscription._queue
+    step = Subscription._step
 
     def careless(self: Subscription) -> SavedPosition:
         progress = self._machine.progress
         sent = max(progress.next_fresh, progress.next_unacked)
         return SavedPosition(sent - 1, b"", progress.changes + sent)
 
-    def hasty(self: Subscription, effect: Any, outbox: Any) -> None:
-        queue(self, effect, outbox)
+    def hasty(self: Subscription, event: Any) -> Any:
+        refused = step(self, event)
         self._services.cursors.changed(self)
+        return refused
 
     patch.setattr(Subscription, "saved", careless)
-    patch.setattr(Subscription, "_queue", hasty)
+    patch.setattr(Subscription, "_step", hasty)
     return None
 
 

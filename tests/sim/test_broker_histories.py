@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import pytest
 
-from pydanube.broker import topic as topic_module
+from pydanube.broker import topic_reader
 from pydanube.broker.cursors import Cursors
 from pydanube.broker.outbox import Delivered, Outbox
 from pydanube.broker.service import Broker
@@ -341,7 +341,7 @@ class History:
 def small_pieces() -> Iterator[None]:
     """Files are read in pieces that are small beside a history, so that there is more than one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(topic_module, "_READ_BYTES", 2048)
+        patch.setattr(topic_reader, "_READ_BYTES", 2048)
         patch.setattr(reader, "_PIECE_BYTES_MIN", 2048)
         yield
 

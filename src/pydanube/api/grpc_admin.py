@@ -12,11 +12,12 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from pydanube.api.grpc_data import KINDS, AnyTopic
+from pydanube.api.grpc_data import KINDS
 from pydanube.api.moves import Moves, whole
 from pydanube.api.peers import Peers
 from pydanube.api.places import make_topic
 from pydanube.api.rpc import Refusal
+from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.members import gather_bounded
 from pydanube.broker.overview import Overview
 from pydanube.broker.service import Broker
@@ -219,7 +220,7 @@ class TopicAdmin:
 
 
 def reliable_topic(topic: AnyTopic, what: str) -> Topic:
-    if not isinstance(topic, Topic):
+    if not topic.reliable:
         raise Refusal(
             Code.FAILED_PRECONDITION,
             f"topic {topic.name} is not reliable: it keeps no messages, so {what} means nothing",

@@ -10,18 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from time import perf_counter
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 
 from pydanube.api.places import locate, offset_of
 from pydanube.api.rpc import Refusal
+from pydanube.broker.any_topic import AnySubscription, AnyTopic
 from pydanube.broker.outbox import Caller
 from pydanube.broker.service import Broker
-from pydanube.broker.subscription import Subscription
-from pydanube.broker.topic import Topic
-from pydanube.broker.volatile_topic import VolatileSubscription, VolatileTopic
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, producer_id
 from pydanube.core.policies import Delivery, SubscriptionKind
 from pydanube.errors import (
@@ -51,9 +49,6 @@ KEY_FILTERS_MAX: Final = 256
 SENDERS_MAX: Final = 1_000  # producers whose id a stream remembers
 AGENT_MAX: Final = 200  # characters of a client's name that are shown
 DELAY_MAX_MS: Final = 365 * 24 * 3600 * 1000
-
-AnyTopic: TypeAlias = Topic | VolatileTopic
-AnySubscription: TypeAlias = Subscription | VolatileSubscription
 
 DELIVERY: Final = {pb.NonReliable: Delivery.NON_RELIABLE, pb.Reliable: Delivery.RELIABLE}
 KINDS: Final = tuple(SubscriptionKind)  # in the wire's order
@@ -158,7 +153,7 @@ class ConsumerService:
             )
         place = _start(context)
         topic = await self._topics.require(name)
-        start = await offset_of(topic, place) if place is not None and isinstance(topic, Topic) else None
+        start = await offset_of(topic, place) if place is not None and topic.reliable else None
         identity = await topic.subscribe(
             subscription, KINDS[request.subscription_type], request.consumer_name, tuple(request.key_filters), start
         )

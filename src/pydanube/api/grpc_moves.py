@@ -10,7 +10,6 @@ from pydanube.api.moves import UNLOAD_SECONDS, Moves
 from pydanube.api.peers import Peers
 from pydanube.api.rpc import Refusal
 from pydanube.broker.service import Broker
-from pydanube.broker.topic import Topic
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import TopicUnknown
 from pydanube.wire._pb.pydanube import admin_pb2 as pb
@@ -71,7 +70,7 @@ class MoveCalls:
     async def DiscardOrphan(self, request: pb.DiscardOrphanRequest) -> pb.DiscardOrphanResponse:
         name = TopicName(request.topic)
         topic = await self._topics.require(name)
-        orphan = await topic.discard_orphan(request.first) if isinstance(topic, Topic) else None
+        orphan = await topic.discard_orphan(request.first) if topic.reliable else None
         if orphan is None:
             raise Refusal(
                 Code.NOT_FOUND,

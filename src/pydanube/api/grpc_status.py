@@ -24,7 +24,6 @@ from pydanube.broker.observing import ORPHANS_MAX, Observer, is_wanted
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
-from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.cluster.cluster import Cluster
 from pydanube.core import keys
 from pydanube.core.conditions import (
@@ -328,7 +327,7 @@ class Status:
             ):
                 continue
             await asyncio.sleep(0)
-            if isinstance(topic, VolatileTopic):
+            if not topic.reliable:
                 for fanned in list(topic.subscriptions.values()):
                     yield pb.SubscriptionState(
                         topic=topic.name,

@@ -10,7 +10,6 @@ from pydanube.broker.retention import Change, RetentionDesk, Rule
 from pydanube.broker.service import Broker
 from pydanube.broker.storage import Listing, StorageDesk, Tiers, Verified
 from pydanube.broker.topic import Topic
-from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core.names import NamespaceName, TopicName
 from pydanube.core.tiers import Descriptor
 from pydanube.errors import DanubeError, InvalidName
@@ -69,7 +68,7 @@ class StorageCalls:
 
     async def StorageList(self, request: pb.StorageListRequest) -> pb.StorageListResponse:
         name = TopicName(request.topic)
-        if isinstance(self._topics.get(name), VolatileTopic):
+        if (found := self._topics.get(name)) is not None and not found.reliable:
             raise _keeps_nothing(name)
         if request.summary:
             topic = await self._reliable(name)
@@ -116,7 +115,7 @@ class StorageCalls:
         name = TopicName(request.topic)
         if not self._storage.has_store:
             raise Refusal(Code.FAILED_PRECONDITION, NO_STORE)
-        if isinstance(self._topics.get(name), VolatileTopic):
+        if (found := self._topics.get(name)) is not None and not found.reliable:
             raise _keeps_nothing(name)
         told = Progress(-1, 0, 0, 0)
 
@@ -167,7 +166,7 @@ class StorageCalls:
 
     async def _reliable(self, name: str) -> Topic:
         topic = await self._topics.require(TopicName(name))
-        if not isinstance(topic, Topic):
+        if not topic.reliable:
             raise _keeps_nothing(topic.name)
         return topic
 

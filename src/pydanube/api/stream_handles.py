@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from pydanube.broker.opening import AnyTopic
+from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.outbox import AnyOutbox, Caller, Delivered, DeliveredBatch
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.volatile_topic import VolatileSubscription

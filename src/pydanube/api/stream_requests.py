@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pydanube.api.orders import tell_native
 from pydanube.api.places import here, locate, make_topic, offset_of
 from pydanube.api.stream_handles import DELIVER_OVERHEAD_BYTES, DURABILITIES, Consuming, Producing, fetched
+from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.members import read_policy
-from pydanube.broker.opening import AnyTopic
 from pydanube.broker.overview import Overview
 from pydanube.broker.topic import Topic
 from pydanube.broker.volatile_topic import VolatileTopic

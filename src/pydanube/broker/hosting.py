@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 
 from pydanube.broker.homecoming import Homecoming
 from pydanube.broker.moving import Phases
-from pydanube.broker.topic import Topic
 from pydanube.broker.topics import Topics
 from pydanube.cluster.cluster import Cluster
 from pydanube.cluster.host import Offer
@@ -155,7 +154,7 @@ class Hosting:
             self._seen[topic.name] = (now, messages, size, out)
             traffic += (size - size_before + max(out - out_before, 0)) / seconds
             backlog = 0
-            if isinstance(topic, Topic):
+            if topic.reliable:
                 backlog = max((each.get_lag_info().lag_messages for each in topic.subscriptions.values()), default=0)
             loads.append(
                 TopicLoad(

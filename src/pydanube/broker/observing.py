@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from pydanube.broker.opening import AnyTopic
+from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.outbox import Caller
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
@@ -110,7 +110,7 @@ class Observer:
 
     def _all(self) -> Iterator[tuple[Topic, Subscription]]:
         for topic in list(self._broker.topics.loaded):
-            if isinstance(topic, Topic):
+            if topic.reliable:
                 for subscription in list(topic.subscriptions.values()):
                     yield topic, subscription
 
@@ -203,7 +203,7 @@ class Observer:
                 tuple(sorted({int(each.broker_id) for each in topic.orphans})),
             )
             for topic in self._broker.topics.loaded
-            if isinstance(topic, Topic) and topic.orphans
+            if topic.reliable and topic.orphans
         ]
 
     async def _publishes(self) -> Buckets | None:
@@ -281,7 +281,7 @@ class Observer:
                 for each in subscription.consumers:
                     if not each.connected:
                         continue
-                    held = subscription.held_by(each.consumer_id) if isinstance(subscription, Subscription) else None
+                    held = subscription.held_by(each.consumer_id) if subscription.reliable else None
                     yield Connected(
                         "consumer",
                         each.name,

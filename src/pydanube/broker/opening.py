@@ -12,16 +12,18 @@ import asyncio
 import json
 import logging
 from base64 import b64decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol
 
+from pydanube.broker.any_topic import AnyTopic
+from pydanube.broker.base_subscription import Services
 from pydanube.broker.leftovers import epochs_with_logs, remove_epochs, remove_files, remove_redundant
 from pydanube.broker.members import read_policy
 from pydanube.broker.ownership import Claimable, Ownership, Reservation, look
-from pydanube.broker.subscription import Services
 from pydanube.broker.tiering import Carried, Tiering
-from pydanube.broker.topic import Defaults, Storage, Topic
+from pydanube.broker.topic import Defaults, Topic
+from pydanube.broker.topic_reader import Storage
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
@@ -39,8 +41,6 @@ from pydanube.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 KNOW_SECONDS: Final = 1.0  # for the list of all objects, before a topic is opened
-
-AnyTopic: TypeAlias = Topic | VolatileTopic
 
 
 class Cloud(NamedTuple):
@@ -157,7 +157,9 @@ class Opener:
         if Delivery(json.loads(kind.value)) is Delivery.NON_RELIABLE:
             ownership = await self._claim(name, seen, 0, member, session, marker_revision)
             services, telemetry = self._rooms.services, self._rooms.telemetry
-            topic = VolatileTopic(name, ownership, self._metadata, services, telemetry, policy, schema_subject)
+            topic = VolatileTopic(
+                name, ownership, self._metadata, services, telemetry, policy, schema_subject, own_policy
+            )
         else:
             topic = await self._reliable(
                 name,
@@ -166,11 +168,11 @@ class Opener:
                 session,
                 marker_revision,
                 policy,
+                own_policy,
                 schema_subject,
                 is_stable=is_stable,
                 is_awaited=is_awaited,
             )
-        topic.own_policy = own_policy
         try:
             await topic.open(below if is_stable else None)
         except BaseException:  # also if who asked has left: the next try opens everything anew
@@ -187,6 +189,7 @@ class Opener:
         session: int | None,
         marker_revision: int | None,
         policy: TopicPolicy,
+        own_policy: Mapping[str, object] | None,
         schema_subject: str | None,
         *,
         is_stable: bool,
@@ -222,6 +225,7 @@ class Opener:
             schema_subject,
             storage,
             [*seen.orphans, *([seen.leaves] if seen.leaves else [])],
+            own_policy,
         )
         if storage is not None:
             self._complete(topic_log.sessions, storage.tier.sessions, seen)

@@ -16,7 +16,6 @@ from typing import Final, NamedTuple
 from pydanube.broker.members import read_subscriptions
 from pydanube.broker.service import Broker
 from pydanube.broker.topics import Live
-from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, SubscriptionName, TopicName
 from pydanube.core.ownership import Orphan, Owner
@@ -186,7 +185,7 @@ class Overview:
         if topic is None:
             return None
         consumers = sum(each.connected for each in topic.subscriptions.values())
-        if isinstance(topic, VolatileTopic):
+        if not topic.reliable:
             return Live(0, 0, len(topic.producers), consumers)
         return Live(topic.first_offset, topic.head, len(topic.producers), consumers)
 

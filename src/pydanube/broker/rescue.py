@@ -88,7 +88,7 @@ class Rescuer:
             while True:
                 await self._clock.sleep(LOOK_SECONDS)
                 for topic in self._topics.loaded:
-                    if isinstance(topic, Topic) and topic.orphans:
+                    if topic.reliable and topic.orphans:
                         self._start(topic.name, self._adopt_in_turn(topic))
                 self._start("disk", self._bring_all())
         finally:

@@ -127,7 +127,7 @@ class RetentionDesk:
             if await self._metadata.transact([Compare(key, item.revision)], [put]) is not None:
                 break
         for topic in self._topics.loaded:
-            if isinstance(topic, Topic) and topic.name.namespace == name:
+            if topic.reliable and topic.name.namespace == name:
                 await self._take_effect(topic)
         rule = await self.of_namespace(name)
         log.info("retention set", extra={"namespace": name, "minutes": rule.minutes, "mb": rule.mb})

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from pydanube.broker.base_subscription import Services
 from pydanube.broker.cursors import Cursors
 from pydanube.broker.events import Events
 from pydanube.broker.homecoming import Homecoming
@@ -28,7 +29,6 @@ from pydanube.broker.outbox import Budget
 from pydanube.broker.quorum import Members
 from pydanube.broker.rescue import Rescuer
 from pydanube.broker.stores import Stores
-from pydanube.broker.subscription import Services
 from pydanube.broker.tiering import Tiering
 from pydanube.broker.timer import Timer
 from pydanube.broker.topic import Defaults

@@ -13,9 +13,10 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
+from pydanube.broker.any_topic import AnySubscription, AnyTopic
 from pydanube.broker.leftovers import epochs_on, is_damaged, remove_files
 from pydanube.broker.members import (
     StoredConfig,
@@ -27,11 +28,10 @@ from pydanube.broker.members import (
     remove_below,
 )
 from pydanube.broker.moving import LastSnapshots, Phases, release_volatile, seal
-from pydanube.broker.opening import AnyTopic, DeletionCutOff, Member, Opener, Rooms, Take
+from pydanube.broker.opening import DeletionCutOff, Member, Opener, Rooms, Take
 from pydanube.broker.ownership import Ownership, look
-from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
-from pydanube.broker.volatile_topic import VolatileSubscription, VolatileTopic
+from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core import keys
 from pydanube.core.delivery import FailurePolicy
 from pydanube.core.lag import Heartbeat
@@ -63,8 +63,6 @@ from pydanube.log.wal import ClosedLog, TopicLog
 from pydanube.ports import Compare, Delete, Put
 
 log = logging.getLogger(__name__)
-
-AnySubscription: TypeAlias = Subscription | VolatileSubscription
 
 SYSTEM: Final = NamespaceName("system")
 PARTITIONS_MAX: Final = 10_000

@@ -21,7 +21,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Final, TypeVar
 
-from pydanube.broker.opening import AnyTopic
+from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
 from pydanube.broker.topics import Live, append_to

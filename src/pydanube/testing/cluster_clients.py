@@ -16,11 +16,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple, TypeVar
 
-from pydanube.broker.opening import AnyTopic
+from pydanube.broker.any_topic import AnySubscription, AnyTopic
 from pydanube.broker.outbox import AnyOutbox, Delivered, DeliveredBatch, Recalled
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
-from pydanube.broker.topics import AnySubscription
 from pydanube.broker.volatile_topic import VolatileSubscription, VolatileTopic
 from pydanube.core.delivery import Poison
 from pydanube.core.events import offsets

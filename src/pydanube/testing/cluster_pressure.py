@@ -44,7 +44,7 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("broker.cursors",), "PER_TRANSACTION", (1, 2, 60)),
     (("broker.cursors",), "ACKS_MAX", (3, 1000)),
     (("broker.outbox",), "CONSUMER_BYTES_MAX", (1_500, 16 << 20)),  # two messages, of those that there are
-    (("broker.topic",), "_READ_BYTES", (300, 256 * 1024)),
+    (("broker.topic_reader",), "_READ_BYTES", (300, 256 * 1024)),
     (("broker.gather",), "ROWS_MAX", (1, 2, 2000)),
     (("broker.volatile_topic",), "QUEUE_MAX", (2, 1000)),
     (("broker.hosting",), "SEALS_AT_ONCE", (1, 4)),

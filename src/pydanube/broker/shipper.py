@@ -1,0 +1,340 @@
+"""Carries out what a dispatch machine decided and needs the log for, in order.
+
+    Send, Recall, ReadKeys, DeadLetter ─► queue ─► one task: reads the topic ─► outbox, machine, dead-letter topic
+
+Only here anything waits, and never for a consumer: what an outbox has no room for is parked until it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final, Protocol, TypeAlias, TypeVar
+
+from pydanube.broker.base_subscription import Services
+from pydanube.broker.outbox import (
+    CHUNK_BYTES,
+    AnyOutbox,
+    BatchOutbox,
+    Delivered,
+    DeliveredBatch,
+    MessageOutbox,
+    Recalled,
+    Registration,
+    cost_bytes,
+)
+from pydanube.broker.ownership import Ownership
+from pydanube.core.delivery import dead_letter_attributes
+from pydanube.core.events import (
+    DeadLetter,
+    DeadLettered,
+    DeadLetterFailed,
+    Event,
+    Granted,
+    Keyed,
+    Ranges,
+    ReadKeys,
+    Recall,
+    Send,
+    Shipped,
+    Trimmed,
+    Voided,
+)
+from pydanube.core.names import ConsumerId, SubscriptionName, TopicName, producer_id
+from pydanube.core.ranges import OffsetRange
+from pydanube.core.roster import Permits
+from pydanube.errors import (
+    DanubeError,
+    OffsetOutOfRange,
+)
+from pydanube.log.batch import Batch, Envelope
+from pydanube.log.wal import TopicLog
+from pydanube.telemetry import SubscriptionMetrics
+
+log = logging.getLogger(__name__)
+
+TURN_RANGES: Final = 64  # read for a consumer before others have a turn: what is cached is read without waiting
+FENCED_SECONDS: Final = 0.1  # how often a broker that may not serve looks whether it may again
+
+Read = TypeVar("Read")
+Work: TypeAlias = Send | Recall | ReadKeys | DeadLetter
+
+
+class Source(Protocol):
+    """The topic, as its subscriptions read it."""
+
+    @property
+    def name(self) -> TopicName: ...
+    @property
+    def log(self) -> TopicLog: ...
+    @property
+    def ownership(self) -> Ownership: ...
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def retained_from(self) -> int: ...
+
+    async def rows(self, first: int, end: int, bytes_max: int | None = None) -> list[tuple[int, Envelope]]: ...
+
+    async def batches(self, first: int, end: int, bytes_max: int) -> list[Batch]: ...
+
+    async def row_keys(self, first: int, end: int) -> list[tuple[int, str]]: ...
+
+
+class Shipper:
+    """One subscription's queue of work on the log, and the task that does it."""
+
+    def __init__(
+        self,
+        source: Source,
+        subscription: SubscriptionName,
+        services: Services,
+        metrics: SubscriptionMetrics,
+        consumers: Mapping[ConsumerId, Registration],
+        step: Callable[[Event], object],
+        wake: Callable[[float], None],
+        seeks: int,
+    ) -> None:
+        """`step` is the machine's; `wake` lets it tick."""
+        self._source = source
+        self._subscription = subscription
+        self._services = services
+        self._metrics = metrics
+        self._consumers = consumers
+        self._step = step
+        self._wake = wake
+        self._work: deque[tuple[Work, AnyOutbox | None]] = deque()
+        self._parked: dict[AnyOutbox, deque[Send]] = {}  # for consumers whose outbox has no room, in order
+        self._has_work = asyncio.Event()
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self.read_error: DanubeError | None = None
+        self.seeks = seeks  # how often the subscription was moved, by all its owners
+
+    def queue(self, effect: Work, outbox: AnyOutbox | None) -> None:
+        self._work.append((effect, outbox))
+        self._has_work.set()
+
+    def pause(self) -> None:
+        """Nothing more is begun."""
+        self._resumed.clear()
+
+    def resume(self) -> None:
+        self._resumed.set()
+
+    def drop_parked(self, outbox: AnyOutbox) -> None:
+        """The outbox ends: what waited for its consumer has been taken back."""
+        self._parked.pop(outbox, None)
+
+    def seek(self) -> list[Send]:
+        """Everything that is queued is void; returns what was to be sent."""
+        self.seeks += 1
+        sends = [effect for effect, _ in self._work if isinstance(effect, Send)]
+        self._work.clear()
+        self._parked.clear()
+        return sends
+
+    def take_back(self, send: Send) -> None:
+        """It will not be sent, and a seek has settled what becomes of its messages."""
+        registration = self._consumers.get(send.consumer)
+        if registration is not None and registration.native:
+            self._step(Shipped(send.consumer, 0, ()))
+            self._step(Granted(send.consumer, Permits(sum(each.size for each in send.ranges), 0)))
+
+    async def run(self) -> None:
+        """Carries out what needs the log, in order."""
+        while True:
+            await self._has_work.wait()
+            self._has_work.clear()
+            while self._work:
+                await asyncio.sleep(0)  # what it needs may be cached, and then nothing below waits
+                await self._resumed.wait()
+                while not self._services.may_serve():
+                    await self._services.clock.sleep(FENCED_SECONDS)
+                if not self._work:
+                    break  # a seek took everything back meanwhile
+                effect, outbox = self._work.popleft()
+                match effect:
+                    case Send():
+                        await self._send(effect, outbox)
+                    case Recall(consumer, ranges, taken):
+                        registration = self._consumers.get(consumer)
+                        if outbox is not None and registration is not None and registration.outbox is outbox:
+                            outbox.put([Recalled(ranges, self.seeks, taken)])  # behind what it speaks of
+                    case ReadKeys(wanted):
+                        await self._read_keys(wanted)
+                    case DeadLetter():
+                        await self._dead_letter(effect)
+
+    async def _send(self, send: Send, outbox: AnyOutbox | None) -> None:
+        registration = self._consumers.get(send.consumer)
+        if outbox is None or registration is None or registration.outbox is not outbox:
+            return  # it left; what it held has been taken back
+        if registration.native:
+            await self._send_batches(send, registration, outbox)
+            return
+        assert isinstance(outbox, MessageOutbox)
+        if outbox in self._parked:
+            self._parked[outbox].append(send)  # behind what waits already
+            return
+        unsent: Ranges = ()
+        parked: Ranges = ()
+        rows: list[tuple[int, Envelope]] = []
+        seeks, room_bytes = self.seeks, outbox.room_bytes
+        for place, (first, end) in enumerate(send.ranges):
+            if place % TURN_RANGES == TURN_RANGES - 1:
+                await asyncio.sleep(0)
+            if room_bytes <= 0:
+                parked = send.ranges[place:]
+                break
+            got = await self._rows(first, end, room_bytes)
+            rows += got
+            room_bytes -= sum(cost_bytes(message) for _, message in got)
+            reached = got[-1][0] + 1 if got else first
+            if reached < end and room_bytes <= 0:
+                parked = (OffsetRange(reached, end), *send.ranges[place + 1 :])
+                break
+            if reached < end:  # what comes behind it waits, or it would come before it
+                unsent = (OffsetRange(reached, end), *send.ranges[place + 1 :])
+                break
+        if registration.outbox is not outbox or self.seeks != seeks:
+            return  # it left while we read, or wants something else now
+        if rows:
+            outbox.put(Delivered(offset, message, send.attempt) for offset, message in rows)
+            self._count(send, len(rows), sum(len(message.payload) for _, message in rows))
+        if parked and isinstance(outbox, MessageOutbox):
+            self._parked[outbox] = deque([replace(send, ranges=parked)])
+            outbox.when_room = partial(self._unpark, outbox)
+        if unsent:
+            self._step(Shipped(send.consumer, 0, unsent))
+            self._hold_back(outbox)
+
+    def _unpark(self, outbox: AnyOutbox) -> None:
+        """The consumer took something: what waited for room goes first."""
+        sends = self._parked.pop(outbox, ())
+        self._work.extendleft((send, outbox) for send in reversed(sends))
+        self._has_work.set()
+
+    def _hold_back(self, outbox: AnyOutbox) -> None:
+        """Something could not be read, or was too large: what is queued behind it for the same consumer waits too, to
+        keep the order.
+        """
+        later = [effect for effect, target in self._work if target is outbox and isinstance(effect, Send)]
+        self._work = deque(each for each in self._work if each[1] is not outbox or not isinstance(each[0], Send))
+        for send in later:
+            self._step(Shipped(send.consumer, 0, send.ranges))
+
+    def _count(self, send: Send, rows: int, size_bytes: int) -> None:
+        self._metrics.delivered.inc(rows)
+        if (registration := self._consumers.get(send.consumer)) is not None:
+            registration.sent += rows
+        self._metrics.delivered_bytes.inc(size_bytes)
+        if send.attempt > 1:
+            self._metrics.redeliveries.inc(rows)
+
+    async def _send_batches(self, send: Send, registration: Registration, outbox: BatchOutbox) -> None:
+        """Stored batches as they are; which offsets are meant is said beside them. Stops when the bytes are used up."""
+        size_max = send.size_max_bytes or 0
+        size_bytes = rows = 0
+        unsent: list[OffsetRange] = []
+        found: list[tuple[Batch, list[tuple[int, int]]]] = []
+        seeks = self.seeks
+        known: list[Batch] = []  # what was read last; ranges are often many in one batch
+        last = max(each.end for each in send.ranges)
+        for place, (first, end) in enumerate(send.ranges):
+            if place % TURN_RANGES == TURN_RANGES - 1:
+                await asyncio.sleep(0)
+            reached = first
+            while reached < end and size_bytes < size_max:
+                known = known[_holding(known, reached) :]
+                if not known or known[0].header.base_offset > reached:
+                    known = await self._read(self._source.batches(reached, last, size_max - size_bytes))
+                if not known or known[0].header.base_offset >= end:
+                    break
+                batch = known[0]
+                upto = min(end, batch.header.end_offset)
+                meant = (max(reached, batch.header.base_offset), upto)
+                if found and found[-1][0] is batch:
+                    found[-1][1].append(meant)
+                else:
+                    found.append((batch, [meant]))
+                    size_bytes += batch.header.size_bytes
+                rows += meant[1] - meant[0]
+                reached = upto
+            if reached < end:
+                unsent = [OffsetRange(reached, end), *send.ranges[place + 1 :]]
+                break
+        if registration.outbox is not outbox:
+            return
+        if self.seeks != seeks:
+            self.take_back(send)
+            return
+        outbox.put(DeliveredBatch(batch, tuple(meant), send.attempt, seeks) for batch, meant in found)
+        self._count(send, rows, size_bytes)
+        self._step(Shipped(send.consumer, size_bytes, tuple(unsent)))
+        if unsent:
+            self._hold_back(outbox)
+
+    async def _rows(self, first: int, end: int, bytes_max: int) -> list[tuple[int, Envelope]]:
+        """What the log has of [first, end) now. A reader with nothing to give is asked again by the heartbeat."""
+        return await self._read(self._source.rows(first, end, bytes_max))
+
+    async def _read(self, reading: Awaitable[list[Read]]) -> list[Read]:
+        try:
+            found = await reading
+        except OffsetOutOfRange as error:
+            kept_from = self._source.first_offset
+            if error.offset < kept_from:
+                self._step(Trimmed(kept_from))
+            else:  # a gap between epochs: what lies before it is still to be acknowledged
+                self._step(Voided((OffsetRange(error.offset, error.first),)))
+            self._services.timer.call_at(self._services.clock.elapsed(), self._wake)  # what comes behind can go now
+            return []
+        except DanubeError as error:
+            if str(error) != str(self.read_error):
+                self._say(logging.ERROR, "log cannot be read", why=str(error))
+            self.read_error = error
+            return []
+        self.read_error = None
+        return found
+
+    async def _read_keys(self, wanted: OffsetRange) -> None:
+        self._step(Keyed(tuple(await self._read(self._source.row_keys(wanted.first, wanted.end)))))
+
+    async def _dead_letter(self, effect: DeadLetter) -> None:
+        """Copies, then counts them as done. A copy that fails is tried again later."""
+        done = effect.range.first
+        try:
+            while rows := await self._source.rows(done, effect.range.end, CHUNK_BYTES):
+                for offset, message in rows:
+                    attributes = dead_letter_attributes(
+                        message.attributes,
+                        topic=self._source.name,
+                        subscription=self._subscription,
+                        offset=offset,
+                        producer_id=producer_id(self._source.name, message.producer_name or ""),
+                        broker_addr=self._services.broker_url(),
+                        tries=effect.tries,
+                    )
+                    await self._services.dead_letter(TopicName(effect.topic), message._replace(attributes=attributes))
+                    done = offset + 1
+        except DanubeError as error:
+            self._say(logging.WARNING, "dead letter not copied", offset=done, why=str(error))
+        self._metrics.dead_lettered.inc(done - effect.range.first)
+        if done > effect.range.first:
+            self._step(DeadLettered((OffsetRange(effect.range.first, done),)))
+        if done < effect.range.end:
+            self._step(DeadLetterFailed((OffsetRange(done, effect.range.end),)))
+
+    def _say(self, level: int, phrase: str, **fields: object) -> None:
+        log.log(level, phrase, extra={"topic": self._source.name, "subscription": self._subscription, **fields})
+
+
+def _holding(batches: list[Batch], offset: int) -> int:
+    """Which of these, in order, is the first that ends behind `offset`; their number if none does."""
+    return bisect_right(batches, offset, key=lambda batch: batch.header.end_offset)
