@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pydanube.core.ownership import first_reservation, next_ahead, next_reservation
+from pydanube.core.ownership import (
+    VOIDS_MAX,
+    Orphan,
+    Owner,
+    first_reservation,
+    next_ahead,
+    next_epoch,
+    next_reservation,
+)
 
 
 def stream(per_second: float, seconds: float, *, answer_seconds: float = 0.004) -> tuple[int, int, int]:
@@ -64,3 +72,23 @@ def test_one_large_batch_is_no_traffic() -> None:
 def test_a_topic_that_became_slow_reserves_less_with_the_next_extension() -> None:
     assert next_ahead(2_000_000, 100, 1000.0) == 64
     assert next_ahead(2_000_000, 1_000_000, 10.0) == 2_000_000
+
+
+def lost_owner(**fields: int) -> Owner:
+    return Owner(epoch=3, session=1, broker_id=1, start_offset=10, **fields)
+
+
+def test_the_next_owner_begins_behind_what_a_lost_one_reserved_and_leaves_what_no_object_holds() -> None:
+    found = next_epoch(lost_owner(since=1), None, 100, broker_id=2, placed_end=40, orphans=(), voids=[(40, 45)])
+    assert found.start.offset == 100
+    assert found.leaves == Orphan(start=45, end=100, broker_id=1, epoch=3)
+    assert found.covered_end == 45
+
+
+def test_voids_above_what_only_the_lost_owner_has_are_part_of_what_it_leaves_unless_they_are_too_many() -> None:
+    few = [(first, first + 1) for first in range(50, 50 + 2 * VOIDS_MAX, 2)]
+    many = [(first, first + 1) for first in range(50, 52 + 2 * VOIDS_MAX, 2)]
+    of_few = next_epoch(lost_owner(since=1), None, 1000, broker_id=2, placed_end=40, orphans=(), voids=few)
+    of_many = next_epoch(lost_owner(since=1), None, 1000, broker_id=2, placed_end=40, orphans=(), voids=many)
+    assert of_few.leaves is not None and of_few.leaves.start == 40
+    assert of_many.leaves is not None and of_many.leaves.start == of_many.covered_end == many[-1][1]

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from pydanube.broker import moving, rescue
+from pydanube.broker import moving, rescue, reservation
 from pydanube.broker import ownership as broker_ownership
 from pydanube.broker.opening import Take
-from pydanube.broker.ownership import Ownership, Reservation
+from pydanube.broker.ownership import Ownership
+from pydanube.broker.reservation import Reservation
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topics import Topics
 from pydanube.core import keys
@@ -68,7 +69,7 @@ def next_owner_starts_at_0(patch: pytest.MonkeyPatch) -> Tweak:
             return Start(0, 0)
         return start_of_epoch(owner, seal, reserved_end, broker_id=broker_id, described_end=described_end)
 
-    patch.setattr(broker_ownership, "start_of_epoch", careless)
+    patch.setattr(core_ownership, "start_of_epoch", careless)
     return None
 
 
@@ -322,7 +323,7 @@ def rest_beside_extend(patch: pytest.MonkeyPatch) -> Tweak:
                 except OwnershipLost:
                     return
                 except Unavailable:
-                    await self._clock.sleep(broker_ownership.RETRY_SECONDS)
+                    await self._clock.sleep(reservation.RETRY_SECONDS)
                     continue
                 self._log.reserve(end)
         finally:

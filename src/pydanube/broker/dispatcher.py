@@ -58,7 +58,7 @@ from pydanube.errors import (
 )
 from pydanube.telemetry import SubscriptionMetrics
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("pydanube.broker.subscription")  # one name for all lines about a subscription
 
 POLLING: Final = Heartbeat()
 EXPIRED_NAMED_MAX: Final = 10  # ranges in a log line

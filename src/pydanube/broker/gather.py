@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from pydanube.broker.ownership import Reservation
+from pydanube.broker.reservation import Reservation
 from pydanube.errors import DanubeError, InvalidBatch
 from pydanube.log.batch import Batch, Envelope, encode_messages
 from pydanube.log.wal import Receipt, TopicLog

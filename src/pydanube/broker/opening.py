@@ -20,7 +20,8 @@ from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.base_subscription import Services
 from pydanube.broker.leftovers import epochs_with_logs, remove_epochs, remove_files, remove_redundant
 from pydanube.broker.members import read_policy
-from pydanube.broker.ownership import Claimable, Ownership, Reservation, look
+from pydanube.broker.ownership import Claimable, Ownership, look
+from pydanube.broker.reservation import Reservation
 from pydanube.broker.tiering import Carried, Tiering
 from pydanube.broker.topic import Defaults, Topic
 from pydanube.broker.topic_reader import Storage

@@ -7,10 +7,9 @@ topic that another broker has is closed here, also if nobody awaits what was ref
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
@@ -20,25 +19,17 @@ from pydanube.core.ownership import (
     Seal,
     Start,
     is_sealed,
-    next_ahead,
-    next_reservation,
-    offset_if_unproven,
-    orphan_left,
+    next_epoch,
     reserve_from_bytes,
     reserve_to_bytes,
-    start_of_epoch,
     void_end,
     void_to_bytes,
 )
 from pydanube.core.tiers import Descriptor, History
-from pydanube.errors import Conflict, OwnershipLost, Unavailable
-from pydanube.log.wal import TopicLog
-from pydanube.ports import Clock, Compare, Delete, Item, MetadataStore, Put
+from pydanube.errors import Conflict, OwnershipLost
+from pydanube.ports import Compare, Delete, Item, MetadataStore, Put
 
 log = logging.getLogger(__name__)
-
-RETRY_SECONDS: Final = 0.2
-VOIDS_MAX: Final = 50  # that one claim takes away: a transaction has 128 operations at most
 
 
 class Claimable(NamedTuple):
@@ -109,30 +100,28 @@ async def look(metadata: MetadataStore, topic: TopicName, broker_id: BrokerId) -
         else:
             voids.append((start, void_end(each.value)))
     past = History.from_bytes(history.value) if history else History()
-    # Objects are described in order, and an orphan begins where all has its place. A void may lie above what only the
-    # owner has: damage, or the end of a log that it opened again.
-    placed_end = max(described_end, past.first_offset, past.manifest_end, *(each.end for each in orphans), 0)
-    covered_end = max(placed_end, *(end for _, end in voids), 0)
-    for first, end in sorted(voids):
-        if first <= placed_end:
-            placed_end = max(placed_end, end)
-    # What is below where it began was others', however it came there; and an older version does not say where that was.
-    left_from = max(placed_end, owner.since_offset) if owner is not None and owner.since else covered_end
-    if sum(first >= left_from for first, _ in voids) > VOIDS_MAX:
-        left_from = covered_end  # more than one transaction can hold
+    following = next_epoch(
+        owner,
+        seal,
+        reserved_end,
+        broker_id=broker_id,
+        placed_end=max(described_end, past.first_offset, past.manifest_end),
+        orphans=orphans,
+        voids=voids,
+    )
     return Claimable(
         owner,
         item.revision if item else 0,
         seal,
         reserved_end,
         reserve.revision if reserve else 0,
-        start_of_epoch(owner, seal, reserved_end, broker_id=broker_id, described_end=covered_end),
-        offset_if_unproven(owner, reserved_end),
+        following.start,
+        following.offset_if_unproven,
         orphans,
         voids,
-        orphan_left(owner, seal, reserved_end, left_from, broker_id=broker_id),
+        following.leaves,
         history.revision if history else 0,
-        covered_end,
+        following.covered_end,
         listed,
     )
 
@@ -328,133 +317,3 @@ class Ownership:
     def _lost(self) -> OwnershipLost:
         self.when_lost()
         return OwnershipLost(self.topic)
-
-
-class Reservation:
-    """Keeps the log's reservation ahead of its head. No offset at or beyond it is ever given out.
-
-    `need` is called with every publish and never waits; the log holds back what lies beyond until the store has
-    confirmed more. A store that does not answer is asked again: publishes wait, nothing is lost.
-
-        extend: lock ─► store the larger end ─► confirmed ─► the log may give out more ─► unlock
-        rest:   lock ─► the log gives out nothing beyond its head ─► group in flight decided ─► store the head ─► unlock
-
-    Invariant, at every await: the log's reserved end is not above `confirmed_end`, nor is that above what the store has
-    (or the log's head is its reserved end, and it gives out nothing). So the log's end grows after the store's and
-    shrinks before it, and from the first of the two to the second nobody else changes either: `_storing` is held.
-    """
-
-    def __init__(
-        self, ownership: Ownership, topic_log: TopicLog, clock: Clock, reserved_end: int | None, revision: int = 0
-    ) -> None:
-        self._ownership = ownership
-        self._revision: int | None = revision  # of the stored value; None: not known, an answer was lost
-        self._storing = asyncio.Lock()
-        self._log = topic_log
-        self._clock = clock
-        self._extending: asyncio.Task[None] | None = None
-        self._needed_end = 0
-        self._since = (clock.elapsed(), topic_log.head)  # when it was extended last, and what was asked for by then
-        self._ahead = next_ahead(0, 0, 0.0)
-        # The store has at least this, whatever becomes of writes that were not answered.
-        self.confirmed_end = reserved_end or 0
-        # What an earlier epoch had reserved is still in the store and still holds, but our log begins at its head.
-        self._allow(max(self.confirmed_end, topic_log.head))
-
-    def need(self, rows: int) -> None:
-        """So many more offsets are about to be asked for."""
-        topic_log = self._log
-        self._needed_end = max(self._needed_end, topic_log.head) + rows
-        end = topic_log.reserved_end or 0
-        if self._extending is None and next_reservation(topic_log.head, end, self._needed_end, self._ahead) is not None:
-            self._extending = asyncio.create_task(self._extend(), name=f"reserve {self._ownership.topic}")
-
-    async def _extend(self) -> None:
-        try:
-            while True:
-                try:
-                    async with self._storing:
-                        end = self._wanted()
-                        if end is None:
-                            return
-                        await self._store(end)
-                        self._allow(end)
-                except OwnershipLost:
-                    return  # `Ownership` has told whoever closes the topic here
-                except Unavailable as error:
-                    log.warning("reservation delayed", extra={"topic": self._ownership.topic, "why": str(error)})
-                    await self._clock.sleep(RETRY_SECONDS)
-        finally:
-            self._extending = None
-
-    def _allow(self, end: int) -> None:
-        assert end <= max(self.confirmed_end, self._log.head), "offsets beyond what the store has confirmed"
-        self._log.reserve(end)
-
-    async def _store(self, end: int) -> None:
-        """Replaces the stored value, and no other than the one we know: a write of ours whose answer was lost may come
-        late, and must not put an older end behind a newer one. Only with `_storing`.
-        """
-        key = keys.reserve(self._ownership.topic)
-        self.confirmed_end = min(self.confirmed_end, end)  # it may be done and not answered
-        while True:
-            if self._revision is None:
-                item = await self._ownership.get(key)
-                self._revision = item.revision if item else 0
-            revision, self._revision = self._revision, None
-            put = Put(key, reserve_to_bytes(end))
-            self._revision = await self._ownership.write_if([Compare(key, revision)], [put])
-            if self._revision is not None:
-                self.confirmed_end = end
-                return
-
-    def _wanted(self) -> int | None:
-        """The end to store next, by what was asked for since the last time: while the log waits, its head stands."""
-        head, end = self._log.head, self._log.reserved_end or 0
-        self._needed_end = max(self._needed_end, head)
-        if next_reservation(head, end, self._needed_end, self._ahead) is None:
-            return None
-        (at, before), now = self._since, self._clock.elapsed()
-        self._ahead = next_ahead(self._ahead, self._needed_end - before, now - at)
-        self._since = (now, self._needed_end)
-        return next_reservation(head, end, self._needed_end, self._ahead)
-
-    @property
-    def has_doubt(self) -> bool:
-        """Whether the store has, or may have, more than the log has given out."""
-        return self.confirmed_end > self._log.head or self._revision is None
-
-    def _is_wanted(self) -> bool:
-        return self._extending is not None or bool(self._log.pending)
-
-    async def stop(self) -> None:
-        """No more is reserved."""
-        if self._extending is not None:
-            self._extending.cancel()
-            await asyncio.gather(self._extending, return_exceptions=True)
-
-    async def rest(self) -> None:
-        """The topic is idle: the reservation ends at the head. Whoever publishes meanwhile waits a moment; if somebody
-        waits already, it is not idle.
-        """
-        if self._is_wanted():
-            return
-        async with self._storing:
-            if self._is_wanted():
-                return
-            try:
-                self._allow(self._log.head)  # from now on nothing is given out beyond it
-                await self._log.settled()  # but a group that was formed before may still become the head
-                self._allow(self._log.head)
-                await self._store(self._log.head)
-            finally:
-                if self._log.pending:
-                    self.need(0)
-
-    async def shrink(self) -> None:
-        """The topic's log is closed: the reservation ends at the head, so nothing is left in doubt."""
-        await self.stop()
-        async with self._storing:
-            if self.has_doubt:
-                self._allow(self._log.head)
-                await self._store(self._log.head)

@@ -56,7 +56,7 @@ from pydanube.log.batch import Batch, Envelope
 from pydanube.log.wal import TopicLog
 from pydanube.telemetry import SubscriptionMetrics
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("pydanube.broker.subscription")  # one name for all lines about a subscription
 
 TURN_RANGES: Final = 64  # read for a consumer before others have a turn: what is cached is read without waiting
 FENCED_SECONDS: Final = 0.1  # how often a broker that may not serve looks whether it may again

@@ -27,7 +27,8 @@ from pydanube.broker.members import (
     topic_heartbeat,
 )
 from pydanube.broker.outbox import Registration
-from pydanube.broker.ownership import Ownership, Reservation
+from pydanube.broker.ownership import Ownership
+from pydanube.broker.reservation import Reservation
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic_reader import Storage, TopicReader
 from pydanube.core import keys

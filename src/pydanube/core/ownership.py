@@ -14,9 +14,9 @@ Functions here decide on values; who reads and writes the store is `broker/owner
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from pydanube.core.plain import fields_of
 
@@ -27,6 +27,7 @@ RESERVE_OFFSETS_MIN: Final = 64
 RESERVE_SECONDS: Final = 20.0
 RESERVE_SLOW: Final = 6  # times as long, where that is no more than
 RESERVE_OFFSETS_SLOW: Final = 20_000
+VOIDS_MAX: Final = 50  # that one claim takes away: a transaction has 128 operations at most
 RESERVE_GROWTH: Final = 4  # from one extension to the next, at most: one large batch is no traffic yet
 
 
@@ -171,6 +172,45 @@ def start_of_epoch(
 def offset_if_unproven(owner: Owner | None, reserved_end: int | None) -> int | None:
     """Where to begin if this broker's own log cannot prove its end: beyond everything it may have given out."""
     return None if owner is None else max(reserved_end or 0, owner.start_offset)
+
+
+class NextEpoch(NamedTuple):
+    """How a topic goes on if it is claimed now."""
+
+    start: Start
+    offset_if_unproven: int | None
+    leaves: Orphan | None  # what the claim leaves behind on the disk of a lost owner
+    covered_end: int  # where objects, orphans and voids end
+
+
+def next_epoch(
+    owner: Owner | None,
+    seal: Seal | None,
+    reserved_end: int | None,
+    *,
+    broker_id: int,
+    placed_end: int,
+    orphans: Sequence[Orphan],
+    voids: Sequence[tuple[int, int]],
+) -> NextEpoch:
+    """Decides what a claim of `broker_id` finds. Below `placed_end` all is in objects, or removed by retention."""
+    # Objects are described in order, and an orphan begins where all has its place. A void may lie above what only the
+    # owner has: damage, or the end of a log that it opened again.
+    placed_end = max(placed_end, *(each.end for each in orphans), 0)
+    covered_end = max(placed_end, *(end for _, end in voids), 0)
+    for first, end in sorted(voids):
+        if first <= placed_end:
+            placed_end = max(placed_end, end)
+    # What is below where it began was others', however it came there; and an older version does not say where that was.
+    left_from = max(placed_end, owner.since_offset) if owner is not None and owner.since else covered_end
+    if sum(first >= left_from for first, _ in voids) > VOIDS_MAX:
+        left_from = covered_end  # more than one transaction can hold
+    return NextEpoch(
+        start_of_epoch(owner, seal, reserved_end, broker_id=broker_id, described_end=covered_end),
+        offset_if_unproven(owner, reserved_end),
+        orphan_left(owner, seal, reserved_end, left_from, broker_id=broker_id),
+        covered_end,
+    )
 
 
 def next_reservation(head: int, reserved_end: int, needed_end: int, ahead: int) -> int | None:
