@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from pydanube.broker import moving, rescue, reservation
+from pydanube.broker import hand_over, rescue, reservation
 from pydanube.broker import ownership as broker_ownership
-from pydanube.broker.opening import Take
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.reservation import Reservation
 from pydanube.broker.subscription import Subscription
+from pydanube.broker.take_over import Take
 from pydanube.broker.topics import Topics
 from pydanube.core import keys
 from pydanube.core import ownership as core_ownership
@@ -305,7 +305,7 @@ def undone_without_reassert(patch: pytest.MonkeyPatch) -> Tweak:
     async def careless(topic: Any) -> bool:
         return True
 
-    patch.setattr(moving, "_still_ours", careless)
+    patch.setattr(hand_over, "_still_ours", careless)
     return None
 
 

@@ -8,8 +8,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from pydanube.broker.hand_over import Phases
 from pydanube.broker.homecoming import Homecoming
-from pydanube.broker.moving import Phases
 from pydanube.broker.topics import Topics
 from pydanube.cluster.cluster import Cluster
 from pydanube.cluster.host import Offer

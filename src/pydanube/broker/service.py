@@ -24,11 +24,11 @@ from pydanube.broker.homecoming import Homecoming
 from pydanube.broker.hosting import Hosting
 from pydanube.broker.kept import Kept
 from pydanube.broker.namespace_limits import NamespaceLimits
-from pydanube.broker.opening import Cloud, Rooms
 from pydanube.broker.outbox import Budget
 from pydanube.broker.quorum import Members
 from pydanube.broker.rescue import Rescuer
 from pydanube.broker.stores import Stores
+from pydanube.broker.take_over import Cloud, Rooms
 from pydanube.broker.tiering import Tiering
 from pydanube.broker.timer import Timer
 from pydanube.broker.topic import Defaults

@@ -14,7 +14,7 @@ from posixpath import normpath
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from pydanube.broker.opening import Cloud
+from pydanube.broker.take_over import Cloud
 from pydanube.broker.tiering import Carried
 from pydanube.broker.topic import Topic
 from pydanube.broker.topics import Topics

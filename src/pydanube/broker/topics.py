@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from pydanube.broker.any_topic import AnySubscription, AnyTopic
+from pydanube.broker.hand_over import LastSnapshots, Phases, release_volatile, seal
 from pydanube.broker.leftovers import epochs_on, is_damaged, remove_files
 from pydanube.broker.members import (
     StoredConfig,
@@ -27,9 +28,8 @@ from pydanube.broker.members import (
     read_policy,
     remove_below,
 )
-from pydanube.broker.moving import LastSnapshots, Phases, release_volatile, seal
-from pydanube.broker.opening import DeletionCutOff, Member, Opener, Rooms, Take
 from pydanube.broker.ownership import Ownership, look
+from pydanube.broker.take_over import DeletionCutOff, Member, Opener, Rooms, Take
 from pydanube.broker.topic import Topic
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core import keys

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from pydanube.broker import moving
+from pydanube.broker import hand_over
 from pydanube.broker.retention import Change, RetentionDesk
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
@@ -251,7 +251,7 @@ class Breaking:
         host = self.town.any_host(topic)
         if host is None:
             return
-        moving.SEAL_SECONDS = seconds = dice.choice((0.5, 2.0))  # type: ignore[misc]
+        hand_over.SEAL_SECONDS = seconds = dice.choice((0.5, 2.0))  # type: ignore[misc]
         late = Aim("transact seal", 1, "late", seconds + dice.uniform(3.0, 9.0), shots=4, node=host.number)
         self._arm(late)
         with contextlib.suppress(DanubeError, ProcessDied):
@@ -267,14 +267,14 @@ class Breaking:
         if host is None:
             return
         patience, pause = dice.uniform(1.0, 2.0), dice.uniform(1.0, 6.0)
-        usual_seconds, moving.UPLOAD_SECONDS = moving.UPLOAD_SECONDS, patience  # type: ignore[misc]
-        moving.REST_BYTES = 0  # type: ignore[misc]
+        usual_seconds, hand_over.UPLOAD_SECONDS = hand_over.UPLOAD_SECONDS, patience  # type: ignore[misc]
+        hand_over.REST_BYTES = 0  # type: ignore[misc]
         late = Aim("transact history", 1, "late", patience + pause + dice.uniform(2.0, 4.0), shots=3, node=host.number)
         self._arm(late)
         with contextlib.suppress(DanubeError, ProcessDied):
             await self.town.unload(topic, asked=host)
         self.aims.disarm(late)
-        moving.UPLOAD_SECONDS = usual_seconds  # type: ignore[misc]
+        hand_over.UPLOAD_SECONDS = usual_seconds  # type: ignore[misc]
         await asyncio.sleep(pause)
         self._arm(Aim("object put", 1, "delay", 6.0, node=host.number))
         if host.broker is not None and host.broker.cluster is not None:  # else it was killed meanwhile

@@ -7,13 +7,13 @@ from typing import Final
 
 from pydanube.broker.cursors import Cursors
 from pydanube.broker.hosting import Hosting
-from pydanube.broker.opening import Opener
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.rescue import Rescuer
 from pydanube.broker.reservation import Reservation
 from pydanube.broker.retention import RetentionDesk
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
+from pydanube.broker.take_over import Opener
 from pydanube.broker.tiering import Tiering
 from pydanube.broker.topic import Topic
 from pydanube.broker.topics import Topics

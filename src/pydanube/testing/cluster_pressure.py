@@ -31,9 +31,9 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("core.ownership",), "RESERVE_OFFSETS_MIN", (4, 7, 12, 40)),
     (("core.ownership",), "RESERVE_SECONDS", (0.0, 2.0)),
     (("broker.topics",), "REST_SECONDS", (0.5, 0.5, 2.0, 10.0)),
-    (("broker.moving",), "REST_BYTES", (300, 64 * 1024)),
-    (("broker.moving",), "REST_SECONDS", (1.0, 1.0, 30.0)),
-    (("broker.moving",), "SEAL_SECONDS", (0.5, 3.0, 30.0)),
+    (("broker.hand_over",), "REST_BYTES", (300, 64 * 1024)),
+    (("broker.hand_over",), "REST_SECONDS", (1.0, 1.0, 30.0)),
+    (("broker.hand_over",), "SEAL_SECONDS", (0.5, 3.0, 30.0)),
     (("broker.rescue",), "RUNS_MAX", (1, 2, 30)),
     (("broker.rescue",), "READ_BETWEEN_GROUPS", (1, 4, 1000)),
     (("broker.rescue",), "OBJECT_BYTES", (300, 32 << 20)),
@@ -63,7 +63,7 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("log.wal",), "MANY_TOPICS", (1, 8)),
 )
 # What a fault may change for the rest of a run (cluster_faults.py).
-CHANGED: Final = (("broker.moving", "UPLOAD_SECONDS"),)
+CHANGED: Final = (("broker.hand_over", "UPLOAD_SECONDS"),)
 
 
 class Pressure(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydanube.broker import moving
+from pydanube.broker import hand_over
 from pydanube.cli.main import main
 from pydanube.errors import Unreachable
 from pydanube.ports import Compare, Delete, Put, Revision
@@ -37,7 +37,7 @@ async def transact(
 
 
 EtcdMetadataStore.transact = transact  # type: ignore[method-assign]
-moving.REST_SECONDS = 8.0  # type: ignore[misc]
+hand_over.REST_SECONDS = 8.0  # type: ignore[misc]
 
 if __name__ == "__main__":
     main()

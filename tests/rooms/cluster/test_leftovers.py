@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from pydanube.broker import leftovers, ownership
+from pydanube.broker import leftovers
 from pydanube.broker.rescue import Rescuer
 from pydanube.broker.storage import StorageDesk
 from pydanube.broker.topic import Topic
-from pydanube.core import keys
+from pydanube.core import keys, ownership
 from pydanube.core.names import ProducerId, TopicName
 from pydanube.core.ownership import void_to_bytes
 from pydanube.core.tiers import TierConfig

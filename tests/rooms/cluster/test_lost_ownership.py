@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from pydanube.broker import topics as topics_module
-from pydanube.broker.opening import AnyTopic
 from pydanube.broker.ownership import Ownership
+from pydanube.broker.take_over import AnyTopic
 from pydanube.broker.tiering import Tiering
 from pydanube.broker.topic import Topic
 from pydanube.broker.volatile_topic import VolatileTopic

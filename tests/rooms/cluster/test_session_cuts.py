@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pydanube.broker import moving
+from pydanube.broker import hand_over
 from pydanube.broker.topic import Topic
 from pydanube.core.names import ProducerId
 from pydanube.core.tiers import TierConfig
@@ -33,7 +33,7 @@ async def ten_producers(topic: Topic) -> None:
 async def test_sessions_that_do_not_fit_into_a_seal_are_counted_and_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(moving, "SESSIONS_BYTES_MAX", 200)
+    monkeypatch.setattr(hand_over, "SESSIONS_BYTES_MAX", 200)
     town = await Cluster().start(2)
     topic = await town.create(ORDERS, on=1)
     await town.publish(topic, ten_producers)
