@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 
+from pydanube.api.peers import Peers
 from pydanube.api.server import Doors
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
@@ -120,6 +121,7 @@ class Town:
             work=MemoryWork(Random(number)),
             objects=self.objects,
             home=f"node{number}",
+            reach=Peers,
         )
         self._stack.push_async_callback(broker.stop)
         doors = await Doors.open(broker)

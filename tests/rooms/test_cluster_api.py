@@ -457,7 +457,7 @@ async def test_a_second_unload_is_told_how_far_the_first_one_is(town: Town) -> N
     assert carried is not None
     async with carried.working:  # the upload waits
         first = asyncio.ensure_future(unload(town.calls(2)))
-        await town.until(lambda: NAME in town.node(1).broker.hosting.moving)  # type: ignore[union-attr]
+        await town.until(lambda: NAME in town.node(1).broker.topics.moves.moving)
         await town.until(lambda: town.node(2).cluster.marker_of(NAME) is not None)
         for asked in (town.calls(1), town.calls(2)):
             code, sentence = await refused(plain_unload(asked))
@@ -613,9 +613,7 @@ async def test_an_uneven_cluster_is_balanced_on_demand_and_remembers_the_moves(t
 async def test_new_topics_avoid_a_busy_machine_and_one_that_says_nothing_is_not_taken_for_idle(town: Town) -> None:
     """The third one is of an older version: it reports neither CPU nor memory."""
     for number, cpu in ((1, 90.0), (2, 5.0)):
-        hosting = town.node(number).broker.hosting
-        assert hosting is not None
-        hosting._usage = lambda _, cpu=cpu: Usage(cpu=cpu, memory=40.0, disk=1.0)
+        town.node(number).broker.topics._meter._usage = lambda _, cpu=cpu: Usage(cpu=cpu, memory=40.0, disk=1.0)
     ids = [node.broker.broker_id for node in town.nodes]
     reports = [node.cluster.view.reports for node in town.nodes]
     await town.until(lambda: all(each[ids[0]].cpu == 90.0 and each[ids[1]].cpu == 5.0 for each in reports))
@@ -683,8 +681,7 @@ async def test_a_broker_that_stops_leaves_the_registrations_of_a_non_reliable_to
     assert isinstance(served, VolatileTopic)
     await served.subscribe(SubscriptionName("s"), SubscriptionKind.SHARED, "c")
     before = await keys_of(town, topic)
-    hosting = town.node(1).broker.hosting
-    assert hosting is not None and await hosting.seal_all(5.0) == 0
+    assert await town.node(1).broker.topics.hand_over_all(5.0) == 0
     assert await keys_of(town, topic) == before
 
 

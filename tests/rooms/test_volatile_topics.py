@@ -10,7 +10,7 @@ import pytest
 
 from pydanube.broker.base_subscription import ATTACH_SECONDS
 from pydanube.broker.members import CONSUMER_SILENT_SECONDS
-from pydanube.broker.topics import REAP_SECONDS
+from pydanube.broker.topic_upkeep import REAP_SECONDS
 from pydanube.broker.volatile_topic import IDLE_CHECK_SECONDS, IDLE_SECONDS, QUEUE_MAX, VolatileTopic
 from pydanube.core import keys
 from pydanube.core.names import SubscriptionName

@@ -19,7 +19,7 @@ from pydanube.broker.ownership import Ownership
 from pydanube.broker.reservation import Reservation
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.take_over import Take
-from pydanube.broker.topics import Topics
+from pydanube.broker.topic_table import TopicTable
 from pydanube.core import keys
 from pydanube.core import ownership as core_ownership
 from pydanube.core.dispatch import RangeDispatch
@@ -371,31 +371,31 @@ def start_claims_from_anybody(patch: pytest.MonkeyPatch) -> Tweak:
     """A broker that was declared dead while it started claimed the rest of its list from whoever had it by then, and
     who had lost a topic did not notice.
     """
-    claim = Topics._claim
+    claim = TopicTable._take
 
-    async def careless(self: Topics, name: TopicName, *revisions: Any, session: Any, take: Take) -> Any:
+    async def careless(self: TopicTable, name: TopicName, *revisions: Any, session: Any, take: Take) -> Any:
         take = Take.ANYBODYS if take is Take.OWN else take
         return await claim(self, name, *revisions, session=None, take=take)
 
-    patch.setattr(Topics, "_claim", careless)
-    patch.setattr(Topics, "_doubt", lambda self, topic: None)
+    patch.setattr(TopicTable, "_take", careless)
+    patch.setattr(TopicTable, "_doubt", lambda self, topic: None)
     return None
 
 
 def claim_ends_behind_the_loss(patch: pytest.MonkeyPatch) -> Tweak:
     """A claim that was under way when everything was lost left its topic open."""
 
-    async def careless(self: Topics, name: TopicName, *revisions: Any, session: Any, take: Take) -> Any:
+    async def careless(self: TopicTable, name: TopicName, *revisions: Any, session: Any, take: Take) -> Any:
         self._check_not_closing(name)
         topic = await self._opener.open(
-            name, self.elsewhere, *revisions, session=session, take=take, is_awaited=lambda: name in self._awaited
+            name, self._cluster, *revisions, session=session, take=take, is_awaited=lambda: name in self._awaited
         )
         self._open[name] = topic
         self.unopened.pop(name, None)
         return topic
 
-    patch.setattr(Topics, "_claim", careless)
-    patch.setattr(Topics, "_doubt", lambda self, topic: None)
+    patch.setattr(TopicTable, "_take", careless)
+    patch.setattr(TopicTable, "_doubt", lambda self, topic: None)
     return None
 
 

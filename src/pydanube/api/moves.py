@@ -105,7 +105,7 @@ class Moves:
         except MoveRefused as refused:
             raise await self._with_phase(topic, refused) from None
         async with self._telling(topic, host, tell):
-            await requests.let_go(topic, host, timeout_seconds=seconds)
+            await requests.wait_released(topic, host, timeout_seconds=seconds)
         let_go_at = clock.elapsed()
         result = pb.UnloadResult(topic=topic, from_broker=host)
         claimed: pb.Phase | None = None
@@ -205,7 +205,6 @@ class Moves:
         return sorted(found, key=lambda move: -move.started_at_us)
 
     def past_here(self, topic: TopicName) -> list[pb.Move]:
-        hosting = self._broker.hosting
         return [
             pb.Move(
                 topic=topic,
@@ -216,7 +215,7 @@ class Moves:
                 failure=move.failure,
                 notes=move.notes,
             )
-            for move in (hosting.past_moves(topic) if hosting is not None else ())
+            for move in self._broker.topics.moves.past_moves(topic)
         ]
 
     async def _moves_of(self, peer: BrokerId | None, topic: TopicName) -> Sequence[pb.Move]:

@@ -12,9 +12,10 @@ from typing import Any, Final, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from pydanube.broker.catalog import Live
+from pydanube.broker.dead_letters import append_to
 from pydanube.broker.overview import Overview
 from pydanube.broker.service import Broker
-from pydanube.broker.topics import Live, append_to
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import DanubeError, NotServed, Refused, TopicUnknown, Unreachable
 from pydanube.log.batch import Envelope, encode, messages, parse, rows_of
@@ -37,7 +38,7 @@ OPTIONS: Final = (
 
 
 class Peers:
-    """One channel to each broker that was ever called. Implements `topics.Remote`."""
+    """One channel to each broker that was ever called. Implements `catalog.Remote`."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -120,8 +121,8 @@ class Peers:
     async def _ask_owner(self, topic: TopicName, method: str, request: Message, answer: type[M]) -> M:
         owner = self.owner_of(topic)
         if owner is None:
-            elsewhere = self._broker.topics.elsewhere
-            raise NotServed(topic, *(elsewhere.where(topic) if elsewhere is not None else ("nobody has it",)))
+            directory = self._broker.topics.directory
+            raise NotServed(topic, *(directory.where(topic) if directory is not None else ("nobody has it",)))
         try:
             return await self.call(owner, f"{SERVICE}/{method}", request, answer)
         except grpc.aio.AioRpcError as error:

@@ -48,8 +48,8 @@ async def locate(broker: Broker, name: TopicName) -> Place | NotServed:
         return Place(False, peer.broker_url, peer.connect_url, peer.stream_url)
     if not await topics.exists(name):
         raise TopicUnknown(name)
-    assert topics.elsewhere is not None
-    return NotServed(name, *topics.elsewhere.where(name))
+    assert topics.directory is not None
+    return NotServed(name, *topics.directory.where(name))
 
 
 async def make_topic(broker: Broker, name: TopicName, *, delivery: Delivery, schema_subject: str | None = None) -> None:

@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from pydanube.api.memory import give_back_large_blocks, keep_collections_short
 from pydanube.api.metrics import MetricsDoor
+from pydanube.api.peers import Peers
 from pydanube.api.server import Doors, open_metrics
 from pydanube.broker.service import Broker
 from pydanube.config import Config, open_files
@@ -250,7 +251,7 @@ async def _check_directory(config: Config) -> None:
 
 async def _started(config: Config, telemetry: Telemetry, stopping: asyncio.Event) -> Broker | None:
     """None: it was told to stop before it was ready. A cluster's metadata store may be away for long."""
-    starting = asyncio.create_task(Broker.start(config, telemetry), name="start the broker")
+    starting = asyncio.create_task(Broker.start(config, telemetry, Peers), name="start the broker")
     stopped = asyncio.create_task(stopping.wait(), name="told to stop")
     try:
         await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)

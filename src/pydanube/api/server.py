@@ -126,7 +126,6 @@ class Doors:
         addresses = self._broker.config.broker
         self._register()
         if self._broker.cluster is not None:
-            self._broker.topics.remote = self._peers
             self._broker.telemetry.cluster = functools.partial(_now, self._broker, self._broker.cluster)
         self._broker.telemetry.about = {"version": _version(), "mode": self._broker.config.mode}
         if not self._metrics.address:
@@ -289,7 +288,7 @@ def _now(broker: Broker, cluster: Cluster) -> ClusterNow:
         lease_ttl_seconds=lease.ttl_seconds,
         may_serve=cluster.may_serve(),
         unassigned=sum(seen.value.is_free for seen in cluster.view.markers.values()),
-        moving=len(broker.hosting.moving) if broker.hosting is not None else 0,
+        moving=len(broker.topics.moves.moving),
         imbalance=cluster.requests.balance().variation if cluster.leader == broker.broker_id else None,
         drained_for=state.reason if state is not None and state.mode is Mode.DRAINED else "",
         crashes=state.crashes if state is not None else 0,

@@ -7,7 +7,7 @@ changes nothing. A kind of topic says how it publishes, and how a subscription i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from pydanube.broker.base_subscription import BaseSubscription, Services
@@ -18,15 +18,14 @@ from pydanube.core import keys
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, consumer_id
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
 from pydanube.errors import LimitReached, NotServed, SubscriptionBusy, SubscriptionUnknown
-from pydanube.log.batch import Envelope
-from pydanube.ports import Delete, Item, MetadataStore
+from pydanube.ports import Delete, MetadataStore
 from pydanube.telemetry import Telemetry
 
 Subscribed = TypeVar("Subscribed", bound=BaseSubscription)
 
 
 class BaseTopic(Generic[Subscribed]):
-    """A topic that this broker owns. `open` brings its subscriptions back; `close` ends everything."""
+    """A topic that this broker owns. A kind adds `open`, which brings its subscriptions back, `close` and `publish`."""
 
     delivery: Delivery
     reliable: bool  # whether messages are kept, and have offsets
@@ -60,22 +59,13 @@ class BaseTopic(Generic[Subscribed]):
         self._changing = asyncio.Lock()  # subscriptions are made and removed one at a time
         self._closing: NotServed | None = None
 
-    async def open(self, known: Sequence[Item] | None = None) -> None:
-        """Subscriptions as they are stored. `known`: everything below the topic, read before."""
-        raise NotImplementedError
-
-    async def close(self, why: str, *, moved_to: str = "", owned: bool = True) -> None:
-        """Refuses new work and ends streams so that clients look the topic up again. Not `owned`: it was sealed, or
-        another broker has it, and nothing is written to the metadata store.
-        """
-        raise NotImplementedError
-
-    async def publish(self, producer: ProducerId, message: Envelope) -> int:
-        """The message's offset, once it is as safe as this kind of topic makes it."""
-        raise NotImplementedError
-
     async def _create(self, name: SubscriptionName, kind: SubscriptionKind, start: int | None) -> Subscribed:
         raise NotImplementedError
+
+    @property
+    def backlog_messages(self) -> int:
+        """What the subscription that is furthest behind has before it."""
+        return 0
 
     def apply(self, policy: TopicPolicy) -> None:
         """Changed limits hold from now on. Connected clients stay."""

@@ -1,4 +1,4 @@
-"""Letting a topic go: the move as its old owner makes it.
+"""Handing a topic over: the move as its old owner makes it.
 
     serving ─► upload while serving ─► freeze ─► quiet ─┬─► cursors ─────────┬─► seal = release ─► moved, close
        ▲              │                   │        │    └─► upload the rest ─┘         │
@@ -18,18 +18,21 @@ import base64
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
+from pydanube.broker.any_topic import AnyTopic
+from pydanube.broker.leftovers import epochs_on, is_damaged, remove_files
 from pydanube.broker.tiering import Carried, Tiering
 from pydanube.broker.topic import Topic
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core import keys
-from pydanube.core.names import TopicName
+from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.ownership import Owner, Seal
 from pydanube.errors import Conflict, DanubeError, DeadlineExceeded, MoveFailed, OwnershipLost, Unavailable
+from pydanube.log.layout import epoch_directory, topic_directory
 from pydanube.log.tier import Last, TopicTier, delete_objects
-from pydanube.ports import Clock, Delete, MetadataStore, Put
+from pydanube.ports import Clock, Delete, Disk, MetadataStore, Put
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,7 @@ REST_SECONDS: Final = 30.0
 SNAPSHOTS_SECONDS: Final = 10.0
 SNAPSHOTS_AT_ONCE: Final = 4
 SEAL_SECONDS: Final = 30.0
+SEALS_AT_ONCE: Final = 16
 RETRY_SECONDS: Final = 0.2
 SESSIONS_BYTES_MAX: Final = 256 * 1024  # of a seal: the store takes 1.5 MiB
 
@@ -246,7 +250,7 @@ async def _seal(topic: Topic, clock: Clock, marker: bytes | None, last: Last | N
 
 
 async def _release(
-    topic: Topic | VolatileTopic,
+    topic: AnyTopic,
     clock: Clock,
     sealed: Seal,
     marker: bytes | None,
@@ -271,7 +275,7 @@ async def _release(
             await clock.sleep(RETRY_SECONDS)
 
 
-async def _still_ours(topic: Topic | VolatileTopic) -> bool:
+async def _still_ours(topic: AnyTopic) -> bool:
     """True if the topic was not released, and no seal whose answer was lost can release it any more."""
     try:
         return await topic.ownership.reassert()
@@ -281,7 +285,7 @@ async def _still_ours(topic: Topic | VolatileTopic) -> bool:
         return False
 
 
-async def _make_certain(topic: Topic | VolatileTopic, clock: Clock) -> None:
+async def _make_certain(topic: AnyTopic, clock: Clock) -> None:
     """Returns if the topic is ours and no seal of ours can be stored any more; raises OwnershipLost otherwise."""
     until = clock.elapsed() + SEAL_SECONDS
     while not await _still_ours(topic):
@@ -314,6 +318,50 @@ async def release_volatile(topic: VolatileTopic, clock: Clock, marker: bytes | N
     except Exception as error:
         await _make_certain(topic, clock)
         raise MoveFailed(topic.name, f"seal: {str(error) or repr(error)}") from error
+
+
+async def remove_released(disk: Disk, topic: AnyTopic, broker_id: BrokerId) -> None:
+    """Everything is in the object store now, unless this disk has what nobody could adopt yet, or read."""
+    name = topic.name
+    if not topic.reliable or any(each.broker_id == broker_id for each in topic.orphans):
+        return
+    directories = [epoch_directory(name, epoch) for epoch in await epochs_on(disk, name)]
+    if topic.has_damage or any([await is_damaged(disk, each) for each in directories]):
+        log.warning("damaged files are left", extra={"topic": name, "path": topic_directory(name)})
+        return
+    await remove_files(disk, name)
+
+
+async def seal_all(
+    names: Sequence[TopicName],
+    clock: Clock,
+    timeout_seconds: float,
+    hand_over: Callable[[TopicName], Awaitable[None]],
+) -> int:
+    """Hands over as many topics as the time allows, a few at a time. How many were not."""
+    room = asyncio.Semaphore(SEALS_AT_ONCE)
+    left = set(names)
+
+    async def one(name: TopicName) -> None:
+        async with room:
+            try:
+                await hand_over(name)
+                left.discard(name)
+            except DanubeError as error:
+                log.warning("topic not sealed at the end", extra={"topic": name, "why": str(error)})
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(one(name) for name in names))
+
+    sealing = asyncio.create_task(all_of_them(), name="seal all topics")
+    sleeping = asyncio.create_task(clock.sleep(timeout_seconds), name="time to seal")
+    try:
+        await asyncio.wait({sealing, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (sleeping, sealing):
+            task.cancel()
+        await asyncio.gather(sleeping, sealing, return_exceptions=True)
+    return len(left)
 
 
 async def _within(clock: Clock, seconds: float, what: str, doing: Awaitable[T]) -> T:

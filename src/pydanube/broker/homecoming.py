@@ -12,11 +12,11 @@ What is at home once stays so until this broker loses topics again, so each is a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
 from pydanube.broker.members import gather_bounded
-from pydanube.broker.topics import Topics
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.ownership import Orphan, Owner
@@ -29,7 +29,11 @@ AT_ONCE: Final = 8
 
 
 class Homecoming:
-    def __init__(self, broker_id: BrokerId, topics: Topics, metadata: MetadataStore, disk: Disk) -> None:
+    """`topics` are those that are open here, at any time."""
+
+    def __init__(
+        self, broker_id: BrokerId, topics: Mapping[TopicName, object], metadata: MetadataStore, disk: Disk
+    ) -> None:
         self._broker_id = broker_id
         self._topics = topics
         self._metadata = metadata

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 
-from pydanube.broker.topics import Topics
+from pydanube.broker.catalog import Catalog
 from pydanube.core import keys
 from pydanube.core.names import NamespaceName
 from pydanube.core.policies import UNLIMITED, TopicPolicy, effective, limits_set, with_limits
@@ -43,7 +43,9 @@ class LimitsSet(NamedTuple):
 class NamespaceLimits:
     """`configured` is the policy that the configuration gives the namespaces it names."""
 
-    def __init__(self, topics: Topics, clock: Clock, configured: Callable[[NamespaceName], TopicPolicy | None]) -> None:
+    def __init__(
+        self, topics: Catalog, clock: Clock, configured: Callable[[NamespaceName], TopicPolicy | None]
+    ) -> None:
         self._topics = topics
         self._metadata = topics.rooms.metadata
         self._clock = clock

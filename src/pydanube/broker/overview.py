@@ -13,9 +13,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from pydanube.broker.catalog import Live
 from pydanube.broker.members import read_subscriptions
 from pydanube.broker.service import Broker
-from pydanube.broker.topics import Live
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, SubscriptionName, TopicName
 from pydanube.core.ownership import Orphan, Owner
@@ -104,8 +104,7 @@ class Overview:
         on_crash = await self._metadata.get(keys.on_crash(name))
         waits = on_crash is not None and on_crash.value == WAIT
         state, sentence, to = self._where(name, waits)
-        hosting = self._broker.hosting
-        moving = hosting.moving.get(name) if hosting is not None else None
+        moving = self._topics.moves.moving.get(name)
         return State(
             name,
             state,

@@ -24,10 +24,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from pydanube.broker.catalog import Catalog
 from pydanube.broker.members import gather_bounded
 from pydanube.broker.tiering import Carried
 from pydanube.broker.topic import Topic
-from pydanube.broker.topics import Topics
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.ownership import Orphan, void_to_bytes
@@ -61,7 +61,7 @@ class Rescuer:
     def __init__(
         self,
         broker_id: BrokerId,
-        topics: Topics,
+        topics: Catalog,
         metadata: MetadataStore,
         store: ObjectStore,
         clock: Clock,

@@ -13,8 +13,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from pydanube.broker.catalog import Catalog
 from pydanube.broker.topic import Topic
-from pydanube.broker.topics import Topics
 from pydanube.core import keys
 from pydanube.core.names import NamespaceName
 from pydanube.core.policies import RETENTION, RETENTION_SET, TopicPolicy, effective
@@ -53,7 +53,7 @@ class Change(NamedTuple):
 class RetentionDesk:
     """`configured` is the policy that the configuration gives the namespaces it names."""
 
-    def __init__(self, topics: Topics, configured: Callable[[NamespaceName], TopicPolicy | None]) -> None:
+    def __init__(self, topics: Catalog, configured: Callable[[NamespaceName], TopicPolicy | None]) -> None:
         self._topics = topics
         self._metadata = topics.rooms.metadata
         self._configured = configured

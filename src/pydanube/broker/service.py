@@ -15,13 +15,13 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from pydanube.broker.base_subscription import Services
+from pydanube.broker.catalog import Catalog, Remote
 from pydanube.broker.cursors import Cursors
+from pydanube.broker.dead_letters import send_dead_letter
 from pydanube.broker.events import Events
-from pydanube.broker.homecoming import Homecoming
-from pydanube.broker.hosting import Hosting
 from pydanube.broker.kept import Kept
 from pydanube.broker.namespace_limits import NamespaceLimits
 from pydanube.broker.outbox import Budget
@@ -32,10 +32,9 @@ from pydanube.broker.take_over import Cloud, Rooms
 from pydanube.broker.tiering import Tiering
 from pydanube.broker.timer import Timer
 from pydanube.broker.topic import Defaults
-from pydanube.broker.topics import Topics
+from pydanube.broker.topic_upkeep import reap_consumers, rest_idle_topics
 from pydanube.cluster.cluster import Cluster
 from pydanube.cluster.membership import Identity
-from pydanube.cluster.observed import ObservedStore
 from pydanube.config import Config, reachable
 from pydanube.core.load import Usage
 from pydanube.core.names import BrokerId, NamespaceName, TopicName, parse_broker_id
@@ -62,28 +61,42 @@ UPLOAD_THREADS: Final = max(1, (os.cpu_count() or 1) // 2)
 READING_THREADS: Final = 1
 
 
+class Ports(NamedTuple):
+    """What a broker stands on: its adapters, opened by the caller or when the broker starts."""
+
+    disk: Disk
+    clock: Clock
+    work: Work
+    open_metadata: Callable[[], Awaitable[MetadataStore]]
+    open_objects: Callable[[MetadataStore], Awaitable[ObjectStore | None]]
+    home: str = ""  # what tells this data directory from a copy of it elsewhere
+    upload_work: Work | None = None  # for making objects; None: `work`
+    reading_work: Work | None = None  # for opening them; None: `work`
+    aim_uploads: Callable[[float], None] = lambda rate: None
+    usage: Callable[[float], Usage] = lambda now: Usage()
+    room: Callable[[], Room] | None = None  # of the disk
+    members: Callable[[], Members | None] = lambda: None  # of the metadata store, if this broker runs one of them
+    close: Callable[[], Awaitable[None]] | None = None
+
+
 class Broker:
     """Serves topics until it is stopped."""
 
     def __init__(
         self,
         config: Config,
-        disk: Disk,
-        clock: Clock,
-        work: Work,
-        close_stores: Callable[[], Awaitable[None]] | None = None,
-        home: str = "",
+        ports: Ports,
         telemetry: Telemetry | None = None,
+        reach: Callable[[Broker], Remote] | None = None,
     ) -> None:
+        """`reach` makes the way to other brokers of a cluster. Use `start` or `start_on`."""
         self.config = config
         self.telemetry = telemetry or Telemetry()
-        self.clock = clock
-        self._disk = disk
-        self._work = self._upload_work = self._reading_work = work
-        self._aim_uploads: Callable[[float], None] = lambda rate: None
-        self._usage: Callable[[float], Usage] = lambda now: Usage()
-        self._close_stores = close_stores
-        self._home = home  # what tells this data directory from a copy of it elsewhere
+        self.clock = ports.clock
+        self._ports = ports
+        self._disk = ports.disk
+        self._work = ports.work
+        self._reach = reach
         self._tasks: list[asyncio.Task[None]] = []
         self._not_handed_over: int | None = None  # how many topics; None: not tried yet
         self.broker_url = config.broker.broker_url or f"http://{config.broker.client_addr}"
@@ -92,10 +105,8 @@ class Broker:
         # Set by `_start`, before anybody else has the broker.
         self.cloud: Cloud | None = None
         self.cluster: Cluster | None = None
-        self.hosting: Hosting | None = None
-        self.members: Members | None = None  # of the metadata store, if this broker runs one of them
         self.broker_id: BrokerId
-        self.topics: Topics
+        self.topics: Catalog
         self.namespace_limits: NamespaceLimits
         self.wal: Wal
         self.cursors: Cursors
@@ -105,11 +116,21 @@ class Broker:
     def proxy(self) -> bool:
         return self.broker_url != self.connect_url
 
+    @property
+    def members(self) -> Members | None:
+        """Of the metadata store, if this broker runs one of them."""
+        return self._ports.members()
+
     @classmethod
-    async def start(cls, config: Config, telemetry: Telemetry | None = None) -> Broker:
+    async def start(
+        cls,
+        config: Config,
+        telemetry: Telemetry | None = None,
+        reach: Callable[[Broker], Remote] | None = None,
+    ) -> Broker:
         """A broker on a real directory. Raises DirectoryInUse, FormatTooNew, DiskFull, ConfigError.
 
-        `telemetry` is that of somebody who watches already while it starts.
+        `telemetry` is one that is served already while the broker starts.
         """
         disk, clock = FileDisk(Path(config.data_dir)), SystemClock()
         work, upload_work, reading_work = SystemWork(), SystemWork(UPLOAD_THREADS), SystemWork(READING_THREADS)
@@ -120,14 +141,24 @@ class Broker:
             for each in (work, upload_work, reading_work):
                 each.close()
 
-        broker = cls(config, disk, clock, work, close, stores.home(), telemetry)
-        broker._upload_work, broker._reading_work = upload_work, reading_work
-        broker._aim_uploads = stores.pace.aim
-        broker._usage = MachineUsage(Path(config.data_dir)).read
-        broker.telemetry.room = functools.partial(_room, Path(config.data_dir))
+        ports = Ports(
+            disk,
+            clock,
+            work,
+            stores.open_metadata,
+            stores.open_objects,
+            stores.home(),
+            upload_work,
+            reading_work,
+            stores.pace.aim,
+            MachineUsage(Path(config.data_dir)).read,
+            functools.partial(_room, Path(config.data_dir)),
+            lambda: stores.members,
+            close,
+        )
+        broker = cls(config, ports, telemetry, reach)
         try:
-            await broker._start(stores.open_metadata, stores.open_objects)
-            broker.members = stores.members
+            await broker._start()
         except BaseException:
             await broker._abandon()
             raise
@@ -158,9 +189,9 @@ class Broker:
         objects: ObjectStore | None = None,
         home: str = "",
         wal: WalConfig | None = None,
+        reach: Callable[[Broker], Remote] | None = None,
     ) -> Broker:
         """The same broker on ports that the caller owns: for simulation and for tests, with a small log (`wal`)."""
-        broker = cls(config, disk, clock, work, home=home)
 
         async def given_metadata() -> MetadataStore:
             return metadata
@@ -168,16 +199,13 @@ class Broker:
         async def given_objects(_: MetadataStore) -> ObjectStore | None:
             return objects
 
-        await broker._start(given_metadata, given_objects, wal)
+        broker = cls(config, Ports(disk, clock, work, given_metadata, given_objects, home), reach=reach)
+        await broker._start(wal)
         return broker
 
-    async def _start(
-        self,
-        open_metadata: Callable[[], Awaitable[MetadataStore]],
-        open_objects: Callable[[MetadataStore], Awaitable[ObjectStore | None]],
-        wal: WalConfig | None = None,
-    ) -> None:
-        config = self.config
+    async def _start(self, wal: WalConfig | None = None) -> None:
+        """Makes everything, leaves first, and starts it."""
+        config, ports = self.config, self._ports
         storage = config.storage
         await self._disk.make_directory("")
         # The log takes the directory's lock, so it comes before anything else that is in there.
@@ -202,8 +230,13 @@ class Broker:
         )
         self.broker_id = await self._node_id()
         self.telemetry.broker = str(self.broker_id)
-        metadata = ObservedStore(await open_metadata())
-        objects = await open_objects(metadata)
+        store = await ports.open_metadata()
+        objects = await ports.open_objects(store)
+        session = self._work.random_u64()
+        metadata = store
+        if config.mode == "cluster":
+            self.cluster = self._cluster(store)
+            metadata = self.cluster.store
         self.events = Events(metadata, self.clock, self.broker_id)
         timer = Timer(self.clock)
         self.cursors = Cursors(metadata, self.clock, self.telemetry.moves.acks_cut)
@@ -223,10 +256,10 @@ class Broker:
             kept.size_bytes, kept.limit_bytes, outboxes.size_bytes, outboxes.limit_bytes
         )
         defaults = Defaults(config.dispatch.heartbeat, config.dispatch.max_unacked_messages)
-        self.topics = Topics(
+        self.topics = Catalog(
             Rooms(
                 self.broker_id,
-                self._work.random_u64(),
+                session,
                 metadata,
                 self._disk,
                 self.wal,
@@ -235,23 +268,26 @@ class Broker:
                 self.telemetry,
                 defaults,
                 self._cloud(objects),
-            )
+            ),
+            self.cluster,
+            ports.usage,
+            self._reach(self) if self._reach is not None and self.cluster is not None else None,
         )
         self.namespace_limits = NamespaceLimits(self.topics, self.clock, self.configured_policy)
         self.telemetry.unopened = self.topics.unopened.__len__
         self._spawn(timer.run(), "timer")
         self._spawn(self.cursors.run(), "cursors")
         self._spawn(self.events.run(), "events")
-        self._spawn(self.topics.reap(), "reap")
-        self._spawn(self.topics.rest(), "rest")
+        self._spawn(reap_consumers(self.topics), "reap")
+        self._spawn(rest_idle_topics(self.topics), "rest")
         self._spawn(self.topics.sweep(), "sweep")
         if self.cloud is not None:
             self._spawn(self.cloud.tiering.run(), "tiering")
-        if config.mode == "cluster":
-            await self._join(metadata)
+        if self.cluster is not None:
+            await self.cluster.register(self.topics)  # from here on topics are claimed only as a member
         await self.topics.bootstrap_namespaces(config.broker.bootstrap_namespaces, config.policies)
         if self.cluster is None:
-            await self.topics.load_all()
+            await self.topics.load_all(await self.topics.names())
         else:
             self._spawn(self.namespace_limits.follow(), "limits of namespaces")
             session = self.cluster.session  # before the list: what is listed for another is not claimed
@@ -271,7 +307,7 @@ class Broker:
             for name, why in self.topics.unopened.items():
                 log.warning("failed to reconcile topic", extra={"topic": name, "error": why})
             log.info("startup reconciliation complete", extra={"count": len(self.topics.loaded)})
-            self.cluster.start()
+            self.cluster.start(self.topics)
         log.info("broker started", extra={"broker_id": self.broker_id, "topics": len(self.topics.loaded)})
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -286,23 +322,20 @@ class Broker:
             if self.cluster is not None and isinstance(error, Exception):
                 self.cluster.fail(error)
 
-    async def _join(self, metadata: ObservedStore) -> None:
-        """Registers in the cluster. From here on topics are claimed only as a member."""
+    def _cluster(self, store: MetadataStore) -> Cluster:
         config, addresses = self.config.cluster, self.config.broker
-        hosting = Hosting(self.topics, self.clock, self.telemetry, self.broker_id, self._usage)
         identity = Identity(
             broker=self.broker_id,
-            home=self._home,
+            home=self._ports.home,
             broker_url=self.broker_url,
             connect_url=self.connect_url,
             admin_addr=f"http://{reachable(addresses.admin_addr, self.broker_url)}",
             prom_exporter=reachable(addresses.metrics_addr, self.broker_url),
             stream_url=self.stream_url,
         )
-        hosting.cluster = self.cluster = Cluster(
+        return Cluster(
             identity,
-            hosting,
-            store=metadata,
+            store=store,
             clock=self.clock,
             work=self._work,
             config=self.config.load_manager,
@@ -311,13 +344,8 @@ class Broker:
             rejoins=config.rejoin == "active",
             compacts=config.compaction == "auto",
             metrics=self.telemetry.members,
+            tell=functools.partial(self.events.tell, by=f"broker {self.broker_id}, the leader"),
         )
-        self.cluster.attendance.tell = functools.partial(self.events.tell, by=f"broker {self.broker_id}, the leader")
-        hosting.homecoming = Homecoming(self.broker_id, self.topics, metadata, self._disk)
-        metadata.notice = self.cluster.view.notice
-        self.hosting = hosting
-        self.topics.elsewhere = hosting
-        await self.cluster.register()
 
     async def reload(self, config: Config) -> None:
         """Takes over what may change while it runs: the limits of namespaces. Others take their part of it themselves.
@@ -349,9 +377,9 @@ class Broker:
             return None
         config = self.config.storage.tier
         metrics = self.telemetry.cloud
-        reader = CloudReader(objects, self.clock, self._reading_work, metrics)
-        tiering = Tiering(self.clock, config, metrics, excess_bytes=self.wal.excess_bytes, aim=self._aim_uploads)
-        self.cloud = Cloud(objects, config, reader, tiering, self._upload_work)
+        reader = CloudReader(objects, self.clock, self._ports.reading_work or self._work, metrics)
+        tiering = Tiering(self.clock, config, metrics, excess_bytes=self.wal.excess_bytes, aim=self._ports.aim_uploads)
+        self.cloud = Cloud(objects, config, reader, tiering, self._ports.upload_work or self._work)
         return self.cloud
 
     async def stop(self) -> None:
@@ -367,8 +395,10 @@ class Broker:
         if self.cloud is not None:
             await self.cloud.reader.close()
         await self.wal.close()
-        if self._close_stores is not None:
-            await self._close_stores()
+        if self.topics.remote is not None:
+            await self.topics.remote.close()
+        if self._ports.close is not None:
+            await self._ports.close()
         if self._not_handed_over:
             log.error(
                 "broker stopped, and topics were not handed over: others take them when its lease has run out",
@@ -381,10 +411,10 @@ class Broker:
         """Seals every topic that can be, in the time there is, so that others continue without a gap. Once: what could
         not be sealed then stays as it is.
         """
-        if self.hosting is not None and self.cluster is not None and self._not_handed_over is None:
+        if self.cluster is not None and self._not_handed_over is None:
             await self.cluster.retire()  # nobody gives us topics any more
             seconds = self.config.cluster.shutdown_seconds_for(len(self.topics.loaded))
-            self._not_handed_over = left = await self.hosting.seal_all(seconds)
+            self._not_handed_over = left = await self.topics.hand_over_all(seconds)
             if left:
                 log.error("topics not handed over", extra={"topics": left, "seconds": seconds})
 
@@ -397,8 +427,8 @@ class Broker:
             await self.cluster.stop()
         with contextlib.suppress(DanubeError, AttributeError):
             await self.wal.close()
-        if self._close_stores is not None:
-            await self._close_stores()
+        if self._ports.close is not None:
+            await self._ports.close()
 
     def _observe_group(self, batches: int, size_bytes: int, seconds: float) -> None:
         wal = self.telemetry.wal
@@ -412,7 +442,7 @@ class Broker:
         return await self._work.run(function)
 
     async def _dead_letter(self, topic: TopicName, message: Envelope) -> None:
-        await self.topics.dead_letter(topic, message)
+        await send_dead_letter(self.topics, topic, message)
 
     async def _node_id(self) -> BrokerId:
         """This broker's id: chosen once, kept in the data directory."""

@@ -14,10 +14,10 @@ from posixpath import normpath
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from pydanube.broker.catalog import Catalog
 from pydanube.broker.take_over import Cloud
 from pydanube.broker.tiering import Carried
 from pydanube.broker.topic import Topic
-from pydanube.broker.topics import Topics
 from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.core.object_keys import path_of
@@ -65,7 +65,7 @@ class Verified(NamedTuple):
 class StorageDesk:
     """`url` is that of the object store."""
 
-    def __init__(self, topics: Topics, url: str) -> None:
+    def __init__(self, topics: Catalog, url: str) -> None:
         self._topics = topics
         self._metadata = topics.rooms.metadata
         self._url = url

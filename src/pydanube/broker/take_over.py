@@ -14,7 +14,7 @@ import logging
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.base_subscription import Services
@@ -26,6 +26,7 @@ from pydanube.broker.tiering import Carried, Tiering
 from pydanube.broker.topic import Defaults, Topic
 from pydanube.broker.topic_reader import Storage
 from pydanube.broker.volatile_topic import VolatileTopic
+from pydanube.cluster.cluster import Cluster
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.ownership import Owner, Start, first_reservation
@@ -77,20 +78,6 @@ class Take(Enum):
     ANYBODYS = "anybody's"  # also what another broker owns: it was declared dead, or there is none
 
 
-class Member(Protocol):
-    """This broker as a part of its cluster, as far as a claim is concerned."""
-
-    @property
-    def session(self) -> int:
-        """Of this broker; another one after it was declared dead."""
-        ...
-
-    @property
-    def registered(self) -> Compare:
-        """Part of every claim: holds as long as this broker is a member."""
-        ...
-
-
 class DeletionCutOff(Exception):
     """The topic was being deleted when its broker, or the store, went away. It is claimed, and must be erased."""
 
@@ -113,7 +100,7 @@ class Opener:
     async def open(
         self,
         name: TopicName,
-        member: Member | None,
+        cluster: Cluster | None,
         owner_revision: int | None = None,
         marker_revision: int | None = None,
         *,
@@ -149,14 +136,14 @@ class Opener:
         is_stable = marker_revision is not None and (seen.owner is None or seen.sealed is not None)
         if kind is None:
             behind = max(seen.covered_end, seen.reserved_end or 0)  # nothing is given out any more
-            ownership = await self._claim(name, seen, behind, member, session, marker_revision)
+            ownership = await self._own(name, seen, behind, cluster, session, marker_revision)
             if await self._metadata.get(keys.delivery(name)) is not None:
                 raise Conflict(keys.delivery(name))  # it was deleted and made anew while we looked
             raise DeletionCutOff(ownership)
         await self.remove_older(name, seen, seen.epoch - 1)
         topic: AnyTopic
         if Delivery(json.loads(kind.value)) is Delivery.NON_RELIABLE:
-            ownership = await self._claim(name, seen, 0, member, session, marker_revision)
+            ownership = await self._own(name, seen, 0, cluster, session, marker_revision)
             services, telemetry = self._rooms.services, self._rooms.telemetry
             topic = VolatileTopic(
                 name, ownership, self._metadata, services, telemetry, policy, schema_subject, own_policy
@@ -165,7 +152,7 @@ class Opener:
             topic = await self._reliable(
                 name,
                 seen,
-                member,
+                cluster,
                 session,
                 marker_revision,
                 policy,
@@ -186,7 +173,7 @@ class Opener:
         self,
         name: TopicName,
         seen: Claimable,
-        member: Member | None,
+        cluster: Cluster | None,
         session: int | None,
         marker_revision: int | None,
         policy: TopicPolicy,
@@ -204,7 +191,7 @@ class Opener:
                 unproven_from = None
             head, reserved = topic_log.head, (seen.reserved_end, seen.reserve_revision)
             more = first_reservation(head, seen.reserved_end or 0) if is_awaited() else None
-            ownership = await self._claim(name, seen, head, member, session, marker_revision, unproven_from, more)
+            ownership = await self._own(name, seen, head, cluster, session, marker_revision, unproven_from, more)
             if more is not None:  # somebody is about to publish
                 reserved = more, ownership.revision
                 self._prepare(topic_log)
@@ -287,20 +274,20 @@ class Opener:
             log.error("log continues behind a gap", extra={"topic": name, "why": str(error), "start_offset": beyond})
             return await self._rooms.wal.topic(name, epoch=seen.epoch, start_offset=beyond, adopts_unknown=True)
 
-    async def _claim(
+    async def _own(
         self,
         name: TopicName,
         seen: Claimable,
         start: int,
-        member: Member | None,
+        cluster: Cluster | None,
         expected_session: int | None,
         marker_revision: int | None,
         unproven_from: int | None = None,
         reserve_end: int | None = None,
     ) -> Ownership:
         # The registration that is compared is the one of the session that is written, and of no other.
-        compares = [] if member is None else [member.registered]
-        session = self._rooms.session if member is None else member.session
+        compares = [] if cluster is None else [cluster.registered]
+        session = self._rooms.session if cluster is None else cluster.session
         if expected_session is not None and session != expected_session:
             raise Conflict(keys.registration(self._rooms.broker_id))
         if marker_revision is not None:

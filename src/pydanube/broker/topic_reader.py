@@ -92,6 +92,10 @@ class TopicReader(BaseTopic[Subscription]):
         """Retention has removed everything below."""
         return self.storage.tier.history.first_offset if self.storage is not None else 0
 
+    @property
+    def backlog_messages(self) -> int:
+        return max((each.get_lag_info().lag_messages for each in self.subscriptions.values()), default=0)
+
     async def wait_beyond(self, offset: int, seconds: float) -> None:
         """Returns when something at `offset` is committed, the topic closes, or the time is over."""
         waiting = asyncio.ensure_future(self.log.wait_beyond(offset))

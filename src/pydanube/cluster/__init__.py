@@ -5,17 +5,18 @@
       View                    `/cluster/` mirrored: watched, and listed again every 30 s
       Leadership              one leader at a time
       LoadManager             only while leading: declares brokers dead, gives topics to brokers, rebalances, drains
-      Duties                  what markers ask of this broker: claim a topic, let one go
-    Host (host.py)            what the broker does when it is told to
+      Duties                  what markers ask of this broker: take a topic over, hand one over
+    TopicHost (host.py)       what the broker does when it is told to
 
 How it is wired, in this order:
 
-    cluster = Cluster(identity, host, store=..., clock=..., work=...)
-    await cluster.register()               raises NodeIdInUse for a copy of a living broker's directory
+    cluster = Cluster(identity, store=..., clock=..., work=...)
+    host = ...                             the broker's topics, which ask `cluster` whose a topic is
+    await cluster.register(host)           raises NodeIdInUse for a copy of a living broker's directory
     session = cluster.session
     for topic in await cluster.own_topics(): ...          claim those whose owner key names this broker, and only while
                                            `cluster.session` is that one: compare `cluster.registered` too
-    cluster.start()                        from here on `host` is called
+    cluster.start(host)                    from here on `host` is called
     (open the doors)
     ...
     await cluster.retire()                 nobody gives this broker topics any more; now seal those it has
@@ -30,7 +31,7 @@ acknowledgement and every dispatch: it turns false a quarter of the TTL before t
 The life of a marker, `/cluster/unassigned/<ns>/<topic>`:
 
     new topic        null ──────────────► {to: B} ─────────────────────────────────► B claims (which deletes it)
-    move             {reason, from_broker: A} ─► {.., to: B} ─► A lets go ─► {.., ready} ─► B claims
+    move             {reason, from_broker: A} ─► {.., to: B} ─► A seals ─► {.., ready} ─► B claims
                                                                 └─► {.., error}: undone, A serves on; removed later
     crash            {reason: "broker_lost", from_broker: A} ─► {.., to: B} ───────► B claims
     orderly stop     {reason: "shutdown", from_broker: A, ready} ─► {.., to: B} ───► B claims
@@ -40,7 +41,7 @@ releases the topic. All other changes are made here.
 """
 
 from pydanube.cluster.cluster import Cluster
-from pydanube.cluster.host import Host, Offer
+from pydanube.cluster.host import TopicHost
 from pydanube.cluster.membership import Identity
 
-__all__ = ["Cluster", "Host", "Identity", "Offer"]
+__all__ = ["Cluster", "Identity", "TopicHost"]

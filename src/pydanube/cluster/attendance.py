@@ -35,7 +35,7 @@ class AttendanceRoom:
         self._view = view
         self._leadership = leadership
         self._ttl_seconds = ttl_seconds
-        self.tell = tell
+        self._tell = tell
 
     async def run(self) -> NoReturn:
         pause = max(LOOK_SECONDS, self._ttl_seconds / 16)
@@ -80,5 +80,5 @@ class AttendanceRoom:
         if await self._view.transact([self._leadership.guard, self._view.compare(key)], [operation]) is None:
             return False
         if change.sentence:
-            self.tell(change.kind, change.sentence)
+            self._tell(change.kind, change.sentence)
         return True

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from pydanube.cluster.attendance import AttendanceRoom
 from pydanube.cluster.duties import Duties
-from pydanube.cluster.host import Host
+from pydanube.cluster.host import TopicHost
 from pydanube.cluster.leadership import Leadership
 from pydanube.cluster.load_manager import LoadManager
 from pydanube.cluster.membership import Identity, Membership
+from pydanube.cluster.observed import ObservedStore
 from pydanube.cluster.reports import Reports
 from pydanube.cluster.requests import Rebalanced, Requests
 from pydanube.cluster.returning import Returning
@@ -24,7 +25,7 @@ from pydanube.core.lifecycle import TTL_SECONDS, BrokerState, Entry, Mode, Regis
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.placement import THRESHOLDS, Marker, Rules
 from pydanube.errors import Unavailable
-from pydanube.ports import Clock, Compare, MetadataStore, Work
+from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put, Revision, Work
 from pydanube.telemetry import ClusterMetrics
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,6 @@ class Cluster:
     def __init__(
         self,
         identity: Identity,
-        host: Host,
         *,
         store: MetadataStore,
         clock: Clock,
@@ -49,26 +49,30 @@ class Cluster:
         healthy: Callable[[], bool] = lambda: True,
         compacts: bool = True,
         metrics: ClusterMetrics | None = None,
+        tell: Callable[[str, str], None] = lambda kind, sentence: None,
     ) -> None:
+        """`tell` is called by the leader with what happens to brokers: its kind, and a sentence."""
         metrics = metrics or ClusterMetrics()
         config = config or LoadManagerConfig()
         rules = rules_of(config)
         strategy = config.assignment_strategy
+        # For everything below: what is written to the store is in the view at once.
+        self.store = store = ObservedStore(store, self._notice)
         self.view = View(store, clock, ttl_seconds=ttl_seconds, relist_seconds=relist_seconds)
         self.membership = Membership(
             identity,
             store,
             clock,
             work,
-            host.lost,
             on_return=self.view.doubt,
             ttl_seconds=ttl_seconds,
             join=join,
             healthy=healthy,
         )
         self.leadership = Leadership(store, clock, self.view, self.membership)
-        self.requests = Requests(store, clock, self.view, self.membership, strategy=strategy, rules=rules)
-        self.requests.metrics = metrics
+        self.requests = Requests(
+            store, clock, self.view, self.membership, strategy=strategy, rules=rules, metrics=metrics
+        )
         self._load_manager = LoadManager(
             store,
             clock,
@@ -79,13 +83,13 @@ class Cluster:
             ttl_seconds=ttl_seconds,
             metrics=metrics,
         )
-        self.attendance = AttendanceRoom(clock, self.view, self.leadership, ttl_seconds=ttl_seconds)
-        self._duties = Duties(store, clock, self.view, self.membership, host)
-        self._reports = Reports(
-            clock, self.view, self.membership, host.load_report, float(config.load_report_interval_seconds)
-        )
+        self.attendance = AttendanceRoom(clock, self.view, self.leadership, ttl_seconds=ttl_seconds, tell=tell)
         self._upkeep = Upkeep(store, clock, self.leadership, metrics, compacts=compacts)
-        self._returning = Returning(clock, self.view, self.membership, host, metrics, ttl_seconds) if rejoins else None
+        self._clock = clock
+        self._metrics = metrics
+        self._ttl_seconds = ttl_seconds
+        self._report_seconds = float(config.load_report_interval_seconds)
+        self._rejoins = rejoins
         self._tasks: list[asyncio.Task[Any]] = []
         self._background: set[asyncio.Task[Any]] = set()
         self._rebalancing: asyncio.Task[Any] | None = None
@@ -93,12 +97,15 @@ class Cluster:
 
     # --- the course of things -----------------------------------------------------------------------
 
-    async def register(self) -> Entry:
-        """Becomes a member; waits for the metadata store as long as it takes. Raises NodeIdInUse."""
+    async def register(self, host: TopicHost) -> Entry:
+        """Becomes a member; waits for the metadata store as long as it takes. Raises NodeIdInUse.
+
+        `host` is told if the leader declares this broker dead.
+        """
         entry = await self.membership.register()
         self.ended = asyncio.get_running_loop().create_future()
         # From here on the lease must be renewed, however long the claims take that come next.
-        self._spawn(self.membership.run(), "membership")
+        self._spawn(self.membership.run(host.lost), "membership")
         self._spawn(self.view.run(), "cluster view")
         return entry
 
@@ -106,16 +113,20 @@ class Cluster:
         """What this broker had when it went away, and still has: to be claimed before the doors open."""
         return await self.membership.own_topics()
 
-    def start(self) -> None:
-        """Begins to lead, if it is elected, and to do what markers ask for."""
+    def start(self, host: TopicHost) -> None:
+        """Begins to lead, if it is elected, and to have `host` do what markers ask for."""
+        store, clock, view, membership = self.store, self._clock, self.view, self.membership
+        duties = Duties(store, clock, view, membership, host)
+        reports = Reports(clock, view, membership, host.load_report, self._report_seconds)
         self._spawn(self.leadership.run(), "leadership")
         self._spawn(self._load_manager.run(), "load manager")
-        self._spawn(self._duties.run(), "duties")
-        self._spawn(self._reports.run(), "load reports")
+        self._spawn(duties.run(), "duties")
+        self._spawn(reports.run(), "load reports")
         self._spawn(self._upkeep.run(), "upkeep of the metadata store")
         self._spawn(self.attendance.run(), "attendance")
-        if self._returning is not None:
-            self._spawn(self._returning.run(), "returning")
+        if self._rejoins:
+            returning = Returning(clock, view, membership, host, self._metrics, self._ttl_seconds)
+            self._spawn(returning.run(), "returning")
 
     async def retire(self) -> None:
         """Call it before topics are sealed for good: from here on nobody gives this broker any, nor moves any away."""
@@ -147,6 +158,9 @@ class Cluster:
         if not task.cancelled() and not self.ended.done() and (error := task.exception()) is not None:
             log.error("part of the cluster ended", extra={"part": task.get_name()}, exc_info=error)
             self.ended.set_exception(error)
+
+    def _notice(self, operations: Sequence[Put | Delete], revision: Revision) -> None:
+        self.view.notice(operations, revision)
 
     # --- questions ----------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
-"""What the cluster asks of this broker: claim a topic that is given to it, let one go that moves away.
+"""What the cluster asks of this broker: take over a topic that is assigned to it, hand over one that moves away.
 
-Both are told to the `Host`, once at a time for each topic. Nobody is told to claim what another broker may still own:
-the marker, which every claim deletes, says that it was let go or never had, or that its owner was declared dead. The
-claim compares the very marker that was judged here.
+Both are asked of the `TopicHost`, once at a time for each topic. A host is never asked to take what another broker may
+still own: the marker, which every claim deletes, says that the topic was released or never owned, or that its owner was
+declared dead. The claim compares the very marker that was judged here.
 
 A topic that is assigned to this broker and not served by it, because it could not be opened or because the answer to
 its claim was lost, is claimed again after a while.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from pydanube.cluster.host import Host, Offer
+from pydanube.cluster.host import TopicHost
 from pydanube.cluster.membership import Membership
 from pydanube.cluster.view import View
 from pydanube.core import keys
@@ -39,7 +39,7 @@ LOOK_SECONDS: Final = 0.02  # between two looks at the markers: while topics com
 class Duties:
     """Looks at the markers whenever they change."""
 
-    def __init__(self, store: MetadataStore, clock: Clock, view: View, membership: Membership, host: Host) -> None:
+    def __init__(self, store: MetadataStore, clock: Clock, view: View, membership: Membership, host: TopicHost) -> None:
         self._store = store
         self._clock = clock
         self._view = view
@@ -80,15 +80,15 @@ class Duties:
                 continue
             if marker.is_free and marker.to == me:
                 if topic not in served:  # otherwise it was claimed, and the watch has not told yet
-                    self._begin(topic, self._claim)
+                    self._begin(topic, self._take_over)
             elif marker.is_move and marker.from_broker == me:
-                self._begin(topic, self._let_go)
+                self._begin(topic, self._hand_over)
 
         if now - self._missed_at >= IDLE_SECONDS:
             self._missed_at = now
             for topic in self._unserved(now, served):
                 if not self._is_busy(topic, now):
-                    self._begin(topic, self._claim_again)
+                    self._begin(topic, self._take_over_again)
 
     def _is_busy(self, topic: TopicName, now: float) -> bool:
         return topic in self._running or now < self._failures.get(topic, (0, now))[1]
@@ -131,16 +131,16 @@ class Duties:
         trace = None if isinstance(error, DanubeError) else error
         log.warning("topic cannot be taken or moved yet", extra={"topic": topic, "why": str(error)}, exc_info=trace)
 
-    # --- claiming ---
+    # --- taking over ---
 
-    async def _claim(self, topic: TopicName) -> None:
+    async def _take_over(self, topic: TopicName) -> None:
         async with self._room:
             # The marker is not read once more, because clients wait: if the view is behind, the claim finds it out.
             seen = self._view.markers.get(topic)
             if seen is None or not seen.value.is_free or seen.value.to != self._membership.broker:
                 return
             try:
-                await self._host.claim(Offer(topic, seen.value, seen.revision))
+                await self._host.take_over(topic, seen.value, marker_revision=seen.revision)
             except Conflict:
                 # Perhaps it was behind; or the registration is not what it was, which `Membership` finds out by itself.
                 await self._view.look_again([keys.unassigned(topic)])
@@ -150,7 +150,7 @@ class Duties:
                 await self._view.transact([Compare(marker, seen.revision)], [Delete(marker)])
                 log.info("marker of a deleted topic removed", extra={"topic": topic})
 
-    async def _claim_again(self, topic: TopicName) -> None:
+    async def _take_over_again(self, topic: TopicName) -> None:
         async with self._room:
             item = await self._store.get(keys.owner(topic))
             owner = _read(item.value) if item else None
@@ -158,11 +158,11 @@ class Duties:
                 await self._view.look_again([keys.assignment(self._membership.broker, topic), keys.unassigned(topic)])
                 return
             log.info("topic is ours and not open", extra={"topic": topic})
-            await self._host.claim(Offer(topic, Marker(), owner_revision=item.revision))
+            await self._host.take_over(topic, Marker(), owner_revision=item.revision)
 
-    # --- letting go ---
+    # --- handing over ---
 
-    async def _let_go(self, topic: TopicName) -> None:
+    async def _hand_over(self, topic: TopicName) -> None:
         item = await self._store.get(keys.unassigned(topic))
         marker = Marker.from_bytes(item.value) if item else None
         if marker is None or not marker.is_move or marker.from_broker != self._membership.broker:
@@ -171,7 +171,7 @@ class Duties:
         try:
             if topic not in self._host.owned_topics():
                 raise NotServed(topic, "it could not be opened on the broker that has it")
-            await self._host.let_go(topic, marker)
+            await self._host.hand_over(topic, marker)
         except DanubeError as error:
             log.warning("topic stays where it is", extra={"topic": topic, "why": str(error)})
             await self._undo(topic, str(error))

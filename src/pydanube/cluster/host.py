@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from pydanube.core.load import LoadReport
 from pydanube.core.names import TopicName
 from pydanube.core.placement import Marker
 
 
-class Offer(NamedTuple):
-    """A topic that this broker is to claim, or to claim again: it was assigned to it, and it does not serve it.
+class TopicHost(Protocol):
+    """Implemented by the broker's topic table; `Duties` and `Membership` call it, for one topic once at a time."""
 
-    A claim compares the revision of the marker that offers the topic, and that of the owner key as it was read after
-    the marker was seen. Every claim deletes the marker, so as long as it stands nobody has claimed the topic: neither
-    before the owner was read nor since. To claim again there is no marker; then `owner_revision` is compared.
-    """
+    async def take_over(
+        self,
+        topic: TopicName,
+        marker: Marker,
+        *,
+        marker_revision: int | None = None,
+        owner_revision: int | None = None,
+    ) -> None:
+        """Claims a topic that was assigned to this broker, and serves it; the claim deletes the marker.
 
-    topic: TopicName
-    marker: Marker
-    marker_revision: int | None = None
-    owner_revision: int | None = None
+        The claim compares the revision of the marker that assigns the topic, and that of the owner key as it was read
+        after the marker was seen. Every claim deletes the marker, so as long as it stands nobody has claimed the topic:
+        neither before the owner was read nor since. To take over again there is no marker; then `owner_revision` is
+        compared. An answer of the store that was lost leaves the topic claimed and not served: then it is asked again.
 
-
-class Host(Protocol):
-    """Implemented by the broker; called by `Duties` and `Membership`, never twice at once for one topic."""
-
-    async def claim(self, offer: Offer) -> None:
-        """Claims the topic and serves it; the claim deletes the marker.
-
-        An answer of the store that was lost leaves the topic claimed and not served: then it is offered again.
-        Raises Conflict if marker, owner key or registration is not what it was, or if somebody owns the topic whom the
+        Raises Conflict if marker, owner key or registration is not what it was, or if a broker owns the topic that the
         marker does not call lost; TopicUnknown if the topic was deleted (then the marker is removed); or any other
         DanubeError: then it is asked again, or another broker is.
         """
         ...
 
-    async def let_go(self, topic: TopicName, marker: Marker) -> None:
+    async def hand_over(self, topic: TopicName, marker: Marker) -> None:
         """Moves a topic that this broker owns away, towards `marker.to`; returns when it is sealed and released.
 
         The seal writes `marker.as_ready()` under the marker's key. Raises a DanubeError after it undid everything:

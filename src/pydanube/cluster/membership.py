@@ -91,9 +91,7 @@ class _Read(NamedTuple):
 
 
 class Membership:
-    """`on_lost` is called when the leader declared this broker dead, before it registers again; `on_return` whenever it
-    is about to register.
-    """
+    """`on_return` is called whenever it is about to register."""
 
     def __init__(
         self,
@@ -101,7 +99,6 @@ class Membership:
         store: MetadataStore,
         clock: Clock,
         work: Work,
-        on_lost: Callable[[str], Awaitable[None]],
         *,
         on_return: Callable[[], None] = lambda: None,
         ttl_seconds: float = TTL_SECONDS,
@@ -117,7 +114,6 @@ class Membership:
         self._store = store
         self._clock = clock
         self._work = work
-        self._on_lost = on_lost
         self._join = join
         self._revision: Revision = 0
         self._lost_revision: Revision = 0
@@ -162,13 +158,16 @@ class Membership:
                 log.warning("cannot register yet", extra={"broker_id": self.broker, "why": str(error)})
                 await self._clock.sleep(retry_delay(failures, self.lease.ttl_seconds))
 
-    async def run(self) -> NoReturn:
-        """Keeps the registration, and takes it back whenever it was lost. Raises NodeIdInUse if another has it."""
+    async def run(self, on_lost: Callable[[str], Awaitable[None]]) -> NoReturn:
+        """Keeps the registration, and takes it back whenever it was lost. Raises NodeIdInUse if another has it.
+
+        `on_lost` is called when the leader declared this broker dead, before it registers again.
+        """
         while True:
             await self._until_lost()
             self._revision = 0
             self.lease.drop()
-            await self._come_back()
+            await self._come_back(on_lost)
 
     async def _until_lost(self) -> None:
         """Returns when the lease has run out, or the registration is gone without it, by whosever hand."""
@@ -215,7 +214,7 @@ class Membership:
 
     # --- registering ---
 
-    async def _come_back(self) -> None:
+    async def _come_back(self, on_lost: Callable[[str], Awaitable[None]]) -> None:
         fresh = self._work.random_u64()  # the next session, if this one was declared dead
         failures = 0
         closed = False
@@ -227,14 +226,14 @@ class Membership:
                     found = found._replace(registered=None)
                 entry = enter_running(found, session=self.session)
                 if entry.verdict is Verdict.REPLACED:
-                    await self._lose("replaced")
+                    await self._lose(on_lost, "replaced")
                     raise NodeIdInUse(str(self.broker), _where(read.registration))
                 if entry.declared_dead and not closed:
                     log.warning(
                         "Registration recovered after expiry. Setting broker to drained.",
                         extra={"broker_id": self.broker},
                     )
-                    await self._lose(entry.reason)
+                    await self._lose(on_lost, entry.reason)
                     closed = True
                 if await self._enter(read, entry, fresh if entry.declared_dead else self.session):
                     self._tell(entry)
@@ -310,9 +309,9 @@ class Membership:
             await self._store.get(keys.lost(self.broker)),
         )
 
-    async def _lose(self, reason: str) -> None:
+    async def _lose(self, on_lost: Callable[[str], Awaitable[None]], reason: str) -> None:
         try:
-            await self._on_lost(reason)
+            await on_lost(reason)
         except DanubeError as error:
             log.error("closing lost topics failed", extra={"broker_id": self.broker, "error": str(error)})
 

@@ -14,14 +14,14 @@ from pydanube.ports import Compare, Delete, Event, Item, LeaseId, MetadataStore,
 class ObservedStore:
     """A MetadataStore over another one. `notice` is called with every change that was made, if its answer came."""
 
-    def __init__(self, under: MetadataStore) -> None:
+    def __init__(self, under: MetadataStore, notice: Callable[[Sequence[Put | Delete], Revision], None]) -> None:
         self._under = under
-        self.notice: Callable[[Sequence[Put | Delete], Revision], None] = lambda operations, revision: None
+        self._notice = notice
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Revision | None:
         revision = await self._under.transact(compares, operations)
         if revision is not None and operations:
-            self.notice(operations, revision)
+            self._notice(operations, revision)
         return revision
 
     async def get(self, key: str) -> Item | None:

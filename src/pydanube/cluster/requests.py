@@ -76,7 +76,15 @@ class Rebalanced(NamedTuple):
 
 class Requests:
     def __init__(
-        self, store: MetadataStore, clock: Clock, view: View, membership: Membership, *, strategy: str, rules: Rules
+        self,
+        store: MetadataStore,
+        clock: Clock,
+        view: View,
+        membership: Membership,
+        *,
+        strategy: str,
+        rules: Rules,
+        metrics: ClusterMetrics,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -85,7 +93,7 @@ class Requests:
         self._strategy = strategy
         self._rules = rules
         self._last_ms = 0
-        self.metrics = ClusterMetrics()  # those of whoever made it
+        self._metrics = metrics
 
     # --- one topic ----------------------------------------------------------------------------------
 
@@ -145,10 +153,10 @@ class Requests:
     async def unload(self, topic: TopicName, to: BrokerId | None = None, *, timeout_seconds: float = 60.0) -> BrokerId:
         """Moves a topic; returns who let it go, as soon as it has. Raises MoveFailed if the topic stays."""
         host = await self.request_move(topic, UNLOAD, to)
-        await self.let_go(topic, host, timeout_seconds=timeout_seconds)
+        await self.wait_released(topic, host, timeout_seconds=timeout_seconds)
         return host
 
-    async def let_go(self, topic: TopicName, host: BrokerId, *, timeout_seconds: float) -> None:
+    async def wait_released(self, topic: TopicName, host: BrokerId, *, timeout_seconds: float) -> None:
         """Returns when `host`, which was asked to, does not own the topic any more. Raises MoveFailed if it stays."""
         deadline = self._clock.elapsed() + timeout_seconds
         while True:
@@ -346,7 +354,7 @@ class Requests:
         ]
         if await self._view.transact(compares, operations) is None:
             return False
-        self.metrics.rebalances["manual"] += 1
+        self._metrics.rebalances["manual"] += 1
         log.info("topic is to move", extra={"topic": start.topic, "reason": "rebalance", "to": start.entry.to_broker})
         return True
 

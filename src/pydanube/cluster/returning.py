@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Final, NoReturn
 
-from pydanube.cluster.host import Host
+from pydanube.cluster.host import TopicHost
 from pydanube.cluster.membership import Membership
 from pydanube.cluster.view import View
 from pydanube.core import keys
@@ -33,7 +33,7 @@ class Returning:
         clock: Clock,
         view: View,
         membership: Membership,
-        host: Host,
+        host: TopicHost,
         metrics: ClusterMetrics,
         ttl_seconds: float,
     ) -> None:

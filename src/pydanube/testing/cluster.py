@@ -22,9 +22,10 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 from pydanube.broker.any_topic import AnyTopic
+from pydanube.broker.catalog import Live
+from pydanube.broker.dead_letters import append_to
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
-from pydanube.broker.topics import Live, append_to
 from pydanube.config import BrokerConfig, ClusterConfig, Config, DispatchConfig, LoadManagerConfig, StorageConfig
 from pydanube.core import keys
 from pydanube.core.lag import Heartbeat
@@ -139,9 +140,9 @@ class Node:
                 objects=self.objects,
                 home=f"node{self.number}",
                 wal=town.wal,
+                reach=lambda broker: _Neighbours(self, broker),
             )
         )
-        broker.topics.remote = _Neighbours(self, broker)
         if broker.cluster is not None and broker.cluster.ended is not None:
             broker.cluster.ended.add_done_callback(lambda _: self._note_end(broker))
         self.broker = broker
@@ -255,7 +256,7 @@ class ApartWork(SimWork):
 
 
 class _Neighbours:
-    """The other brokers, as one node reaches them: `topics.Remote` without gRPC."""
+    """The other brokers, as one node reaches them: `catalog.Remote` without gRPC."""
 
     def __init__(self, node: Node, broker: Broker) -> None:
         self._node = node
@@ -269,6 +270,9 @@ class _Neighbours:
 
     async def live(self, topic: TopicName) -> Live:
         raise NotServed(topic, "nobody asks for that here")
+
+    async def close(self) -> None:
+        pass
 
     async def _delete(self, broker: Broker, topic: TopicName) -> None:
         await broker.topics.delete_here(await broker.topics.require(topic))

@@ -625,8 +625,8 @@ class Breaking:
                 await desk.due(found)
                 await desk.apply(found)
             found.storage.tier.undescribed_for(["nothing"])
-        if broker.cluster is not None and broker.hosting is not None:
-            broker.hosting.past_moves(topic)
+        if broker.cluster is not None:
+            broker.topics.moves.past_moves(topic)
             broker.cluster.state_of(broker.broker_id)
             requests = broker.cluster.requests
             requests.balance()

@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from pydanube.broker.base_subscription import BaseSubscription
+from pydanube.broker.base_topic import BaseTopic
+from pydanube.broker.catalog import Catalog
 from pydanube.broker.cursors import Cursors
-from pydanube.broker.hosting import Hosting
+from pydanube.broker.dispatcher import Dispatcher
+from pydanube.broker.move_log import MoveLog
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.rescue import Rescuer
 from pydanube.broker.reservation import Reservation
 from pydanube.broker.retention import RetentionDesk
 from pydanube.broker.service import Broker
+from pydanube.broker.shipper import Shipper
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.take_over import Opener
 from pydanube.broker.tiering import Tiering
 from pydanube.broker.topic import Topic
-from pydanube.broker.topics import Topics
+from pydanube.broker.topic_directory import TopicDirectory
+from pydanube.broker.topic_reader import TopicReader
+from pydanube.broker.topic_table import TopicTable
 from pydanube.broker.volatile_topic import VolatileSubscription, VolatileTopic
 from pydanube.cluster.cluster import Cluster
 from pydanube.cluster.duties import Duties
@@ -31,8 +38,10 @@ from pydanube.log.tier import TopicTier
 from pydanube.log.tier_tidy import Tidy
 
 OPERATIONS: Final = (
-    *(Broker, Topics, Topic, Subscription, VolatileTopic, VolatileSubscription, Opener, Ownership, Reservation),
-    *(Rescuer, Tiering, Cursors, Hosting, RetentionDesk, TopicTier, Tidy),
+    *(Broker, Catalog, TopicTable, TopicDirectory, MoveLog, Opener, Ownership, Reservation),
+    *(BaseTopic, TopicReader, Topic, VolatileTopic),
+    *(BaseSubscription, Dispatcher, Shipper, Subscription, VolatileSubscription),
+    *(Rescuer, Tiering, Cursors, RetentionDesk, TopicTier, Tidy),
     *(Cluster, Membership, Lease, Duties, Requests, View, Leadership, LoadManager, Leading),
 )
 # What no simulated cluster does, and why.

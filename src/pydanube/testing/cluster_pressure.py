@@ -30,7 +30,7 @@ MANY_TOPICS: Final = (100, 150, 200, 300)
 LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("core.ownership",), "RESERVE_OFFSETS_MIN", (4, 7, 12, 40)),
     (("core.ownership",), "RESERVE_SECONDS", (0.0, 2.0)),
-    (("broker.topics",), "REST_SECONDS", (0.5, 0.5, 2.0, 10.0)),
+    (("broker.topic_upkeep",), "REST_SECONDS", (0.5, 0.5, 2.0, 10.0)),
     (("broker.hand_over",), "REST_BYTES", (300, 64 * 1024)),
     (("broker.hand_over",), "REST_SECONDS", (1.0, 1.0, 30.0)),
     (("broker.hand_over",), "SEAL_SECONDS", (0.5, 3.0, 30.0)),
@@ -40,14 +40,14 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("broker.rescue",), "READ_BYTES", (300, 4 << 20)),
     (("broker.members",), "OPERATIONS_MAX", (2, 10, 100)),
     (("broker.members",), "CONSUMER_SILENT_SECONDS", (15.0, 3600.0)),
-    (("broker.topics",), "REAP_SECONDS", (10.0, 300.0)),
+    (("broker.topic_upkeep",), "REAP_SECONDS", (10.0, 300.0)),
     (("broker.cursors",), "PER_TRANSACTION", (1, 2, 60)),
     (("broker.cursors",), "ACKS_MAX", (3, 1000)),
     (("broker.outbox",), "CONSUMER_BYTES_MAX", (1_500, 16 << 20)),  # two messages, of those that there are
     (("broker.topic_reader",), "_READ_BYTES", (300, 256 * 1024)),
     (("broker.gather",), "ROWS_MAX", (1, 2, 2000)),
     (("broker.volatile_topic",), "QUEUE_MAX", (2, 1000)),
-    (("broker.hosting",), "SEALS_AT_ONCE", (1, 4)),
+    (("broker.hand_over",), "SEALS_AT_ONCE", (1, 4)),
     (("core.keyshared",), "KEYS_READ_MAX", (2, 1000)),
     (("core.keyshared",), "QUEUED_MAX", (3, 100_000)),
     (("core.policies",), "MIB", (600, 2000)),  # what an operator calls a megabyte of history

@@ -174,7 +174,7 @@ class Recorder:
         """Whether nothing can have kept the owner from storing its cursors after it took its last acknowledgement."""
         node = self._town.node(number)
         broker = node.broker
-        phases = broker.hosting.moving.get(topic) if broker is not None and broker.hosting is not None else None
+        phases = broker.topics.moves.moving.get(topic) if broker is not None else None
         if phases is None:
             return False
         frozen_at = phases._began - phases.pause_ms / 1000

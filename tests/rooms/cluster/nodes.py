@@ -22,7 +22,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Final, cast
 
-from pydanube.cluster import Cluster, Identity, Offer
+from pydanube.cluster import Cluster, Identity
 from pydanube.config import LoadManagerConfig
 from pydanube.core import keys
 from pydanube.core.lifecycle import BrokerState, Entry, Lost
@@ -100,7 +100,6 @@ class Node:
         )
         self.cluster = Cluster(
             identity,
-            self,
             store=self.store,
             clock=self.town.clock,
             work=self.town.work,
@@ -109,12 +108,12 @@ class Node:
             join=self.join,
             rejoins=self.town.rejoins,
         )
-        self.entry = await self.cluster.register()
+        self.entry = await self.cluster.register(self)
         for topic in await self._own_topics():
             with contextlib.suppress(DanubeError):  # it is offered again
                 item = await self.store.get(keys.owner(topic))
                 await self._take(topic, item.revision if item else 0)
-        self.cluster.start()
+        self.cluster.start(self)
 
     async def _own_topics(self) -> list[TopicName]:
         while True:
@@ -150,21 +149,28 @@ class Node:
 
     # --- the host ---
 
-    async def claim(self, offer: Offer) -> None:
+    async def take_over(
+        self,
+        topic: TopicName,
+        marker: Marker,
+        *,
+        marker_revision: int | None = None,
+        owner_revision: int | None = None,
+    ) -> None:
         await self.town.clock.sleep(self.claim_seconds)
         if self.claims_fail is not None:
             raise self.claims_fail
-        if await self.store.get(keys.topic(offer.topic)) is None:
-            raise TopicUnknown(offer.topic)
-        item = await self.store.get(keys.owner(offer.topic))
+        if await self.store.get(keys.topic(topic)) is None:
+            raise TopicUnknown(topic)
+        item = await self.store.get(keys.owner(topic))
         owner = Owner.from_bytes(item.value) if item else None
         is_nobodys = owner is None or owner.released or owner.deleted
-        if offer.marker_revision is not None and not is_nobodys and offer.marker.reason != BROKER_LOST:
-            raise Conflict(keys.owner(offer.topic))
-        revision = (item.revision if item else 0) if offer.owner_revision is None else offer.owner_revision
-        await self._take(offer.topic, revision, offer.marker_revision)
+        if marker_revision is not None and not is_nobodys and marker.reason != BROKER_LOST:
+            raise Conflict(keys.owner(topic))
+        revision = (item.revision if item else 0) if owner_revision is None else owner_revision
+        await self._take(topic, revision, marker_revision)
 
-    async def let_go(self, topic: TopicName, marker: Marker) -> None:
+    async def hand_over(self, topic: TopicName, marker: Marker) -> None:
         await self.town.clock.sleep(self.move_seconds)
         if self.moves_fail is not None:
             raise self.moves_fail

@@ -20,10 +20,11 @@ from typing import Final
 
 import pytest
 
-from pydanube.cluster import Offer, lease
+from pydanube.cluster import lease
 from pydanube.cluster.load_manager import LoadManager
 from pydanube.core import keys
-from pydanube.core.names import BrokerId
+from pydanube.core.names import BrokerId, TopicName
+from pydanube.core.placement import Marker
 from pydanube.errors import DanubeError, NotServed
 from pydanube.ports import Compare, Delete, Put
 from pydanube.testing.loop import ProcessDied
@@ -231,12 +232,12 @@ def test_a_broker_that_serves_as_long_as_its_lease_may_last_and_longer_is_found_
 def test_a_claim_of_whatever_owner_there_is_now_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the revision that was judged, two targets of one topic both get it."""
 
-    async def claim(self: Node, offer: Offer) -> None:
+    async def take_over(self: Node, topic: TopicName, marker: Marker, **revisions: int | None) -> None:
         await asyncio.sleep(self.town.dice.random() * 4)
-        item = await self.store.get(keys.owner(offer.topic))
-        await self._take(offer.topic, item.revision if item else 0)
+        item = await self.store.get(keys.owner(topic))
+        await self._take(topic, item.revision if item else 0)
 
-    monkeypatch.setattr(Node, "claim", claim)
+    monkeypatch.setattr(Node, "take_over", take_over)
     assert complaint_of(range(60)) != ""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pydanube.broker import topics as topics_module
+from pydanube.broker import topic_table
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.take_over import AnyTopic
 from pydanube.broker.tiering import Tiering
@@ -22,6 +22,7 @@ from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core import keys
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.ownership import RESERVE_OFFSETS_MIN
+from pydanube.core.placement import BROKER_LOST, Marker
 from pydanube.core.policies import Delivery
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.sessions import Sessions
@@ -54,7 +55,7 @@ async def rob(town: Cluster, topic: TopicName, thief: int) -> AnyTopic:
     """Another broker claims the topic from its owner, which is alive and was not declared dead."""
     node = town.node(thief)
     assert node.broker is not None
-    await node.call(node.broker.topics.claim(topic, None))
+    await node.call(node.broker.topics.take_over(topic, Marker(reason=BROKER_LOST)))
     found = node.topic(topic)
     assert found is not None
     return found
@@ -152,7 +153,7 @@ async def test_a_topic_that_is_open_here_and_another_brokers_is_closed_within_se
     await publish(town.node(1), old, "a")
     stream = await consume(old)  # type: ignore[arg-type]
     await rob(town, topic, 2)
-    await asyncio.sleep(3 * topics_module.SWEEP_SECONDS)
+    await asyncio.sleep(3 * topic_table.SWEEP_SECONDS)
     assert open_at(town, topic) == [2] and stream.over
     with pytest.raises(DanubeError) as refused:
         await publish(town.node(1), old, "b")
@@ -194,7 +195,7 @@ async def _move(town: Cluster, old: Topic) -> None:
     broker = town.node(1).broker
     assert broker is not None
     with pytest.raises(OwnershipLost):
-        await town.node(1).call(broker.topics.let_go(old.name, b"null", ""))
+        await town.node(1).call(broker.topics.hand_over(old.name, Marker()))
 
 
 async def _rest(town: Cluster, old: Topic) -> None:
@@ -254,7 +255,7 @@ async def test_a_topic_stays_open_while_the_store_says_that_it_is_ours_or_says_n
     town.node(1).metadata.drop_every = 1  # it hears of nothing
     await town.metadata.transact([], [Delete(keys.assignment(town.node(1).broker_id, topic))])
     old.ownership.when_lost()
-    await asyncio.sleep(4 * topics_module.SWEEP_SECONDS)
+    await asyncio.sleep(4 * topic_table.SWEEP_SECONDS)
     assert open_at(town, topic) == [1]
     get, asked = town.node(1).metadata.get, 0
 
@@ -268,10 +269,10 @@ async def test_a_topic_stays_open_while_the_store_says_that_it_is_ours_or_says_n
     town.node(1).metadata.get = silent  # type: ignore[method-assign]
     await rob(town, topic, 2)
     old.ownership.when_lost()
-    await asyncio.sleep(2 * topics_module.SWEEP_SECONDS)
+    await asyncio.sleep(2 * topic_table.SWEEP_SECONDS)
     assert open_at(town, topic) == [1, 2] and asked >= 2
     town.node(1).metadata.get = get  # type: ignore[method-assign]
-    await asyncio.sleep(2 * topics_module.SWEEP_SECONDS)
+    await asyncio.sleep(2 * topic_table.SWEEP_SECONDS)
     assert open_at(town, topic) == [2]
 
 
@@ -297,7 +298,7 @@ async def test_a_claim_that_ends_after_everything_was_lost_leaves_nothing_open(
         await opened(self, known)
 
     monkeypatch.setattr(kind, "open", late)
-    claiming = asyncio.ensure_future(town.node(2).call(broker.topics.claim(topic, None)))
+    claiming = asyncio.ensure_future(town.node(2).call(broker.topics.take_over(topic, Marker(reason=BROKER_LOST))))
     await waiting.wait()
     await town.node(2).call(broker.topics.lose_all("it was declared dead"))
     monkeypatch.undo()
@@ -324,7 +325,7 @@ async def test_a_claim_that_ends_while_the_broker_stops_leaves_nothing_open(monk
         await load(self, known)
 
     monkeypatch.setattr(TopicTier, "load", late)
-    claiming = asyncio.ensure_future(town.node(2).call(broker.topics.claim(topic, None)))
+    claiming = asyncio.ensure_future(town.node(2).call(broker.topics.take_over(topic, Marker(reason=BROKER_LOST))))
     await waiting.wait()
     await town.node(2).call(broker.topics.close_all("it is shutting down"))
     gate.set()
@@ -464,7 +465,7 @@ async def test_a_move_that_fails_after_everything_was_lost_does_not_bring_the_to
 
     node.metadata.transact = unanswered  # type: ignore[method-assign]
     with pytest.raises(DanubeError):
-        await node.call(broker.topics.let_go(topic, b"null", ""))
+        await node.call(broker.topics.hand_over(topic, Marker()))
     assert broker.topics.loaded == [] and broker.cloud.tiering.get(topic) is None
     with pytest.raises(NotServed):
         await publish(node, old, "b")

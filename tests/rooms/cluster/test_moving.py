@@ -41,8 +41,8 @@ async def send(town: Cluster, topic: TopicName, *texts: str) -> list[int]:
 
 
 def phase_of(node: Node, topic: TopicName) -> str:
-    assert node.broker is not None and node.broker.hosting is not None
-    moving = node.broker.hosting.moving.get(topic)
+    assert node.broker is not None
+    moving = node.broker.topics.moves.moving.get(topic)
     return moving.name if moving else ""
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pydanube.api.moves import Moves
 from pydanube.broker import cursors
-from pydanube.broker.hosting import Hosting
+from pydanube.broker.move_log import MoveLog
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.names import SubscriptionName, TopicName
@@ -61,7 +61,7 @@ async def test_nothing_acknowledged_comes_again_after_a_move_however_scattered()
     await asyncio.sleep(10)  # an ordinary save has cut it at 4 KiB meanwhile
     await town.unload(topic, to=2)
     assert (await delivered(await town.served(topic))).offsets == list(range(0, 5_000, 2))
-    (move,) = _hosting(town.node(1)).past_moves(topic)
+    (move,) = _moves(town.node(1)).past_moves(topic)
     assert not move.failure and not move.notes
 
 
@@ -141,6 +141,6 @@ async def test_an_ack_that_could_not_be_taken_before_a_move_counts_at_the_next_o
     assert (await delivered(new)).offsets == [0, 1, 9]
 
 
-def _hosting(node: Node) -> Hosting:
-    assert node.broker is not None and node.broker.hosting is not None
-    return node.broker.hosting
+def _moves(node: Node) -> MoveLog:
+    assert node.broker is not None
+    return node.broker.topics.moves

@@ -1,0 +1,347 @@
+"""What topics and namespaces there are, and what is set for them: all of it in the metadata store.
+
+Made, found and deleted here, also topics that other brokers serve. What this broker serves is `topic_table.py`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple, Protocol
+
+from pydanube.broker.any_topic import AnyTopic
+from pydanube.broker.deletion import erase
+from pydanube.broker.members import (
+    StoredConfig,
+    config_put,
+    policy_put,
+    read_config,
+    read_policy,
+)
+from pydanube.broker.take_over import Rooms
+from pydanube.broker.topic_table import TopicTable
+from pydanube.cluster.cluster import Cluster
+from pydanube.core import keys
+from pydanube.core.delivery import FailurePolicy
+from pydanube.core.lag import Heartbeat
+from pydanube.core.load import Usage
+from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
+from pydanube.core.placement import WAIT, Marker
+from pydanube.core.policies import UNLIMITED, Delivery, TopicPolicy, configured
+from pydanube.core.roster import DispatchLimits
+from pydanube.core.tiers import Retention
+from pydanube.errors import (
+    DiskFull,
+    InvalidName,
+    NamespaceExists,
+    NamespaceNotEmpty,
+    NamespaceUnknown,
+    NotServed,
+    Refused,
+    TopicExists,
+    TopicUnknown,
+)
+from pydanube.log.batch import Envelope
+from pydanube.ports import Compare, Delete, Put
+
+log = logging.getLogger("pydanube.broker.topics")
+
+SYSTEM: Final = NamespaceName("system")
+PARTITIONS_MAX: Final = 10_000
+HOSTED_SECONDS: Final = 5.0  # how long whoever makes a topic waits until a broker has it
+
+
+class DispatchConfig(NamedTuple):
+    """What is stored for one subscription; None where nothing is."""
+
+    unacked_max: int | None
+    heartbeat: Heartbeat | None
+
+
+class Live(NamedTuple):
+    """What a topic's owner alone knows."""
+
+    first_offset: int
+    head: int
+    producers: int
+    consumers: int  # connected
+
+
+class Remote(Protocol):
+    """The owners of other topics, as far as this broker needs them. Made by what starts the broker: see `Broker`."""
+
+    async def delete(self, topic: TopicName) -> None:
+        """Removes exactly this topic. Raises NotServed while nobody has it, Unreachable."""
+        ...
+
+    async def append(self, topic: TopicName, message: Envelope) -> None:
+        """Returns when the message is safe there. Raises as `delete`, TopicUnknown, and Refused if it keeps nothing."""
+        ...
+
+    async def live(self, topic: TopicName) -> Live:
+        """Raises as `delete`."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Catalog(TopicTable):
+    """The topics of this broker and of its cluster. `remote` is the way to the brokers that serve others."""
+
+    def __init__(
+        self,
+        rooms: Rooms,
+        cluster: Cluster | None = None,
+        usage: Callable[[float], Usage] = lambda now: Usage(),
+        remote: Remote | None = None,
+    ) -> None:
+        super().__init__(rooms, cluster, usage)
+        self.remote = remote
+
+    # --- what exists ---------------------------------------------------------------------------------
+
+    async def exists(self, name: TopicName) -> bool:
+        return name in self._open or await self._metadata.get(keys.topic(name)) is not None
+
+    async def names(self, namespace: NamespaceName | None = None) -> list[TopicName]:
+        namespaces = [namespace] if namespace is not None else await self.namespaces()
+        found = []
+        for each in namespaces:
+            items = await self._metadata.list(keys.namespace_topics(each))
+            found += [name for item in items if (name := keys.topic_of_namespace(item.key)) is not None]
+        return found
+
+    async def partitions(self, name: TopicName) -> list[TopicName]:
+        """[name] if there is such a topic, else its partitions in order, else nothing."""
+        if await self.exists(name):
+            return [name]
+        return await self._partitions_of(name)
+
+    async def _partitions_of(self, base: TopicName) -> list[TopicName]:
+        items = await self._metadata.list(f"{keys.topic(base)}-part-")
+        found = {name for item in items if (name := keys.topic_of(item.key)) and name.is_partition_of(base)}
+        return sorted(found, key=lambda name: name.partition_number or 0)
+
+    # --- making and removing -------------------------------------------------------------------------
+
+    async def create(self, name: TopicName, *, delivery: Delivery, schema_subject: str | None = None) -> AnyTopic:
+        """Makes the topic; returns it when it is served here. Raises TopicExists, NamespaceUnknown.
+
+        In a cluster it may be given to another broker: NotServed then says to whom.
+        """
+        await self.make(name, delivery=delivery, schema_subject=schema_subject)
+        if self.directory is None:
+            return await self._load(name)
+        if await self.directory.hosted(name, HOSTED_SECONDS) == self.rooms.broker_id:
+            topic = self._open.get(name) or await self._arrival(name)  # claimed, and perhaps just being opened
+            if topic is not None:
+                return topic
+        raise NotServed(name, *self.directory.where(name))
+
+    async def make(self, name: TopicName, *, delivery: Delivery, schema_subject: str | None = None) -> None:
+        """Writes down that the topic exists. In a cluster the leader then finds it a broker."""
+        if self._closing:
+            raise NotServed(name, self._closing)
+        await self._check_free(name)
+        policy = await self._metadata.get(keys.namespace_policy(name.namespace))
+        if policy is None:
+            raise NamespaceUnknown(name.namespace)
+        operations: list[Put | Delete] = [
+            Put(keys.topic(name), b"null"),
+            Put(keys.delivery(name), json.dumps(delivery.value).encode()),
+            Put(keys.namespace_topic(name), b"null"),
+        ]
+        if schema_subject is not None:
+            operations.append(Put(keys.schema(name), json.dumps(schema_subject).encode()))
+        if self.directory is not None:
+            operations.append(Put(keys.unassigned(name), b"null"))
+        compares = [Compare(keys.topic(name), 0), Compare(policy.key, policy.revision)]
+        if await self._metadata.transact(compares, operations) is None:
+            raise TopicExists(name, "somebody else has just created it")
+        log.info("topic created", extra={"topic": name, "delivery": delivery.value})
+
+    async def create_partitioned(
+        self, base: TopicName, partitions: int, *, delivery: Delivery, schema_subject: str | None = None
+    ) -> None:
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise InvalidName("number of partitions", str(partitions), f"use 1 to {PARTITIONS_MAX}")
+        await self._check_free(base)
+        if await self._partitions_of(base):
+            raise TopicExists(base, "it has partitions already")
+        for name in base.partition_names(partitions):
+            if self.directory is None:
+                await self.create(name, delivery=delivery, schema_subject=schema_subject)
+            else:
+                await self.make(name, delivery=delivery, schema_subject=schema_subject)
+
+    async def _check_free(self, name: TopicName) -> None:
+        if await self.exists(name):
+            raise TopicExists(name, "it already exists")
+        if name.partition_number is None:
+            if await self._partitions_of(name):
+                raise TopicExists(name, "it is the base of a partitioned topic")
+        elif await self.exists(name.base):
+            raise TopicExists(name, f"{name.base} is a topic without partitions")
+
+    async def delete(self, name: TopicName) -> None:
+        """Removes the topic with everything it had; of a base, all partitions."""
+        if name.partition_number is not None and await self.exists(name):
+            raise InvalidName("topic to delete", name, f"Cannot delete individual partition: delete {name.base}")
+        doomed = await self.partitions(name)
+        if not doomed:
+            raise TopicUnknown(name)
+        for each in doomed:
+            await self._delete_one(each)
+
+    async def _delete_one(self, name: TopicName) -> None:
+        try:
+            topic = await self.require(name)
+        except NotServed:
+            if self.remote is None:
+                raise
+            await self.remote.delete(name)
+            return
+        await self.delete_here(topic)
+
+    async def delete_here(self, topic: AnyTopic) -> None:
+        """Exactly this topic, which may be a partition."""
+        name = topic.name
+        async with self.lock(name):
+            self._open.pop(name, None)
+            try:
+                await topic.close("the topic is being deleted")
+            except DiskFull as error:  # its log needs no ending, and deleting makes room
+                log.warning("log of a deleted topic left unfinished", extra={"topic": name, "why": str(error)})
+            await topic.ownership.reassert()  # a descriptor that was given up and comes late must not outlive its topic
+            await erase(self.rooms, topic.ownership, self.session)
+
+    async def retention(self, name: TopicName) -> Retention:
+        """What is stored now, whoever changed it."""
+        return (await read_policy(self._metadata, name)).retention
+
+    # --- namespaces ---------------------------------------------------------------------------------
+
+    async def namespaces(self) -> list[NamespaceName]:
+        items = await self._metadata.list(keys.NAMESPACES)
+        return [name for item in items if (name := keys.namespace_of_policy(item.key)) is not None]
+
+    async def create_namespace(self, name: NamespaceName, policy: TopicPolicy = UNLIMITED) -> None:
+        key = keys.namespace_policy(name)
+        put = Put(key, json.dumps(policy.to_json()).encode())
+        if await self._metadata.transact([Compare(key, 0)], [put]) is None:
+            raise NamespaceExists(name)
+
+    async def bootstrap_namespaces(self, names: Sequence[NamespaceName], policy: TopicPolicy) -> None:
+        """Those that must be there; existing ones get the configured policy."""
+        for name in {*names, SYSTEM}:
+            key = keys.namespace_policy(name)
+            known = await self._metadata.get(key)
+            value = json.dumps(configured(policy, json.loads(known.value) if known else None)).encode()
+            if known is None or known.value != value:
+                await self._metadata.transact([], [Put(key, value)])
+
+    async def delete_namespace(self, name: NamespaceName) -> None:
+        policy = await self._metadata.get(keys.namespace_policy(name))
+        if policy is None:
+            raise NamespaceUnknown(name)
+        topics = await self.names(name)
+        if topics:
+            raise NamespaceNotEmpty(name, len(topics))
+        await self._metadata.transact([Compare(policy.key, policy.revision)], [Delete(policy.key)])
+
+    async def namespace_policy(self, name: NamespaceName) -> TopicPolicy:
+        item = await self._metadata.get(keys.namespace_policy(name))
+        if item is None:
+            raise NamespaceUnknown(name)
+        return TopicPolicy.from_json(json.loads(item.value))
+
+    # --- crashes --------------------------------------------------------------------------------------
+
+    async def set_on_crash(self, name: TopicName, *, wait: bool) -> list[TopicName]:
+        """Whether it, or each of its partitions, waits for its own broker when that is lost, or is taken over.
+
+        One that waits already, and is not to wait any more, is taken over now.
+        """
+        names = await self.partitions(name)
+        if not names:
+            raise TopicUnknown(name)
+        for each in names:
+            await self._set_on_crash(each, wait)
+        return names
+
+    async def _set_on_crash(self, name: TopicName, wait: bool) -> None:
+        while True:
+            topic = await self._metadata.get(keys.topic(name))
+            if topic is None:
+                raise TopicUnknown(name)
+            delivery = await self._metadata.get(keys.delivery(name))
+            if wait and (delivery is None or json.loads(delivery.value) != Delivery.RELIABLE.value):
+                raise Refused(f"topic {name} keeps nothing: there is nothing for it to wait for")
+            marked = await self._metadata.get(keys.unassigned(name))
+            key = keys.on_crash(name)
+            compares = [
+                Compare(topic.key, topic.revision),
+                Compare(keys.unassigned(name), marked.revision if marked else 0),
+            ]
+            operations: list[Put | Delete] = [Put(key, WAIT) if wait else Delete(key)]
+            marker = Marker.from_bytes(marked.value) if marked else None
+            if marked is not None and marker is not None and marker.wait and not wait:
+                operations.append(Put(marked.key, replace(marker, wait=False).to_bytes()))
+            if await self._metadata.transact(compares, operations) is not None:
+                log.info("what a crash means was set", extra={"topic": name, "wait": wait})
+                return
+
+    # --- subscriptions' settings ----------------------------------------------------------------------
+
+    async def set_failure_policy(self, name: TopicName, subscription: SubscriptionName, policy: FailurePolicy) -> None:
+        """Stored, also before the subscription exists, and in effect at once."""
+        topic = await self.require(name)
+        await topic.ownership.write([policy_put(name, subscription, policy)])
+        await self._apply_config(topic, subscription)
+
+    async def change_failure_policy(
+        self, name: TopicName, subscription: SubscriptionName, given: Mapping[str, object]
+    ) -> tuple[FailurePolicy, FailurePolicy]:
+        """The policy before, and with the given fields, which is in effect at once. Raises ConfigError."""
+        topic = await self.require(name)
+        async with self.lock(name):  # of two changes of different fields both count
+            before = await self.get_failure_policy(name, subscription) or FailurePolicy()
+            after = FailurePolicy.from_json({**before.to_json(), **given})
+            await topic.ownership.write([policy_put(name, subscription, after)])
+        await self._apply_config(topic, subscription)
+        return before, after
+
+    async def get_failure_policy(self, name: TopicName, subscription: SubscriptionName) -> FailurePolicy | None:
+        return (await read_config(self._metadata, name, subscription)).policy
+
+    async def set_dispatch_config(
+        self,
+        name: TopicName,
+        subscription: SubscriptionName,
+        *,
+        unacked_max: int | None = None,
+        heartbeat: Heartbeat | None = None,
+        forget_heartbeat: bool = False,
+    ) -> None:
+        """Only what is given changes; with `forget_heartbeat` the topic's, or else the broker's, is in force again."""
+        topic = await self.require(name)
+        if unacked_max is not None:
+            DispatchLimits(unacked_max=unacked_max)  # raises if it is not allowed
+        stored = await read_config(self._metadata, name, subscription)
+        changed = StoredConfig(
+            stored.policy,
+            stored.unacked_max if unacked_max is None else unacked_max,
+            None if forget_heartbeat else stored.heartbeat if heartbeat is None else heartbeat,
+        )
+        await topic.ownership.write([config_put(name, subscription, changed)])
+        await self._apply_config(topic, subscription)
+
+    async def get_dispatch_config(self, name: TopicName, subscription: SubscriptionName) -> DispatchConfig:
+        stored = await read_config(self._metadata, name, subscription)
+        return DispatchConfig(stored.unacked_max, stored.heartbeat)
+
+    async def _apply_config(self, topic: AnyTopic, subscription: SubscriptionName) -> None:
+        if topic.reliable:
+            topic.configure(subscription, await read_config(self._metadata, topic.name, subscription))
