@@ -178,7 +178,7 @@ class ConsumerService:
             senders: dict[str | None, ProducerId] = {}
             while delivered := await outbox.get():
                 for each in delivered:
-                    if isinstance(subscription, Subscription) and not subscription.is_wanted(consumer, each):
+                    if not subscription.is_wanted(consumer, each):
                         continue
                     offset, message, _ = each
                     sender = senders.get(message.producer_name)

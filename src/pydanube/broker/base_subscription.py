@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from pydanube.broker.cursors import Cursors
 from pydanube.broker.kept import Kept
-from pydanube.broker.outbox import AnyOutbox, Budget, MessageOutbox, Outbox, Registration
+from pydanube.broker.outbox import AnyOutbox, Budget, Delivered, MessageOutbox, Outbox, Registration
 from pydanube.broker.timer import Timer
 from pydanube.core.names import ConsumerId, SubscriptionName, TopicName, consumer_id
 from pydanube.core.policies import SubscriptionKind
@@ -140,6 +140,10 @@ class BaseSubscription:
                 del self._consumers[identity]
             raise
         return identity
+
+    def is_wanted(self, consumer: ConsumerId, delivered: Delivered) -> bool:
+        """Whether a message on its way to the wire is still to be shown to this consumer."""
+        return True
 
     def attach(self, consumer: ConsumerId) -> MessageOutbox:
         """The consumer's stream opens. A stream it already had ends cleanly."""

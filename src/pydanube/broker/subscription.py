@@ -11,10 +11,7 @@ from typing import Literal
 
 from pydanube.broker.dispatcher import Dispatcher
 from pydanube.broker.members import LEASE_OVER
-from pydanube.broker.outbox import (
-    BatchOutbox,
-    DeliveredBatch,
-)
+from pydanube.broker.outbox import BatchOutbox, Delivered, DeliveredBatch
 from pydanube.core import keys
 from pydanube.core.delivery import FailurePolicy
 from pydanube.core.events import (
