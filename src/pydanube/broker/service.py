@@ -344,7 +344,7 @@ class Broker:
             rejoins=config.rejoin == "active",
             compacts=config.compaction == "auto",
             metrics=self.telemetry.members,
-            tell=functools.partial(self.events.tell, by=f"broker {self.broker_id}, the leader"),
+            tell=lambda kind, sentence: self.events.tell(kind, sentence, by=f"broker {self.broker_id}, the leader"),
         )
 
     async def reload(self, config: Config) -> None:
