@@ -284,8 +284,10 @@ class Roster:
             return 0
         held_room = self.limits.consumer_unacked_max - member.held
         if member.messages is None:
-            own_room = self._window_of(member) - member.held - member.overdue.count
-            return max(0, min(held_room, own_room, self.limits.unacked_max - self.window_held))
+            free = self.limits.unacked_max - self.window_held
+            if free <= 0:
+                return 0
+            return max(0, min(held_room, free, self._window_of(member) - member.held - member.overdue.count))
         if member.size_bytes <= 0:
             return 0
         return max(0, min(held_room, member.messages, self.limits.send_max - member.sending))
