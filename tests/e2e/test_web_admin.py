@@ -190,7 +190,7 @@ def test_numbers_and_units_never_break(scene: Scene) -> None:
                 broken = page.evaluate(
                     """() => {
                         const found = [];
-                        const where = ".kpi dd:not(.note), .facts.tight dd, td.num:not(.two)";
+                        const where = ".kpi dd:not(.note), .facts.tight dd, td.num:not(.pair)";
                         for (const each of document.querySelectorAll(where)) {
                             const first = each.firstChild;
                             if (first && first.nodeType === Node.TEXT_NODE && each.closest(".kpi, .facts"))
