@@ -166,7 +166,7 @@ def test_a_broker_that_does_not_answer_is_named_with_since_when_and_what_it_has(
         "messages that broker host3:6650 had not uploaded wait to be rescued from its disk: how many is not known"
     )
     told = conditions(broker(1), replace(away, not_uploaded_seconds=22.4))["DanubeOrphanRange"]
-    assert told.endswith("wait to be rescued from its disk: those of about the last 22 s before")
+    assert told.endswith("wait to be rescued from its disk: those of about its last 22 s")
     assert "DanubeOrphanRange" not in conditions(broker(1), replace(away, topics=0))
 
 

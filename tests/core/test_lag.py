@@ -133,6 +133,7 @@ BEHIND = Standing(head=50, next_unacked=10, lag=40, undispatched=30, consumers=1
         ({"consumers": 0}, "no consumer is connected; 40 messages behind"),
         ({"unacked": 10, "window_held": 10, "unacked_max": 10}, "window full: 10 of 10 messages wait for an ack"),
         ({"unacked": 99}, "no consumer has room: 99 messages wait for an ack"),
+        ({"unacked": 1}, "no consumer has room: 1 message waits for an ack"),
         ({"undispatched": 0, "waiting": 1, "retry_at": 9.0}, "1 message failed and will be tried again, the first in"),
         ({"blocked_offset": 10}, "blocked by poison at offset 10, which failed too often"),
         ({"rate_ready_at": 7.5}, "rate limited: the next message may go in 0.5 s"),

@@ -552,7 +552,7 @@ def _rescues(facts: ClusterFacts) -> Iterator[Condition]:
         # Until others have taken its topics nobody can count the messages, only say whose they are.
         if broker.life in (Life.SILENT, Life.GONE) and broker.topics:
             age = broker.not_uploaded_seconds
-            which = "how many is not known" if age is None else f"those of about the last {words(max(age, 1.0))} before"
+            which = "how many is not known" if age is None else f"those of about its last {words(max(age, 1.0))}"
             yield Condition(
                 "DanubeOrphanRange",
                 Severity.WARNING,

@@ -150,7 +150,8 @@ def _cause(s: Standing, now: float) -> str:
             return f"window full: {s.window_held} of {s.unacked_max} messages wait for an ack; {behind}"
         if not (s.unacked or s.late):
             return f"no consumer asks for messages; {behind}"
-        return f"no consumer has room: {_messages(s.unacked)} wait for an ack{_where(s)}; {behind}"
+        wait = "waits" if s.unacked == 1 else "wait"
+        return f"no consumer has room: {_messages(s.unacked)} {wait} for an ack{_where(s)}; {behind}"
     if s.undispatched:
         return f"delivering: {_messages(s.undispatched)} can be sent now; {behind}"
     if s.waiting:

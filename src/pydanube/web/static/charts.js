@@ -56,7 +56,7 @@ function begin(figure, canvas, lines, data) {
     height: HEIGHT_PX,
     tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
     legend: { show: false },
-    padding: [12, 8, 0, 0],
+    padding: [12, 30, 0, 0], // half a time beside the last tick, which is not cut then
     cursor: { y: false, sync: { key: "danube" }, drag: { x: true, y: false }, points: { size: 6 } },
     scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.1, 10)] } },
     axes: [
