@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ def test_several_brokers_are_a_list_or_a_text_with_commas() -> None:
 
 
 def test_waiting_grows_to_a_bound_and_is_never_the_same() -> None:
-    backoff = Backoff()
+    backoff = Backoff(Random(1))
     waits = [backoff.seconds() for _ in range(50)]
     assert waits[0] <= 0.05 and all(BACKOFF_MAX_SECONDS / 2 <= wait <= BACKOFF_MAX_SECONDS for wait in waits[10:])
     assert len(set(waits)) == 50

@@ -94,7 +94,7 @@ class StreamDoor:
         self.broker = broker
         self.limits = limits or broker.config.stream.limits
         self.open_files = open_files.current()
-        self.connections: set[Connection] = set()
+        self.connections: dict[Connection, None] = {}  # by age
         self.closing = False
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -180,10 +180,10 @@ class Connection(asyncio.Protocol):
         elif len(self._door.connections) >= self._door.open_files.native:
             self.fail(TooManyConnections(self._door.open_files.native, self._door.open_files.limit))
         else:
-            self._door.connections.add(self)
+            self._door.connections[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._door.connections.discard(self)
+        self._door.connections.pop(self, None)
         unhandled = self.session.lost("the peer closed the connection")
         self._carried_out = self.session.end
         if self._turn is not None:

@@ -7,7 +7,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from pydanube.client.connection import Brokers, patiently
+from pydanube.client.connection import Brokers
 from pydanube.client.link import Link
 from pydanube.client.messages import OFFSET, Lag, Located, Place, StorageInfo, TopicInfo, place_of, with_offsets
 from pydanube.core.names import SubscriptionName, TopicName
@@ -88,7 +88,7 @@ class Admin:
             return await self._ask(await self._link(topic), topic, command, kind)
 
         seconds = self.timeout if timeout is None else timeout
-        return await patiently(f"{asked} {topic or ''}".strip(), seconds, attempt)
+        return await self._brokers.patiently(f"{asked} {topic or ''}".strip(), seconds, attempt)
 
     async def _link(self, topic: str | None) -> Link:
         if topic is None:
@@ -123,7 +123,7 @@ class Admin:
                     raise
 
         seconds = self.timeout if timeout is None else timeout
-        await patiently(f"{command.WhichOneof('kind')} {topic}", seconds, attempt)
+        await self._brokers.patiently(f"{command.WhichOneof('kind')} {topic}", seconds, attempt)
 
     # --- topics -------------------------------------------------------------------------------------
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Iterable, Sequence
-from secrets import token_hex
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias
 
 from pydanube.client.admin import Admin, Fetch
-from pydanube.client.connection import Brokers, addresses_of, patiently
+from pydanube.client.connection import Brokers, addresses_of
+from pydanube.client.connector import SYSTEM, Connector
 from pydanube.client.consumer import Consumer
 from pydanube.client.drafts import ProducerSettings
 from pydanube.client.incoming import ConsumerSettings
@@ -78,17 +78,22 @@ class Client:
         token: str = "",
         tls: ssl.SSLContext | None = None,
         timeout: float = TIMEOUT_SECONDS,
+        connector: Connector = SYSTEM,
     ) -> None:
+        """`connector`: where connections, the date and random numbers come from; another one is for simulations."""
         if timeout <= 0:
             raise ConfigError("timeout", timeout, "seconds, more than 0")
-        self._brokers = Brokers(addresses_of(url), token=token, tls=tls)
+        self._brokers = Brokers(addresses_of(url), token=token, tls=tls, connector=connector)
         self._admin = Admin(self._brokers, timeout)
         self.timeout = timeout
+
+    def _unique(self) -> str:
+        return f"{self._brokers.connector.dice.getrandbits(32):08x}"
 
     async def open(self) -> Self:
         """As entering the `async with` block: returns when a broker has answered."""
         silent = f"no answer from {', '.join(self._brokers.known)}"
-        await patiently("connecting", self.timeout, self._brokers.any, silent)
+        await self._brokers.patiently("connecting", self.timeout, self._brokers.any, silent)
         return self
 
     async def close(self) -> None:
@@ -125,7 +130,7 @@ class Client:
         async def asked() -> None:
             await (await self._brokers.any()).request(pb.Command(ping=pb.Ping()), "pong")
 
-        await patiently("a ping", seconds, asked)
+        await self._brokers.patiently("a ping", seconds, asked)
         return loop.time() - begun_at
 
     def statistics(self) -> Statistics:
@@ -162,7 +167,7 @@ class Client:
         before it has more than `batch_messages` or `batch_bytes`. `buffer_bytes` bound what has no receipt yet.
         """
         checked = _check_topic(topic)
-        name = f"{checked.name}-{token_hex(4)}" if name is None else name
+        name = f"{checked.name}-{self._unique()}" if name is None else name
         _check_name("name", name)
         if not 1 <= batch_bytes <= BATCH_BYTES_MAX:
             raise ConfigError("batch_bytes", batch_bytes, f"from 1 to {BATCH_BYTES_MAX}")
@@ -224,7 +229,7 @@ class Client:
         that all get some, and others 10,000. The ack timeout begins when a message is handed over.
         """
         _check_topic(topic)
-        name = f"{subscription}-{token_hex(4)}" if name is None else name
+        name = f"{subscription}-{self._unique()}" if name is None else name
         _check_name("name", name)
         kind = type_name(type)
         if kind is None:

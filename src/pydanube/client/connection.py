@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
+from random import Random
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+from pydanube.client.connector import SYSTEM, Connector
 from pydanube.client.link import Link, tls_refusal
 from pydanube.client.messages import Statistics
 from pydanube.errors import (
@@ -84,7 +85,8 @@ def addresses_of(urls: str | Iterable[str]) -> list[Address]:
 class Backoff:
     """Waits longer each time, up to a bound, and never for the same time as everybody else."""
 
-    def __init__(self) -> None:
+    def __init__(self, dice: Random) -> None:
+        self._dice = dice
         self._next = BACKOFF_FIRST_SECONDS
 
     def reset(self) -> None:
@@ -92,31 +94,10 @@ class Backoff:
 
     def seconds(self) -> float:
         seconds, self._next = self._next, min(2 * self._next, BACKOFF_MAX_SECONDS)
-        return seconds * random.uniform(0.5, 1.0)
+        return seconds * self._dice.uniform(0.5, 1.0)
 
     async def sleep(self) -> None:
         await asyncio.sleep(self.seconds())
-
-
-async def patiently(what: str, seconds: float, attempt: Callable[[], Awaitable[T]], silent: str = "") -> T:
-    """Calls `attempt` until it succeeds or fails for good. Raises DeadlineExceeded, which says what went wrong last.
-
-    `silent` is what it says if nothing did, because the first attempt is still waiting.
-    """
-    backoff = Backoff()
-    last: DanubeError | None = None
-    try:
-        async with asyncio.timeout(seconds):
-            while True:
-                try:
-                    return await attempt()
-                except DanubeError as error:
-                    if not error.retryable:
-                        raise
-                    last = error
-                await backoff.sleep()
-    except TimeoutError:
-        raise DeadlineExceeded(what, seconds, str(last or silent)) from last
 
 
 async def within(what: str, seconds: float, waiting: Awaitable[T]) -> T:
@@ -131,7 +112,15 @@ async def within(what: str, seconds: float, waiting: Awaitable[T]) -> T:
 class Brokers:
     """Links by address, at most one each; opened when needed, opened again when lost."""
 
-    def __init__(self, addresses: list[Address], *, token: str = "", tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        addresses: list[Address],
+        *,
+        token: str = "",
+        tls: ssl.SSLContext | None = None,
+        connector: Connector = SYSTEM,
+    ) -> None:
+        self.connector = connector
         self._known = dict.fromkeys(addresses)  # in order of appearance
         self._token = token
         self._tls = tls
@@ -160,6 +149,25 @@ class Brokers:
             last_error=str(self._last_error or ""),
         )
 
+    async def patiently(self, what: str, seconds: float, attempt: Callable[[], Awaitable[T]], silent: str = "") -> T:
+        """Calls `attempt` until it succeeds or fails for good. Raises DeadlineExceeded, which says what went wrong
+        last; `silent` is what it says if nothing did, because the first attempt is still waiting.
+        """
+        backoff = Backoff(self.connector.dice)
+        last: DanubeError | None = None
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    try:
+                        return await attempt()
+                    except DanubeError as error:
+                        if not error.retryable:
+                            raise
+                        last = error
+                    await backoff.sleep()
+        except TimeoutError:
+            raise DeadlineExceeded(what, seconds, str(last or silent)) from last
+
     @property
     def known(self) -> list[str]:
         return [str(address) for address in self._known]
@@ -174,7 +182,7 @@ class Brokers:
             return best
         refusal: DanubeError | None = None
         why: dict[Address, DanubeError] = {}
-        for address in random.sample(list(self._known), len(self._known)):
+        for address in self.connector.dice.sample(list(self._known), len(self._known)):
             try:
                 return await self.link(address)
             except DanubeError as error:
@@ -280,14 +288,11 @@ class Brokers:
 
     async def _dial(self, address: Address) -> Link:
         url = str(address)
-        loop = asyncio.get_running_loop()
         context = (self._tls or ssl.create_default_context()) if address.tls else None
         link: Link | None = None
         try:
             async with asyncio.timeout(DIAL_SECONDS):
-                _, link = await loop.create_connection(
-                    lambda: Link(url, self._token), address.host, address.port, ssl=context
-                )
+                link = await self.connector.connect(lambda: Link(url, self._token), address.host, address.port, context)
                 await asyncio.shield(link.welcome)
         except TimeoutError:
             error = Unreachable(url, f"no answer within {DIAL_SECONDS:g} s")

@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
-from pydanube.client.connection import Brokers, patiently, within
+from pydanube.client.connection import Brokers, within
 from pydanube.client.incoming import ConsumerLane, ConsumerSettings
 from pydanube.client.messages import Delivery, Message, MessageBatch, MessageView, Place
 from pydanube.client.working import Handled, Handler, Work
@@ -297,7 +297,7 @@ class Consumer:
         self._check_opened()
         seconds = self._timeout if timeout is None else timeout
         what = f"seeking {self.topic}"
-        await _together(patiently(what, seconds, partial(lane.seek, to)) for lane in self._lanes)
+        await _together(self._brokers.patiently(what, seconds, partial(lane.seek, to)) for lane in self._lanes)
 
     # --- inside -------------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
-from time import time_ns
 from typing import Final
 
 from pydanube.client.connection import Brokers
@@ -80,6 +79,7 @@ class ProducerLane(Lane):
         self._settings = settings
         self._released = released
         self._loop = asyncio.get_running_loop()
+        self._time_ns = brokers.connector.time_ns
         self._draft = Draft(0.0)
         self._full: deque[Draft] = deque()
         self._queue: deque[Outgoing] = deque()  # the first `_sent` of them were sent on the current link
@@ -129,7 +129,7 @@ class ProducerLane(Lane):
             draft = self._rotate()
             row = 0
         draft.payloads.append(payload)
-        draft.times.append(time_ns() // 1000)
+        draft.times.append(self._time_ns() // 1000)
         if draft.keys is not None:
             draft.keys.append(key)
         elif key is not None:
@@ -217,7 +217,7 @@ class ProducerLane(Lane):
             limit = ENCODE_ON_LOOP_BYTES if self._settings.compression == "none" else COMPRESS_ON_LOOP_BYTES
             if draft.size > limit:
                 self._encoding = draft
-                encoding = self._loop.run_in_executor(None, self._encode, draft)
+                encoding = self._brokers.connector.run(partial(self._encode, draft))
                 encoding.add_done_callback(partial(self._encoded, draft))
                 return
             try:

@@ -15,7 +15,7 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-from pydanube.client.connection import Brokers, patiently, within
+from pydanube.client.connection import Brokers, within
 from pydanube.client.link import Link
 from pydanube.errors import DanubeError, DeliveryMismatch, NotServed, Unreachable
 from pydanube.log.batch import Batch, renumber
@@ -39,7 +39,7 @@ class Publisher:
         self._error: DanubeError | None = None
 
     async def __aenter__(self) -> Self:
-        await patiently(f"opening a publisher of {self.topic}", self._timeout, self._open)
+        await self._brokers.patiently(f"opening a publisher of {self.topic}", self._timeout, self._open)
         self._in_flight_max = min(self._link_in_use().welcome.result().in_flight_max, frames.IN_FLIGHT_MAX)
         self._room = asyncio.Semaphore(self._in_flight_max)
         return self

@@ -1,0 +1,229 @@
+"""Real clients and a real broker, with nothing between them but bytes that are cut, delayed and lost, from a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+
+import pydanube
+from pydanube.api.stream import Connection, StreamDoor
+from pydanube.errors import Unavailable
+from pydanube.testing.loop import Process, run
+from pydanube.testing.wires import QUIET, WireFaults, Wires
+from tests.rooms.brokers import Host, small_wal
+
+TOPIC = "/default/orders"
+URL = "danube://broker:6651"
+ROUGH = WireFaults(delay_max_seconds=0.05, cut=0.3, drop=0.06, linger_max_seconds=20.0, refuse=0.1, lose=0.05)
+MESSAGES = 150
+
+
+class Outcome(NamedTuple):
+    stored: list[bytes]  # in the log, in order
+    receipts: dict[int, int]  # offsets by number
+    consumed: list[tuple[int, bytes]]  # in order, repetitions too
+    connections: int
+    broken: int
+    seconds: float
+    digest: str
+
+
+async def exchange(seed: int, faults: WireFaults) -> Outcome:
+    """A producer and a consumer, until everything is stored, consumed and acknowledged."""
+    host, wires, loop = Host(), Wires(Random(seed), faults), asyncio.get_running_loop()
+    broker = await host.boot()
+    server = StreamDoor(broker)
+
+    async def serve() -> None:
+        wires.listen("broker", 6651, lambda: Connection(server))
+        while True:
+            await asyncio.sleep(2.0)
+            for connection in list(server.connections):
+                connection.check_time(loop.time())
+
+    serving = host._process.spawn(serve(), name="serve")
+    await asyncio.sleep(0)
+    receipts: dict[int, int] = {}
+    consumed: list[tuple[int, bytes]] = []
+
+    async def produce() -> None:
+        async with pydanube.Client(URL, connector=wires.connector()) as client:
+            dice = Random(seed)
+            async with client.producer(TOPIC, name="p") as producer:
+
+                async def send(number: int) -> None:
+                    receipts[number] = (await producer.send(b"%d" % number, timeout=600)).offset
+
+                for first in range(0, MESSAGES, 10):
+                    async with asyncio.TaskGroup() as group:
+                        for number in range(first, first + 10):
+                            group.create_task(send(number))
+                    await asyncio.sleep(dice.uniform(0, 0.5))
+
+    async def consume() -> None:
+        missing = {b"%d" % number for number in range(MESSAGES)}
+        async with (
+            pydanube.Client(URL, connector=wires.connector()) as client,
+            client.consumer(TOPIC, subscription="s", type="exclusive", start="earliest", name="c") as consumer,
+        ):
+            async for message in consumer:
+                consumed.append((message.offset, message.payload))
+                await message.ack()
+                missing.discard(message.payload)
+                if not missing:
+                    break
+            await consumer.flush()
+
+    async with pydanube.Client(URL, connector=wires.connector()) as client:
+        await client.create_topic(TOPIC, exist_ok=True)
+    async with asyncio.timeout(3600), asyncio.TaskGroup() as group:
+        group.create_task(produce())
+        group.create_task(consume())
+    wires.faults = QUIET
+    async with pydanube.Client(URL, connector=wires.connector()) as client:
+        assert (await client.lag(TOPIC, "s")).messages == 0
+        table = await client.fetch(TOPIC).table()
+        stored = table.column("payload").to_pylist()
+    serving.cancel()
+    await broker.stop()
+    return Outcome(stored, receipts, consumed, wires.connections, wires.broken, loop.time(), wires.digest)
+
+
+def outcome(seed: int, faults: WireFaults) -> Outcome:
+    with small_wal():
+        return run(exchange(seed, faults), seed)
+
+
+def check(found: Outcome) -> None:
+    """Every message is stored once, under the offset of its receipt, and was consumed, new ones in order."""
+    assert sorted(found.stored) == sorted(b"%d" % number for number in range(MESSAGES))
+    assert {found.stored[offset]: number for number, offset in found.receipts.items()} == {
+        b"%d" % number: number for number in range(MESSAGES)
+    }
+    assert all(found.stored[offset] == payload for offset, payload in found.consumed)
+    first_seen = list(dict.fromkeys(offset for offset, _ in found.consumed))
+    assert first_seen == list(range(MESSAGES))
+
+
+def test_a_quiet_wire_carries_everything_once() -> None:
+    found = outcome(1, QUIET)
+    check(found)
+    assert len(found.consumed) == MESSAGES and (found.connections, found.broken) == (4, 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_seed_decides_what_happens_to_real_clients_on_rough_wires(seed: int) -> None:
+    found = outcome(seed, ROUGH)
+    check(found)
+    assert found.broken > 3 and found.connections > 7, found
+    assert outcome(seed, ROUGH) == found
+
+
+class Echo(asyncio.Protocol):
+    """Sends back what it gets, and remembers what happened to it."""
+
+    def __init__(self) -> None:
+        self.got = b""
+        self.lost: list[Exception | None] = []
+        self.paused = 0
+        self.transport: Any
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.append(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self.got += data
+
+    def pause_writing(self) -> None:
+        self.paused += 1
+
+    def resume_writing(self) -> None:
+        self.paused -= 1
+
+
+async def wire(faults: WireFaults = QUIET, seed: int = 1) -> tuple[Wires, Echo, Echo]:
+    wires, served = Wires(Random(seed), faults), Echo()
+    wires.listen("broker", 1, lambda: served)
+    client = await wires.connector().connect(Echo, "broker", 1, None)
+    await asyncio.sleep(0.001)
+    return wires, client, served
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bytes_arrive_in_order_however_they_are_cut_and_delayed(seed: int) -> None:
+    async def main() -> None:
+        _, client, served = await wire(WireFaults(delay_max_seconds=1.0, cut=0.7), seed)
+        for number in range(50):
+            client.transport.write(b"%03d " % number)
+        client.transport.close()
+        await asyncio.sleep(10)
+        assert served.got == b"".join(b"%03d " % number for number in range(50))
+        assert (client.lost, served.lost) == ([None], [None])
+
+    run(main(), seed)
+
+
+def test_a_writer_stops_while_its_peer_reads_nothing() -> None:
+    async def main() -> None:
+        _, client, served = await wire()
+        served.transport.pause_reading()
+        client.transport.write(bytes(100_000))
+        await asyncio.sleep(1)
+        assert client.paused == 1 and not served.got
+        served.transport.resume_reading()
+        await asyncio.sleep(1)
+        assert client.paused == 0 and len(served.got) == 100_000
+
+    run(main(), 1)
+
+
+def test_the_ends_of_a_broken_wire_learn_it_at_different_times_and_what_was_under_way_is_lost() -> None:
+    async def main() -> None:
+        wires, client, served = await wire(WireFaults(linger_max_seconds=10.0))
+        client.transport.write(b"arrives")
+        await asyncio.sleep(1)
+        client.transport.write(b"is lost")
+        wires.break_all()
+        await asyncio.sleep(0.001)
+        assert len(client.lost) + len(served.lost) == 1 and served.got == b"arrives"
+        await asyncio.sleep(10)
+        assert len(client.lost) == len(served.lost) == 1
+        assert isinstance(client.lost[0], ConnectionResetError)
+        with pytest.raises(ConnectionRefusedError) as refused:
+            await wires.connector().connect(Echo, "nobody", 1, None)
+        assert refused.value.errno == errno.ECONNREFUSED
+
+    run(main(), 1)
+
+
+def test_a_paused_process_hears_of_its_connections_when_it_goes_on() -> None:
+    async def main() -> None:
+        process, wires, served = Process("broker"), Wires(Random(1)), Echo()
+        process.run(wires.listen, "broker", 1, lambda: served)
+        client = await wires.connector().connect(Echo, "broker", 1, None)
+        await asyncio.sleep(1)
+        process.pause()
+        client.transport.write(b"hello")
+        await asyncio.sleep(5)
+        assert served.got == b""
+        process.resume()
+        await asyncio.sleep(0.001)
+        assert served.got == b"hello"
+
+    run(main(), 1)
+
+
+def test_a_client_that_is_refused_says_so() -> None:
+    async def main() -> None:
+        wires = Wires(Random(1))
+        with pytest.raises(Unavailable, match="Connection refused"):
+            await pydanube.Client(URL, connector=wires.connector(), timeout=5).open()
+
+    run(main(), 1)
