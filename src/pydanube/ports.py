@@ -1,15 +1,16 @@
-"""The six doors to the outside: Clock, Disk, ObjectStore, MetadataStore, Network, Work.
+"""The five ports to the outside: Clock, Disk, ObjectStore, MetadataStore, Work.
 
-Rooms wait, write and read the clock only through these. `stores/memory.py` implements all six without leaving
-the process; the real adapters stand beside it. A contract suite per port (`tests/contracts`) runs on every
-adapter, so what is promised here holds for all of them.
+Rooms wait, write and read the clock only through these. `stores/memory/` implements all five without leaving the
+process; the real adapters stand beside it. A contract suite per port (`tests/contracts`) runs on every adapter, so
+what is promised here holds for all of them. The network is not among them: what is said on it is decided without I/O
+(`wire/session.py`), and a client's connections come from its connector (`client/connector.py`).
 
 A port never decides. It raises our errors (`errors.py`), never the backend's.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -300,52 +301,6 @@ class MetadataStore(Protocol):
 
     async def revoke(self, lease: LeaseId) -> None:
         """Ends the lease now. Revoking one that has ended is no error."""
-        ...
-
-
-# --- Network ----------------------------------------------------------------------------------------
-
-
-class Connection(Protocol):
-    """A stream of bytes in both directions. A broken one raises Unreachable from every call."""
-
-    @property
-    def peer(self) -> str: ...
-
-    async def read(self, length_max: int) -> bytes:
-        """At least one byte, at most `length_max`; b"" once the peer has closed."""
-        ...
-
-    async def write(self, buffers: Sequence[Buffer]) -> None:
-        """Queues the buffers, in order; waits while too much is queued."""
-        ...
-
-    async def close(self) -> None:
-        """Sends what is queued, then ends the stream. Every later call but `close` raises Unreachable."""
-        ...
-
-
-class Listener(Protocol):
-    @property
-    def address(self) -> str:
-        """host:port as bound; a port given as 0 is the one that was chosen."""
-        ...
-
-    async def close(self) -> None:
-        """Stops taking connections. Those that exist go on."""
-        ...
-
-
-class Network(Protocol):
-    async def connect(self, address: str) -> Connection:
-        """Connects to host:port, or raises Unreachable."""
-        ...
-
-    async def listen(self, address: str, serve: Callable[[Connection], Awaitable[None]]) -> Listener:
-        """Calls `serve` in a task of its own for every connection, and closes it when `serve` returns.
-
-        Raises Unreachable if the address cannot be had.
-        """
         ...
 
 

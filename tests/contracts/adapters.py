@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
-import struct
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -17,23 +15,21 @@ from pathlib import Path
 from random import Random
 from typing import TypeAlias, TypeVar
 
-from pydanube.ports import Clock, Connection, Disk, MetadataStore, Network, ObjectStore, Work
+from pydanube.ports import Clock, Disk, MetadataStore, ObjectStore, Work
 from pydanube.stores.etcd import EtcdMetadataStore
 from pydanube.stores.file_objects import FileObjectStore
 from pydanube.stores.files import FileDisk
 from pydanube.stores.memory import (
     LoopClock,
     MemoryClock,
-    MemoryConnection,
     MemoryDisk,
     MemoryMetadataStore,
-    MemoryNetwork,
     MemoryObjectStore,
     MemoryWork,
 )
 from pydanube.stores.object_urls import open_object_store
 from pydanube.stores.sqlite import SqliteMetadataStore
-from pydanube.stores.system import SystemClock, SystemWork, TcpConnection, TcpNetwork
+from pydanube.stores.system import SystemClock, SystemWork
 from pydanube.testing.faulty_disk import FaultyDisk
 from tests.e2e.etcd import EtcdServer, clear
 from tests.e2e.objectstores import S3Server
@@ -223,48 +219,6 @@ def etcd_metadata(server: EtcdServer, root: str) -> Iterator[MetadataCase]:
 METADATA_STORES: Mapping[str, Maker[MetadataCase]] = {
     "memory": memory_metadata,
     "sqlite": sqlite_metadata,
-}
-
-# --- Network ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkCase:
-    """`cut` breaks a connection without a goodbye. `nobody` is an address where nobody listens."""
-
-    network: Network
-    host: str
-    cut: Callable[[Connection], None]
-    nobody: str
-
-
-@contextmanager
-def memory_network(directory: Path) -> Iterator[NetworkCase]:
-    def cut(connection: Connection) -> None:
-        assert isinstance(connection, MemoryConnection)
-        connection.abort("the cable was cut")
-
-    yield NetworkCase(MemoryNetwork(queued_bytes_max=4096), "broker", cut, "broker:1")
-
-
-@contextmanager
-def tcp_network(directory: Path) -> Iterator[NetworkCase]:
-    def cut(connection: Connection) -> None:
-        assert isinstance(connection, TcpConnection)
-        # Linger for no time: the kernel sends a reset instead of a goodbye.
-        sock = connection._writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        connection._writer.transport.abort()
-
-    with socket.socket() as taken:  # bound, but not listening: nobody else gets the port, nobody answers
-        taken.bind(("127.0.0.1", 0))
-        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
-        yield NetworkCase(TcpNetwork(queued_bytes_max=4096), "127.0.0.1", cut, nobody)
-
-
-NETWORKS: Mapping[str, Maker[NetworkCase]] = {
-    "memory": memory_network,
-    "tcp": tcp_network,
 }
 
 # --- Work -------------------------------------------------------------------------------------------

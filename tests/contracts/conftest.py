@@ -45,7 +45,6 @@ def each(makers: Mapping[str, adapters.Maker[Any]]) -> Callable[..., Any]:
 
 clock_case = each(adapters.CLOCKS)
 disk_case = each(adapters.DISKS)
-network_case = each(adapters.NETWORKS)
 work = each(adapters.WORKS)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextvars import ContextVar
 from random import Random
 
 import pytest
 
 from pydanube.errors import DiskFull, Unreachable
-from pydanube.ports import Connection, Event, Put, Write
-from pydanube.stores.memory import MemoryClock, MemoryDisk, MemoryMetadataStore, MemoryNetwork, MemoryWork
+from pydanube.ports import Event, Put, Write
+from pydanube.stores.memory import MemoryClock, MemoryDisk, MemoryMetadataStore, MemoryWork
 from tests.support import settle
 
 # --- Clock ------------------------------------------------------------------------------------------
@@ -123,39 +122,6 @@ async def test_a_dropped_watch_leaves_nothing_behind() -> None:
     await settle()
     assert clock.sleeping == 0
     assert store._waiting == {}
-
-
-# --- Network ----------------------------------------------------------------------------------------
-
-
-async def test_a_serving_task_has_the_context_of_whoever_listens() -> None:
-    """A simulator that pauses a broker finds its tasks by context."""
-    broker: ContextVar[str] = ContextVar("broker")
-    network = MemoryNetwork()
-    seen: list[str] = []
-
-    async def serve(connection: Connection) -> None:
-        seen.append(broker.get())
-
-    broker.set("server")
-    listener = await network.listen("b:1", serve)
-    broker.set("client")
-    connection = await network.connect(listener.address)
-    assert await connection.read(1) == b""
-    assert seen == ["server"]
-
-
-async def test_ports_are_chosen_in_the_same_order_in_every_run() -> None:
-    async def serve(connection: Connection) -> None: ...
-
-    def addresses(network: MemoryNetwork) -> list[asyncio.Task[str]]:
-        async def one() -> str:
-            return (await network.listen("b:0", serve)).address
-
-        return [asyncio.ensure_future(one()) for _ in range(3)]
-
-    first = await asyncio.gather(*addresses(MemoryNetwork()))
-    assert first == await asyncio.gather(*addresses(MemoryNetwork())) == ["b:49152", "b:49153", "b:49154"]
 
 
 # --- Work -------------------------------------------------------------------------------------------

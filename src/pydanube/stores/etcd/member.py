@@ -32,9 +32,8 @@ from pydanube.stores.etcd import endpoint as etcd
 from pydanube.stores.etcd.calls import CONFIRM
 from pydanube.stores.etcd.cluster import EtcdCluster, Member
 from pydanube.stores.etcd.endpoint import CallFailed, Closed, Endpoint, target
-from pydanube.stores.etcd.member_config import MemberConfig, found_program
+from pydanube.stores.etcd.member_config import MemberConfig, found_program, split_address
 from pydanube.stores.etcd.process import MemberProcess, last_complaint, take_over
-from pydanube.stores.serving import split_address
 from pydanube.wire._pb.pydanube import etcd_pb2 as pb
 
 log = logging.getLogger(__name__)

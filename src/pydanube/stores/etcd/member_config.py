@@ -14,7 +14,6 @@ from typing import Final
 
 from pydanube.errors import ConfigError
 from pydanube.stores.etcd.endpoint import Tls, target
-from pydanube.stores.serving import split_address
 
 log = logging.getLogger(__name__)
 
@@ -150,3 +149,10 @@ def _version(program: str) -> tuple[int, int, int]:
 
 def _dotted(*numbers: int) -> str:
     return ".".join(map(str, numbers))
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Splits host:port. The host of [::1]:80 is ::1."""
+    host, colon, port = address.rpartition(":")
+    assert colon and port.isdecimal(), f"not host:port: {address!r}"
+    return host.removeprefix("[").removesuffix("]"), int(port)
