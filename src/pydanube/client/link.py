@@ -22,7 +22,7 @@ from pydanube.ports import Buffer
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import from_wire
-from pydanube.wire.session import End, How, Reply, Session, Side, State
+from pydanube.wire.session import End, How, Reply, Session, Side
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Link(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        return self._session.state in (State.GREETING, State.OPEN)
+        return self.ended is None and not self.leaving
 
     # --- asking -------------------------------------------------------------------------------------
 

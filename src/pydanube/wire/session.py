@@ -84,6 +84,11 @@ class State(Enum):
     CLOSED = "closed"
 
 
+# A look at an Enum's member costs as much as a call: these are on the way of every frame.
+_GREETING: Final = State.GREETING
+_LEAVING: Final = State.LEAVING
+
+
 class How(Enum):
     """How a session ended, and so what becomes of the connection."""
 
@@ -125,6 +130,7 @@ class Session(Generic[W]):
         what errors call the other side: a client's URL of the broker. `limits` are a server's.
         """
         self.side = side
+        self._is_client = side is Side.CLIENT
         self.state = State.GREETING
         self.end: End | None = None
         self.client = ""  # the client's name for itself, known to a server that was greeted
@@ -132,7 +138,7 @@ class Session(Generic[W]):
         self._greeting = greeting
         self._peer = peer
         self._limits = limits or StreamLimits()
-        self._decide = self._decide_as_client if side is Side.CLIENT else self._decide_as_server
+        self._decide = self._decide_as_client if self._is_client else self._decide_as_server
         self._decoder = frames.FrameDecoder()
         self._frames: deque[frames.Frame] = deque()  # received, and not decided
         self._out: list[Buffer] = []
@@ -161,18 +167,16 @@ class Session(Generic[W]):
         if self.end is None:
             self._heard_at = now
             self._pinged_at = None
-            had_bytes = self._decoder.buffered_bytes
+            begins = not self._decoder.buffered_bytes
             try:
                 found = self._decoder.feed(data)
             except ProtocolViolation:  # told by `events`, behind what came before it
                 found = []
-            self._frames.extend(found)
-            if found or not had_bytes:
+            if found or begins:
+                self._frames.extend(found)
                 self._frame_since = now
-            if self.side is Side.CLIENT and self.state is State.GREETING and not had_bytes:
-                advice = strangers.advice(bytes(data))
-                if advice is not None:
-                    self.drop(ConfigError("url", self._peer, advice))
+            if begins and self.state is _GREETING and self._is_client:
+                self._check_for_strangers(data)
         return self.events()
 
     def events(self) -> Iterator[Event[W]]:
@@ -185,7 +189,7 @@ class Session(Generic[W]):
                 return
             if event is not None:
                 yield event
-            if self.state is State.LEAVING:
+            if self.state is _LEAVING:
                 self._leave()
         if self.end is None and self._decoder.violation is not None:
             self.fail(self._decoder.violation)
@@ -222,7 +226,7 @@ class Session(Generic[W]):
         if self.end is None:
             self._out += frames.encode(command, *body)
             self._owed -= 1
-            if self.state is State.LEAVING:
+            if self.state is _LEAVING:
                 self._leave()
 
     def ask(self, command: pb.Command, waiter: W | None, *body: Buffer) -> int:
@@ -241,7 +245,7 @@ class Session(Generic[W]):
     def forget(self, number: int) -> None:
         """The request's caller has given up. A reply that comes all the same is discarded."""
         self._waiting.pop(number, None)
-        if self.state is State.LEAVING:
+        if self.state is _LEAVING:
             self._leave()
 
     def discard(self, reply: frames.Frame) -> None:
@@ -262,7 +266,7 @@ class Session(Generic[W]):
     def fail(self, error: BaseException, request_id: int = 0) -> None:
         """Nothing that follows can be believed. A server says why, as the reply if it is a request's fault."""
         if self.end is None:
-            if self.side is Side.SERVER:
+            if not self._is_client:
                 self._out += frames.encode(pb.Command(request_id=request_id, error=to_wire(error)))
             self._close(How.FAILED, error)
 
@@ -282,7 +286,7 @@ class Session(Generic[W]):
         if self.end is not None:
             return []
         if isinstance(why, str):
-            if self.side is Side.CLIENT and self.state is State.GREETING:
+            if self._is_client and self.state is _GREETING:
                 # A broker hangs up on strangers without a word that would get through.
                 is_tls = self._peer.startswith("danube+tls")
                 why += " before it answered; " + (
@@ -300,7 +304,7 @@ class Session(Generic[W]):
 
     def _leave(self) -> None:
         if not self._owed and not self._waiting:
-            why = "the broker is going away" if self.side is Side.CLIENT else "the peer said goodbye"
+            why = "the broker is going away" if self._is_client else "the peer said goodbye"
             self.close(Unreachable(self._peer, why))
 
     def _close(self, how: How, error: BaseException) -> None:
@@ -312,13 +316,13 @@ class Session(Generic[W]):
 
     def due(self) -> float | None:
         """When `tick` has something to decide; None: not before something else happens."""
-        if self.side is Side.CLIENT:
+        if self._is_client:
             return self._check_at if self.end is None else None
         return min((time for time, _ in self._deadlines()), default=None)
 
     def tick(self, now: float) -> None:
         """Ends a session whose peer broke a limit of time. A client pings a broker that is quiet."""
-        if self.side is Side.CLIENT:
+        if self._is_client:
             if self.end is None and self._check_at is not None and now >= self._check_at:
                 self._keep_alive(now)
             return
@@ -375,7 +379,7 @@ class Session(Generic[W]):
 
     def _decide_as_server(self, frame: frames.Frame) -> frames.Frame | None:
         kind, request_id = frame.kind, frame.command.request_id
-        if self.state is State.GREETING:
+        if self.state is _GREETING:
             self._greet(frame)
             return None
         if kind in REQUESTS:
@@ -416,9 +420,15 @@ class Session(Generic[W]):
 
     # --- the client's side --------------------------------------------------------------------------
 
+    def _check_for_strangers(self, data: Buffer) -> None:
+        """What answers a greeting may be no broker's native port."""
+        advice = strangers.advice(bytes(data))
+        if advice is not None:
+            self.drop(ConfigError("url", self._peer, advice))
+
     def _decide_as_client(self, frame: frames.Frame) -> Event[W] | None:
         kind = frame.kind
-        if self.state is State.GREETING:
+        if self.state is _GREETING:
             return self._greeted(frame)
         if kind in PUSHED:
             return frame
