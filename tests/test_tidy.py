@@ -1,11 +1,12 @@
 """The source keeps the house rules, checked by reading it, never by running it.
 
-Four rules, each a function from a directory to a list of complaints:
+Five rules, each a function from a directory to a list of complaints:
 
     imports_that_point_up      imports follow the map; exceptions are named one by one
     impurities_in_core         core is the standard library without clock, file, socket or loop
     names_behind_ports         threads, time and randomness stay in the adapters
     paths_outside              no file mentions a place outside the repository
+    assigned_from_outside      the parts of a broker are complete when they are made: nothing is set later
 
 Every rule is tested twice: the repository obeys it, and a planted violation is found. A rule
 that has never found anything proves nothing.
@@ -126,6 +127,26 @@ MODULES_BEHIND_PORTS = frozenset({"uvloop", "grpc", "time", "random", "secrets",
 FUNCTIONS_BEHIND_PORTS = frozenset({"to_thread", "run_in_executor", "urandom", "getrandom"})
 CLOCK_READERS = frozenset({"now", "utcnow", "today"})  # of datetime and date; Clock has a now() too
 
+# --- what is set from outside -----------------------------------------------------------------------
+
+WIRED = ("api", "broker", "cluster", "telemetry")
+
+
+class Late(NamedTuple):
+    """`file` may assign `attribute` of an object that is not its own."""
+
+    file: str
+    attribute: str
+    because: str
+
+
+LATE = (
+    Late("api/server.py", "limits", "a reload changes what native connections are told from then on"),
+    Late("api/stream.py", "frame_size_max", "the greeting settles it"),
+    Late("broker/cursors.py", "cursor_revision", "what became of a write is known to the writer alone"),
+    Late("broker/take_over.py", "metrics", "the tier of a topic counts with the log, which does not make it"),
+)
+
 
 # --- the rules ------------------------------------------------------------------------------------
 
@@ -218,6 +239,51 @@ OUTSIDE = re.compile(
 
 
 # --- reading the source ---------------------------------------------------------------------------
+
+
+def assigned_from_outside(source: Path) -> list[str]:
+    """Complains about `x.attr = ...`, x not self, if a class sets `attr` in its own methods, or has it as a callback.
+
+    Fields of plain records are left alone, unless they are functions: data may be changed, wiring may not.
+    """
+    parts: set[str] = set()
+    records: set[str] = set()
+    files = list(parsed(source))
+    for _, tree in files:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                declare(node, parts, records)
+    return [
+        f"{file}:{target.lineno}: sets {ast.unparse(target)} from outside"
+        for file, tree in files
+        if room_of(file) in WIRED
+        for target in assigned(tree)
+        if owner_of(target) not in ("self", "cls") and target.attr in parts and target.attr not in records
+    ]
+
+
+def declare(made: ast.ClassDef, parts: set[str], records: set[str]) -> None:
+    """Sorts the attributes of a class: into fields of records, and parts of everything else."""
+    decorators = " ".join(ast.unparse(each) for each in made.decorator_list)
+    is_record = "dataclass" in decorators and "frozen=True" not in decorators
+    for node in made.body:
+        if is_record and isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            (parts if "Callable" in ast.unparse(node.annotation) else records).add(node.target.id)
+    parts.update(each.attr for each in assigned(made) if owner_of(each) == "self" and not is_record)
+
+
+def assigned(tree: ast.AST) -> Iterator[ast.Attribute]:
+    """Attributes that are assigned, one by one, and those that are only declared."""
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        for target in [*targets, *([node.target] if isinstance(node, ast.AnnAssign) else [])]:
+            for each in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
+                if isinstance(each, ast.Attribute):
+                    yield each
+
+
+def owner_of(target: ast.Attribute) -> str:
+    return ast.unparse(target.value)
 
 
 def parsed(source: Path) -> Iterator[tuple[str, ast.Module]]:
@@ -359,6 +425,14 @@ def test_threads_time_and_randomness_stay_behind_ports() -> None:
 
 def test_no_file_mentions_a_place_outside_the_repository() -> None:
     assert paths_outside(REPOSITORY) == []
+
+
+def test_no_part_of_a_broker_is_set_from_outside() -> None:
+    excused = {(late.file, late.attribute) for late in LATE}
+    complaints = assigned_from_outside(SOURCE)
+    found = {(each.partition(":")[0], each.split()[2].rpartition(".")[2]): each for each in complaints}
+    assert [found[each] for each in sorted(found.keys() - excused)] == []
+    assert excused <= found.keys(), "an exemption that is not needed any more"
 
 
 def test_locks_pin_every_package_by_hash_and_name_no_address() -> None:
@@ -546,3 +620,43 @@ def test_a_mention_of_a_place_outside_is_found(tmp_path: Path, pieces: tuple[str
 
 def test_a_folder_inside_the_repository_may_have_any_name(tmp_path: Path) -> None:
     assert paths_outside(plant(tmp_path, "notes.md", "/".join(["docs", "work", "plan.md"]))) == []
+
+
+PARTS = """
+class Part:
+    def __init__(self):
+        self.other = None
+
+@dataclass
+class Row:
+    name: str = ""
+    told: Callable[[], int] | None = None
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def build(part):\n    part.other = 1",
+        "def build():\n    part = Part()\n    part.other = 1",
+        "class Whole:\n    def __init__(self):\n        self.part.other = self",
+        "def build(part, row):\n    part.x, row.told = 1, len",
+    ],
+)
+def test_a_part_that_is_set_from_outside_is_found(tmp_path: Path, text: str) -> None:
+    plant(tmp_path, "log/part.py", PARTS)
+    [complaint] = assigned_from_outside(plant(tmp_path, "broker/whole.py", text))
+    assert complaint.startswith("broker/whole.py")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class Whole:\n    def change(self):\n        self.other = 2",
+        "def rename(row):\n    row.name = 'b'",
+        "def fill(answer):\n    answer.unknown_to_us = 3",
+    ],
+)
+def test_an_object_may_change_itself_and_records_are_data(tmp_path: Path, text: str) -> None:
+    plant(tmp_path, "log/part.py", PARTS)
+    assert assigned_from_outside(plant(tmp_path, "broker/whole.py", text)) == []

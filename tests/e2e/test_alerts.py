@@ -60,7 +60,7 @@ def test_alerts_speak_of_series_that_brokers_have() -> None:
     telemetry = Telemetry()
     telemetry.subscription("/default/a", "s", lambda: Standing(head=1, next_unacked=0, lag=1, undispatched=1))
     telemetry.topic("/default/a").orphan_ranges.set(1)
-    telemetry.cloud.waiting = lambda: (0, 0, 0.0)
+    telemetry.waiting = lambda: (0, 0, 0.0)
     telemetry.wal.size_bytes = lambda: 1
     telemetry.room = lambda: Room(1, 1)
     telemetry.cluster = lambda: ClusterNow("active", True, 1, 0.0)

@@ -20,6 +20,7 @@ import grpc
 
 from pydanube.api.peers import Peers
 from pydanube.api.server import Doors
+from pydanube.broker.quorum import Members
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
 from pydanube.cluster.cluster import Cluster
@@ -37,6 +38,11 @@ from tests.support import run
 
 TTL_SECONDS = 6.0  # real seconds, and the machine may be busy
 WAIT_SECONDS = 20.0
+
+
+def run_members(broker: Broker, members: Members | None) -> None:
+    """As if the broker ran members of the metadata store."""
+    broker._ports = broker._ports._replace(members=lambda: members)
 
 
 class Bucket(MemoryObjectStore):

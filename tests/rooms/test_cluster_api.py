@@ -29,7 +29,7 @@ from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 from pydanube.wire._pb.pydanube import stream_pb2 as stream
-from tests.rooms.clustered import Node, OneMember, SmallQuorum, Town, clustered, reliable
+from tests.rooms.clustered import Node, OneMember, SmallQuorum, Town, clustered, reliable, run_members
 from tests.rooms.doors import TOPIC, Calls, refused, served
 
 EMPTY = admin_pb.Empty()
@@ -694,7 +694,7 @@ async def test_members_are_shown_added_promoted_and_removed(town: Town) -> None:
     code, sentence = await refused(cluster.ClusterStatus(EMPTY))
     assert code is StatusCode.FAILED_PRECONDITION and "run by somebody else" in sentence
     mine = f"http://{calls.broker.config.cluster.raft_addr}"
-    calls.broker.members = SmallQuorum(OneMember(11, ("http://other:7650",)), OneMember(22, (mine,)))
+    run_members(calls.broker, SmallQuorum(OneMember(11, ("http://other:7650",)), OneMember(22, (mine,))))
     status = await cluster.ClusterStatus(EMPTY)
     assert (status.leader_id, status.current_term, status.last_applied) == (11, 4, 100)
     assert (list(status.voters), list(status.learners), status.self_node_id) == ([11, 22], [], 22)
@@ -717,7 +717,7 @@ async def test_members_are_shown_added_promoted_and_removed(town: Town) -> None:
             cluster.RemoveNode(admin_pb.RemoveNodeRequest(node_id=number)),
         ):
             assert (await refused(call)).code is expected
-    calls.broker.members = SmallQuorum(OneMember(22, (mine,)))
+    run_members(calls.broker, SmallQuorum(OneMember(22, (mine,))))
     code, sentence = await refused(cluster.RemoveNode(admin_pb.RemoveNodeRequest(node_id=22)))
     assert code is StatusCode.FAILED_PRECONDITION and "last voter" in sentence
 

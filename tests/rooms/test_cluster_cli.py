@@ -20,7 +20,7 @@ from pydanube.core.ranges import OffsetRange
 from pydanube.log.batch import Envelope
 from pydanube.ports import Put
 from tests.e2e.processes import danube_here
-from tests.rooms.clustered import OneMember, SmallQuorum, Town, clustered, reliable
+from tests.rooms.clustered import OneMember, SmallQuorum, Town, clustered, reliable, run_members
 
 pytestmark = pytest.mark.slow  # every command is a program that starts
 
@@ -228,11 +228,12 @@ async def test_members_of_the_metadata_store_are_managed_from_the_command_line(t
     admin, broker = Admin(town, 1), town.node(1).broker
     assert "run by somebody else" in await admin.refused("cluster", "status")
     raft_addr = broker.config.cluster.raft_addr
-    broker.members = SmallQuorum(
+    quorum = SmallQuorum(
         OneMember(11, ("http://other:7650",)),
         OneMember(22, (f"http://{raft_addr}",)),
         OneMember(33, ("http://third:1",)),
     )
+    run_members(broker, quorum)
     assert (await admin("cluster", "status")).splitlines() == [
         "Self Node ID: 22",
         f"Raft Address: {raft_addr}",

@@ -30,7 +30,7 @@ class Admission:
 
     def __init__(self, limit: int, open_files: int, peers: Callable[[int], set[int] | None] | None = None) -> None:
         self.limit = limit
-        self.port = 0  # set when it is bound
+        self._port = 0
         self._open_files = open_files
         self._peers = peers or peers_at
         self._known: set[str] = set()
@@ -42,6 +42,10 @@ class Admission:
         """For the server: where it cuts off."""
         told = min(max(TOLD_MIN, self.limit // 4), TOLD_MAX)
         return "grpc.max_allowed_incoming_connections", self.limit + told
+
+    def listens(self, port: int) -> None:
+        """The server is bound, and connections may come."""
+        self._port = port
 
     def check(self, peer: str) -> None:
         """Raises TooManyConnections for a peer that came when there were enough."""
@@ -58,7 +62,7 @@ class Admission:
         began = perf_counter()
         if began < self._look_after:
             return
-        ports = self._peers(self.port)
+        ports = self._peers(self._port)
         took = perf_counter() - began
         self._look_after = began + took + max(LOOK_SECONDS_MIN, took * LOOK_SHARE)
         if ports is None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
@@ -48,13 +48,24 @@ class Answer(NamedTuple):
         return cls(code, [f"{sentence}\n".encode()])
 
 
+class Readiness(Protocol):
+    """Whether the broker can be used just now, for what sends clients to it."""
+
+    def not_ready(self) -> str | None:
+        """Why not; None if it can."""
+        ...
+
+    def ready_as(self) -> str:
+        """What is said when it can."""
+        ...
+
+
 class MetricsDoor:
-    """`not_ready` says why the broker cannot be used just now, or None. Whoever opens the other doors sets it."""
+    """Open before the broker is there, which can take long: until `follow` it says that the broker starts."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
-        self.not_ready: Callable[[], str | None] = lambda: STARTING
-        self.ready_as: Callable[[], str] = lambda: "ready"  # what it says when it can be used
+        self._readiness: Readiness | None = None
         self.address = ""  # as bound
         self._server: asyncio.Server | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -70,6 +81,10 @@ class MetricsDoor:
         )
         self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
         self._watching = asyncio.create_task(watch_loop(self._telemetry.loop_lag), name="watch the event loop")
+
+    def follow(self, readiness: Readiness) -> None:
+        """The other servers are open, and know whether the broker can be used."""
+        self._readiness = readiness
 
     async def close(self) -> None:
         """A second time is no error."""
@@ -122,8 +137,10 @@ class MetricsDoor:
             case "/health/live":
                 return Answer.saying(200, "live")
             case "/health/ready":
-                why = self.not_ready()
-                return Answer.saying(200, self.ready_as()) if why is None else Answer.saying(503, why)
+                if self._readiness is None:
+                    return Answer.saying(503, STARTING)
+                why = self._readiness.not_ready()
+                return Answer.saying(200, self._readiness.ready_as()) if why is None else Answer.saying(503, why)
         return Answer.saying(404, "try /metrics, /health/live or /health/ready")
 
     async def _snapshot(self) -> Snapshot:

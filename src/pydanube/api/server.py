@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import functools
 import logging
 import socket
-from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 import grpc
@@ -34,12 +31,11 @@ from pydanube.api.stream import StreamDoor
 from pydanube.api.tls import server_context
 from pydanube.broker.observing import Observer
 from pydanube.broker.service import Broker
-from pydanube.cluster.cluster import Cluster
-from pydanube.config import BrokerConfig, open_files, reachable
+from pydanube.broker.sources import program_version
+from pydanube.config import BrokerConfig, open_files
 from pydanube.config.stream import StreamLimits
-from pydanube.core.lifecycle import Mode, serve_until
+from pydanube.core.lifecycle import Mode
 from pydanube.errors import ConfigError
-from pydanube.telemetry import ClusterNow
 from pydanube.wire._pb.danube import DanubeAdmin_pb2, DanubeApi_pb2, SchemaRegistry_pb2
 from pydanube.wire._pb.pydanube import admin_pb2, peers_pb2, status_pb2
 from pydanube.wire.status import ADMIN, RECEIVE, SEND
@@ -64,7 +60,6 @@ OPTIONS: Final = (
 )
 GRACE_SECONDS: Final = 5.0
 REFUSING_SECONDS: Final = 0.2
-LEASE_AGE_MAX_SECONDS: Final = 1e9
 
 
 class Doors:
@@ -125,21 +120,21 @@ class Doors:
     async def _open(self) -> None:
         addresses = self._broker.config.broker
         self._register()
-        if self._broker.cluster is not None:
-            self._broker.telemetry.cluster = functools.partial(_now, self._broker, self._broker.cluster)
-        self._broker.telemetry.about = {"version": _version(), "mode": self._broker.config.mode}
         if not self._metrics.address:
             await open_metrics(self._metrics, addresses)
         self.metrics_addr = self._metrics.address
-        self._metrics.not_ready = self._not_ready
-        self._metrics.ready_as = self._ready_as
+        self._metrics.follow(self)
         self.admin_addr = _listen("--admin-addr", self._admin, addresses.admin_addr)
         self.client_addr = _listen("--broker-addr", self._client, addresses.client_addr)
-        self._admins.port, self._clients.port = (
-            int(address.rpartition(":")[2]) for address in (self.admin_addr, self.client_addr)
-        )
+        for admission, address in ((self._admins, self.admin_addr), (self._clients, self.client_addr)):
+            admission.listens(int(address.rpartition(":")[2]))
         self.stream_addr = await self._listen_stream("--stream-addr", addresses.stream_addr)
-        self._tell()
+        self._broker.listens(
+            client_addr=self.client_addr,
+            admin_addr=self.admin_addr,
+            metrics_addr=self.metrics_addr,
+            stream_addr=self.stream_addr,
+        )
         await self._admin.start()
         await self._client.start()
         self._observing = asyncio.create_task(self._observer.run(), name="observer")
@@ -147,21 +142,6 @@ class Doors:
         log.info(
             "doors opened", extra={"client": self.client_addr, "admin": self.admin_addr, "metrics": self.metrics_addr}
         )
-
-    def _tell(self) -> None:
-        """The broker knows itself by its addresses as bound; clients too, unless the configuration says otherwise."""
-        broker, config = self._broker, self._broker.config
-        bound = replace(
-            config.broker,
-            client_addr=self.client_addr,
-            admin_addr=self.admin_addr,
-            metrics_addr=self.metrics_addr,
-            stream_addr=self.stream_addr,
-        )
-        broker.config = replace(config, broker=bound)
-        broker.broker_url = bound.broker_url or f"http://{self.client_addr}"
-        broker.connect_url = bound.connect_url or broker.broker_url
-        broker.stream_url = f"{config.stream.scheme}://{reachable(self.stream_addr, broker.broker_url)}"
 
     def _register(self) -> None:
         broker, telemetry = self._broker, self._broker.telemetry
@@ -208,7 +188,9 @@ class Doors:
             admin["TopicAdmin"]: grpc_admin.TopicAdmin(broker, peers),
             admin["SecurityAdmin"]: grpc_admin.SecurityAdmin(),
             ours_service: ours,
-            _services(status_pb2.DESCRIPTOR)["Status"]: grpc_status.Status(broker, peers, self._observer, _version()),
+            _services(status_pb2.DESCRIPTOR)["Status"]: grpc_status.Status(
+                broker, peers, self._observer, program_version()
+            ),
             _services(peers_pb2.DESCRIPTOR)["Peers"]: PeerService(broker),
         }
         orders = Orders(broker)
@@ -232,7 +214,7 @@ class Doors:
             raise _unusable(key, address, error) from error
         return f"{host}:{bound}"
 
-    def _not_ready(self) -> str | None:
+    def not_ready(self) -> str | None:
         """For whoever sends clients here: one that drains serves what it has, and should be sent nobody new."""
         cluster = self._broker.cluster
         if self._why_not_ready is not None or cluster is None:
@@ -244,7 +226,7 @@ class Doors:
             return None
         return f"the broker is {state.mode.value}: {state.reason}"
 
-    def _ready_as(self) -> str:
+    def ready_as(self) -> str:
         """A broker that was away, and is drained for nothing else, is well: it answers lookups, it may lead, and it
         brings what it has. Whoever restarts brokers one after the other goes on to the next.
         """
@@ -266,33 +248,6 @@ async def open_metrics(door: MetricsDoor, addresses: BrokerConfig) -> None:
         except OSError as other:
             raise _unusable("--broker-addr", addresses.client_addr, other) from other
         raise _unusable("--prom-exporter", addresses.metrics_addr, error) from error
-
-
-def _version() -> str:
-    try:
-        return version("pydanube")
-    except PackageNotFoundError:  # run from its sources
-        return "unknown"
-
-
-def _now(broker: Broker, cluster: Cluster) -> ClusterNow:
-    lease = cluster.membership.lease
-    sent = lease.serve_until - serve_until(0.0, lease.ttl_seconds)
-    state = cluster.state_of(broker.broker_id)
-    return ClusterNow(
-        state=cluster.mode.value,
-        is_leader=cluster.leader == broker.broker_id,
-        brokers=len(cluster.peers),
-        # Without a lease it is as old as can be.
-        lease_age_seconds=min(broker.clock.elapsed() - sent, LEASE_AGE_MAX_SECONDS),
-        lease_ttl_seconds=lease.ttl_seconds,
-        may_serve=cluster.may_serve(),
-        unassigned=sum(seen.value.is_free for seen in cluster.view.markers.values()),
-        moving=len(broker.topics.moves.moving),
-        imbalance=cluster.requests.balance().variation if cluster.leader == broker.broker_id else None,
-        drained_for=state.reason if state is not None and state.mode is Mode.DRAINED else "",
-        crashes=state.crashes if state is not None else 0,
-    )
 
 
 def _listen(key: str, server: grpc.aio.Server, address: str) -> str:

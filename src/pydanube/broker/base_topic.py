@@ -49,8 +49,7 @@ class BaseTopic(Generic[Subscribed]):
         self.schema_subject = schema_subject
         self.subscriptions: dict[SubscriptionName, Subscribed] = {}
         self.producers = Producers(name, policy, services.clock)
-        self.metrics = telemetry.topic(name)
-        self.metrics.producers = self.producers.__len__
+        self.metrics = telemetry.topic(name, self.producers.__len__)
         self.closed = Watchers()
         self.is_closed = False  # for good; or closing
         self._telemetry = telemetry

@@ -78,6 +78,7 @@ class Dispatcher(BaseSubscription):
         metrics: SubscriptionMetrics,
         *,
         heartbeat: Heartbeat = POLLING,
+        own_heartbeat: Heartbeat | None = None,
         consumers: Iterable[Registration] = (),
         cursor_revision: int | None = None,
         seeks: int = 0,
@@ -87,7 +88,7 @@ class Dispatcher(BaseSubscription):
         self.cursor_revision = cursor_revision
         self._source = source
         self._machine = machine
-        self.own_heartbeat: Heartbeat | None = None  # what was set for it, if anything was
+        self.own_heartbeat = own_heartbeat  # what was set for it, if anything was
         self._beat_at = 0.0
         self._missed = 0  # notifications, as heartbeats found, that no log line has told of
         self._missed_said_at: float | None = None

@@ -98,7 +98,7 @@ async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases,
             uploading = tiering.upload_rest(topic.name, held)
             rest = asyncio.create_task(uploading, name=f"upload the rest of {topic.name}")
             try:
-                phases.notes = await save_cursors(topic, clock)
+                phases.notes.extend(await save_cursors(topic, clock))
                 phases.enter("rest")
                 last = await _within(clock, REST_SECONDS, "uploading the rest", rest)
             finally:

@@ -222,7 +222,7 @@ class Observer:
     def _numbers(self, room: Room | None, publishes: Buckets | None) -> BrokerNumbers:
         broker, telemetry = self._broker, self._broker.telemetry
         cluster: ClusterNow | None = telemetry.cluster() if telemetry.cluster is not None else None
-        waiting = telemetry.cloud.waiting() if telemetry.cloud.waiting is not None else None
+        waiting = telemetry.waiting() if telemetry.waiting is not None else None
         return BrokerNumbers(
             may_serve=cluster.may_serve if cluster is not None else True,
             fenced=telemetry.moves.fenced.value,

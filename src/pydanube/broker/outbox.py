@@ -122,24 +122,25 @@ def cost_bytes(message: Envelope) -> int:
 
 
 class MessageOutbox(Outbox[Delivered]):
-    """Of a gRPC stream, which goes by the subscription's window. What a stream has taken counts until it asks for more.
+    """Of a gRPC stream, which goes by the subscription's window. What it has taken counts until it asks for more."""
 
-    `when_room` is called when there is room again, if somebody wants to know.
-    """
-
-    __slots__ = ("_budget", "_size_bytes", "_taken_bytes", "when_room")
+    __slots__ = ("_budget", "_size_bytes", "_taken_bytes", "_when_room")
 
     def __init__(self, budget: Budget) -> None:
         super().__init__()
         self._budget = budget
         self._size_bytes = self._taken_bytes = 0
-        self.when_room: Callable[[], None] | None = None
+        self._when_room: Callable[[], None] | None = None
 
     @property
     def room_bytes(self) -> int:
         """How much may be put now; more than 0 if nothing is here."""
         free = min(CONSUMER_BYTES_MAX - self._size_bytes, self._budget.limit_bytes - self._budget.size_bytes)
         return max(free, 0 if self._size_bytes else 1)
+
+    def call_when_room(self, call: Callable[[], None]) -> None:
+        """Once, when the consumer has taken so much that more may be put."""
+        self._when_room = call
 
     def put(self, items: Iterable[Delivered]) -> None:
         if not self._is_over:
@@ -155,15 +156,15 @@ class MessageOutbox(Outbox[Delivered]):
     def end(self, error: DanubeError | None = None) -> None:
         self._count(-self._size_bytes)
         self._taken_bytes = 0
-        self.when_room = None
+        self._when_room = None
         super().end(error)
 
     async def get(self) -> list[Delivered]:
         """About CHUNK_BYTES of what is queued, at least one; waits for something. Empty: it has ended."""
         self._count(-self._taken_bytes)
         self._taken_bytes = 0
-        if self.when_room is not None and (not self._size_bytes or self.room_bytes >= CONSUMER_BYTES_MAX // 2):
-            when_room, self.when_room = self.when_room, None
+        if self._when_room is not None and (not self._size_bytes or self.room_bytes >= CONSUMER_BYTES_MAX // 2):
+            when_room, self._when_room = self._when_room, None
             when_room()
         await self._something()
         items: list[Delivered] = []

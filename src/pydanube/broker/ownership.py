@@ -1,8 +1,8 @@
 """One topic's claim in the metadata store, and every write that rests on it.
 
 `Ownership.write` is the only way anything about an owned topic is written: it compares the owner key, so a broker
-that lost the topic changes nothing and learns it (`OwnershipLost`). Whoever is refused first, `when_lost` is called: a
-topic that another broker has is closed here, also if nobody awaits what was refused.
+that lost the topic changes nothing and learns it (`OwnershipLost`). With the first refusal `on_lost` is called: a topic
+that another broker has is closed here, also if no task awaits what was refused.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ class Ownership:
 
     __slots__ = (
         "_metadata",
+        "_on_lost",
         "_value",
         "broker_id",
         "created",
@@ -141,10 +142,17 @@ class Ownership:
         "since_offset",
         "start",
         "topic",
-        "when_lost",
     )
 
-    def __init__(self, metadata: MetadataStore, topic: TopicName, owner: Owner, revision: int) -> None:
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        topic: TopicName,
+        owner: Owner,
+        revision: int,
+        on_lost: Callable[[Ownership], None] = lambda ownership: None,
+    ) -> None:
+        """`on_lost` never waits, and may be called more than once."""
         self._metadata = metadata
         self._value = owner.to_bytes()
         self.topic = topic
@@ -155,7 +163,7 @@ class Ownership:
         self.created = owner.created
         self.since, self.since_offset = owner.since, owner.since_offset
         self.revision = revision
-        self.when_lost: Callable[[], None] = lambda: None  # never waits; may be called more than once
+        self._on_lost = on_lost
 
     @classmethod
     async def claim(
@@ -170,6 +178,7 @@ class Ownership:
         compares: Sequence[Compare] = (),
         unproven_from: int | None = None,
         reserve_end: int | None = None,
+        on_lost: Callable[[Ownership], None] = lambda ownership: None,
     ) -> Ownership:
         """Takes the topic if nobody else did since `seen`, and `compares` hold; raises Conflict otherwise.
 
@@ -221,7 +230,7 @@ class Ownership:
                 "offsets wait on the disk of a lost broker",
                 extra={"topic": topic, "first": left.start, "end": left.end, "broker_id": left.broker_id},
             )
-        return cls(metadata, topic, owner, revision)
+        return cls(metadata, topic, owner, revision, on_lost)
 
     async def release(
         self,
@@ -315,5 +324,5 @@ class Ownership:
         return item is not None and item.value == self._value
 
     def _lost(self) -> OwnershipLost:
-        self.when_lost()
+        self._on_lost(self)
         return OwnershipLost(self.topic)

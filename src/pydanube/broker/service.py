@@ -14,6 +14,7 @@ import logging
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -27,6 +28,7 @@ from pydanube.broker.namespace_limits import NamespaceLimits
 from pydanube.broker.outbox import Budget
 from pydanube.broker.quorum import Members
 from pydanube.broker.rescue import Rescuer
+from pydanube.broker.sources import cluster_now, program_version
 from pydanube.broker.stores import Stores
 from pydanube.broker.take_over import Cloud, Rooms
 from pydanube.broker.tiering import Tiering
@@ -48,7 +50,7 @@ from pydanube.ports import Clock, Disk, MetadataStore, ObjectStore, Work
 from pydanube.stores.files import FileDisk
 from pydanube.stores.system import SystemClock, SystemWork
 from pydanube.stores.usage import MachineUsage
-from pydanube.telemetry import DispatchNow, Room, Telemetry
+from pydanube.telemetry import ClusterNow, DispatchNow, Room, Sources, Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -99,9 +101,7 @@ class Broker:
         self._reach = reach
         self._tasks: list[asyncio.Task[None]] = []
         self._not_handed_over: int | None = None  # how many topics; None: not tried yet
-        self.broker_url = config.broker.broker_url or f"http://{config.broker.client_addr}"
-        self.connect_url = config.broker.connect_url or self.broker_url
-        self.stream_url = f"{config.stream.scheme}://{reachable(config.broker.stream_addr, self.broker_url)}"
+        self._set_urls()
         # Set by `_start`, before anybody else has the broker.
         self.cloud: Cloud | None = None
         self.cluster: Cluster | None = None
@@ -229,7 +229,10 @@ class Broker:
             why_not_freed=self._why_not_freed,
         )
         self.broker_id = await self._node_id()
-        self.telemetry.broker = str(self.broker_id)
+        known = Sources(
+            broker=str(self.broker_id), about={"version": program_version(), "mode": config.mode}, room=ports.room
+        )
+        self.telemetry.tell_of(known)  # the rest follows: a metadata store may be away for long
         store = await ports.open_metadata()
         objects = await ports.open_objects(store)
         session = self._work.random_u64()
@@ -252,9 +255,6 @@ class Broker:
             outboxes,
             self._may_serve,
         )
-        self.telemetry.dispatch = lambda: DispatchNow(
-            kept.size_bytes, kept.limit_bytes, outboxes.size_bytes, outboxes.limit_bytes
-        )
         defaults = Defaults(config.dispatch.heartbeat, config.dispatch.max_unacked_messages)
         self.topics = Catalog(
             Rooms(
@@ -274,7 +274,17 @@ class Broker:
             self._reach(self) if self._reach is not None and self.cluster is not None else None,
         )
         self.namespace_limits = NamespaceLimits(self.topics, self.clock, self.configured_policy)
-        self.telemetry.unopened = self.topics.unopened.__len__
+        self.telemetry.tell_of(
+            replace(
+                known,
+                cluster=self._cluster_now if self.cluster is not None else None,
+                dispatch=lambda: DispatchNow(
+                    kept.size_bytes, kept.limit_bytes, outboxes.size_bytes, outboxes.limit_bytes
+                ),
+                unopened=self.topics.unopened.__len__,
+                waiting=self.cloud.tiering.standing if self.cloud is not None else None,
+            )
+        )
         self._spawn(timer.run(), "timer")
         self._spawn(self.cursors.run(), "cursors")
         self._spawn(self.events.run(), "events")
@@ -346,6 +356,30 @@ class Broker:
             metrics=self.telemetry.members,
             tell=lambda kind, sentence: self.events.tell(kind, sentence, by=f"broker {self.broker_id}, the leader"),
         )
+
+    def listens(self, *, client_addr: str, admin_addr: str, metrics_addr: str, stream_addr: str) -> None:
+        """The servers are open: the broker knows itself by its addresses as bound, and clients are told these, unless
+        the configuration says otherwise.
+        """
+        bound = replace(
+            self.config.broker,
+            client_addr=client_addr,
+            admin_addr=admin_addr,
+            metrics_addr=metrics_addr,
+            stream_addr=stream_addr,
+        )
+        self.config = replace(self.config, broker=bound)
+        self._set_urls()
+
+    def _set_urls(self) -> None:
+        addresses = self.config.broker
+        self.broker_url = addresses.broker_url or f"http://{addresses.client_addr}"
+        self.connect_url = addresses.connect_url or self.broker_url
+        self.stream_url = f"{self.config.stream.scheme}://{reachable(addresses.stream_addr, self.broker_url)}"
+
+    def _cluster_now(self) -> ClusterNow:
+        assert self.cluster is not None
+        return cluster_now(self.cluster, self.clock, len(self.topics.moves.moving))
 
     async def reload(self, config: Config) -> None:
         """Takes over what may change while it runs: the limits of namespaces. Others take their part of it themselves.

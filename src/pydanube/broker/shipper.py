@@ -209,7 +209,7 @@ class Shipper:
             self._count(send, len(rows), sum(len(message.payload) for _, message in rows))
         if parked and isinstance(outbox, MessageOutbox):
             self._parked[outbox] = deque([replace(send, ranges=parked)])
-            outbox.when_room = partial(self._unpark, outbox)
+            outbox.call_when_room(partial(self._unpark, outbox))
         if unsent:
             self._step(Shipped(send.consumer, 0, unsent))
             self._hold_back(outbox)

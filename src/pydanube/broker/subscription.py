@@ -231,6 +231,7 @@ class Subscription(Dispatcher):
         """None: no limit. Takes effect at once."""
         self._step(PolicyChanged(rate=rate or False))
 
-    def change_heartbeat(self, heartbeat: Heartbeat) -> None:
-        self.heartbeat = heartbeat
+    def change_heartbeat(self, heartbeat: Heartbeat, *, own: Heartbeat | None = None) -> None:
+        """`own` is what was set for this subscription, if anything was; `heartbeat` is what holds."""
+        self.heartbeat, self.own_heartbeat = heartbeat, own
         self._schedule_beat()

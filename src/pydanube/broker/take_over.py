@@ -89,8 +89,10 @@ class DeletionCutOff(Exception):
 class Opener:
     """Opens topics. It does not know which are open: one of a name at a time is up to the caller."""
 
-    def __init__(self, rooms: Rooms) -> None:
+    def __init__(self, rooms: Rooms, on_lost: Callable[[Ownership], None]) -> None:
+        """`on_lost` is told of an ownership that another broker has: see `Ownership`."""
         self._rooms = rooms
+        self._on_lost = on_lost
         self._metadata = rooms.metadata
         self._preparing: set[asyncio.Task[None]] = set()
         # Epoch and session of every claim of this process since the topic was last open here: whether a claim was made
@@ -303,6 +305,7 @@ class Opener:
             compares=compares,
             unproven_from=unproven_from,
             reserve_end=reserve_end,
+            on_lost=self._on_lost,
         )
 
     def _may_take(self, owner: Owner | None, take: Take) -> bool:

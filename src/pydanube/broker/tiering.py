@@ -20,6 +20,7 @@ import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 from pydanube.core.tiers import Descriptor, Retention, SteadyTime, TierConfig
@@ -40,30 +41,27 @@ PAUSE_SECONDS_MIN: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 30.0
 
 
+@dataclass(eq=False)
 class Carried:
     """One topic, as the carrier sees it."""
 
-    def __init__(
-        self,
-        tier: TopicTier,
-        topic_log: TopicLog,
-        retention: Retention,
-        read_retention: Callable[[], Awaitable[Retention]] | None = None,
-    ) -> None:
-        self.tier = tier
-        self.tidy = Tidy(tier)
-        self.log = topic_log
-        self.retention = retention
-        self.read_retention = read_retention  # asked before history is forgotten: another broker may have changed it
-        self.pending_since: float | None = None
-        self.blocked_until = 0.0
-        self.pause_seconds = PAUSE_SECONDS_MIN
-        self.failing = ""  # why the last try failed
-        self.failing_since = 0.0
-        self.retained_at = 0.0
-        self.swept_at = 0.0
-        self.is_slow = False  # its last step took long
-        self.working = asyncio.Lock()  # one task at a time per topic
+    tier: TopicTier
+    log: TopicLog
+    retention: Retention
+    read_retention: Callable[[], Awaitable[Retention]] | None = None  # another broker may have changed what is stored
+    pending_since: float | None = None
+    blocked_until: float = 0.0
+    pause_seconds: float = PAUSE_SECONDS_MIN
+    failing: str = ""  # why the last try failed
+    failing_since: float = 0.0
+    retained_at: float = 0.0
+    swept_at: float = 0.0
+    is_slow: bool = False  # its last step took long
+    working: asyncio.Lock = field(default_factory=asyncio.Lock)  # one task at a time per topic
+    tidy: Tidy = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tidy = Tidy(self.tier)
 
     @property
     def uploaded_end(self) -> int:
@@ -92,16 +90,14 @@ class Carried:
         return size
 
 
+@dataclass(slots=True, eq=False)
 class _Turn:
     """A step that is being made."""
 
-    __slots__ = ("carried", "lane", "limit", "since")
-
-    def __init__(self, carried: Carried, lane: asyncio.Semaphore | None, limit: asyncio.Timeout, since: float) -> None:
-        self.carried = carried
-        self.lane = lane
-        self.limit = limit
-        self.since = since
+    carried: Carried
+    lane: asyncio.Semaphore | None
+    limit: asyncio.Timeout
+    since: float
 
 
 class Tiering:
@@ -131,7 +127,6 @@ class Tiering:
         self._turns: dict[_Turn, None] = {}  # the oldest first
         self._tasks: dict[asyncio.Task[None], str] = {}  # and its topic
         self._time = SteadyTime(clock.time_us(), clock.elapsed())
-        metrics.waiting = self.standing
         self._seen: dict[str, tuple[int, int]] = {}  # topic -> head and descriptors when nothing was due
 
     # --- topics -------------------------------------------------------------------------------------------

@@ -329,8 +329,7 @@ class Topic(TopicReader):
         if subscription is None:
             return
         subscription.change(policy=config.policy or FailurePolicy(), limits=self._limits(config))
-        subscription.own_heartbeat = config.heartbeat
-        subscription.change_heartbeat(self._heartbeat_of(config.heartbeat))
+        subscription.change_heartbeat(self._heartbeat_of(config.heartbeat), own=config.heartbeat)
 
     async def set_heartbeat(self, heartbeat: Heartbeat | None) -> None:
         """Of all its subscriptions, also later ones, that have none of their own. None: the broker's."""
@@ -386,12 +385,12 @@ class Topic(TopicReader):
             self._services,
             self._telemetry.subscription(self.name, stored.name),
             heartbeat=self._heartbeat_of(config.heartbeat),
+            own_heartbeat=config.heartbeat,
             consumers=stored.consumers,
             cursor_revision=stored.cursor_revision,
             seeks=stored.seeks,
         )
-        subscription.own_heartbeat = config.heartbeat
-        subscription.metrics.standing = subscription.standing
+        self._telemetry.subscription(self.name, stored.name, subscription.standing)
         self.subscriptions[stored.name] = subscription
         subscription.start()
         if self._closing is not None:

@@ -24,7 +24,7 @@ from pydanube.broker.members import (
     gather_bounded,
 )
 from pydanube.broker.move_log import MoveLog
-from pydanube.broker.ownership import look
+from pydanube.broker.ownership import Ownership, look
 from pydanube.broker.take_over import DeletionCutOff, Opener, Rooms, Take
 from pydanube.broker.topic_directory import TopicDirectory
 from pydanube.cluster.cluster import Cluster
@@ -78,7 +78,7 @@ class TopicTable:
         self.rooms = rooms
         self._metadata = rooms.metadata
         self._cluster = cluster
-        self._opener = Opener(rooms)
+        self._opener = Opener(rooms, self._ownership_lost)
         self._open: dict[TopicName, AnyTopic] = {}
         self._opening: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()  # held or waited for
         self._closing: str = ""
@@ -252,7 +252,6 @@ class TopicTable:
             raise Conflict(keys.registration(self.rooms.broker_id))
         self._open[name] = topic
         self.unopened.pop(name, None)
-        topic.ownership.when_lost = lambda: self._doubt(topic)
         return topic
 
     def _check_not_closing(self, name: TopicName) -> None:
@@ -371,6 +370,11 @@ class TopicTable:
             for topic in [*doubted, *(self._open[name] for name in sorted(strange & before))]:
                 self._doubt(topic)
             before = strange
+
+    def _ownership_lost(self, ownership: Ownership) -> None:
+        topic = self._open.get(ownership.topic)
+        if topic is not None and topic.ownership is ownership:
+            self._doubt(topic)
 
     def _doubt(self, topic: AnyTopic) -> None:
         """The topic may be another broker's: looks, and closes it here if it is. Never waits.

@@ -12,7 +12,8 @@ while acks are pending. Every series of a subscription exists, at 0, from its cr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -51,6 +52,7 @@ __all__ = [
     "Room",
     "RpcMetrics",
     "Snapshot",
+    "Sources",
     "SubscriptionMetrics",
     "Telemetry",
     "TextLines",
@@ -60,6 +62,20 @@ __all__ = [
 ]
 
 STEP: Final = 32  # subscriptions, or topics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What a broker is asked at each scrape."""
+
+    broker: str  # its id
+    about: Mapping[str, str]  # version and mode
+    cluster: Callable[[], ClusterNow] | None = None  # None: a broker that is alone
+    dispatch: Callable[[], DispatchNow] | None = None
+    unopened: Callable[[], int] | None = None  # topics that could not be opened
+    room: Callable[[], Room] | None = None  # of the disk; None: there is none
+    # Topics with something to upload, how many offsets, and since how many seconds; None: there is no cloud tier.
+    waiting: Callable[[], tuple[int, int, float]] | None = None
 
 
 class Telemetry:
@@ -82,26 +98,45 @@ class Telemetry:
         self.dispatch: Callable[[], DispatchNow] | None = None
         self.unopened: Callable[[], int] | None = None  # topics that could not be opened
         self.room: Callable[[], Room] | None = None  # of the disk; None: there is none
+        self.waiting: Callable[[], tuple[int, int, float]] | None = None  # for the object store
         self._topics: dict[str, TopicMetrics] = {}
         self._subscriptions: dict[tuple[str, str], SubscriptionMetrics] = {}
+        self._producers: dict[str, Callable[[], int]] = {}
+        self._standings: dict[tuple[str, str], Callable[[], Standing]] = {}
         self._rpcs: dict[tuple[str, str], RpcMetrics] = {}
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._process = ProcessCollector(registry=None)
 
-    def topic(self, topic: str) -> TopicMetrics:
-        """The same object for the same name, until it is forgotten."""
+    def tell_of(self, sources: Sources) -> None:
+        """The broker is made: from now on it is asked at each scrape."""
+        self.broker = sources.broker
+        self.about = dict(sources.about)
+        self.cluster = sources.cluster
+        self.dispatch = sources.dispatch
+        self.unopened = sources.unopened
+        self.room = sources.room
+        self.waiting = sources.waiting
+
+    def topic(self, topic: str, producers: Callable[[], int] | None = None) -> TopicMetrics:
+        """The same object for the same name, until it is forgotten. `producers` is asked at each scrape: how many are
+        registered.
+        """
         if topic not in self._topics:
             self._topics[topic] = TopicMetrics()
+        if producers is not None:
+            self._producers[topic] = producers
         return self._topics[topic]
 
     def subscription(
         self, topic: str, subscription: str, standing: Callable[[], Standing] | None = None
     ) -> SubscriptionMetrics:
-        """The same object for the same names, until it is forgotten. `standing` may follow as its attribute."""
-        metrics = self._subscriptions.setdefault((topic, subscription), SubscriptionMetrics())
-        metrics.standing = standing or metrics.standing
-        return metrics
+        """The same object for the same names, until it is forgotten. `standing` is asked at each scrape, and may come
+        later; a subscription of a non-reliable topic has none, and no lag.
+        """
+        if standing is not None:
+            self._standings[topic, subscription] = standing
+        return self._subscriptions.setdefault((topic, subscription), SubscriptionMetrics())
 
     def rpc(self, service: str, method: str) -> RpcMetrics:
         return self._rpcs.setdefault((service, method), RpcMetrics())
@@ -109,11 +144,13 @@ class Telemetry:
     def forget_topic(self, topic: str) -> None:
         """With all its subscriptions."""
         self._topics.pop(topic, None)
+        self._producers.pop(topic, None)
         for key in [key for key in self._subscriptions if key[0] == topic]:
-            del self._subscriptions[key]
+            self.forget_subscription(*key)
 
     def forget_subscription(self, topic: str, subscription: str) -> None:
         self._subscriptions.pop((topic, subscription), None)
+        self._standings.pop((topic, subscription), None)
 
     def snapshot(self) -> Snapshot:
         """A copy that nobody changes. To be taken on the event loop."""
@@ -129,12 +166,12 @@ class Telemetry:
         """The same, in steps of about a millisecond, for a loop that has other things to do."""
         subscriptions = []
         for number, (key, metrics) in enumerate(list(self._subscriptions.items())):
-            subscriptions.append(SubscriptionNow.of(*key, metrics))
+            subscriptions.append(SubscriptionNow.of(*key, metrics, self._standings.get(key)))
             if number % STEP == STEP - 1:
                 yield
         topics = []
         for number, (name, counted) in enumerate(list(self._topics.items())):
-            topics.append(TopicNow.of(name, counted))
+            topics.append(TopicNow.of(name, counted, self._producers.get(name)))
             if number % STEP == STEP - 1:
                 yield
         return Snapshot(
@@ -142,7 +179,7 @@ class Telemetry:
             subscriptions=subscriptions,
             rpcs=[(*key, metrics.ok.value, metrics.errors.value) for key, metrics in self._rpcs.items()],
             wal=WalNow.of(self.wal),
-            cloud=CloudNow.of(self.cloud),
+            cloud=CloudNow.of(self.cloud, self.waiting),
             moves=MovesNow.of(self.moves, self.members),
             cluster=self.cluster() if self.cluster is not None else None,
             broker=BrokerNow(

@@ -10,8 +10,6 @@ from functools import cache
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from pydanube.core.lag import Standing
-
 LATENCY_BOUNDS_MS: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0)
 SIZE_BOUNDS_BYTES: Final = (64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0)
 CYCLE_BOUNDS_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
@@ -81,12 +79,9 @@ def _printed(bounds: tuple[float, ...]) -> tuple[str, ...]:
 
 @dataclass(slots=True, eq=False)
 class TopicMetrics:
-    """`producers` is asked at each scrape: how many are registered."""
-
     messages_in: Count = field(default_factory=Count)
     bytes_in: Count = field(default_factory=Count)  # payloads; of a native batch all its columns
     sizes: Histogram = field(default_factory=lambda: Histogram(SIZE_BOUNDS_BYTES))  # of single messages, in bytes
-    producers: Callable[[], int] | None = None
     orphan_ranges: Level = field(default_factory=Level)  # offsets that only a lost broker's disk has
     orphan_messages: Level = field(default_factory=Level)  # at most so many are in them
     send_latency: Histogram = field(default_factory=Histogram)  # from the request to the answer
@@ -95,9 +90,6 @@ class TopicMetrics:
 
 @dataclass(slots=True, eq=False)
 class SubscriptionMetrics:
-    """`standing` is asked at each scrape; a subscription of a non-reliable topic has none, and no lag."""
-
-    standing: Callable[[], Standing] | None = None
     lag_detected: Count = field(default_factory=Count)  # heartbeats that found lag
     heartbeat_polls: Count = field(default_factory=Count)
     notifier_polls: Count = field(default_factory=Count)
@@ -161,10 +153,7 @@ class WalMetrics:
 
 @dataclass(slots=True, eq=False)
 class CloudMetrics:
-    """The cloud tier of all topics.
-
-    `waiting` is asked at each scrape: topics with something to upload, how many offsets, and since how many seconds.
-    """
+    """The cloud tier of all topics."""
 
     objects: Count = field(default_factory=Count)  # uploaded
     bytes: Count = field(default_factory=Count)  # of them
@@ -174,7 +163,6 @@ class CloudMetrics:
     objects_read: Count = field(default_factory=Count)  # whose footer was fetched
     bytes_read: Count = field(default_factory=Count)
     errors: Count = field(default_factory=Count)  # objects that could not be read: missing or damaged
-    waiting: Callable[[], tuple[int, int, float]] | None = None
 
 
 class ClusterNow(NamedTuple):

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import Metric
 
+from pydanube.core.lag import Standing
 from pydanube.telemetry.counts import (
     PHASES,
     Buckets,
@@ -179,12 +180,12 @@ class TopicNow(NamedTuple):
     orphans: tuple[int, int]  # ranges, offsets in them
 
     @classmethod
-    def of(cls, name: str, metrics: TopicMetrics) -> TopicNow:
+    def of(cls, name: str, metrics: TopicMetrics, producers: Callable[[], int] | None) -> TopicNow:
         return cls(
             (name,),
             metrics.messages_in.value,
             metrics.bytes_in.value,
-            metrics.producers() if metrics.producers is not None else 0,
+            producers() if producers is not None else 0,
             metrics.sizes.copy(),
             metrics.send_latency.copy(),
             dict(metrics.send_errors),
@@ -206,8 +207,10 @@ class SubscriptionNow(NamedTuple):
     catch_up_seconds: float | None = None
 
     @classmethod
-    def of(cls, topic: str, subscription: str, metrics: SubscriptionMetrics) -> SubscriptionNow:
-        standing = None if metrics.standing is None else metrics.standing()
+    def of(
+        cls, topic: str, subscription: str, metrics: SubscriptionMetrics, ask: Callable[[], Standing] | None
+    ) -> SubscriptionNow:
+        standing = None if ask is None else ask()
         return cls(
             labels=(topic, subscription),
             counts=_counts_of(metrics),
@@ -231,10 +234,8 @@ class CloudNow(NamedTuple):
     waiting: tuple[int, int, float] | None  # topics, offsets, seconds of the oldest
 
     @classmethod
-    def of(cls, metrics: CloudMetrics) -> CloudNow:
-        return cls(
-            _cloud_counts_of(metrics), metrics.upload_latency.copy(), metrics.waiting() if metrics.waiting else None
-        )
+    def of(cls, metrics: CloudMetrics, waiting: Callable[[], tuple[int, int, float]] | None) -> CloudNow:
+        return cls(_cloud_counts_of(metrics), metrics.upload_latency.copy(), waiting() if waiting else None)
 
 
 class WalNow(NamedTuple):

@@ -254,7 +254,7 @@ async def test_a_topic_stays_open_while_the_store_says_that_it_is_ours_or_says_n
     old = await town.served(topic)
     town.node(1).metadata.drop_every = 1  # it hears of nothing
     await town.metadata.transact([], [Delete(keys.assignment(town.node(1).broker_id, topic))])
-    old.ownership.when_lost()
+    old.ownership._lost()
     await asyncio.sleep(4 * topic_table.SWEEP_SECONDS)
     assert open_at(town, topic) == [1]
     get, asked = town.node(1).metadata.get, 0
@@ -268,7 +268,7 @@ async def test_a_topic_stays_open_while_the_store_says_that_it_is_ours_or_says_n
 
     town.node(1).metadata.get = silent  # type: ignore[method-assign]
     await rob(town, topic, 2)
-    old.ownership.when_lost()
+    old.ownership._lost()
     await asyncio.sleep(2 * topic_table.SWEEP_SECONDS)
     assert open_at(town, topic) == [1, 2] and asked >= 2
     town.node(1).metadata.get = get  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from pydanube.core.names import TopicName
-from tests.rooms.clustered import OneMember, SmallQuorum, Town
+from tests.rooms.clustered import OneMember, SmallQuorum, Town, run_members
 from tests.rooms.web.pages import HOST, Browser, opened_town
 
 TOPICS = [TopicName(f"/default/t{number}") for number in range(4)]
@@ -182,9 +182,10 @@ def test_what_a_tool_asks_wrongly_is_refused_with_a_sentence(
 def test_a_tool_sees_promotes_and_removes_members_of_the_metadata_store(scene: Scene) -> None:
     browser, broker = scene.browser, scene.town.node(1).broker
     mine = f"http://{broker.config.cluster.raft_addr}"
-    broker.members = SmallQuorum(
+    quorum = SmallQuorum(
         OneMember(11, (mine,)), OneMember(22, ("http://b:1",)), OneMember(33, ("http://c:1",), is_learner=True)
     )
+    run_members(broker, quorum)
     try:
         found = browser.get("/ui/v1/cluster/raft").json
         assert (found["voters"], found["learners"], found["leader_id"]) == (["11", "22"], ["33"], "11")
@@ -200,7 +201,7 @@ def test_a_tool_sees_promotes_and_removes_members_of_the_metadata_store(scene: S
         wrong = browser.order("/ui/v1/cluster/raft/actions", action="paint_node", node_id="33")
         assert wrong.status == 400 and "promote_node or remove_node" in wrong.json["message"]
     finally:
-        broker.members = None
+        run_members(broker, None)
 
 
 # --- who may not ----------------------------------------------------------------------------------------

@@ -246,7 +246,7 @@ def test_the_log_and_the_cloud_tier_of_a_broker_have_the_numbers_that_it_prints(
     telemetry.wal.append_bytes.inc(4_000)
     telemetry.wal.groups.inc(4)
     telemetry.wal.group_latency.add(2.0, times=4)
-    telemetry.cloud.waiting = lambda: (0, 0, 0.0)  # it has a cloud tier
+    telemetry.waiting = lambda: (0, 0, 0.0)  # it has a cloud tier
     telemetry.cloud.objects.inc(3)
     telemetry.cloud.bytes.inc(3_000)
     found = log_of(telemetry.snapshot().text().decode())
