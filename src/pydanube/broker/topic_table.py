@@ -264,30 +264,28 @@ class TopicTable:
         """
         moved_to = self.directory.stream_url_of(marker.to) if self.directory is not None else ""
         with self.moves.recording(topic, marker) as phases:
-            await self._hand_over(topic, marker.as_ready(), moved_to, phases)
-
-    async def _hand_over(self, name: TopicName, marker: Marker, moved_to: str, phases: Phases) -> None:
-        async with self.lock(name):
-            topic = self._open.get(name)
-            if topic is None:
-                raise NotServed(name, "it is not open here")
-            self.leaving.add(name)
-            try:
-                await self._seal(topic, marker, moved_to, phases)
-                self._open.pop(name, None)
+            async with self.lock(topic):
+                found = self._open.get(topic)
+                if found is None:
+                    raise NotServed(topic, "it is not open here")
+                self.leaving.add(topic)
                 try:
-                    await topic.close("it moved to another broker", moved_to=moved_to, owned=False)
-                    await remove_released(self.rooms.disk, topic, self.rooms.broker_id)
-                except DanubeError as error:
-                    # It is released, and somebody else has it: whatever happens to its files here, it does not stay.
-                    log.warning("files of a topic that moved are left", extra={"topic": name, "why": str(error)})
-                phases.enter("done")
-            finally:
-                self.leaving.discard(name)
-        if topic.reliable and topic.storage is not None:
-            self._snapshots.publish(topic.storage.tier)
-        milliseconds = {phase: round(ms, 1) for phase, ms in phases.milliseconds.items()}
-        log.info("topic let go", extra={"topic": name, "pause_ms": round(phases.pause_ms, 1), "phases": milliseconds})
+                    await self._seal(found, marker.as_ready(), moved_to, phases)
+                    self._open.pop(topic, None)
+                    try:
+                        await found.close("it moved to another broker", moved_to=moved_to, owned=False)
+                        await remove_released(self.rooms.disk, found, self.rooms.broker_id)
+                    except DanubeError as error:
+                        # It is released, and another broker has it: whatever happens to its files, it does not stay.
+                        log.warning("files of a topic that moved are left", extra={"topic": topic, "why": str(error)})
+                    phases.enter("done")
+                finally:
+                    self.leaving.discard(topic)
+            if found.reliable and found.storage is not None:
+                self._snapshots.publish(found.storage.tier)
+            milliseconds = {phase: round(ms, 1) for phase, ms in phases.milliseconds.items()}
+            pause_ms = round(phases.pause_ms, 1)
+            log.info("topic let go", extra={"topic": topic, "pause_ms": pause_ms, "phases": milliseconds})
 
     async def _seal(self, topic: AnyTopic, marker: Marker, moved_to: str, phases: Phases) -> None:
         """Raises MoveFailed, and the topic serves on; or OwnershipLost, and it is closed."""
