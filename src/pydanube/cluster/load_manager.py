@@ -148,7 +148,9 @@ class LoadManager:
     async def _declare(self, broker: BrokerId, session: int) -> bool:
         lost = Lost(session=session, timestamp=self._clock.time_us() // 1000)
         # Either the broker is registered again, or it is dead: both compare what the other one writes.
-        compares = [Compare(keys.registration(broker), 0), self._view.compare(keys.lost(broker))]
+        # The state names the session: one that the view missed would not find itself declared, and would go on serving.
+        seen = [self._view.compare(key) for key in (keys.lost(broker), keys.broker_state(broker))]
+        compares = [Compare(keys.registration(broker), 0), *seen]
         if not await self._write(compares, [Put(keys.lost(broker), lost.to_bytes())]):
             return False
         topics = len(self._view.assigned.get(broker, ()))

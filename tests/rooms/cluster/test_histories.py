@@ -32,6 +32,7 @@ from tests.rooms.cluster.nodes import Node, Town, now, simulate
 
 HISTORIES: Final = 60
 HISTORIES_LONG: Final = 2_000
+DECLARED_UNSEEN: Final = 1437  # a session comes and goes while the leader's view of the store is late
 TTL: Final = 8.0
 BROKERS: Final = (1, 2, 3, 4)
 TOPICS: Final = 12
@@ -185,7 +186,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize("seed", [*range(HISTORIES), DECLARED_UNSEEN])
 def test_a_cluster_keeps_one_owner_for_every_topic_whatever_happens(seed: int) -> None:
     simulate(History(seed).run(), seed)
 
