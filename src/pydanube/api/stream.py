@@ -36,8 +36,6 @@ from pydanube.api.stream_handles import Consuming, Producing, Undecided, failed,
 from pydanube.api.stream_requests import Requests
 from pydanube.broker.outbox import Caller, DeliveredBatch, Recalled
 from pydanube.broker.service import Broker
-from pydanube.broker.subscription import Subscription
-from pydanube.broker.topic import Topic
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.config import open_files
 from pydanube.config.stream import StreamLimits
@@ -508,7 +506,7 @@ class Connection(asyncio.Protocol):
             producing.check_room()
             producing.check(batch)
             topic = producing.topic
-            if isinstance(topic, Topic):
+            if topic.reliable:
                 outcome = topic.submit_batch(batch, producing.tell)
             else:
                 outcome = _fan_out(topic, producing.name, batch)
@@ -636,7 +634,7 @@ def _account(consuming: Consuming, item: DeliveredBatch, parts: list[DeliveredBa
     spared_bytes = item.batch.header.size_bytes - sum(part.batch.header.size_bytes for part in parts)
     if spared_bytes < 0:
         consuming.stretched(item, parts)
-    elif isinstance(consuming.subscription, Subscription):
+    elif consuming.subscription.reliable:
         consuming.subscription.grant(consuming.consumer_id, Permits(0, spared_bytes))
 
 

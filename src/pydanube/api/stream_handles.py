@@ -184,7 +184,7 @@ class Consuming:
 
     @property
     def is_reliable(self) -> bool:
-        return isinstance(self.subscription, Subscription)
+        return self.subscription.reliable
 
     # --- permits ------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class Consuming:
         self._lent_bytes += more_bytes
 
     def _lend(self, messages: int = 0) -> None:
-        if not isinstance(self.subscription, Subscription):
+        if not self.subscription.reliable:
             return
         more = min(self._unlent_bytes, self._unsent_max - self._lent_bytes)
         if more > 0:
@@ -223,27 +223,27 @@ class Consuming:
     # --- what the peer says -------------------------------------------------------------------------
 
     def ack(self, ranges: Ranges, seeks: int | None) -> None:
-        if isinstance(self.subscription, Subscription):
+        if self.subscription.reliable:
             self.subscription.ack_ranges(ranges, seeks, self.consumer_id)
 
     def nack(self, ranges: Ranges, delay_seconds: float, reason: str, seeks: int | None) -> None:
-        if isinstance(self.subscription, Subscription):
+        if self.subscription.reliable:
             self.subscription.nack_ranges(ranges, delay_seconds, reason, seeks, self.consumer_id)
 
     def handed(self, ranges: Ranges, seeks: int, extend_seconds: float) -> None:
-        if isinstance(self.subscription, Subscription):
+        if self.subscription.reliable:
             if extend_seconds:
                 self.subscription.extend(self.consumer_id, ranges, seeks, extend_seconds)
             else:
                 self.subscription.handed(self.consumer_id, ranges, seeks)
 
     def returned(self, ranges: Ranges, seeks: int, *, stop: bool, taken: int) -> None:
-        if isinstance(self.subscription, Subscription):
+        if self.subscription.reliable:
             self.subscription.give_back(self.consumer_id, ranges, seeks, stop=stop, taken=taken)
 
     def wanted(self, item: DeliveredBatch) -> DeliveredBatch | None:
         """What comes again may have been answered while it waited here: the peer is not to see that any more."""
-        if item.attempt == 1 or not isinstance(self.subscription, Subscription):
+        if item.attempt == 1 or not self.subscription.reliable:
             return item
         still = self.subscription.still_held(self.consumer_id, item.ranges)
         spared = sum(end - first for first, end in item.ranges) - sum(end - first for first, end in still)
@@ -255,7 +255,7 @@ class Consuming:
 
     def packed(self, items: list[Delivered]) -> list[DeliveredBatch]:
         """Messages of a non-reliable topic as one batch: those that the peer has granted permits for."""
-        assert isinstance(self.subscription, VolatileSubscription)
+        assert not self.subscription.reliable
         wanted = items[: self._messages] if self._bytes > 0 else []
         self.subscription.metrics.dropped.inc(len(items) - len(wanted))
         if not wanted:

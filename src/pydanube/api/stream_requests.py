@@ -19,7 +19,6 @@ from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.members import read_policy
 from pydanube.broker.overview import Overview
 from pydanube.broker.topic import Topic
-from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind
 from pydanube.core.tiers import Descriptor
@@ -284,7 +283,7 @@ class Requests:
         registered = topic.producers.get(producer_id)
         session = 0
         try:
-            if isinstance(topic, Topic) and not request.without_session:
+            if topic.reliable and not request.without_session:
                 session = request.session or await topic.open_session(producer_id)
         except BaseException:  # also if the peer has left: it must not keep an exclusive place
             topic.producers.remove(producer_id, registered)
@@ -326,7 +325,7 @@ class Requests:
         filters = tuple(request.key_filters)
         unsent_bytes = self._connection.limits.unsent_bytes
         handle = self._new_handle()
-        if isinstance(topic, Topic):
+        if topic.reliable:
             start = await offset_of(topic, request.start) if request.HasField("start") else None
             identity = await topic.subscribe(
                 name, kind, request.consumer_name, filters, start, native=True, hands_over=request.hands_over
@@ -450,10 +449,10 @@ class Requests:
 
     async def _reliable(self, name: str) -> Topic:
         topic = await self._broker.topics.require(TopicName(name))
-        if isinstance(topic, VolatileTopic):
+        if not topic.reliable:
             raise DeliveryMismatch(topic.name, Delivery.RELIABLE.value, topic.delivery.value)
         return topic
 
 
 def _durability(topic: AnyTopic) -> pb.Durability:
-    return DURABILITIES[topic.log.durability] if isinstance(topic, Topic) else pb.MEMORY
+    return DURABILITIES[topic.log.durability] if topic.reliable else pb.MEMORY

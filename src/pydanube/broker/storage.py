@@ -86,7 +86,7 @@ class StorageDesk:
     async def descriptors(self, name: TopicName) -> Sequence[Descriptor]:
         """In order; none of a topic that is not known. Raises ObjectDamaged, or Unreachable while the store is away."""
         topic = self._topics.get(name)
-        if isinstance(topic, Topic) and topic.storage is not None:
+        if topic is not None and topic.reliable and topic.storage is not None:
             return (await topic.storage.tier.know_all())[:]
         cloud = self._topics.rooms.cloud
         if cloud is None:
@@ -114,7 +114,7 @@ class StorageDesk:
         state = await read_state(self._metadata, name)
         objects = await self.descriptors(name)
         described = OffsetRanges((each.start_offset, each.end) for each in objects)
-        if isinstance(topic, Topic):
+        if topic is not None and topic.reliable:
             tiers = self.tiers(topic)._replace(cloud=list(described))
         else:
             head = max([state.end, *(each.end for each in objects)])
@@ -122,7 +122,7 @@ class StorageDesk:
         only_in_log = [
             gap for first, end in tiers.log for gap in described.gaps(max(first, state.history.first_offset), end)
         ]
-        carried = self._carried(topic) if isinstance(topic, Topic) else None
+        carried = self._carried(topic) if topic is not None and topic.reliable else None
         keyed = {each.object_id for each in state.keyed}
         return Listing(
             name,
@@ -153,7 +153,7 @@ class StorageDesk:
         not_served = ""
         try:
             found = await self._topics.require(name)
-            topic = found if isinstance(found, Topic) else None
+            topic = found if found.reliable else None
         except TopicUnknown:
             if not await self._was_deleted(name):
                 raise

@@ -392,7 +392,7 @@ class Cluster:
         node = self.host(topic)
         assert node is not None
         found = node.topic(topic)
-        assert isinstance(found, Topic)
+        assert found is not None and found.reliable
         return found
 
     async def unload(self, topic: TopicName, *, to: int | None = None, asked: Node | None = None) -> None:
@@ -428,7 +428,7 @@ class Cluster:
             try:
                 if node is not None:
                     found = node.topic(topic)
-                    assert isinstance(found, Topic)
+                    assert found is not None and found.reliable
                     answer: T = await node.call(call(found))
                     return answer
                 raise NotServed(topic, "nobody has it")

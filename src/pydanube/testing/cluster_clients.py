@@ -20,7 +20,6 @@ from pydanube.broker.any_topic import AnySubscription, AnyTopic
 from pydanube.broker.outbox import AnyOutbox, Delivered, DeliveredBatch, Recalled
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
-from pydanube.broker.volatile_topic import VolatileSubscription, VolatileTopic
 from pydanube.core.delivery import Poison
 from pydanube.core.events import offsets
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName
@@ -118,7 +117,7 @@ class Clients:
                 await asyncio.sleep(self.dice.random() * wire.delay_max_seconds)
             if wire.requests_lost:
                 await asyncio.sleep(CALL_SECONDS)
-            if wire.duplicates and isinstance(found, Topic) and self.dice.random() < wire.duplicates:
+            if wire.duplicates and found is not None and found.reliable and self.dice.random() < wire.duplicates:
                 self._tasks.append(asyncio.create_task(self._again(node, request(node, found)), name="duplicate"))
             answer = await node.call(request(node, found) if found is not None else _at_the_door(node, topic, request))
             if wire.answers_lost:
@@ -234,7 +233,7 @@ class Clients:
                 await self._ask(topic, lambda node, found: self._fetch(found, at))
 
     async def _fetch(self, topic: AnyTopic, at: dict[str, int]) -> None:
-        assert isinstance(topic, Topic)
+        assert topic.reliable
         label = life(topic.name, topic.ownership.created)
         offset = max(at.setdefault(label, 0), topic.first_offset)
         await topic.wait_beyond(offset, 0.3)
@@ -259,7 +258,7 @@ class Clients:
 
     async def pass_by(self, node: Node, topic: AnyTopic) -> None:
         """Waits for what does not come, gives up, and leaves nothing behind."""
-        if isinstance(topic, Topic):
+        if topic.reliable:
             for _ in range(4):
                 await topic.wait_beyond(topic.head, 0.02)
         with contextlib.suppress(TimeoutError):
@@ -278,7 +277,7 @@ class Clients:
         try:
             subscription.is_healthy(identity)
             subscription.registration(identity)
-            if isinstance(topic, Topic) and isinstance(subscription, Subscription):
+            if topic.reliable and subscription.reliable:
                 await topic.gaps()
                 await subscription.move_to(await topic.offset_at(node.clock.time_us() - 40_000_000))
                 await topic.peek(topic.first_offset, 2)
@@ -329,10 +328,10 @@ class Clients:
     ) -> None:
         """One connection: runs inside the broker's process and ends with it, or after a while, or with the network."""
         label = life(topic.name, topic.ownership.created)
-        native = native and isinstance(topic, Topic)
+        native = native and topic.reliable
         hands_over = native and consumer == "c0"  # others are of before that was possible
         unseen: deque[Delivered] = deque()  # in the consumer's own queue
-        if isinstance(topic, Topic):
+        if topic.reliable:
             identity = await topic.subscribe(name, kind, consumer, (), 0, native=native, hands_over=hands_over)
         else:
             identity = await topic.subscribe(name, kind, consumer, (), 0)
@@ -341,7 +340,7 @@ class Clients:
             self._subscribed.add((label, name))
             self.history.add(Subscribed(label, name, kind.value, 0, self.now()))
         outbox: AnyOutbox
-        if native and isinstance(subscription, Subscription):
+        if native and subscription.reliable:
             outbox = subscription.attach_native(identity)
             subscription.grant(identity, Permits(PERMITS, PERMITTED_BYTES))
         else:
@@ -353,14 +352,14 @@ class Clients:
                 if not items and (outbox.is_over or not unseen):
                     return
                 messages: list[Delivered] = items
-                if native and isinstance(subscription, Subscription):
+                if native and subscription.reliable:
                     messages = _rows([each for each in items if isinstance(each, DeliveredBatch)])
-                if isinstance(subscription, Subscription):
+                if subscription.reliable:
                     wanted = [each for each in messages if subscription.is_wanted(identity, each)]
                     if native and len(wanted) < len(messages):
                         subscription.grant(identity, Permits(len(messages) - len(wanted), 0))
                     messages = wanted
-                if hands_over and isinstance(subscription, Subscription):
+                if hands_over and subscription.reliable:
                     messages = _taken(subscription, identity, unseen, messages, items)
                 if node.wire.answers_lost:
                     await asyncio.sleep(1.0)  # they are lost on the way, and the connection with them
@@ -381,7 +380,7 @@ class Clients:
                 if node.wire.requests_lost:
                     await asyncio.sleep(1.0)  # nothing of what we say gets through
                     return
-                if isinstance(subscription, VolatileSubscription):
+                if not subscription.reliable:
                     for each in messages:  # which says nothing to it
                         (subscription.nack if self.dice.random() < 0.2 else subscription.ack)(each.offset)
                     continue
@@ -454,7 +453,7 @@ async def _at_the_door(node: Node, topic: TopicName, request: Callable[[Node, An
 
 def gives_up(subscription: AnySubscription) -> bool:
     """Whether messages that fail too often become dead letters: then those that are meant to fail do."""
-    return isinstance(subscription, Subscription) and subscription.policy.poison_policy is Poison.DEAD_LETTER
+    return subscription.reliable and subscription.policy.poison_policy is Poison.DEAD_LETTER
 
 
 def number_of(topic: TopicName) -> str:
@@ -472,7 +471,7 @@ def _answer(node: Node, topic: AnyTopic, offset: int, epoch: int) -> Answer:
 
 
 async def _open_session(node: Node, topic: AnyTopic) -> int:
-    assert isinstance(topic, Topic)
+    assert topic.reliable
     return await topic.open_session(PRODUCER)
 
 
@@ -485,7 +484,7 @@ def _submission(
     given: Callable[[Topic, int, int], None],
 ) -> Callable[[Node, AnyTopic], Coroutine[Any, Any, Answer]]:
     async def submit(node: Node, topic: AnyTopic) -> Answer:
-        assert isinstance(topic, Topic)
+        assert topic.reliable
         batch = encode_columns(
             [text.encode() for text in texts],
             struct.pack("<q", time_us) * len(texts),
@@ -505,7 +504,7 @@ def _submission(
 
 def _shouting(texts: Sequence[str], name: str) -> Callable[[Node, AnyTopic], Coroutine[Any, Any, None]]:
     async def publish(node: Node, topic: AnyTopic) -> None:
-        assert isinstance(topic, VolatileTopic)
+        assert not topic.reliable
         topic.publish_batch([Envelope(text.encode(), node.clock.time_us(), key_of(text), name) for text in texts])
 
     return publish
@@ -518,7 +517,7 @@ def _publication(
         producer = await topic.add_producer(name)
         epoch = topic.ownership.epoch
         offset = await topic.publish(producer, Envelope(text.encode(), node.clock.time_us(), key_of(text), name))
-        if isinstance(topic, Topic):
+        if topic.reliable:
             given(topic, offset, epoch)
         return _answer(node, topic, offset, epoch)
 

@@ -567,7 +567,7 @@ class Breaking:
         subscriptions = [
             subscription
             for topic in found
-            if isinstance(topic, Topic)
+            if topic is not None and topic.reliable
             for subscription in topic.subscriptions.values()
             if subscription._notifier is not None
         ]
@@ -619,7 +619,7 @@ class Breaking:
             broker.cloud.tiering.standing()
             broker.cloud.tiering.why_not_freed()
         found = topics.get(topic)
-        if isinstance(found, Topic) and found.storage is not None:
+        if found is not None and found.reliable and found.storage is not None:
             desk = RetentionDesk(topics, lambda name: None)
             with contextlib.suppress(DanubeError):
                 await desk.due(found)
@@ -643,7 +643,7 @@ class Breaking:
         rate = dice.choice((0, 50, 1000))
         await broker.namespace_limits.set(NamespaceName("default"), {"max_subscription_dispatch_rate": rate})
         await broker.reload(broker.config)
-        if isinstance(found, Topic):
+        if found is not None and found.reliable:
             await found.set_heartbeat(dice.choice((None, Heartbeat(700))))
         given = {"max_redelivery_delay_ms": dice.choice((1000, 1500))}
         await broker.topics.change_failure_policy(topic, SubscriptionName("sub-0"), given)
@@ -716,7 +716,7 @@ class Breaking:
         )
         host = next((each for each in self.town.living if each.topic(topic) is not None), None)
         found = host.topic(topic) if host is not None else None
-        if host is not None and host.broker is not None and isinstance(found, Topic):
+        if host is not None and host.broker is not None and found is not None and found.reliable:
             await self.retain(host, found, change)
 
     async def retain(self, host: Node, topic: Topic, change: Change) -> None:

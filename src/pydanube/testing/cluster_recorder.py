@@ -202,7 +202,7 @@ class Recorder:
             if found is None:
                 continue
             ownership = found.ownership
-            if isinstance(found, Topic):
+            if found.reliable:
                 label = life(topic, ownership.created)
                 self._history.add(Head(label, ownership.epoch, node.number, found.head, self._now()))
             if node.serves(topic) and not node.cannot_know:
@@ -217,7 +217,7 @@ class Recorder:
         for topic in topics:
             node = self._town.any_host(topic)
             found = node.topic(topic) if node is not None else None
-            if not isinstance(found, Topic):
+            if found is None or not found.reliable:
                 continue
             messages = {offset: text for offset, text, _ in await everything(found)}
             items = await self._town.metadata.list(keys.voids(topic))
@@ -227,7 +227,7 @@ class Recorder:
             self._history.add(Kept(label, found.first_offset, found.head, messages, voids, orphans, self._now()))
         node = self._town.any_host(dead_letters)
         letters = node.topic(dead_letters) if node is not None else None
-        if isinstance(letters, Topic):
+        if letters is not None and letters.reliable:
             # The copy names its topic, not which one of that name it was.
             lives = {(got.subscription, got.message): got.topic for got in self._history.all(Got)}
             for _, text, attributes in await everything(letters):

@@ -25,7 +25,6 @@ from typing import Final
 
 from pydanube.broker import rescue, tiering
 from pydanube.broker.retention import Change
-from pydanube.broker.topic import Topic
 from pydanube.cluster import duties
 from pydanube.core import keys, ranges
 from pydanube.core.lag import Heartbeat
@@ -159,7 +158,7 @@ def left_in(node: Node) -> Counter[str]:
             found["subscriptions"] += 1
             found["consumers"] += len(subscription.consumers)
             found["connected consumers"] += subscription.connected
-        if isinstance(topic, Topic):
+        if topic.reliable:
             found["waiters"] += len(topic.log._news)
             found["sessions"] += len(topic.log.sessions)
     return found
@@ -331,7 +330,7 @@ class _Run:
             found = node.topic(topic) if node is not None else None
             if found is None:
                 return f"nobody serves {topic}"
-            if isinstance(found, Topic) and found.orphans:
+            if found.reliable and found.orphans:
                 return f"{topic} has orphans {found.orphans}"
         return ""
 
@@ -349,7 +348,7 @@ class _Run:
             assert host is not None
             await breaking.set_policy(host, topic, REDELIVERIES)
             found = host.topic(topic)
-            if topic == reliable[2] and self.pressure.keeps_mb and isinstance(found, Topic):
+            if topic == reliable[2] and self.pressure.keeps_mb and found is not None and found.reliable:
                 await breaking.retain(host, found, Change(mb=self.pressure.keeps_mb))
         if self.dice.random() < 0.25:
             # Nobody else may have this one while its broker is away.
@@ -456,7 +455,7 @@ class _Run:
             found = node.topic(topic) if node is not None else None
             if found is None:
                 return f"nobody serves {topic}"
-            if isinstance(found, Topic) and found.orphans:
+            if found.reliable and found.orphans:
                 return f"{topic} has orphans {found.orphans}"
             for number in range(2):
                 subscription = found.subscriptions.get(SubscriptionName(f"sub-{number}"))
@@ -468,7 +467,7 @@ class _Run:
         """Why what was given up cannot be read to its end yet; its topic is made with the first of them."""
         node = self.town.any_host(DEAD_LETTERS)
         found = node.topic(DEAD_LETTERS) if node is not None else None
-        if isinstance(found, Topic):
+        if found is not None and found.reliable:
             return f"{DEAD_LETTERS} has orphans {found.orphans}" if found.orphans else ""
         is_made = any(claimed.topic == DEAD_LETTERS for claimed in self.history.all(Claimed))
         return f"nobody serves {DEAD_LETTERS}" if is_made else ""
@@ -477,7 +476,7 @@ class _Run:
         for topic in topics:
             node = self.town.any_host(topic)
             found = node.topic(topic) if node is not None else None
-            if isinstance(found, Topic):
+            if found is not None and found.reliable:
                 for subscription in found.subscriptions.values():
                     if subscription.name.startswith("sub-") and subscription.has_lag():
                         return f"{topic} {subscription.name}: {subscription.explain()}"
