@@ -49,6 +49,7 @@ NEVER: Final[Mapping[str, str]] = {
     "Broker.start": "it opens real stores and doors; simulated brokers are given theirs",
     "Broker.check_directory": "the lock of a real directory, looked at before a process starts",
     "Broker.run": "threads, for who serves requests",
+    "Broker.listens": "simulated brokers have no servers with addresses",
     "Topic.discard_orphan": "an operator gives up acknowledged messages: nothing is promised of them",
     "Subscription.withhold": "nobody calls it but a test",
     "Topic.swap_objects": "compaction by Spark, which writes objects itself",
