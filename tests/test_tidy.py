@@ -142,7 +142,6 @@ class Late(NamedTuple):
 
 LATE = (
     Late("api/server.py", "limits", "a reload changes what native connections are told from then on"),
-    Late("broker/cursors.py", "cursor_revision", "what became of a write is known to the writer alone"),
     Late("broker/take_over.py", "metrics", "the tier of a topic counts with the log, which does not make it"),
 )
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -38,6 +39,16 @@ PER_TRANSACTION: Final = 60
 BYTES_PER_TRANSACTION: Final = 1024 * 1024
 
 
+@dataclass(slots=True)
+class StoredCursor:
+    """What is known of the cursor in the metadata store: its revision, 0 if there is none, None if an answer was lost.
+
+    Made with the subscription, and changed only by what saves it.
+    """
+
+    revision: int | None
+
+
 class Positioned(Protocol):
     """A subscription, as far as its cursor goes."""
 
@@ -45,8 +56,8 @@ class Positioned(Protocol):
     def name(self) -> SubscriptionName: ...
     @property
     def ownership(self) -> Ownership: ...
-
-    cursor_revision: int | None  # of the stored cursor; 0: there is none; None: not known, an answer was lost
+    @property
+    def stored_cursor(self) -> StoredCursor: ...
 
     @property
     def changes(self) -> int:
@@ -205,15 +216,15 @@ class Cursors:
 
     async def _replace(self, subscription: Positioned, operations: Sequence[Put | Delete]) -> None:
         """Writes over the stored cursor, and over no other than the one we know. Raises OwnershipLost, Unreachable."""
-        key = keys.cursor(subscription.ownership.topic, subscription.name)
+        key, stored = keys.cursor(subscription.ownership.topic, subscription.name), subscription.stored_cursor
         while True:
-            if subscription.cursor_revision is None:
+            if stored.revision is None:
                 item = await self._metadata.get(key)
-                subscription.cursor_revision = item.revision if item else 0
-            known, subscription.cursor_revision = subscription.cursor_revision, None
+                stored.revision = item.revision if item else 0
+            known, stored.revision = stored.revision, None
             revision = await subscription.ownership.write_if([Compare(key, known)], operations)
             if revision is not None:
-                subscription.cursor_revision = revision
+                stored.revision = revision
                 return
 
     async def _save_together(
@@ -246,20 +257,20 @@ class Cursors:
         """All at once, or nothing and False."""
         compares = {each.ownership.topic: each.ownership.compare for each, _ in positions}
         known = [
-            Compare(keys.cursor(each.ownership.topic, each.name), each.cursor_revision)
+            Compare(keys.cursor(each.ownership.topic, each.name), each.stored_cursor.revision)
             for each, _ in positions
-            if each.cursor_revision is not None
+            if each.stored_cursor.revision is not None
         ]
         if len(known) < len(positions):
             return False
         operations = [operation for each, position in positions for operation in operations_of(each, position)]
         for each, _ in positions:
-            each.cursor_revision = None  # until we know what became of it
+            each.stored_cursor.revision = None  # until it is known what became of the write
         revision = await self._metadata.transact([*compares.values(), *known], operations)
         if revision is None:
             return False
         for each, _ in positions:
-            each.cursor_revision = revision
+            each.stored_cursor.revision = revision
         return True
 
 

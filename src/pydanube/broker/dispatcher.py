@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterable
 from typing import Final
 
 from pydanube.broker.base_subscription import BaseSubscription, Services
+from pydanube.broker.cursors import StoredCursor
 from pydanube.broker.outbox import (
     AnyOutbox,
     Registration,
@@ -85,7 +86,7 @@ class Dispatcher(BaseSubscription):
     ) -> None:
         super().__init__(source.name, name, kind, services, metrics, consumers)
         self.heartbeat = heartbeat
-        self.cursor_revision = cursor_revision
+        self.stored_cursor = StoredCursor(cursor_revision)
         self._source = source
         self._machine = machine
         self.own_heartbeat = own_heartbeat  # what was set for it, if anything was
