@@ -106,12 +106,13 @@ class Scene:
     """A machine and one topic."""
 
     limits: Limits = field(default_factory=Limits)
+    durability: str = "fsync"
     machine: Machine = field(init=False)
     orders: Target = field(init=False)
 
     def __post_init__(self) -> None:
         self.machine = CommitMachine(self.limits)
-        self.orders = CommitTarget("/default/orders", epoch=1)
+        self.orders = CommitTarget("/default/orders", epoch=1, durability=self.durability)
 
     def submit(self, to: Target | None = None, on_decided: Callable[[], None] | None = None, **header: Any) -> Caller:
         caller = Caller()
@@ -127,9 +128,7 @@ class Scene:
         return part
 
     def commit(self, part: Part) -> Commit[Caller]:
-        effect = self.machine.written(part, None, may_answer=True)
-        assert isinstance(effect, Commit)
-        return effect
+        return self.machine.committed(part, may_answer=True)
 
     def with_session(self) -> Scene:
         """The producer's session is open, and decided."""
@@ -255,7 +254,7 @@ def test_a_repetition_in_a_group_that_finds_no_room_is_refused_with_it() -> None
     scene = Scene().with_session()
     scene.submit(**sequenced(0, crc=5))
     scene.submit(**sequenced(0, crc=5))
-    effect = scene.machine.written(scene.part(), FULL, may_answer=True)
+    effect = scene.machine.not_written(scene.part(), FULL)
     assert isinstance(effect, Refuse) and outcomes(effect.answers) == [DiskFull, DiskFull]
 
 
@@ -324,8 +323,8 @@ def test_a_broker_that_lost_its_lease_stores_the_group_and_acknowledges_nothing(
     scene = Scene()
     told: list[str] = []
     scene.submit(on_decided=lambda: told.append("told"))
-    effect = scene.machine.written(scene.part(), None, may_answer=False)
-    assert isinstance(effect, Commit) and outcomes(effect.answers) == [NotServed]
+    effect = scene.machine.committed(scene.part(), may_answer=False)
+    assert outcomes(effect.answers) == [NotServed]
     assert effect.on_decided == () and scene.orders.head == 1
 
 
@@ -433,8 +432,7 @@ def test_without_room_for_a_segment_that_a_group_needs_its_topic_is_refused(why:
 
 def formed(durability: str = "fsync") -> tuple[Scene, Part, Caller]:
     """A scene whose producer's first batch is being written."""
-    scene = Scene().with_session()
-    scene.orders.durability = durability
+    scene = Scene(durability=durability).with_session()
     caller = scene.submit(**sequenced(0))
     return scene, scene.part(), caller
 
@@ -452,7 +450,7 @@ def resent(scene: Scene) -> Commit[Caller]:
 @pytest.mark.parametrize("failure", [FULL, SHORT], ids=["no room", "no descriptor"])
 def test_no_room_undo_and_refused(failure: DiskFull) -> None:
     scene, part, caller = formed()
-    effect = scene.machine.written(part, failure, may_answer=True)
+    effect = scene.machine.not_written(part, failure)
     assert effect == Refuse([(caller, failure)], failure)
     assert is_as_before(scene) and resent(scene).answers[0][1] == Receipt(0, 1, "fsync")
 
@@ -460,28 +458,28 @@ def test_no_room_undo_and_refused(failure: DiskFull) -> None:
 def test_no_room_for_the_end_of_a_session_it_goes_on() -> None:
     scene = Scene().with_session()
     scene.submit(rows=0, producer_id=P, session=S, flags=1, ends_session=True)
-    scene.machine.written(scene.part(), FULL, may_answer=True)
+    scene.machine.not_written(scene.part(), FULL)
     assert next_sequence(scene.orders) == 0
 
 
 def test_a_batch_behind_a_refused_one_meets_the_state_without_it() -> None:
     scene, part, _ = formed()
     scene.submit(**sequenced(1))  # it came while the first was written
-    scene.machine.written(part, FULL, may_answer=True)
+    scene.machine.not_written(part, FULL)
     parts, answers = scene.form()
     assert parts == [] and outcomes(answers) == [OutOfSequence]
 
 
 def test_sync_of_a_segment_fails_the_group_goes_once_to_a_new_one() -> None:
     scene, part, caller = formed()
-    assert scene.machine.written(part, BROKEN, may_answer=True) == WriteAgain(BROKEN)
-    assert scene.machine.written(part, None, may_answer=True) == Commit([(caller, Receipt(0, 1, "fsync"))], ())
+    assert scene.machine.not_written(part, BROKEN) == WriteAgain(BROKEN)
+    assert scene.machine.committed(part, may_answer=True) == Commit([(caller, Receipt(0, 1, "fsync"))], ())
     assert (scene.orders.head, next_sequence(scene.orders)) == (1, 1)
 
 
 def test_the_header_of_that_new_one_does_not_know_what_is_not_stored() -> None:
     scene, part, _ = formed()
-    scene.machine.written(part, BROKEN, may_answer=True)
+    scene.machine.not_written(part, BROKEN)
     tentative = scene.machine.set_aside(part)
     assert is_as_before(scene)
     scene.machine.put_back(part, tentative)
@@ -489,10 +487,10 @@ def test_the_header_of_that_new_one_does_not_know_what_is_not_stored() -> None:
 
 
 @pytest.mark.parametrize("again", [BROKEN, FULL, SHORT], ids=["fails again", "no room", "no descriptor"])
-def test_whatever_fails_behind_a_failed_sync_stops_and_is_not_called_refused(again: DanubeError) -> None:
+def test_whatever_fails_behind_a_failed_sync_stops_and_is_not_called_refused(again: DiskFull | DiskFailed) -> None:
     scene, part, caller = formed()
-    scene.machine.written(part, BROKEN, may_answer=True)
-    assert scene.machine.written(part, again, may_answer=True) == Stop(again)
+    scene.machine.not_written(part, BROKEN)
+    assert scene.machine.not_written(part, again) == Stop(again)
     assert outcomes(scene.machine.given_up([part], "EIO")) == [LogStopped]
     assert is_as_before(scene), "a snapshot never knows what is not stored"
     assert not caller.left
@@ -500,31 +498,31 @@ def test_whatever_fails_behind_a_failed_sync_stops_and_is_not_called_refused(aga
 
 def test_sync_fails_with_journaled_groups_not_yet_synced_in_that_file_stopped() -> None:
     scene, part, _ = formed()
-    assert scene.machine.written(part, BROKEN, may_answer=True, was_synced=False) == Stop(BROKEN)
+    assert scene.machine.not_written(part, BROKEN, was_synced=False) == Stop(BROKEN)
 
 
 def test_a_write_of_a_topic_that_is_not_synced_fails_stopped() -> None:
     scene, part, _ = formed(durability="os")
-    assert scene.machine.written(part, BROKEN, may_answer=True) == Stop(BROKEN)
+    assert scene.machine.not_written(part, BROKEN) == Stop(BROKEN)
 
 
 @pytest.mark.parametrize("failure", [BROKEN, FULL], ids=["fails", "no room, though its blocks are there"])
 def test_sync_of_the_journal_fails_a_new_journal_and_the_record_once_more(failure: DiskFull | DiskFailed) -> None:
     scene, part, caller = formed()
-    assert scene.machine.recorded([part], failure) == WriteAgain(failure)
+    assert scene.machine.not_recorded([part], failure) == WriteAgain(failure)
     assert scene.commit(part).answers == [(caller, Receipt(0, 1, "fsync"))]
 
 
 @pytest.mark.parametrize("again", [BROKEN, FULL, SHORT], ids=["fails again", "no room", "no descriptor"])
 def test_the_journal_fails_again_stopped(again: DiskFull | DiskFailed) -> None:
     scene, part, _ = formed()
-    scene.machine.recorded([part], BROKEN)
-    assert scene.machine.recorded([part], again) == Stop(again)
+    scene.machine.not_recorded([part], BROKEN)
+    assert scene.machine.not_recorded([part], again) == Stop(again)
 
 
 def test_no_descriptor_for_a_record_every_part_is_refused() -> None:
     scene, part, caller = formed()
-    assert scene.machine.recorded([part], SHORT) == Refuse([(caller, SHORT)], SHORT)
+    assert scene.machine.not_recorded([part], SHORT) == Refuse([(caller, SHORT)], SHORT)
     assert is_as_before(scene)
 
 
@@ -569,7 +567,7 @@ def test_a_log_that_closes_refuses_what_is_queued_and_what_comes() -> None:
 
 
 def test_what_is_safe_is_answered_before_what_failed_is_dealt_with() -> None:
-    assert by_severity([None, None]) == [0, 1]
+    assert list(by_severity([None, None])) == [0, 1]
     assert by_severity([BROKEN, None, FULL, SHORT, None, BROKEN]) == [1, 4, 2, 3, 0, 5]
 
 
@@ -603,12 +601,12 @@ def test_stored_rows_are_contiguous_and_every_sequence_is_stored_once(
             if fate == "stop":
                 answered += [caller for caller, _ in scene.machine.given_up([part], "EIO")]
             elif fate == "no room":
-                effect = scene.machine.written(part, FULL, may_answer=True)
+                effect = scene.machine.not_written(part, FULL)
                 assert isinstance(effect, Refuse)
                 answered += [caller for caller, _ in effect.answers]
             else:
                 if fate == "once more":
-                    assert isinstance(scene.machine.written(part, BROKEN, may_answer=True), WriteAgain)
+                    assert isinstance(scene.machine.not_written(part, BROKEN), WriteAgain)
                 answered += [caller for caller, _ in scene.commit(part).answers]
                 for batch, offset in part.batches:
                     header = batch.header

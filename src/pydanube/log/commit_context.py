@@ -92,38 +92,35 @@ class EncodedPart:
     """A part of a group as bytes, for the segment that its log has now."""
 
     part: Part
+    log: SegmentedLog
     batches: list[Batch]
     segment: SegmentFile
     group: Group
 
     @classmethod
     def of(cls, part: Part) -> EncodedPart:
-        epoch, append_time = part.target.epoch, part.append_time
+        target, append_time = part.target, part.append_time
+        epoch, segment = target.epoch, target.active
+        assert segment is not None
         batches = [
             stamp(batch, base_offset=offset, epoch=epoch, append_time=append_time) for batch, offset in part.batches
         ]
-        segment = part.target.active
-        assert segment is not None
-        return cls(part, batches, segment, _group_of(part, batches, segment))
-
-    @property
-    def log(self) -> SegmentedLog:
-        return self.part.target
+        return cls(part, target, batches, segment, _group_of(target, batches, segment))
 
     def move_to(self, segment: SegmentFile) -> None:
         """The same batches for another segment."""
         self.segment = segment
-        self.group = _group_of(self.part, self.batches, segment)
+        self.group = _group_of(self.log, self.batches, segment)
 
 
-def _group_of(part: Part, batches: Sequence[Batch], segment: SegmentFile) -> Group:
+def _group_of(target: SegmentedLog, batches: Sequence[Batch], segment: SegmentFile) -> Group:
     return encode_group(
         batches,
         segment_id=segment.segment_id,
         number=segment.next_number,
         position=segment.end,
-        durable_before=segment.end if part.target.is_synced else segment.synced,
-        first_offset=part.target.head,
+        durable_before=segment.end if target.is_synced else segment.synced,
+        first_offset=target.head,
     )
 
 

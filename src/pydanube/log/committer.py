@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from pydanube.core.commit.values import PREPARED, ROOM, Receipt
@@ -209,15 +209,16 @@ class Committer:
 
     async def run(self) -> None:
         """Commits until cancelled, or until the disk has failed twice."""
-        while self.stopped is None:
+        machine = self._machine
+        while machine.stopped is None:
             await self._wake.wait()
             self._wake.clear()
             try:
-                while self._can_write() and self.stopped is None:
+                while self._can_write() and machine.stopped is None:
                     async with self._exclusive:
                         await self._commit_group()
                     self._decided.fire()
-                if self._copy_due and self.stopped is None:
+                if self._copy_due and machine.stopped is None:
                     async with self._exclusive:
                         self._copy_due = await self._journal.copy(journal_writer.COPY_FILES)
                     if self._copy_due:  # the rest behind the groups that wait by now
@@ -253,22 +254,20 @@ class Committer:
                 self._context.refuse_pending(each, refusal)
             return
         self._segments.begin_where_needed(logs)
-        encoded = self._form([each for each in logs if each in machine.ready])
-        if not encoded:
+        line = [each for each in logs if each in machine.ready]
+        parts, answers = machine.form(line, self._clock.time_us(), may_answer=self._context.may_answer())
+        if answers:
+            self._context.answer(answers)
+        if not parts:
             return
+        encoded = [EncodedPart.of(part) for part in parts]
         self.groups += 1
         began = self._clock.elapsed()
         try:
             await self._writer.write(encoded)
         except Exception as error:
-            self._context.answer(machine.given_up([each.part for each in encoded], str(error)))
+            self._context.answer(machine.given_up(parts, str(error)))
             raise
-        batches, size = sum(len(each.batches) for each in encoded), sum(each.part.size_bytes for each in encoded)
+        batches, size = sum(len(part.batches) for part in parts), sum(part.size_bytes for part in parts)
         # Soon: producers that wait for a receipt were called before, and are not kept waiting for our numbers.
         asyncio.get_running_loop().call_soon(self._observe, batches, size, self._clock.elapsed() - began)
-
-    def _form(self, line: Sequence[SegmentedLog]) -> list[EncodedPart]:
-        may_answer = self._context.may_answer()
-        parts, answers = self._machine.form(line, self._clock.time_us(), may_answer=may_answer)
-        self._context.answer(answers)
-        return [EncodedPart.of(part) for part in parts]

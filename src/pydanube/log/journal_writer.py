@@ -67,22 +67,22 @@ class JournalWriter:
 
     # --- records ------------------------------------------------------------------------------------
 
+    def is_choice(self, parts: int) -> bool:
+        """Whether so many parts may go to the journal at all: else there is no need to measure the record."""
+        return self._context.machine.may_use_journal(parts, self._state())
+
     async def write(self, parts: Sequence[EncodedPart]) -> bool:
         """All parts as one record, if that is cheaper than a sync each.
 
         True: the parts are safe, or refused and decided. False: nothing was done. Raises DiskFailed if the log stops.
         """
-        machine = self._context.machine
-        state = self._state()
-        if not machine.may_use_journal(len(parts), state):
-            return False
         entries = []
         total = RECORD_HEADER_SIZE + len(END_OF_RECORDS)
         for each in parts:
             segment, group = each.segment, each.group
             entries.append(JournalEntry(segment.path, segment.segment_id, segment.end, group.buffers, group.length))
             total += group.length + entry_size(segment.path)
-        route = machine.route(len(parts), total, state)
+        route = self._context.machine.route(len(parts), total, self._state())
         if route is Route.DIRECT:
             return False
         if not await self._write_entries(parts, entries, route):
@@ -118,7 +118,7 @@ class JournalWriter:
         try:
             await self._write_record(entries)
         except (DiskFull, DiskFailed) as failure:
-            effect = machine.recorded(parts, failure)
+            effect = machine.not_recorded(parts, failure)
             if isinstance(effect, Refuse):
                 await self._refuse(effect)
                 return False
@@ -127,7 +127,7 @@ class JournalWriter:
                 await self._space.patiently(lambda: self._next_journal(after_failure=True))
                 await self._space.patiently(lambda: self._write_record(entries))
             except (DiskFull, DiskFailed) as again:
-                effect = machine.recorded(parts, again)
+                effect = machine.not_recorded(parts, again)
                 assert isinstance(effect, Stop)
                 raise DiskFailed(JOURNALS, "sync", str(effect.error)) from again
         return True

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
+from typing import assert_never
 
 from pydanube.core.commit.machine import by_severity
-from pydanube.core.commit.values import Commit, Refuse, Stop, WriteAgain
+from pydanube.core.commit.values import Refuse, Stop, WriteAgain
 from pydanube.errors import DiskFailed, DiskFull, ResourcesShort
 from pydanube.log.commit_context import Answer, CommitContext, EncodedPart
 from pydanube.log.journal_writer import JournalWriter
@@ -18,7 +19,7 @@ from pydanube.log.layout import write_and_sync
 from pydanube.log.segment_maker import SegmentMaker
 from pydanube.log.space import WalSpace
 from pydanube.log.zero_fill import ZeroFill
-from pydanube.ports import Write, WriteResult
+from pydanube.ports import Write
 
 log = logging.getLogger(__name__)
 
@@ -39,19 +40,21 @@ class GroupWriter:
     async def write(self, parts: Sequence[EncodedPart]) -> None:
         """Returns when every part is decided. Raises if the log must stop; then some may not be."""
         unsynced = [each for each in parts if not each.log.is_synced]
-        synced = [each for each in parts if each.log.is_synced]
         if unsynced:
             await self._write_direct(unsynced, sync=False)
-        if synced and not await self._write_journaled(synced):
-            await self._write_direct(synced, sync=True)
+            parts = [each for each in parts if each.log.is_synced]
+        if len(parts) > 1 and self._journal.is_choice(len(parts)) and await self._write_journaled(parts):
+            return
+        if parts:
+            await self._write_direct(parts, sync=True)
 
     async def _write_journaled(self, parts: Sequence[EncodedPart]) -> bool:
         if not await self._journal.write(parts):
             return False
-        if not parts[0].part.decided:
+        if not parts[0].part.decided:  # else they are refused
             self.journaled_groups += 1
             for each in parts:
-                self._decide(each, None, synced=False)
+                self._commit(each, synced=False)
             await self._journal.copy_if_due()
         return True
 
@@ -66,36 +69,18 @@ class GroupWriter:
         results = await self._context.disk.write(writes, sync=sync)
         for place in by_severity(results):
             each, failure = parts[place], results[place]
-            if failure is None:
-                self._journal.copied(each.segment, each.segment.end)
-            elif sync and isinstance(failure, DiskFailed):
-                log.error("sync failed", extra={"topic": each.log.topic, "path": each.segment.path, "why": failure.why})
-            effect = self._decide(each, failure, synced=sync)
-            if isinstance(effect, Refuse):
-                await self._no_room(each, effect)
-            elif isinstance(effect, WriteAgain):
-                await self._write_again(each)
-            elif isinstance(effect, Stop):
-                if not sync:
-                    raise effect.error
-                raise DiskFailed(each.segment.path, "sync", str(effect.error)) from effect.error
-            elif sync:
+            if failure is not None:
+                await self._not_written(each, failure, sync=sync)
+                continue
+            self._journal.copied(each.segment, each.segment.end)
+            self._commit(each, synced=sync)
+            if sync:
                 self._zeros.after_group(each.log, each.segment, each.group.length)
 
-    def _decide(
-        self, each: EncodedPart, failure: WriteResult, *, synced: bool
-    ) -> Commit[Answer] | Refuse[Answer] | WriteAgain | Stop:
-        context, segment = self._context, each.segment
-        effect = context.machine.written(
-            each.part, failure, may_answer=context.may_answer(), was_synced=segment.synced >= segment.end
-        )
-        if isinstance(effect, Commit):
-            self._commit(each, effect, synced=synced)
-        return effect
-
-    def _commit(self, each: EncodedPart, effect: Commit[Answer], *, synced: bool) -> None:
+    def _commit(self, each: EncodedPart, *, synced: bool) -> None:
         """The part is safe: it becomes visible, then its producers are told."""
         segment, group, target = each.segment, each.group, each.log
+        effect = self._context.machine.committed(each.part, may_answer=self._context.may_answer())
         segment.grow(group.header, group.length)
         self._space.size_bytes += group.length
         if synced:
@@ -111,10 +96,26 @@ class GroupWriter:
             except Exception:
                 log.exception("receipt not told", extra={"topic": target.topic})  # the log itself is well
 
+    async def _not_written(self, each: EncodedPart, failure: DiskFull | DiskFailed, *, sync: bool) -> None:
+        segment = each.segment
+        if sync and isinstance(failure, DiskFailed):
+            log.error("sync failed", extra={"topic": each.log.topic, "path": segment.path, "why": failure.why})
+        effect = self._context.machine.not_written(each.part, failure, was_synced=segment.synced >= segment.end)
+        match effect:
+            case Refuse():
+                await self._no_room(each, effect)
+            case WriteAgain():
+                await self._write_again(each)
+            case Stop(error):
+                if not sync:
+                    raise error
+                raise DiskFailed(segment.path, "sync", str(error)) from error
+            case _:
+                assert_never(effect)
+
     async def _write_again(self, each: EncodedPart) -> None:
         """What the old file holds behind its last good sync is unknown for ever, so it ends there."""
         machine, segment, disk = self._context.machine, each.segment, self._context.disk
-        failure: WriteResult = None
         try:
             tentative = machine.set_aside(each.part)
             await self._space.patiently(lambda: self._segments.go_on_in_another(each.log))
@@ -124,10 +125,10 @@ class GroupWriter:
             each.move_to(fresh)
             await self._space.patiently(lambda: write_and_sync(disk, fresh.path, fresh.end, *each.group.buffers))
         except (DiskFull, DiskFailed) as again:
-            failure = again
-        effect = self._decide(each, failure, synced=True)
-        if isinstance(effect, Stop):
-            raise DiskFailed(segment.path, "sync", str(effect.error)) from failure
+            effect = machine.not_written(each.part, again)
+            assert isinstance(effect, Stop), "one more write is all that a part gets"
+            raise DiskFailed(segment.path, "sync", str(effect.error)) from again
+        self._commit(each, synced=True)
 
     async def _no_room(self, each: EncodedPart, effect: Refuse[Answer]) -> None:
         """Part of the group stands behind the segment's end; it is no group and the next one overwrites it."""

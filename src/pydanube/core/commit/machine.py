@@ -1,11 +1,11 @@
 """The commit decision: which batches become the next group, and what follows from how its write went.
 
-    submit ─► pending ─► form ─► (the shell writes and syncs) ─► written | recorded ─► Commit: head, receipts
-                  ▲       ▲                                        ├─ Refuse: undo, DiskFull
-                  │       └────────────────────────────────────────┤
-                  │                                                ├─ WriteAgain: into a new file, once
-                  └─ a segment is being made: the target is in no  └─ Stop: nothing is acknowledged any more
-                     line until then
+    submit ─► pending ─► form ─► (the shell writes and syncs) ─┬─► committed ──► Commit: head, receipts
+                  ▲       ▲                                    └─► not_written, not_recorded
+                  │       │                                         │
+                  │       └── Refuse: undo, DiskFull ◄──────────────┤
+                  │                                                 ├─► WriteAgain: to a new file, once
+                  └─ making a segment: in no line until then        └─► Stop: nothing is acknowledged any more
 
 `CommitMachine` is values in, values out: it knows no file, clock or event loop. The shell (log/committer.py) asks for
 a group, writes that, reports the result of every write and carries out the effect that comes back.
@@ -293,17 +293,29 @@ class CommitMachine(Generic[T, B, W]):
 
     # --- how the write went ---
 
-    def written(
-        self,
-        part: GroupPart[T, B, W],
-        failure: DanubeError | None,
-        *,
-        may_answer: bool,
-        was_synced: bool = True,
-    ) -> Commit[W] | Refuse[W] | WriteAgain | Stop:
-        """The result of the part's write to its segment. `was_synced`: so was everything before it in that file."""
-        if failure is None:
-            return self._commit(part, may_answer)
+    def committed(self, part: GroupPart[T, B, W], *, may_answer: bool) -> Commit[W]:
+        """The part is safe, in its segment or in the journal."""
+        part.decided = True
+        target = part.target
+        target.head = part.end_offset
+        target.append_time = part.append_time
+        target.max_publish_time = part.max_publish_time
+        if not may_answer:
+            # It is stored, and may turn up later as rescued. No producer may rely on it, so none is told that it can.
+            return Commit(_refusals(part, _fenced(target)), ())
+        epoch, durability = target.epoch, target.durability
+        answers: Answers[W] = [
+            (waiter, Receipt(offset, epoch, durability, duplicate)) for waiter, offset, duplicate in part.waiters
+        ]
+        # While others wait for the disk, it is given work first.
+        return Commit(answers, () if self.ready else tuple(part.on_decided))
+
+    def not_written(
+        self, part: GroupPart[T, B, W], failure: DiskFull | DiskFailed, *, was_synced: bool = True
+    ) -> Refuse[W] | WriteAgain | Stop:
+        """The part's write to its segment failed, or the sync behind it. `was_synced`: everything before it in that
+        file was.
+        """
         if part.again:
             # Whether the group will be there after a restart is unknown, so it cannot be refused.
             return Stop(failure)
@@ -315,10 +327,10 @@ class CommitMachine(Generic[T, B, W]):
         part.again = True
         return WriteAgain(failure)
 
-    def recorded(
+    def not_recorded(
         self, parts: Sequence[GroupPart[T, B, W]], failure: DiskFull | DiskFailed
     ) -> Refuse[W] | WriteAgain | Stop:
-        """The parts' record could not be written to the journal, or not be synced. If it could, `written` has each."""
+        """The parts' record could not be written to the journal, or not be synced."""
         if parts[0].again:
             return Stop(failure)
         if isinstance(failure, ResourcesShort):
@@ -354,22 +366,6 @@ class CommitMachine(Generic[T, B, W]):
         for producer_id, producer in tentative.items():
             part.target.sessions.put(producer_id, producer)
 
-    def _commit(self, part: GroupPart[T, B, W], may_answer: bool) -> Commit[W]:
-        part.decided = True
-        target = part.target
-        target.head = part.end_offset
-        target.append_time = part.append_time
-        target.max_publish_time = part.max_publish_time
-        if not may_answer:
-            # It is stored, and may turn up later as rescued. No producer may rely on it, so none is told that it can.
-            return Commit(_refusals(part, _fenced(target)), ())
-        epoch, durability = target.epoch, target.durability
-        answers: Answers[W] = [
-            (waiter, Receipt(offset, epoch, durability, duplicate)) for waiter, offset, duplicate in part.waiters
-        ]
-        # While others wait for the disk, it is given work first.
-        return Commit(answers, () if self.ready else tuple(part.on_decided))
-
     @staticmethod
     def _refuse(parts: Sequence[GroupPart[T, B, W]], error: DiskFull) -> Refuse[W]:
         answers: Answers[W] = []
@@ -380,13 +376,12 @@ class CommitMachine(Generic[T, B, W]):
         return Refuse(answers, error)
 
 
-def by_severity(results: Sequence[DanubeError | None]) -> list[int]:
+def by_severity(results: Sequence[DanubeError | None]) -> Sequence[int]:
     """Places of results in the order in which they are dealt with: what is safe first, so that it is answered; then
     what found no room; failures last, because they may stop the log.
     """
-    if not any(results):
-        return list(range(len(results)))
-    return sorted(range(len(results)), key=lambda place: _severity(results[place]))
+    places = range(len(results))
+    return sorted(places, key=lambda place: _severity(results[place])) if any(results) else places
 
 
 def _severity(result: DanubeError | None) -> int:

@@ -125,6 +125,7 @@ class CommitTarget(Generic[B, W]):
         self.topic_hash = topic_hash
         self.epoch = epoch
         self.durability = durability
+        self.is_synced = durability != "os"  # its batches are acknowledged only when they are synced
         self.head = head
         self.append_time = append_time
         self.max_publish_time = max_publish_time
@@ -132,11 +133,6 @@ class CommitTarget(Generic[B, W]):
         self.reserved_end: int | None = None  # batches beyond it wait; None: no bound
         self.pending: deque[Pending[B, W]] = deque()
         self.closed = False
-
-    @property
-    def is_synced(self) -> bool:
-        """Whether its batches are acknowledged only when they are synced."""
-        return self.durability != "os"
 
 
 T = TypeVar("T", bound="CommitTarget[Any, Any]")
@@ -179,7 +175,7 @@ class GroupPart(Generic[T, B, W]):
             self.target.sessions.put(producer_id, producer)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every part of every group
 class Commit(Generic[W]):
     """The part is safe. It becomes visible first, then its producers are answered, then `on_decided` is called."""
 
