@@ -26,7 +26,7 @@ from pydanube.core.conditions import BrokerNumbers, Buckets, Orphaned, Subscript
 from pydanube.core.lag import Standing
 from pydanube.core.names import TopicName
 from pydanube.errors import DanubeError, OffsetOutOfRange
-from pydanube.telemetry import ClusterNow, Histogram, Room
+from pydanube.telemetry import ClusterNow, DiskSpace, Histogram
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Connected(NamedTuple):
 class Observer:
     """`room` asks the system how full the disk is."""
 
-    def __init__(self, broker: Broker, room: Callable[[], Room] | None = None) -> None:
+    def __init__(self, broker: Broker, room: Callable[[], DiskSpace] | None = None) -> None:
         self._broker = broker
         self._room = room
         self.watch = Watch()
@@ -219,7 +219,7 @@ class Observer:
                 counts[place] += each
         return Buckets(bounds, tuple(counts[place] for place in range(len(bounds) + 1))) if bounds else None
 
-    def _numbers(self, room: Room | None, publishes: Buckets | None) -> BrokerNumbers:
+    def _numbers(self, room: DiskSpace | None, publishes: Buckets | None) -> BrokerNumbers:
         broker, telemetry = self._broker, self._broker.telemetry
         cluster: ClusterNow | None = telemetry.cluster() if telemetry.cluster is not None else None
         waiting = telemetry.waiting() if telemetry.waiting is not None else None

@@ -50,7 +50,7 @@ from pydanube.ports import Clock, Disk, MetadataStore, ObjectStore, Work
 from pydanube.stores.files import FileDisk
 from pydanube.stores.system import SystemClock, SystemWork
 from pydanube.stores.usage import MachineUsage
-from pydanube.telemetry import ClusterNow, DispatchNow, Room, Sources, Telemetry
+from pydanube.telemetry import ClusterNow, DiskSpace, DispatchNow, Sources, Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Ports(NamedTuple):
     reading_work: Work | None = None  # for opening them; None: `work`
     aim_uploads: Callable[[float], None] = lambda rate: None
     usage: Callable[[float], Usage] = lambda now: Usage()
-    room: Callable[[], Room] | None = None  # of the disk
+    room: Callable[[], DiskSpace] | None = None  # of the disk
     members: Callable[[], Members | None] = lambda: None  # of the metadata store, if this broker runs one of them
     close: Callable[[], Awaitable[None]] | None = None
 
@@ -488,6 +488,6 @@ class Broker:
         return BrokerId(chosen)
 
 
-def _room(directory: Path) -> Room:
+def _room(directory: Path) -> DiskSpace:
     usage = shutil.disk_usage(directory)
-    return Room(usage.used, usage.free)
+    return DiskSpace(usage.used, usage.free)

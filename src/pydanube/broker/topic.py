@@ -277,16 +277,16 @@ class Topic(TopicReader):
         self.metrics.sizes.add(size_bytes)
         return offset
 
-    def submit_batch(self, batch: Batch, tell: Callable[[], None] | None = None) -> asyncio.Future[Receipt]:
+    def submit_batch(self, batch: Batch, on_decided: Callable[[], None] | None = None) -> asyncio.Future[Receipt]:
         """A native producer's batch, which was parsed; the future gets its receipt once it is on disk. Never waits.
 
-        `tell` may be called before the future calls back: see `Committer.submit`.
+        `on_decided` may be called before the future calls back: see `Committer.submit`.
         """
         self._check_open()
         rows = batch.header.rows
         self.producers.admit_batch(rows)
         self._reservation.need(rows)
-        future = self.log.submit(batch, tell)
+        future = self.log.submit(batch, on_decided)
         self.metrics.messages_in.inc(rows)
         size_bytes = batch.header.uncompressed_length
         self.metrics.bytes_in.inc(size_bytes)

@@ -36,20 +36,29 @@ from pydanube.telemetry.counts import (
     WalMetrics,
 )
 from pydanube.telemetry.lines import JsonLines, TextLines, configure_logging
-from pydanube.telemetry.scrape import BrokerNow, CloudNow, MovesNow, Room, Snapshot, SubscriptionNow, TopicNow, WalNow
+from pydanube.telemetry.scrape import (
+    BrokerNow,
+    CloudNow,
+    DiskSpace,
+    MovesNow,
+    Snapshot,
+    SubscriptionNow,
+    TopicNow,
+    WalNow,
+)
 
 __all__ = [
     "CloudMetrics",
     "ClusterMetrics",
     "ClusterNow",
     "Count",
+    "DiskSpace",
     "DispatchNow",
     "Histogram",
     "JsonLines",
     "Level",
     "MoveMetrics",
     "PressureNow",
-    "Room",
     "RpcMetrics",
     "Snapshot",
     "Sources",
@@ -73,7 +82,7 @@ class Sources:
     cluster: Callable[[], ClusterNow] | None = None  # None: a broker that is alone
     dispatch: Callable[[], DispatchNow] | None = None
     unopened: Callable[[], int] | None = None  # topics that could not be opened
-    room: Callable[[], Room] | None = None  # of the disk; None: there is none
+    room: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
     # Topics with something to upload, how many offsets, and since how many seconds; None: there is no cloud tier.
     waiting: Callable[[], tuple[int, int, float]] | None = None
 
@@ -97,7 +106,7 @@ class Telemetry:
         self.cluster: Callable[[], ClusterNow] | None = None  # None: a broker that is alone
         self.dispatch: Callable[[], DispatchNow] | None = None
         self.unopened: Callable[[], int] | None = None  # topics that could not be opened
-        self.room: Callable[[], Room] | None = None  # of the disk; None: there is none
+        self.room: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
         self.waiting: Callable[[], tuple[int, int, float]] | None = None  # for the object store
         self._topics: dict[str, TopicMetrics] = {}
         self._subscriptions: dict[tuple[str, str], SubscriptionMetrics] = {}

@@ -309,7 +309,7 @@ class BrokerNow(NamedTuple):
     dispatch: DispatchNow | None = None
 
 
-class Room(NamedTuple):
+class DiskSpace(NamedTuple):
     """Of the disk that holds the data directory."""
 
     used_bytes: int
@@ -327,7 +327,7 @@ class Snapshot(NamedTuple):
     moves: MovesNow
     cluster: ClusterNow | None  # None: a broker that is alone
     broker: BrokerNow
-    room: Callable[[], Room] | None  # asks the system, as `process` does
+    room: Callable[[], DiskSpace] | None  # asks the system, as `process` does
     process: ProcessCollector  # reads the system's numbers when asked
 
     def collect(self) -> Iterator[Metric]:
