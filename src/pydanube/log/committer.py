@@ -188,11 +188,6 @@ class Committer:
         async with self._exclusive:
             pass
 
-    @property
-    def too_large(self) -> LogFull | None:
-        """Why publishes are refused, if they are because the segments are too large."""
-        return self.space.too_large
-
     async def retire_all(self) -> None:
         """Every journal is emptied into the segments and removed."""
         async with self._exclusive:
@@ -260,11 +255,10 @@ class Committer:
             self._context.answer(answers)
         if not parts:
             return
-        encoded = [EncodedPart.of(part) for part in parts]
         self.groups += 1
         began = self._clock.elapsed()
         try:
-            await self._writer.write(encoded)
+            await self._writer.write([EncodedPart.of(part) for part in parts])
         except Exception as error:
             self._context.answer(machine.given_up(parts, str(error)))
             raise

@@ -195,7 +195,7 @@ class Wal:
     @property
     def full(self) -> LogFull | None:
         """Why publishes are refused, if the bound is met."""
-        return self._committer.too_large
+        return self._committer.space.too_large
 
     async def topic(
         self,
