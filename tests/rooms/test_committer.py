@@ -10,6 +10,7 @@ import pytest
 from pydanube.core.commit.values import Receipt
 from pydanube.errors import ConfigError, DiskFull, LogClosed, LogStopped, OutOfSequence
 from pydanube.log.batch import Batch
+from pydanube.log.commit_context import EncodedPart
 from pydanube.log.layout import BALLAST
 from pydanube.log.wal import TopicLog, Wal
 from tests.rooms.logs import (
@@ -734,3 +735,20 @@ async def test_too_much_in_the_queue_makes_appends_wait_their_turn() -> None:
     receipts = await asyncio.gather(*appends, *waiting)
     assert sorted(receipt.offset for receipt in receipts) == list(range(1, 32))
     assert wal.committer.pending_bytes == 0
+
+
+@simulated
+async def test_a_group_that_cannot_even_be_encoded_stops_the_log_and_leaves_no_producer_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wal = await Machine().boot()
+    log = await wal.topic(TOPIC, epoch=1)
+    await log.append(batch("a"))
+
+    def broken(part: object) -> EncodedPart:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(EncodedPart, "of", broken)
+    with pytest.raises(LogStopped, match="a bug"):
+        await log.append(batch("b"))
+    assert wal.committer.stopped is not None and log.current_offset() == 1
