@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import struct
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from pydanube.api.stream_requests import Requests
 from pydanube.config.stream import StreamLimits
 from pydanube.errors import ConsumerUnknown, DanubeError, LimitReached, ProtocolViolation, Unreachable
-from pydanube.wire import frames
+from pydanube.wire import frames, session
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import to_wire
 from pydanube.wire.frames import Frame
@@ -55,6 +57,13 @@ def greeted(now: float = 0.0, **limits: Any) -> tuple[AnySession, AnySession]:
 
 def greeted_server(**limits: Any) -> AnySession:
     return greeted(**limits)[1]
+
+
+def test_it_imports_nothing_that_waits_or_tells_the_time() -> None:
+    tree = ast.parse(Path(session.__file__).read_text())
+    names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    assert not {name.partition(".")[0] for name in names} & {"asyncio", "socket", "ssl", "time", "threading", "random"}
 
 
 # --- greeting -----------------------------------------------------------------------------------------

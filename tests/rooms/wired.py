@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 import pydanube
-from pydanube.api.stream import Connection, StreamDoor
+from pydanube.api.stream import StreamDoor
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
@@ -34,7 +34,7 @@ class Wires(wires.Wires):
         super().__init__(Random(1))
         self.broker = broker
         self.door = StreamDoor(broker)
-        self.listen("broker", 6651, lambda: Connection(self.door))
+        self.listen("broker", 6651, self.door.accept)
 
     def connect(self, **more: Any) -> pydanube.Client:
         return pydanube.Client(URL, connector=self.connector(), **more)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import pydanube
-from pydanube.api.stream import Connection, StreamDoor
+from pydanube.api.stream import StreamDoor
+from pydanube.broker.service import Broker
 from pydanube.errors import Unavailable
 from pydanube.testing.loop import Process, run
 from pydanube.testing.wires import QUIET, WireFaults, Wires
@@ -32,21 +33,43 @@ class Outcome(NamedTuple):
     digest: str
 
 
-async def exchange(seed: int, faults: WireFaults) -> Outcome:
-    """A producer and a consumer, until everything is stored, consumed and acknowledged."""
-    host, wires, loop = Host(), Wires(Random(seed), faults), asyncio.get_running_loop()
-    broker = await host.boot()
-    server = StreamDoor(broker)
+class Site:
+    """One broker and its address; processes come and go."""
 
-    async def serve() -> None:
-        wires.listen("broker", 6651, lambda: Connection(server))
+    def __init__(self, wires: Wires) -> None:
+        self.is_up = False
+        self._host = Host()
+        self._wires = wires
+
+    async def boot(self) -> None:
+        broker = await self._host.boot()
+        await self._host._process.call(self._serve(broker))
+        self.is_up = True
+
+    async def _serve(self, broker: Broker) -> None:
+        server = StreamDoor(broker)
+        server.start()
+        self._wires.listen("broker", 6651, server.accept)
+
+    def kill(self) -> None:
+        self.is_up = False
+        self._host.kill()
+        self._wires.close("broker", 6651)
+        self._wires.break_all("broker", 6651)
+
+    async def restart_now_and_then(self, dice: Random) -> None:
         while True:
-            await asyncio.sleep(2.0)
-            for connection in list(server.connections):
-                connection.check_time(loop.time())
+            await asyncio.sleep(dice.uniform(1, 6))
+            self.kill()
+            await asyncio.sleep(dice.uniform(0, 2))
+            await self.boot()
 
-    serving = host._process.spawn(serve(), name="serve")
-    await asyncio.sleep(0)
+
+async def exchange(seed: int, faults: WireFaults, *, kills: bool = False) -> Outcome:
+    """A producer and a consumer, until everything is stored, consumed and acknowledged."""
+    wires, loop = Wires(Random(seed), faults), asyncio.get_running_loop()
+    site = Site(wires)
+    await site.boot()
     receipts: dict[int, int] = {}
     consumed: list[tuple[int, bytes]] = []
 
@@ -80,22 +103,26 @@ async def exchange(seed: int, faults: WireFaults) -> Outcome:
 
     async with pydanube.Client(URL, connector=wires.connector()) as client:
         await client.create_topic(TOPIC, exist_ok=True)
+    restarting = asyncio.create_task(site.restart_now_and_then(Random(seed)) if kills else asyncio.sleep(0))
     async with asyncio.timeout(3600), asyncio.TaskGroup() as group:
         group.create_task(produce())
         group.create_task(consume())
     wires.faults = QUIET
+    restarting.cancel()
+    await asyncio.gather(restarting, return_exceptions=True)
+    if not site.is_up:
+        await site.boot()
     async with pydanube.Client(URL, connector=wires.connector()) as client:
         assert (await client.lag(TOPIC, "s")).messages == 0
         table = await client.fetch(TOPIC).table()
         stored = table.column("payload").to_pylist()
-    serving.cancel()
-    await broker.stop()
+    site.kill()
     return Outcome(stored, receipts, consumed, wires.connections, wires.broken, loop.time(), wires.digest)
 
 
-def outcome(seed: int, faults: WireFaults) -> Outcome:
+def outcome(seed: int, faults: WireFaults, *, kills: bool = False) -> Outcome:
     with small_wal():
-        return run(exchange(seed, faults), seed)
+        return run(exchange(seed, faults, kills=kills), seed)
 
 
 def check(found: Outcome) -> None:
@@ -121,6 +148,13 @@ def test_a_seed_decides_what_happens_to_real_clients_on_rough_wires(seed: int) -
     check(found)
     assert found.broken > 3 and found.connections > 7, found
     assert outcome(seed, ROUGH) == found
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_clients_live_through_a_broker_that_is_killed_and_comes_back(seed: int) -> None:
+    found = outcome(seed, ROUGH, kills=True)
+    check(found)
+    assert outcome(seed, ROUGH, kills=True).digest == found.digest
 
 
 class Echo(asyncio.Protocol):

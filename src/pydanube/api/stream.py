@@ -101,7 +101,7 @@ class StreamDoor:
         """Returns the port that was bound. Raises OSError."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self),
+            self.accept,
             host,
             port,
             backlog=1024,
@@ -109,9 +109,17 @@ class StreamDoor:
             ssl_handshake_timeout=None if tls is None else self.limits.handshake_seconds,
             ssl_shutdown_timeout=None if tls is None else SHUTDOWN_SECONDS,
         )
-        self._sweeper = asyncio.create_task(self._sweep(), name="sweep streams")
+        self.start()
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
+
+    def start(self) -> None:
+        """As `open`, for connections that come from elsewhere than a socket: they are given to `accept`."""
+        self._sweeper = asyncio.create_task(self._sweep(), name="sweep streams")
+
+    def accept(self) -> Connection:
+        """The protocol of a new connection."""
+        return Connection(self)
 
     async def close(self, grace_seconds: float) -> None:
         """Takes no more connections, says goodbye to those there are, and lets them end."""
