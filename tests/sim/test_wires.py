@@ -113,7 +113,8 @@ async def exchange(seed: int, faults: WireFaults, *, kills: bool = False) -> Out
     if not site.is_up:
         await site.boot()
     async with pydanube.Client(URL, connector=wires.connector()) as client:
-        assert (await client.lag(TOPIC, "s")).messages == 0
+        lag = (await client.lag(TOPIC, "s")).messages
+        assert kills or lag == 0, "cursors are saved within seconds: a kill may come before"
         table = await client.fetch(TOPIC).table()
         stored = table.column("payload").to_pylist()
     site.kill()

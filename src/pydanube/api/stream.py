@@ -29,17 +29,16 @@ from collections.abc import Coroutine, Iterator
 from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
-from typing import Any, Final, Never, TypeAlias, cast
+from typing import Any, Final, Never, cast
 
 from pydanube.api.grpc_data import camel
-from pydanube.api.stream_handles import Consuming, Producing, Undecided, failed, fits, pieces
+from pydanube.api.stream_handles import Consuming, Producing, Undecided, failed, fits, groups_of, parts_of
 from pydanube.api.stream_requests import Requests
 from pydanube.broker.outbox import Caller, DeliveredBatch, Recalled
 from pydanube.broker.service import Broker
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.config import open_files
 from pydanube.config.stream import StreamLimits
-from pydanube.core.roster import Permits
 from pydanube.errors import (
     ConsumerUnknown,
     DanubeError,
@@ -54,7 +53,7 @@ from pydanube.errors import (
     TooManyConnections,
     Unreachable,
 )
-from pydanube.log.batch import Batch, cut, messages, parse, parse_header
+from pydanube.log.batch import Batch, messages, parse, parse_header
 from pydanube.ports import Buffer
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -64,13 +63,10 @@ from pydanube.wire.status import SEND, Code, status
 
 log = logging.getLogger(__name__)
 
-Ranges: TypeAlias = tuple[tuple[int, int], ...]
-
 MIB: Final = 1024 * 1024
 # Below this a batch is parsed, or cut, on the loop: a hop to a thread and back costs more.
 PARSE_ON_LOOP_BYTES: Final = 64 * 1024
 WRITE_BUFFER_BYTES: Final = 1 * MIB
-CUT_BYTES: Final = 8 * 1024  # to cut a batch costs as much as to send so many bytes more
 TURN_SETTLED: Final = 1024  # ranges acknowledged or refused, before others have a turn
 SWEEP_SECONDS: Final = 2.0
 SHUTDOWN_SECONDS: Final = 2.0  # for a TLS peer's goodbye
@@ -569,11 +565,11 @@ class Connection(asyncio.Protocol):
                     recall = pb.Recall(consumer=consuming.handle, ranges=ranges, seeks=item.seeks, taken=item.taken)
                     self.send(pb.Command(recall=recall))
                     continue
-                groups, cost_bytes = _groups(item)
+                groups, cost_bytes = groups_of(item)
                 if not groups and fits(item.batch, self.session.frame_size_max):
                     await self._deliver(consuming, item)
                     continue
-                cutting = partial(_parts, item, groups, self.session.frame_size_max)
+                cutting = partial(parts_of, item, groups, self.session.frame_size_max)
                 is_quick = 0 < cost_bytes <= PARSE_ON_LOOP_BYTES and item.batch.header.codec == 0
                 try:
                     parts = cutting() if is_quick else await self.broker.run(cutting)
@@ -582,7 +578,7 @@ class Connection(asyncio.Protocol):
                     consuming.subscription.detach(consuming.consumer_id, consuming.outbox)
                     self.send(pb.Command(error=to_wire(error, consumer=consuming.handle)))
                     return
-                _account(consuming, item, parts)
+                consuming.account(item, parts)
                 for part in parts:
                     await self._deliver(consuming, part)
 
@@ -605,45 +601,6 @@ class Connection(asyncio.Protocol):
             self._requests.forget(consuming)
             taken = SubscriptionBusy(consuming.topic.name, consuming.subscription.name, "a newer one of this name")
             self.send(pb.Command(error=to_wire(ended or taken, consumer=consuming.handle)))
-
-
-def _groups(item: DeliveredBatch) -> tuple[list[Ranges], float]:
-    """The ranges in groups, each to go with a part of the batch, and what cutting these costs, in bytes. No groups: the
-    batch had better go whole.
-
-    A key-shared consumer gets a batch in as many deliveries as there are messages of one key in it.
-    """
-    header = item.batch.header
-    row_bytes = header.uncompressed_length / header.rows
-    groups = [[item.ranges[0]]]
-    for each in item.ranges[1:]:
-        gap_bytes = (each[0] - groups[-1][-1][1]) * row_bytes
-        # What is compressed would be decompressed for every group.
-        if len(groups[-1]) == frames.RANGES_MAX or (gap_bytes > CUT_BYTES and header.codec == 0):
-            groups.append([])
-        groups[-1].append(each)
-    cost_bytes = sum(group[-1][1] - group[0][0] for group in groups) * row_bytes + len(groups) * CUT_BYTES
-    if 2 * cost_bytes > header.size_bytes and len(item.ranges) <= frames.RANGES_MAX:
-        return [], 0
-    return [tuple(group) for group in groups], cost_bytes
-
-
-def _parts(item: DeliveredBatch, groups: list[Ranges], frame_size_max: int) -> list[DeliveredBatch]:
-    """A delivery for each group, or more where its part of the batch does not fit into a frame of the peer."""
-    found: list[DeliveredBatch] = []
-    for ranges in groups or [item.ranges]:
-        part = item._replace(batch=cut(item.batch, ranges[0][0], ranges[-1][1]), ranges=ranges)
-        found += [part] if fits(part.batch, frame_size_max) else pieces(part, frame_size_max)
-    return found
-
-
-def _account(consuming: Consuming, item: DeliveredBatch, parts: list[DeliveredBatch]) -> None:
-    """The subscription has taken the whole batch's length from the permits, and the peer takes what it gets."""
-    spared_bytes = item.batch.header.size_bytes - sum(part.batch.header.size_bytes for part in parts)
-    if spared_bytes < 0:
-        consuming.stretched(item, parts)
-    elif consuming.subscription.reliable:
-        consuming.subscription.grant(consuming.consumer_id, Permits(0, spared_bytes))
 
 
 def _fan_out(topic: VolatileTopic, producer_name: str, batch: Batch) -> asyncio.Future[None]:

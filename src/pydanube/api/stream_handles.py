@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.outbox import AnyOutbox, Caller, Delivered, DeliveredBatch
@@ -26,9 +26,12 @@ from pydanube.log.wal import Receipt
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
+Pairs: TypeAlias = tuple[tuple[int, int], ...]
+
 DURABILITIES: Final = {"fsync": pb.FSYNC, "os": pb.OS}
 # Beside the batch: lengths, and a command with as many ranges as there may be.
 DELIVER_OVERHEAD_BYTES: Final = 32 * 1024
+CUT_BYTES: Final = 8 * 1024  # to cut a batch costs as much as to send so many bytes more
 
 
 class Undecided(NamedTuple):
@@ -202,6 +205,14 @@ class Consuming:
         self._lent_bytes -= size
         self._lend()
 
+    def account(self, item: DeliveredBatch, parts: list[DeliveredBatch]) -> None:
+        """The subscription has taken the whole batch's length from the permits, and the peer takes what it gets."""
+        spared_bytes = item.batch.header.size_bytes - sum(part.batch.header.size_bytes for part in parts)
+        if spared_bytes < 0:
+            self.stretched(item, parts)
+        elif self.subscription.reliable:
+            self.subscription.grant(self.consumer_id, Permits(0, spared_bytes))
+
     def stretched(self, item: DeliveredBatch, parts: list[DeliveredBatch]) -> None:
         """It goes out in parts, which are longer together: the subscription took less from the permits than the peer
         will, so the difference comes off what it has not been told of yet.
@@ -269,6 +280,36 @@ class Consuming:
 
 def fits(batch: Batch, frame_size_max: int) -> bool:
     return batch.header.size_bytes + DELIVER_OVERHEAD_BYTES <= frame_size_max
+
+
+def groups_of(item: DeliveredBatch) -> tuple[list[Pairs], float]:
+    """The ranges in groups, each to go with a part of the batch, and what cutting these costs, in bytes. No groups: the
+    batch had better go whole.
+
+    A key-shared consumer gets a batch in as many deliveries as there are messages of one key in it.
+    """
+    header = item.batch.header
+    row_bytes = header.uncompressed_length / header.rows
+    groups = [[item.ranges[0]]]
+    for each in item.ranges[1:]:
+        gap_bytes = (each[0] - groups[-1][-1][1]) * row_bytes
+        # What is compressed would be decompressed for every group.
+        if len(groups[-1]) == frames.RANGES_MAX or (gap_bytes > CUT_BYTES and header.codec == 0):
+            groups.append([])
+        groups[-1].append(each)
+    cost_bytes = sum(group[-1][1] - group[0][0] for group in groups) * row_bytes + len(groups) * CUT_BYTES
+    if 2 * cost_bytes > header.size_bytes and len(item.ranges) <= frames.RANGES_MAX:
+        return [], 0
+    return [tuple(group) for group in groups], cost_bytes
+
+
+def parts_of(item: DeliveredBatch, groups: list[Pairs], frame_size_max: int) -> list[DeliveredBatch]:
+    """A delivery for each group, or more where its part of the batch does not fit into a frame of the peer."""
+    found: list[DeliveredBatch] = []
+    for ranges in groups or [item.ranges]:
+        part = item._replace(batch=cut(item.batch, ranges[0][0], ranges[-1][1]), ranges=ranges)
+        found += [part] if fits(part.batch, frame_size_max) else pieces(part, frame_size_max)
+    return found
 
 
 def pieces(item: DeliveredBatch, frame_size_max: int) -> list[DeliveredBatch]:

@@ -107,7 +107,8 @@ class Link(asyncio.Protocol):
             self._loop.call_soon(answer, self.ended)
             return 0
         number = self._session.ask(command, answer, *body)
-        self._flush()
+        if not self._is_handling:
+            self._write()
         return number
 
     async def request(
@@ -219,7 +220,7 @@ class Link(asyncio.Protocol):
             session.fail(error)
         finally:
             self._is_handling = False
-        self._flush()
+        self._write()
 
     def _handle(self, frame: frames.Frame) -> None:
         kind, command = frame.kind, frame.command

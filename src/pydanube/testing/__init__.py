@@ -2,6 +2,7 @@
 
 broker                  a broker in this process: brokers.py
 Cluster                 whole brokers on a virtual clock, from a seed: cluster.py
+Wires                   the network between real clients and real brokers, bytes on a virtual clock: wires.py
 History, check          what happened to any cluster, and whether it was right: history.py, checkers.py
 """
 
@@ -13,10 +14,11 @@ if TYPE_CHECKING:
     from pydanube.testing.checkers import check as check
     from pydanube.testing.cluster import Cluster as Cluster
     from pydanube.testing.history import History as History
+    from pydanube.testing.wires import Wires as Wires
 
-__all__ = ["Cluster", "History", "broker", "check"]
+__all__ = ["Cluster", "History", "Wires", "broker", "check"]
 
-_PLACES = {"broker": "brokers", "check": "checkers", "Cluster": "cluster", "History": "history"}
+_PLACES = {"broker": "brokers", "check": "checkers", "Cluster": "cluster", "History": "history", "Wires": "wires"}
 
 
 def __getattr__(name: str) -> Any:
