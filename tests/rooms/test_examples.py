@@ -102,6 +102,7 @@ NOT_RUN = {
     ("docs/chaos.md", "make chaos ROUNDS=20"): HOURS,
     ("docs/chaos.md", "make soak MINUTES=60"): HOURS,
     ("docs/chaos.md", f".venv/bin/{CHAOS} --rounds 1"): HOURS,
+    ("docs/chaos.md", f".venv/bin/{CHAOS} --rounds 3 --only rolling_reboot --rejoin active"): HOURS,
     ("docs/chaos.md", f".venv/bin/{CHAOS} --rounds 5 --only disk_full --only cut_stores"): HOURS,
     ("docs/chaos.md", f".venv/bin/{CHAOS} --minutes 60 --seed 7"): HOURS,
     ("docs/spark.md", "pip install 'pydanube[spark]'"): "it is downloaded, and no version is published yet",

@@ -675,7 +675,7 @@ async def test_subscriptions_of_different_intervals_share_the_beats_that_fall_to
 
 
 def count_naps(broker: Broker) -> list[float]:
-    timer = broker.topics._rooms.services.timer
+    timer = broker.topics.rooms.services.timer
     naps: list[float] = []
     sleep: Callable[[float], Coroutine[Any, Any, None]] = timer._sleep
 

@@ -206,14 +206,14 @@ async def test_a_topic_that_closes_while_its_log_is_being_freed_is_opened_whole(
     await teller.tell(orders, 6)
     await asyncio.sleep(3)
     begun = asyncio.Event()
-    truncate = orders.log._truncate
+    truncate = orders.log._trimmer.truncate
 
     async def slowly(before: int) -> None:
         begun.set()
         await asyncio.sleep(5)
         await truncate(before)
 
-    orders.log._truncate = slowly  # type: ignore[method-assign]
+    orders.log._trimmer.truncate = slowly  # type: ignore[method-assign]
     freeing = asyncio.ensure_future(carried(orders).tidy.free(orders.log, 10**18))
     await begun.wait()
     freeing.cancel()

@@ -74,7 +74,7 @@ def test_a_failure_policy_that_makes_no_sense_is_refused_in_words(
 def test_window_and_heartbeat_are_set(web: Web) -> None:
     assert "the broker's default" in web.get(HERE).text
     page = web.post(f"{HERE}/window", max_unacked_messages="77")
-    assert "at most 77 messages" in page.text and "Window 77 messages" in page.text
+    assert "77 messages at most" in page.text and "Window 77 messages" in page.text
     for wrong in ("0", "", "1000000"):
         assert 'class="flash failed"' in web.post(f"{HERE}/window", max_unacked_messages=wrong).body
     page = web.post(f"{HERE}/heartbeat", heartbeat="low_priority")
