@@ -65,7 +65,7 @@ class Site:
             await self.boot()
 
 
-async def exchange(seed: int, faults: WireFaults, *, kills: bool = False) -> Outcome:
+async def exchange(seed: int, faults: WireFaults, *, kills: bool = False, idempotent: bool = True) -> Outcome:
     """A producer and a consumer, until everything is stored, consumed and acknowledged."""
     wires, loop = Wires(Random(seed), faults), asyncio.get_running_loop()
     site = Site(wires)
@@ -76,7 +76,7 @@ async def exchange(seed: int, faults: WireFaults, *, kills: bool = False) -> Out
     async def produce() -> None:
         async with pydanube.Client(URL, connector=wires.connector()) as client:
             dice = Random(seed)
-            async with client.producer(TOPIC, name="p") as producer:
+            async with client.producer(TOPIC, name="p", idempotent=idempotent) as producer:
 
                 async def send(number: int) -> None:
                     receipts[number] = (await producer.send(b"%d" % number, timeout=600)).offset
@@ -121,9 +121,9 @@ async def exchange(seed: int, faults: WireFaults, *, kills: bool = False) -> Out
     return Outcome(stored, receipts, consumed, wires.connections, wires.broken, loop.time(), wires.digest)
 
 
-def outcome(seed: int, faults: WireFaults, *, kills: bool = False) -> Outcome:
+def outcome(seed: int, faults: WireFaults, **how: bool) -> Outcome:
     with small_wal():
-        return run(exchange(seed, faults, kills=kills), seed)
+        return run(exchange(seed, faults, **how), seed)
 
 
 def check(found: Outcome) -> None:
@@ -156,6 +156,11 @@ def test_clients_live_through_a_broker_that_is_killed_and_comes_back(seed: int) 
     found = outcome(seed, ROUGH, kills=True)
     check(found)
     assert outcome(seed, ROUGH, kills=True).digest == found.digest
+
+
+def test_wires_are_rough_enough_to_make_a_plain_producer_store_messages_twice() -> None:
+    found = outcome(1, ROUGH, idempotent=False)
+    assert len(found.stored) > MESSAGES == len(set(found.stored))
 
 
 class Echo(asyncio.Protocol):
