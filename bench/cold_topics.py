@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from time import perf_counter
 
-from pydanube.log.batch import Batch, Envelope, encode, rows_of
+from pydanube.formats.batch import Batch, Envelope, encode, rows_of
 from pydanube.log.wal import TopicLog, Wal, WalConfig
 from pydanube.stores.files import FileDisk
 from pydanube.stores.system import SystemClock, SystemWork

@@ -33,7 +33,7 @@ from pydanube.config import Config, DispatchConfig
 from pydanube.core.lag import Heartbeat
 from pydanube.core.names import ConsumerId, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind
-from pydanube.log.batch import Envelope
+from pydanube.formats.batch import Envelope
 
 RATE = 200
 PAYLOAD = bytes(1024)

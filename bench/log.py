@@ -24,7 +24,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from pydanube.log import batch as batches
+from pydanube.formats import batch as batches
 from pydanube.log.wal import TopicLog, Wal, WalConfig
 from pydanube.stores.files import FileDisk
 from pydanube.stores.system import SystemClock, SystemWork

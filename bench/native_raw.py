@@ -16,7 +16,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from pydanube.log.batch import encode_columns
+from pydanube.formats.batch import encode_columns
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 

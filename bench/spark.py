@@ -43,7 +43,7 @@ import pydanube.spark
 from pydanube.client.client import Client
 from pydanube.config import StorageConfig
 from pydanube.core.tiers import TierConfig
-from pydanube.log.batch import columns_of, encode
+from pydanube.formats.batch import columns_of, encode
 from pydanube.pipeline import lake
 from pydanube.pipeline.report import Watch
 from pydanube.spark.options import COLUMNS

@@ -109,9 +109,9 @@ async def read(url: str, options: dict[str, object], payload_bytes: int) -> dict
     from pydanube.core import keys
     from pydanube.core.names import TopicName
     from pydanube.core.tiers import History, TierConfig
-    from pydanube.log.cloud import CloudReader
-    from pydanube.log.snapshots import read_snapshot
-    from pydanube.log.tier import TopicTier, topic_prefix
+    from pydanube.history.reader import CloudReader
+    from pydanube.history.snapshots import read_snapshot
+    from pydanube.history.tier import TopicTier, topic_prefix
     from pydanube.ports import Put
     from pydanube.stores.memory import MemoryMetadataStore
     from pydanube.stores.object_urls import open_object_store

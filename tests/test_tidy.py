@@ -30,31 +30,37 @@ SOURCE = REPOSITORY / "src" / "pydanube"
 
 # --- the map --------------------------------------------------------------------------------------
 #
-#   cli  web  spark  pipeline        guests: they enter through the client, like everyone else
-#   client                api        the front door on either side of the wire
-#                         broker     service.py alone chooses adapters
-#   wire     cluster  log  schema  security      rooms know ports, not each other
-#                     stores         implement ports
+#   cli  web  spark  pipeline        enter through the client, like everyone else
+#   client              api          the front door on either side of the wire
+#                       broker       service.py alone chooses adapters
+#   cluster      history             history reads the log
+#                log                 layers know ports, not adapters
+#   wire         stores              the protocol · implementations of ports
+#   formats                          bytes in, facts out
 #            ports · config · telemetry
 #                 core · errors      know nothing above
 
 GROUND = frozenset({"core", "errors"})
 SHARED = GROUND | {"ports", "config", "telemetry"}
-ROOMS = frozenset({"wire", "cluster", "log", "schema", "security"})
+LAYERS = frozenset({"wire", "cluster", "log", "history", "formats"})
 ROOT = ""  # pydanube/__init__.py: the public names and the version
 
 MAY_IMPORT: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("core", "errors"), GROUND),
     **dict.fromkeys(("ports", "config", "telemetry"), GROUND),
+    "formats": SHARED,
     "stores": SHARED,
-    **dict.fromkeys(ROOMS, SHARED),
-    "broker": SHARED | ROOMS,
-    "api": SHARED | ROOMS | {"broker"},
-    "client": SHARED | {"wire"},
-    **dict.fromkeys(("cli", "admin"), SHARED | {"client", ROOT}),
+    **dict.fromkeys(("wire", "cluster"), SHARED),
+    "log": SHARED | {"formats"},
+    "history": SHARED | {"formats", "log"},
+    "broker": SHARED | LAYERS,
+    "api": SHARED | LAYERS | {"broker"},
+    # A producer encodes the very batch that the log keeps.
+    "client": SHARED | {"wire", "formats"},
+    "cli": SHARED | {"client", ROOT},
     # Executors read objects and batches themselves: history costs the brokers nothing.
-    "spark": SHARED | {"client", ROOT, "log", "stores"},
-    "pipeline": SHARED | {"client", ROOT, "log", "stores", "spark"},
+    "spark": SHARED | {"client", ROOT, "formats", "history", "stores"},
+    "pipeline": SHARED | {"client", ROOT, "formats", "history", "stores", "spark"},
     # Pages are a guest too, in a browser: they call brokers as the command line does.
     "web": SHARED | {"client", ROOT},
     ROOT: GROUND | {"client", "blocking"},
@@ -78,8 +84,8 @@ EXEMPT = (
     Exempt(
         "stores/etcd/", "wire._pb.pydanube.etcd_pb2", "etcd speaks protobuf; its messages are generated with all others"
     ),
-    Exempt("client/", "log.batch", "a producer encodes the very batch that the log keeps"),
     Exempt("cli/log.py", "log", "inspects a data directory offline, with no broker to ask"),
+    Exempt("cli/log.py", "formats", "shows the batches of that directory"),
     Exempt("cli/log.py", "stores", "opens that directory through the Disk adapter"),
     Exempt("cli/pipeline.py", "pipeline.run", "starts jobs, which live in a room of their own with Spark's weight"),
     Exempt("pipeline/__main__.py", "cli.main", "is the same command under another name"),
@@ -483,10 +489,12 @@ def plant(directory: Path, file: str, text: str) -> Path:
         ("errors.py", "from pydanube import ports"),
         ("ports.py", "from pydanube.stores.memory import MemoryDisk"),
         ("config.py", "from pydanube.telemetry import names"),
-        ("stores/files.py", "from pydanube.log.batch import decode"),
+        ("stores/files.py", "from pydanube.formats.batch import decode"),
         ("log/wal.py", "from pydanube.stores import files"),
         ("log/wal.py", "from pydanube.cluster.membership import Member"),
-        ("wire/convert.py", "from ..log import batch"),
+        ("wire/convert.py", "from ..formats import batch"),
+        ("formats/batch.py", "from pydanube.log import wal"),
+        ("log/wal.py", "from pydanube.history import tier"),
         ("broker/topic.py", "from pydanube.stores.memory import MemoryDisk"),
         ("broker/topic.py", "from pydanube.api import server"),
         ("api/server.py", "from pydanube.client import producer"),
@@ -494,7 +502,8 @@ def plant(directory: Path, file: str, text: str) -> Path:
         ("client/consumer.py", "from pydanube.broker import topic"),
         ("client/consumer.py", "from pydanube.log.wal import Wal"),
         ("client/consumer.py", "from pydanube.log import wal"),
-        ("cli/data.py", "from pydanube.log.batch import decode"),
+        ("cli/data.py", "from pydanube.formats.batch import decode"),
+        ("cli/data.py", "from pydanube.history.reader import HistoryReader"),
         ("cli/log.py", "from pydanube.broker import service"),
         ("spark/source.py", "from pydanube.wire import frames"),
         ("log/reader.py", "from pydanube.testing import FakeClock"),
@@ -520,7 +529,7 @@ def test_an_import_against_the_map_is_found(tmp_path: Path, file: str, text: str
         ("log/wal.py", "from . import batch\nfrom ..core import ranges"),
         ("broker/service.py", "from pydanube.stores import files, memory"),
         ("api/server.py", "from pydanube.broker import topics"),
-        ("client/producer.py", "from pydanube.log.batch import encode\nfrom pydanube.wire import frames"),
+        ("client/producer.py", "from pydanube.formats.batch import encode\nfrom pydanube.wire import frames"),
         ("cli/log.py", "from pydanube.log import wal\nfrom pydanube.stores.files import FileDisk"),
         ("cli/main.py", "from pydanube import __version__"),
         ("testing/cluster.py", "from pydanube.broker import service\nfrom pydanube.stores import memory"),
@@ -575,7 +584,7 @@ def test_the_pure_standard_library_is_welcome_in_core(tmp_path: Path) -> None:
         ("log/wal.py", "async def f(loop):\n    await loop.run_in_executor(None, print)"),
         ("broker/topic.py", "import os\nname = os.urandom(8)"),
         ("broker/topic.py", "from os import urandom"),
-        ("log/tier.py", "import datetime\nwhen = datetime.datetime.now()"),
+        ("history/tier.py", "import datetime\nwhen = datetime.datetime.now()"),
         ("testing/sim.py", "import time"),
         ("testing/sim.py", "import random\nx = random.random()"),
         ("testing/sim.py", "from random import randint"),

@@ -17,7 +17,7 @@ import pytest
 import pydanube
 from pydanube.cli.exits import Exit
 from pydanube.errors import DirectoryInUse
-from pydanube.log.batch import Envelope, encode, rows_of
+from pydanube.formats.batch import Envelope, encode, rows_of
 from pydanube.log.wal import Wal, WalConfig
 from pydanube.stores.files import FileDisk
 from pydanube.stores.system import SystemClock, SystemWork

@@ -28,8 +28,8 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from pydanube.errors import InvalidBatch
-from pydanube.log import batch
-from pydanube.log.batch import Envelope, Header
+from pydanube.formats import batch
+from pydanube.formats.batch import Envelope, Header
 from tests.fuzz.damage import damage_with, edit_number, flip_bits, insert, remove, repeat, set_byte, truncate
 from tests.fuzz.runner import Fuzzer
 

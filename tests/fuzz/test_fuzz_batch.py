@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from pydanube.errors import InvalidBatch
-from pydanube.log import batch as batches
+from pydanube.formats import batch as batches
 from tests.fuzz import batch as fuzz
 
 

@@ -36,7 +36,7 @@ from pydanube.core.policies import UNLIMITED, Delivery, TopicPolicy
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.tiers import TierConfig
 from pydanube.errors import Unreachable
-from pydanube.log.batch import Envelope
+from pydanube.formats.batch import Envelope
 from pydanube.log.wal import WalConfig
 from pydanube.ports import Compare, Delete, Item, Put, Revision
 from pydanube.stores.memory import MemoryDisk, MemoryMetadataStore, MemoryObjectStore

@@ -21,16 +21,16 @@ from typing import Any
 
 from pydanube.core.commit.values import Receipt
 from pydanube.errors import DiskFailed
-from pydanube.log import zero_fill
-from pydanube.log.batch import Batch, Envelope, encode, messages, rows_of
-from pydanube.log.reader import LogReader
-from pydanube.log.segment import (
+from pydanube.formats.batch import Batch, Envelope, encode, messages, rows_of
+from pydanube.formats.segment import (
     GROUP_HEADER_SIZE,
     GroupHeader,
     decode_group_header,
     decode_segment_header,
     segment_header_length,
 )
+from pydanube.log import zero_fill
+from pydanube.log.reader import LogReader
 from pydanube.log.verify import Report, verify
 from pydanube.log.wal import TopicLog, Wal, WalConfig
 from pydanube.ports import Entry, Write, WriteResult

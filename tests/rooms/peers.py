@@ -19,7 +19,7 @@ from typing import Any
 
 from pydanube.api.stream import Connection, StreamDoor
 from pydanube.config.stream import StreamLimits
-from pydanube.log.batch import Batch, Envelope, encode, rows_of
+from pydanube.formats.batch import Batch, Envelope, encode, rows_of
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from tests.rooms.brokers import ORDERS, Host, settle

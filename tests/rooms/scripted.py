@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 
 from pydanube.core.sessions import Sessions
 from pydanube.errors import DanubeError
-from pydanube.log.batch import Batch, Envelope, encode, messages, parse, rows_of, stamp, topic_hash
+from pydanube.formats.batch import Batch, Envelope, encode, messages, parse, rows_of, stamp, topic_hash
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import to_wire

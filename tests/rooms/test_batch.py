@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube.errors import InvalidBatch
-from pydanube.log import batch as batches
-from pydanube.log.batch import (
+from pydanube.formats import batch as batches
+from pydanube.formats.batch import (
     CODECS,
     ENVELOPE,
     HEADER_SIZE,

@@ -11,7 +11,7 @@ import pytest
 import pydanube
 import pydanube.testing
 from pydanube.errors import InvalidBatch
-from pydanube.log.batch import Envelope, columns_of, encode, messages, parse, renumber, rows_of
+from pydanube.formats.batch import Envelope, columns_of, encode, messages, parse, renumber, rows_of
 from tests.support import run
 
 TOPIC = "/default/orders"

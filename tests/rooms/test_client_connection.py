@@ -28,7 +28,7 @@ from pydanube.errors import (
     TopicExists,
     Unreachable,
 )
-from pydanube.log.batch import Envelope, encode, rows_of, stamp
+from pydanube.formats.batch import Envelope, encode, rows_of, stamp
 from pydanube.testing.ports import free_ports
 from pydanube.wire import frames, strangers
 from pydanube.wire._pb.pydanube import stream_pb2 as pb

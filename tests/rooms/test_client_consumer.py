@@ -27,7 +27,7 @@ from pydanube.errors import (
     SubscriptionBusy,
     Unreachable,
 )
-from pydanube.log.batch import Envelope, encode, rows_of, stamp
+from pydanube.formats.batch import Envelope, encode, rows_of, stamp
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import to_wire
 from tests.rooms.scripted import TOPIC, ScriptedBroker

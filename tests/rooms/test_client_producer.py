@@ -32,7 +32,7 @@ from pydanube.errors import (
     SessionUnknown,
     Unreachable,
 )
-from pydanube.log.batch import messages
+from pydanube.formats.batch import messages
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import to_wire
 from tests.rooms.scripted import PRODUCER_ID, TOPIC, ScriptedBroker

@@ -17,7 +17,7 @@ from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.ownership import Orphan
 from pydanube.core.policies import SubscriptionKind
 from pydanube.core.ranges import OffsetRange
-from pydanube.log.batch import Envelope
+from pydanube.formats.batch import Envelope
 from pydanube.ports import Put
 from tests.e2e.processes import danube_here
 from tests.rooms.clustered import OneMember, SmallQuorum, Town, clustered, reliable, run_members

@@ -9,7 +9,7 @@ import pytest
 
 from pydanube.core.commit.values import Receipt
 from pydanube.errors import ConfigError, DiskFull, LogClosed, LogStopped, OutOfSequence
-from pydanube.log.batch import Batch
+from pydanube.formats.batch import Batch
 from pydanube.log.commit_context import EncodedPart
 from pydanube.log.layout import BALLAST
 from pydanube.log.wal import TopicLog, Wal

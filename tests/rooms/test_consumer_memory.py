@@ -15,7 +15,7 @@ from pydanube.broker.timer import Timer
 from pydanube.broker.topic import Topic
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind
-from pydanube.log.batch import Envelope
+from pydanube.formats.batch import Envelope
 from pydanube.telemetry import DispatchNow
 from pydanube.testing.loop import SimClock
 from tests.rooms.brokers import KIB, Host, consume, make_topic, make_volatile, message, publish, settle, simulated

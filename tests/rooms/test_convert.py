@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydanube.core.delivery import Backoff, FailurePolicy, Poison
 from pydanube.core.lag import Heartbeat, Standing, lag_info
 from pydanube.errors import ConfigError, InvalidBatch
-from pydanube.log.batch import PUBLISH_TIME_MAX, Envelope, rows_of
+from pydanube.formats.batch import PUBLISH_TIME_MAX, Envelope, rows_of
 from pydanube.wire import convert
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.danube import DanubeApi_pb2 as api_pb

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydanube.errors import InvalidBatch
-from pydanube.log import batch as batches
-from pydanube.log.batch import (
+from pydanube.formats import batch as batches
+from pydanube.formats.batch import (
     ENVELOPE,
     Envelope,
     columns_of,
@@ -27,7 +27,7 @@ from pydanube.log.batch import (
     routing,
     rows_of,
 )
-from pydanube.log.few_rows import BODY_SIZE_MAX, ROWS_MAX, Layout, Sizes
+from pydanube.formats.small_batch import BODY_SIZE_MAX, ROWS_MAX, Layout, Sizes
 
 TIMES = st.integers(-(2**55), 2**57)
 TEXTS = st.text(max_size=12)

@@ -9,7 +9,7 @@ import pytest
 from pydanube.broker.gather import ROWS_MAX
 from pydanube.broker.topic import Topic
 from pydanube.errors import DanubeError, InvalidBatch, LogClosed, NotServed
-from pydanube.log.batch import Envelope
+from pydanube.formats.batch import Envelope
 from tests.rooms.brokers import Host, message, one_topic, publish, publish_many, settle, simulated
 
 

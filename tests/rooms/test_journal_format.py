@@ -9,7 +9,7 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydanube.log.journal import (
+from pydanube.formats.journal import (
     JOURNAL_HEADER_SIZE,
     RECORD_HEADER_SIZE,
     JournalEntry,

@@ -24,7 +24,7 @@ from pydanube.core.lag import Heartbeat
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import ConfigError
-from pydanube.log.batch import Envelope
+from pydanube.formats.batch import Envelope
 from pydanube.stores.system import SystemClock
 from tests.rooms.brokers import (
     OFF,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pydanube.broker.leftovers import remove_files
 from pydanube.core.commit.values import Receipt
 from pydanube.core.names import TopicName
 from pydanube.errors import DiskFull, LogStopped
+from pydanube.history.leftovers import remove_files
 from pydanube.log.layout import BALLAST
 from pydanube.log.wal import TopicLog, Wal, WalConfig
 from pydanube.ports import Write, WriteResult

@@ -17,7 +17,7 @@ SCRIPT = """
 import asyncio, json, os, resource, sys
 
 directory, limit, epoch, topics = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-from pydanube.log.batch import Envelope, encode, messages, rows_of
+from pydanube.formats.batch import Envelope, encode, messages, rows_of
 from pydanube.log.wal import Wal, WalConfig
 from pydanube.stores.files import FileDisk
 from pydanube.stores.system import SystemClock, SystemWork

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from pydanube.errors import DiskFailed, DiskFull, LogStopped, TailUnproven
+from pydanube.formats.segment import encode_group, encode_segment_header, file_name
 from pydanube.log.layout import CHECKPOINT, Checkpoint, epoch_directory
 from pydanube.log.recovery import Tail, read_segment_header
-from pydanube.log.segment import encode_group, encode_segment_header, file_name
 from pydanube.log.wal import Wal, WalConfig
 from pydanube.stores.files import FileDisk
 from pydanube.stores.system import SystemClock, SystemWork

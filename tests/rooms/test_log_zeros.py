@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from pydanube.broker.leftovers import remove_files
 from pydanube.core.names import TopicName
 from pydanube.errors import DiskFull
+from pydanube.history.leftovers import remove_files
 from pydanube.log.wal import TopicLog, Wal
 from pydanube.ports import Write, WriteResult
 from tests.rooms.logs import (

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from pydanube.errors import Conflict
-from pydanube.log.batch import Batch, Envelope, encode_messages, stamp
-from pydanube.log.making import (
+from pydanube.formats.batch import Batch, Envelope, encode_messages, stamp
+from pydanube.formats.parquet import check_bytes, open_object
+from pydanube.history.object_builder import (
     BATCHES_AT_ONCE,
     LARGE_BYTES,
     Unreadable,
@@ -26,7 +27,6 @@ from pydanube.log.making import (
     merge_and_store,
     pack,
 )
-from pydanube.log.parquet import check_bytes, open_object
 from pydanube.ports import ObjectStore
 from pydanube.stores.apart import Apart
 from pydanube.stores.object_urls import open_object_store
@@ -72,8 +72,8 @@ def test_others_have_their_turn_after_few_batches(batches: list[Batch]) -> None:
 CANCELLING = """
 import asyncio
 from functools import partial
-from pydanube.log.batch import Envelope, encode_messages, stamp
-from pydanube.log.making import make_packed, pack
+from pydanube.formats.batch import Envelope, encode_messages, stamp
+from pydanube.history.object_builder import make_packed, pack
 from pydanube.stores.apart import Apart
 
 def batch_of(offset):

@@ -25,7 +25,7 @@ from pydanube.api import stream
 from pydanube.client import link as links
 from pydanube.client.link import Link
 from pydanube.errors import DanubeError
-from pydanube.log.batch import Envelope
+from pydanube.formats.batch import Envelope
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.frames import Frame

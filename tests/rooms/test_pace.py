@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from pydanube.broker.tiering import LOOK_SECONDS
 from pydanube.core.tiers import Retention
+from pydanube.history.uploader import LOOK_SECONDS
 from pydanube.stores.file_objects import PIECE_BYTES, FileObjectStore
 from pydanube.stores.memory import MemoryClock, MemoryDisk
 from pydanube.stores.pace import BURST_BYTES, MIB, RATE_MIN, Pace

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube.errors import InvalidObject
-from pydanube.log import parquet
-from pydanube.log.batch import Batch, Envelope, encode, logical_crc, messages, rows_of, stamp
-from pydanube.log.parquet import (
+from pydanube.formats import parquet
+from pydanube.formats.batch import Batch, Envelope, encode, logical_crc, messages, rows_of, stamp
+from pydanube.formats.parquet import (
     COLUMNS,
     FOOTER_GUESS_BYTES,
     ROW_GROUP_BYTES,

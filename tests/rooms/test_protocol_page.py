@@ -10,8 +10,8 @@ from pydanube.config.keys import SETTINGS
 from pydanube.config.stream import FRAME_BYTES_MAX, FRAME_BYTES_MIN, StreamLimits
 from pydanube.core.names import TopicName, partition_of_key, producer_id
 from pydanube.core.roster import DispatchLimits
-from pydanube.log import batch
-from pydanube.log.batch import Envelope
+from pydanube.formats import batch
+from pydanube.formats.batch import Envelope
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import CODES, FIELDS

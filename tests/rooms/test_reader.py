@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from pydanube.errors import LogClosed, LogDamaged, OffsetOutOfRange
-from pydanube.log.batch import Batch
+from pydanube.formats.batch import Batch
 from pydanube.log.catalog import INDEX_STEP_BYTES
 from pydanube.log.wal import TopicLog, Wal
 from tests.rooms.logs import (

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from pydanube.errors import LogDamaged, OffsetOutOfRange, OutOfSequence, TailUnproven
-from pydanube.log.batch import stamp
+from pydanube.formats.batch import stamp
+from pydanube.formats.segment import GROUP_HEADER_SIZE, encode_group
 from pydanube.log.layout import SPARE_JOURNAL
 from pydanube.log.recovery import Tail
-from pydanube.log.segment import GROUP_HEADER_SIZE, encode_group
 from pydanube.log.wal import TopicLog, Wal
 from tests.rooms.logs import (
     OTHER_TOPIC,

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from pydanube.formats.segment import GROUP_HEADER_SIZE
 from pydanube.log import layout, recovery, searching
 from pydanube.log.recovery import Tail
 from pydanube.log.searching import GroupSearch, content_end
-from pydanube.log.segment import GROUP_HEADER_SIZE
 from tests.rooms.logs import TOPIC, Machine, contents, fill, groups_of, numbered, simulated, sized
 
 PIECES = [GROUP_HEADER_SIZE, GROUP_HEADER_SIZE + 1, 100, 333, 1000, 4096, 1 << 20]

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube.errors import InvalidBatch
-from pydanube.log.batch import Batch, Envelope, encode, rows_of, session_record, stamp
-from pydanube.log.segment import (
+from pydanube.formats.batch import Batch, Envelope, encode, rows_of, session_record, stamp
+from pydanube.formats.segment import (
     GROUP_HEADER_SIZE,
     SEGMENT_HEADER_SIZE,
     SNAPSHOT_LENGTH_MAX,

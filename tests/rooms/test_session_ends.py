@@ -9,8 +9,8 @@ import pytest
 
 from pydanube.core.sessions import SESSION_SIZE_MAX_BYTES, SESSIONS_LIMIT, Sessions
 from pydanube.errors import ConfigError, DiskFull, LimitReached, OutOfSequence, ProducerFenced, SessionUnknown
+from pydanube.formats.segment import SNAPSHOT_LENGTH_MAX, decode_segment_header, segment_header_length
 from pydanube.log import segment_maker
-from pydanube.log.segment import SNAPSHOT_LENGTH_MAX, decode_segment_header, segment_header_length
 from pydanube.log.wal import HandedOver, TopicLog, WalConfig
 from tests.rooms.logs import TOPIC, Machine, Producer, batch, contents, fill, numbered, settle, simulated, sized
 

@@ -8,7 +8,7 @@ import pytest
 
 from pydanube.core.tiers import Descriptor
 from pydanube.errors import Unreachable
-from pydanube.log.snapshots import KEPT, Snapshot, Snapshots, read_snapshot, snapshot_name
+from pydanube.history.snapshots import KEPT, Snapshot, Snapshots, read_snapshot, snapshot_name
 from pydanube.ports import Buffer, ObjectInfo
 from pydanube.stores.memory import MemoryObjectStore
 from tests.support import run

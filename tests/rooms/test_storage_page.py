@@ -16,7 +16,7 @@ import pydanube
 from pydanube.config import Flags, StorageConfig, load
 from pydanube.core.places import Fate
 from pydanube.core.tiers import TierConfig
-from pydanube.log.parquet import COLUMNS
+from pydanube.formats.parquet import COLUMNS
 from pydanube.testing.brokers import TestBroker
 from tests.e2e.processes import danube_here
 from tests.pages import DOCS, blocks
@@ -87,7 +87,7 @@ def test_the_file_on_the_page_is_accepted(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_problem_is_explained() -> None:
-    source = (Path(__file__).resolve().parents[2] / "src/pydanube/log/tier_verify.py").read_text()
+    source = (Path(__file__).resolve().parents[2] / "src/pydanube/history/verify.py").read_text()
     kinds = set(re.findall(r'_problem\(\s*"(\w+)"', source)) | set(
         re.findall(r'_wrong\(described, key, "(\w+)"', source)
     )

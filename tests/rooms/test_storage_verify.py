@@ -18,10 +18,10 @@ from pydanube.core.ownership import Orphan, Owner, void_to_bytes
 from pydanube.core.places import Place, Where
 from pydanube.core.tiers import RAW, Descriptor, History, Retention, TierConfig
 from pydanube.errors import OwnershipLost, TopicUnknown, Unreachable
-from pydanube.log.batch import load
-from pydanube.log.parquet import encode_raw
-from pydanube.log.tier_tidy import Tidy
-from pydanube.log.tier_verify import Progress, TierReport
+from pydanube.formats.batch import load
+from pydanube.formats.parquet import encode_raw
+from pydanube.history.maintenance import Tidy
+from pydanube.history.verify import Progress, TierReport
 from pydanube.ports import Delete, Put
 from pydanube.stores.memory import MemoryObjectStore
 from tests.rooms.brokers import ORDERS, Host, find_topic, make_topic, one_topic, publish_many, simulated

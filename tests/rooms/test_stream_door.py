@@ -15,7 +15,7 @@ from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import TopicPolicy
 from pydanube.core.ranges import work
 from pydanube.errors import DiskFull
-from pydanube.log.batch import HEADER_SIZE, Batch, Envelope, encode, messages, parse, rows_of
+from pydanube.formats.batch import HEADER_SIZE, Batch, Envelope, encode, messages, parse, rows_of
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from tests.rooms.brokers import ORDERS, Host, find_topic, now, publish_many, settle, simulated

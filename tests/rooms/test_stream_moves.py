@@ -18,7 +18,7 @@ import pydanube
 from pydanube.broker.topic import Topic
 from pydanube.core.names import TopicName
 from pydanube.core.policies import Delivery
-from pydanube.log.batch import Envelope, messages
+from pydanube.formats.batch import Envelope, messages
 from pydanube.testing.brokers import TestBroker
 from pydanube.wire._pb.danube import DanubeApi_pb2, DanubeApi_pb2_grpc
 from pydanube.wire._pb.pydanube import stream_pb2 as pb

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pydanube.errors import ProcessEnded, Unreachable
-from pydanube.log import tier as tier_module
+from pydanube.history import tier as tier_module
 from pydanube.stores.pipes import dumped, loaded
 from tests.rooms.brokers import (
     one_topic,

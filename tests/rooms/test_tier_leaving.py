@@ -11,7 +11,7 @@ import pytest
 from pydanube.core import keys
 from pydanube.core.policies import TopicPolicy
 from pydanube.core.tiers import Retention, object_name
-from pydanube.log.snapshots import read_snapshot
+from pydanube.history.snapshots import read_snapshot
 from pydanube.ports import Compare, Delete, Put
 from tests.rooms.brokers import (
     ORDERS,

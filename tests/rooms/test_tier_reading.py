@@ -16,9 +16,10 @@ from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.policies import TopicPolicy
 from pydanube.core.tiers import Retention
 from pydanube.errors import LogDamaged, ObjectDamaged, Unreachable
-from pydanube.log import cloud, parquet
-from pydanube.log.batch import Batch, messages
-from pydanube.log.cloud import CACHE_BYTES, LOADS_AT_ONCE, CloudReader
+from pydanube.formats import parquet
+from pydanube.formats.batch import Batch, messages
+from pydanube.history import reader as cloud
+from pydanube.history.reader import CACHE_BYTES, LOADS_AT_ONCE, CloudReader
 from pydanube.ports import Buffer, Write
 from pydanube.stores.memory import MemoryObjectStore
 from pydanube.testing.loop import run

@@ -14,11 +14,11 @@ from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.policies import TopicPolicy
 from pydanube.core.tiers import RAW, Retention, TierConfig
 from pydanube.errors import DiskFull, InvalidObject, OwnershipLost, Unreachable
-from pydanube.log import cloud, making
-from pydanube.log import tier as tier_module
-from pydanube.log.batch import Batch, messages
-from pydanube.log.parquet import Encoded, encode_object
-from pydanube.log.snapshots import read_snapshot
+from pydanube.formats.batch import Batch, messages
+from pydanube.formats.parquet import Encoded, encode_object
+from pydanube.history import object_builder, reader
+from pydanube.history import tier as tier_module
+from pydanube.history.snapshots import read_snapshot
 from pydanube.ports import Compare, Delete, Item, Put, Write
 from tests.rooms.brokers import (
     ORDERS,
@@ -165,11 +165,11 @@ async def test_objects_are_made_checked_merged_and_opened_away_from_the_event_lo
     monkeypatch.setattr(host.work, "run", run)
     monkeypatch.setattr(host.work, "await_apart", await_apart)
     for module, name in (
-        (making, "encode_object"),
-        (making, "verify_object"),
-        (making, "merge_objects"),
-        (cloud, "parse_footer"),
-        (cloud, "read_row_group"),
+        (object_builder, "encode_object"),
+        (object_builder, "verify_object"),
+        (object_builder, "merge_objects"),
+        (reader, "parse_footer"),
+        (reader, "read_row_group"),
     ):
         watched(module, name)
     _, orders = await one_topic(host)
@@ -486,7 +486,7 @@ async def test_a_batch_that_cannot_be_converted_is_stored_raw_and_read_like_any_
             raise InvalidObject("offset", "odd")
         return encode_object(topic, epoch, batches)
 
-    monkeypatch.setattr(making, "encode_object", particular)
+    monkeypatch.setattr(object_builder, "encode_object", particular)
     host = TierHost(STILL)
     _, orders = await one_topic(host)
     teller = Teller(size=100)

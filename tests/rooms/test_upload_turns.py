@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from pydanube.broker.service import Broker
-from pydanube.broker.tiering import AT_ONCE, SLOW_AT_ONCE, SLOW_SECONDS
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.core.tiers import TierConfig
-from pydanube.log import tier
+from pydanube.history import tier
+from pydanube.history.uploader import AT_ONCE, SLOW_AT_ONCE, SLOW_SECONDS
 from pydanube.ports import Buffer, ObjectInfo
 from tests.rooms.brokers import make_topic, now, publish, settle, simulated
 from tests.rooms.tiers import KIB, STILL, Shelf, TierHost, carried

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from pydanube.errors import ConfigError, DirectoryInUse, FormatTooNew
+from pydanube.formats.segment import GROUP_HEADER_SIZE
 from pydanube.log.layout import FORMAT
-from pydanube.log.segment import GROUP_HEADER_SIZE
 from pydanube.log.verify import verify, walk
 from tests.rooms.logs import OTHER_TOPIC, TOPIC, Machine, Producer, batch, fill, groups_of, settle, simulated, texts
 

@@ -26,7 +26,7 @@ from pydanube.errors import (
     ProducerFenced,
     SessionUnknown,
 )
-from pydanube.log.batch import parse
+from pydanube.formats.batch import parse
 from pydanube.log.layout import FORMAT, epoch_directory
 from pydanube.log.wal import Wal, WalConfig
 from pydanube.stores.memory import LoopClock, MemoryDisk, MemoryWork

@@ -21,14 +21,14 @@ from typing import Any, Final, TypeVar
 import pytest
 
 from pydanube.broker.service import Broker
-from pydanube.broker.tiering import Carried
 from pydanube.broker.topic import Topic
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.tiers import PARQUET, Descriptor, Objects, Retention, TierConfig, manifest_from_bytes
 from pydanube.errors import Unreachable
-from pydanube.log import tier, tier_tidy
-from pydanube.log.parquet import check_bytes, open_object
-from pydanube.log.tier_state import TierState, read_state
+from pydanube.formats.parquet import check_bytes, open_object
+from pydanube.history import tier
+from pydanube.history.tier_state import TierState, read_state
+from pydanube.history.uploader import Carried
 from pydanube.ports import Buffer, Elsewhere, ObjectInfo
 from pydanube.stores.memory import MemoryDisk, MemoryObjectStore
 from pydanube.testing.loop import SimWork
@@ -139,7 +139,7 @@ def flipped(data: bytes, place: int, bit: int = 0) -> bytes:
 
 def store_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every object is large, and is made and stored by another process: one that dies with ours, and has our traps."""
-    for module in (tier, tier_tidy):
+    for module in (tier, maintenance):
         monkeypatch.setattr(module, "APART_BYTES", 0)
     monkeypatch.setattr(Shelf, "is_open_elsewhere", True)
 

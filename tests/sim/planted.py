@@ -30,10 +30,10 @@ from pydanube.core.rescue import Brought
 from pydanube.core.tiers import Descriptor, Retention, epoch_of_name, first_kept, object_name
 from pydanube.core.window import SavedPosition
 from pydanube.errors import Conflict, DanubeError, OwnershipLost, Unavailable
-from pydanube.log import tier_tidy
-from pydanube.log.parquet import Encoded, encode_object, read_raw
-from pydanube.log.tier import TopicTier, topic_prefix
-from pydanube.log.tier_tidy import Tidy
+from pydanube.formats.parquet import Encoded, encode_object, read_raw
+from pydanube.history import maintenance
+from pydanube.history.maintenance import Tidy
+from pydanube.history.tier import TopicTier, topic_prefix
 from pydanube.log.wal import TopicLog
 from pydanube.ports import Compare, Delete, Disk, Item, Put, Write, WriteResult
 from pydanube.testing.cluster import Cluster
@@ -219,7 +219,7 @@ def retention_takes_one_too_many(patch: pytest.MonkeyPatch) -> Tweak:
             return first
         return next((each.end for each in descriptors if each.start_offset >= first), first)
 
-    patch.setattr(tier_tidy, "first_kept", careless)
+    patch.setattr(maintenance, "first_kept", careless)
     return None
 
 

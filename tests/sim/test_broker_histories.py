@@ -39,8 +39,8 @@ from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.ranges import OffsetRange, OffsetRanges
 from pydanube.core.window import SavedPosition
 from pydanube.errors import DanubeError
+from pydanube.formats.batch import Envelope
 from pydanube.log import reader
-from pydanube.log.batch import Envelope
 from pydanube.ports import Compare, Delete, Put, Revision
 from pydanube.testing.faulty_disk import Faults, FaultyDisk
 from pydanube.testing.loop import Process, ProcessDied, SimClock, SimLoop, SimWork

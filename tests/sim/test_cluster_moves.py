@@ -8,7 +8,7 @@ from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.log.batch import encode, rows_of
+from pydanube.formats.batch import encode, rows_of
 from pydanube.testing.cluster import TTL, Cluster
 from tests.rooms.brokers import consume, message, numbers, simulated
 

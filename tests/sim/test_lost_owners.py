@@ -25,7 +25,7 @@ from pydanube.core.rescue import Brought
 from pydanube.core.sessions import Sessions
 from pydanube.core.tiers import TierConfig
 from pydanube.errors import DanubeError, DiskFull, Unreachable
-from pydanube.log.batch import encode, rows_of
+from pydanube.formats.batch import encode, rows_of
 from pydanube.log.segment_maker import SegmentMaker
 from pydanube.log.wal import TopicLog
 from pydanube.ports import Item, Put

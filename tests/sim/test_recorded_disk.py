@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from pydanube.errors import ConfigError, DiskFailed, LogDamaged, OffsetOutOfRange, TailUnproven
-from pydanube.log.batch import topic_hash
+from pydanube.formats.batch import topic_hash
 from pydanube.log.wal import TopicLog, Wal
 from pydanube.ports import Write
 from pydanube.stores import descriptors, files

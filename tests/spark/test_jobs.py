@@ -21,7 +21,7 @@ import pydanube
 from pydanube.client.client import Client
 from pydanube.core.tiers import Descriptor
 from pydanube.errors import DanubeError
-from pydanube.log.batch import columns_of, encode
+from pydanube.formats.batch import columns_of, encode
 from pydanube.pipeline import audit, compact, lake, replay, stats
 from pydanube.pipeline.report import Watch
 from pydanube.pipeline.run import reason

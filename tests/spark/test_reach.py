@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pydanube.errors import DeadlineExceeded, InvalidObject, ObjectDamaged, TopicUnknown, Unreachable
-from pydanube.log import tier
-from pydanube.log.making import Made
+from pydanube.history import tier
+from pydanube.history.object_builder import Made
 from pydanube.spark.options import CONNECTION_OPTIONS, Connection, Given
 from pydanube.spark.plan import Share, TopicState, layout
 from pydanube.spark.reach import Reach

@@ -21,9 +21,9 @@ from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, LessThan, LessTh
 import pydanube
 from pydanube.config.stream import StreamConfig
 from pydanube.errors import ConfigError, DanubeError, DeadlineExceeded, Unreachable
-from pydanube.log.batch import Envelope, encode, stamp
-from pydanube.log.batch import rows_of as pack
-from pydanube.log.parquet import encode_object, open_object
+from pydanube.formats.batch import Envelope, encode, stamp
+from pydanube.formats.batch import rows_of as pack
+from pydanube.formats.parquet import encode_object, open_object
 from pydanube.spark.errors import MessagesLost, OffsetsWrong
 from pydanube.spark.options import CONNECTION_OPTIONS, Connection, Given, SourceOptions
 from pydanube.spark.plan import Bounds, Offsets, Piece

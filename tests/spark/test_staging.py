@@ -14,7 +14,7 @@ import pytest
 import pydanube
 from pydanube.client.client import Client
 from pydanube.errors import DanubeError
-from pydanube.log.batch import columns_of
+from pydanube.formats.batch import columns_of
 from pydanube.ports import ObjectStore
 from pydanube.spark.errors import BatchRefused
 from pydanube.spark.staging import Publishing, StagedFile, Staging

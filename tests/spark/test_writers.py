@@ -12,8 +12,8 @@ from pyspark.sql.types import BinaryType, IntegerType, MapType, StringType, Stru
 
 import pydanube
 from pydanube.errors import ConfigError
-from pydanube.log.batch import CODECS, columns_of
-from pydanube.log.parquet import read_raw
+from pydanube.formats.batch import CODECS, columns_of
+from pydanube.formats.parquet import read_raw
 from pydanube.ports import ObjectStore
 from pydanube.spark.sink import SinkOptions, batch_writer, envelope, split
 from pydanube.spark.staging import Publishing, Staging

@@ -33,7 +33,7 @@ from pydanube.errors import (
     TopicExists,
     TopicUnknown,
 )
-from pydanube.log.batch import Envelope
+from pydanube.formats.batch import Envelope
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
 from pydanube.wire._pb.pydanube import stream_pb2
 from pydanube.wire.convert import START_HEADER, Row, message_of, row_of

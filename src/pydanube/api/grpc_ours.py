@@ -22,7 +22,7 @@ from pydanube.core.conditions import words
 from pydanube.core.lag import Heartbeat
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.errors import OffsetOutOfRange
-from pydanube.log.batch import Envelope, messages
+from pydanube.formats.batch import Envelope, messages
 from pydanube.wire._pb.pydanube import admin_pb2 as pb
 from pydanube.wire.convert import explanation, lag_message, unsigned_32, unsigned_64
 from pydanube.wire.status import Code

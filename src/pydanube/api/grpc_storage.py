@@ -13,7 +13,7 @@ from pydanube.broker.topic import Topic
 from pydanube.core.names import NamespaceName, TopicName
 from pydanube.core.tiers import Descriptor
 from pydanube.errors import DanubeError, InvalidName
-from pydanube.log.tier_verify import Progress
+from pydanube.history.verify import Progress
 from pydanube.wire._pb.danube import DanubeApi_pb2 as api_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as pb
 from pydanube.wire.status import Code

@@ -18,7 +18,7 @@ from pydanube.broker.overview import Overview
 from pydanube.broker.service import Broker
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import DanubeError, NotServed, Refused, TopicUnknown, Unreachable
-from pydanube.log.batch import Envelope, encode, messages, parse, rows_of
+from pydanube.formats.batch import Envelope, encode, messages, parse, rows_of
 from pydanube.wire._pb.pydanube import peers_pb2 as pb
 
 M = TypeVar("M", bound=Message)

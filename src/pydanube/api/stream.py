@@ -53,7 +53,7 @@ from pydanube.errors import (
     TooManyConnections,
     Unreachable,
 )
-from pydanube.log.batch import Batch, messages, parse, parse_header
+from pydanube.formats.batch import Batch, messages, parse, parse_header
 from pydanube.ports import Buffer
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb

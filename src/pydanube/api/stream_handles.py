@@ -21,7 +21,7 @@ from pydanube.core.events import Ranges
 from pydanube.core.names import ConsumerId, ProducerId
 from pydanube.core.roster import Permits
 from pydanube.errors import DanubeError, InvalidBatch, MessageTooLarge, OutOfSequence, ProtocolViolation
-from pydanube.log.batch import HEADER_SIZE, Batch, cut, encode, payload_size_max, rows_of
+from pydanube.formats.batch import HEADER_SIZE, Batch, cut, encode, payload_size_max, rows_of
 from pydanube.log.wal import Receipt
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb

@@ -32,7 +32,7 @@ from pydanube.errors import (
     Refused,
     TopicUnknown,
 )
-from pydanube.log.batch import Batch, topic_hash
+from pydanube.formats.batch import Batch, topic_hash
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
 if TYPE_CHECKING:

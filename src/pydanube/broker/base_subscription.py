@@ -19,7 +19,7 @@ from pydanube.broker.timer import Timer
 from pydanube.core.names import ConsumerId, SubscriptionName, TopicName, consumer_id
 from pydanube.core.policies import SubscriptionKind
 from pydanube.errors import ConsumerUnknown, DanubeError, SubscriptionBusy
-from pydanube.log.batch import Envelope
+from pydanube.formats.batch import Envelope
 from pydanube.ports import Clock
 from pydanube.telemetry import SubscriptionMetrics
 

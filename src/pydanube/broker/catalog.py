@@ -43,7 +43,7 @@ from pydanube.errors import (
     TopicExists,
     TopicUnknown,
 )
-from pydanube.log.batch import Envelope
+from pydanube.formats.batch import Envelope
 from pydanube.ports import Compare, Delete, Put
 
 log = logging.getLogger("pydanube.broker.topics")

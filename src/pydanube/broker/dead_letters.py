@@ -10,7 +10,7 @@ from pydanube.errors import (
     NotServed,
     TopicUnknown,
 )
-from pydanube.log.batch import Envelope
+from pydanube.formats.batch import Envelope
 
 
 async def send_dead_letter(topics: Catalog, name: TopicName, message: Envelope) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from pydanube.broker.leftovers import remove_files
 from pydanube.broker.members import (
     remove_below,
 )
@@ -16,7 +15,8 @@ from pydanube.core.ownership import Owner
 from pydanube.errors import (
     DanubeError,
 )
-from pydanube.log.tier import delete_objects
+from pydanube.history.leftovers import remove_files
+from pydanube.history.tier import delete_objects
 from pydanube.ports import Delete, Put
 
 log = logging.getLogger("pydanube.broker.topics")

@@ -11,7 +11,7 @@ from typing import Final
 
 from pydanube.broker.reservation import Reservation
 from pydanube.errors import DanubeError, InvalidBatch
-from pydanube.log.batch import Batch, Envelope, encode_messages
+from pydanube.formats.batch import Batch, Envelope, encode_messages
 from pydanube.log.wal import Receipt, TopicLog
 
 ROWS_MAX: Final = 2_000

@@ -22,16 +22,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from pydanube.broker.any_topic import AnyTopic
-from pydanube.broker.leftovers import epochs_on, is_damaged, remove_files
-from pydanube.broker.tiering import Carried, Tiering
 from pydanube.broker.topic import Topic
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.ownership import Owner, Seal
 from pydanube.errors import Conflict, DanubeError, DeadlineExceeded, MoveFailed, OwnershipLost, Unavailable
+from pydanube.history.leftovers import epochs_on, is_damaged, remove_files
+from pydanube.history.tier import Last, TopicTier, delete_objects
+from pydanube.history.uploader import Carried, Tiering
 from pydanube.log.layout import epoch_directory, topic_directory
-from pydanube.log.tier import Last, TopicTier, delete_objects
 from pydanube.ports import Clock, Delete, Disk, MetadataStore, Put
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from pydanube.core.limits import TokenBucket
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, producer_id
 from pydanube.core.policies import SubscriptionKind, TopicPolicy, effective
 from pydanube.errors import LimitReached, MessageTooLarge, ProducerExists, ProducerUnknown, RateLimited
-from pydanube.log.batch import Envelope
+from pydanube.formats.batch import Envelope
 from pydanube.ports import Clock, Delete, Item, MetadataStore, Put
 
 PRODUCER_SILENT_SECONDS: Final = 30.0  # clients poll every 5 s; one that does not is gone

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from pydanube.core.names import ConsumerId
 from pydanube.errors import DanubeError
-from pydanube.log.batch import Batch, Envelope
+from pydanube.formats.batch import Batch, Envelope
 
 CONSUMER_BYTES_MAX: Final = 16 * 1024 * 1024
 CHUNK_BYTES: Final = 1024 * 1024  # that a stream takes at a time

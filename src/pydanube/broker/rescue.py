@@ -26,7 +26,6 @@ from typing import Any, Final
 
 from pydanube.broker.catalog import Catalog
 from pydanube.broker.members import gather_bounded
-from pydanube.broker.tiering import Carried
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
@@ -36,10 +35,11 @@ from pydanube.core.rescue import Brought, Numbered, first_resent, runs, wanted_o
 from pydanube.core.sessions import Sessions
 from pydanube.core.tiers import MIB, Descriptor, object_name, rescue_name
 from pydanube.errors import DanubeError, InvalidObject, LogDamaged, OffsetOutOfRange, OwnershipLost
-from pydanube.log.batch import Batch, cut, with_attribute
-from pydanube.log.making import Made, make_object, make_raw
-from pydanube.log.parquet import encode_raw, read_raw
-from pydanube.log.tier import TopicTier, recall, topic_prefix
+from pydanube.formats.batch import Batch, cut, with_attribute
+from pydanube.formats.parquet import encode_raw, read_raw
+from pydanube.history.object_builder import Made, make_object, make_raw
+from pydanube.history.tier import TopicTier, recall, topic_prefix
+from pydanube.history.uploader import Carried
 from pydanube.log.wal import ClosedLog, TopicLog
 from pydanube.ports import Clock, Compare, Delete, Item, MetadataStore, ObjectStore, Put, Work
 

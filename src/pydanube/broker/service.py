@@ -31,7 +31,6 @@ from pydanube.broker.rescue import Rescuer
 from pydanube.broker.sources import cluster_now, program_version
 from pydanube.broker.stores import Stores
 from pydanube.broker.take_over import Cloud, Rooms
-from pydanube.broker.tiering import Tiering
 from pydanube.broker.timer import Timer
 from pydanube.broker.topic import Defaults
 from pydanube.broker.topic_upkeep import reap_consumers, rest_idle_topics
@@ -42,8 +41,9 @@ from pydanube.core.load import Usage
 from pydanube.core.names import BrokerId, NamespaceName, TopicName, parse_broker_id
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import DanubeError, LogStopped
-from pydanube.log.batch import Envelope
-from pydanube.log.cloud import CloudReader
+from pydanube.formats.batch import Envelope
+from pydanube.history.reader import CloudReader
+from pydanube.history.uploader import Tiering
 from pydanube.log.layout import LOCK, read_file, replace_file
 from pydanube.log.wal import NOTHING_UPLOADS, Wal, WalConfig
 from pydanube.ports import Clock, Disk, MetadataStore, ObjectStore, Work

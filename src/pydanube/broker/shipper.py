@@ -52,7 +52,7 @@ from pydanube.errors import (
     DanubeError,
     OffsetOutOfRange,
 )
-from pydanube.log.batch import Batch, Envelope
+from pydanube.formats.batch import Batch, Envelope
 from pydanube.log.wal import TopicLog
 from pydanube.telemetry import SubscriptionMetrics
 

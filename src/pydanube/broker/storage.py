@@ -1,7 +1,7 @@
 """What an operator asks about the history of topics: where it is, whether it is whole, what may go.
 
     list      descriptors, and what is only in the log
-    verify    `log/tier_verify.py`, with what only the owner knows; repairs are the owner's too
+    verify    `history/verify.py`, with what only the owner knows; repairs are the owner's too
 
 Nothing here is on the way of a message. While a topic's bucket is listed its uploads wait, as they do for a sweep.
 """
@@ -16,7 +16,6 @@ from urllib.parse import unquote, urlsplit
 
 from pydanube.broker.catalog import Catalog
 from pydanube.broker.take_over import Cloud
-from pydanube.broker.tiering import Carried
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.names import TopicName
@@ -26,8 +25,9 @@ from pydanube.core.places import Fate
 from pydanube.core.ranges import OffsetRange, OffsetRanges
 from pydanube.core.tiers import Descriptor
 from pydanube.errors import Conflict, DanubeError, ObjectDamaged, TopicUnknown
-from pydanube.log.tier_state import all_descriptors, read_state
-from pydanube.log.tier_verify import Finding, OwnersView, Tell, TierReport, TierVerifier
+from pydanube.history.tier_state import all_descriptors, read_state
+from pydanube.history.uploader import Carried
+from pydanube.history.verify import Finding, OwnersView, Tell, TierReport, TierVerifier
 from pydanube.ports import Compare
 
 log = logging.getLogger(__name__)

@@ -18,11 +18,9 @@ from typing import Final, NamedTuple
 
 from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.base_subscription import Services
-from pydanube.broker.leftovers import epochs_with_logs, remove_epochs, remove_files, remove_redundant
 from pydanube.broker.members import read_policy
 from pydanube.broker.ownership import Claimable, Ownership, look
 from pydanube.broker.reservation import Reservation
-from pydanube.broker.tiering import Carried, Tiering
 from pydanube.broker.topic import Defaults, Topic
 from pydanube.broker.topic_reader import Storage
 from pydanube.broker.volatile_topic import VolatileTopic
@@ -34,8 +32,10 @@ from pydanube.core.policies import Delivery, TopicPolicy, effective
 from pydanube.core.sessions import Sessions
 from pydanube.core.tiers import Retention, TierConfig
 from pydanube.errors import Conflict, InvalidObject, LogClosed, ObjectDamaged, TailUnproven, TopicUnknown, Unavailable
-from pydanube.log.cloud import CloudReader
-from pydanube.log.tier import TopicTier
+from pydanube.history.leftovers import epochs_with_logs, remove_epochs, remove_files, remove_redundant
+from pydanube.history.reader import CloudReader
+from pydanube.history.tier import TopicTier
+from pydanube.history.uploader import Carried, Tiering
 from pydanube.log.wal import HandedOver, TopicLog, Wal
 from pydanube.ports import Compare, Delete, Disk, Item, MetadataStore, ObjectStore, Put, Work
 from pydanube.telemetry import Telemetry

@@ -16,7 +16,6 @@ from typing import Final, Literal
 from pydanube.broker.base_subscription import Services
 from pydanube.broker.cursors import in_turns
 from pydanube.broker.gather import Gatherer
-from pydanube.broker.leftovers import is_uncovered
 from pydanube.broker.members import (
     StoredConfig,
     StoredSubscription,
@@ -51,8 +50,9 @@ from pydanube.errors import (
     DanubeError,
     NotServed,
 )
-from pydanube.log.batch import Batch, Envelope
-from pydanube.log.tier_swap import swap
+from pydanube.formats.batch import Batch, Envelope
+from pydanube.history.compaction import swap
+from pydanube.history.leftovers import is_uncovered
 from pydanube.log.wal import Receipt, TopicLog
 from pydanube.ports import Compare, Delete, Item, MetadataStore, Put
 from pydanube.telemetry import Telemetry

@@ -19,15 +19,15 @@ from pydanube.broker.base_topic import BaseTopic
 from pydanube.broker.outbox import cost_bytes
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.subscription import Subscription
-from pydanube.broker.tiering import Tiering
 from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.core.ownership import Orphan
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import DanubeError, LogDamaged, OffsetOutOfRange
-from pydanube.log.batch import Batch, Envelope, cut, messages, routing
-from pydanube.log.cloud import CloudReader
-from pydanube.log.tier import TopicTier
+from pydanube.formats.batch import Batch, Envelope, cut, messages, routing
+from pydanube.history.reader import CloudReader
+from pydanube.history.tier import TopicTier
+from pydanube.history.uploader import Tiering
 from pydanube.log.wal import TopicLog
 from pydanube.ports import MetadataStore
 from pydanube.telemetry import Telemetry

@@ -23,7 +23,7 @@ from pydanube.core.keyring import Ring
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
 from pydanube.errors import DanubeError, NotServed, OwnershipLost, SubscriptionBusy
-from pydanube.log.batch import Envelope
+from pydanube.formats.batch import Envelope
 from pydanube.ports import Delete, Item, MetadataStore
 from pydanube.telemetry import SubscriptionMetrics, Telemetry
 

@@ -28,7 +28,7 @@ from pydanube.cli.exits import Exit
 from pydanube.cli.streams import ends_with_reader
 from pydanube.core.conditions import count as counted
 from pydanube.errors import ConfigError, DanubeError, InvalidName
-from pydanube.log import batch as batches
+from pydanube.formats import batch as batches
 from pydanube.log.layout import FORMAT
 from pydanube.log.verify import Report, verify, walk
 from pydanube.log.wal import TopicLog, Wal, WalConfig

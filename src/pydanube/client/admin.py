@@ -13,7 +13,7 @@ from pydanube.client.messages import OFFSET, Lag, Located, Place, StorageInfo, T
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.tiers import Descriptor
 from pydanube.errors import NotServed, Refused, TopicExists, TopicUnknown, Unavailable, Unreachable
-from pydanube.log.batch import ENVELOPE, Batch, decode, load
+from pydanube.formats.batch import ENVELOPE, Batch, decode, load
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 

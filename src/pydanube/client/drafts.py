@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from pydanube.client.messages import Receipt
-from pydanube.log.batch import Batch, encode_columns
+from pydanube.formats.batch import Batch, encode_columns
 
 MESSAGE_OVERHEAD_BYTES: Final = 64  # what a message without a payload takes, about
 

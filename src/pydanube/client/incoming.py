@@ -36,7 +36,7 @@ from pydanube.client.messages import Delivery, Place, place_of
 from pydanube.client.pacing import Pacing
 from pydanube.core.ranges import OFFSET_END_MAX, OffsetRange, OffsetRanges
 from pydanube.errors import AckOutdated, ClientClosed, ConfigError, DanubeError, ProtocolViolation, Refused
-from pydanube.log.batch import load
+from pydanube.formats.batch import load
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pydanube.core.tiers import Descriptor
 from pydanube.errors import ConfigError
-from pydanube.log.batch import Batch, decode
+from pydanube.formats.batch import Batch, decode
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.convert import ASKED_BY_HEADER, START_HEADER
 

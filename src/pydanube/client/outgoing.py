@@ -47,7 +47,7 @@ from pydanube.errors import (
     SessionUnknown,
     Unavailable,
 )
-from pydanube.log.batch import Batch, renumber
+from pydanube.formats.batch import Batch, renumber
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 

@@ -18,7 +18,7 @@ from typing import Self
 from pydanube.client.connection import Brokers, within
 from pydanube.client.link import Link
 from pydanube.errors import DanubeError, DeliveryMismatch, NotServed, Unreachable
-from pydanube.log.batch import Batch, renumber
+from pydanube.formats.batch import Batch, renumber
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 

@@ -50,7 +50,7 @@ from pydanube.client.publisher import Publisher
 from pydanube.core.names import TopicName, partition_of_key
 from pydanube.core.ranges import OffsetRanges
 from pydanube.errors import ConfigError, DanubeError, DataDamaged, ProducerExists, Refused, TopicUnknown
-from pydanube.log.batch import Envelope, encode, messages, rows_of
+from pydanube.formats.batch import Envelope, encode, messages, rows_of
 
 log = logging.getLogger(__name__)
 

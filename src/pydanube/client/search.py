@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from pydanube.client.client import Client
 from pydanube.errors import ConfigError
-from pydanube.log.batch import Batch, decode
+from pydanube.formats.batch import Batch, decode
 
 MESSAGES_MAX: Final = 20_000
 BYTES_MAX: Final = 16 * 1024 * 1024

@@ -8,7 +8,7 @@
 A descriptor is the commit: what has none does not exist, whatever lies in the bucket. All descriptors of a topic are in
 order and never overlap; where they leave offsets out, those are an orphan, a void, or lie in the log.
 
-Functions here decide on values. Who reads, writes and waits is `log/tier.py`.
+Functions here decide on values. Who reads, writes and waits is `history/tier.py`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import deque
 from typing import Final, NamedTuple
 
-from pydanube.log.batch import Batch
+from pydanube.formats.batch import Batch
 from pydanube.log.catalog import SegmentFile
 
 # Beside its bytes, what a cached batch costs in Python objects.

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Final
 
-from pydanube.log.segment import GroupHeader, SegmentHeader
+from pydanube.formats.segment import GroupHeader, SegmentHeader
 
 # One index entry per this many bytes: a reader that starts anywhere scans at most so much for nothing.
 INDEX_STEP_BYTES: Final = 256 * 1024

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pydanube.errors import OffsetOutOfRange
-from pydanube.log.batch import topic_hash
+from pydanube.formats.batch import topic_hash
 from pydanube.log.cache import TailCache
 from pydanube.log.catalog import SegmentFile, segment_holding
 from pydanube.log.reader import LogReader

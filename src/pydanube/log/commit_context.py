@@ -18,10 +18,10 @@ from typing import Protocol, TypeAlias
 from pydanube.core.commit.machine import CommitMachine
 from pydanube.core.commit.values import Answers, CommitLimits, CommitTarget, GroupPart, Receipt
 from pydanube.errors import DanubeError, LogStopped
-from pydanube.log.batch import Batch, stamp
+from pydanube.formats.batch import Batch, stamp
+from pydanube.formats.segment import Group, encode_group
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.pressure import Pressure
-from pydanube.log.segment import Group, encode_group
 from pydanube.ports import Clock, Disk, Work
 from pydanube.telemetry import WalMetrics
 

@@ -21,8 +21,8 @@ from typing import Final, TypeAlias
 
 from pydanube.core.commit.values import PREPARED, ROOM, Receipt
 from pydanube.errors import DiskFailed, DiskFull, LogClosed, LogFull, LogStopped
+from pydanube.formats.batch import Batch
 from pydanube.log import journal_writer
-from pydanube.log.batch import Batch
 from pydanube.log.commit_context import Answer, CommitConfig, CommitContext, EncodedPart, SegmentedLog
 from pydanube.log.journal_writer import JournalWriter
 from pydanube.log.pressure import Pressure

@@ -19,9 +19,7 @@ from typing import Final
 
 from pydanube.core.commit.values import JournalState, Refuse, Route, Stop
 from pydanube.errors import DiskFailed, DiskFull, ResourcesShort
-from pydanube.log.catalog import SegmentFile
-from pydanube.log.commit_context import Answer, CommitContext, EncodedPart
-from pydanube.log.journal import (
+from pydanube.formats.journal import (
     END_OF_RECORDS,
     JOURNAL_HEADER_SIZE,
     RECORD_HEADER_SIZE,
@@ -31,6 +29,8 @@ from pydanube.log.journal import (
     encode_record,
     entry_size,
 )
+from pydanube.log.catalog import SegmentFile
+from pydanube.log.commit_context import Answer, CommitContext, EncodedPart
 from pydanube.log.layout import JOURNALS, SPARE_JOURNAL, journal_path, write_and_sync
 from pydanube.log.space import WalSpace
 from pydanube.ports import Buffer, Write

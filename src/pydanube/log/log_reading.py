@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from pydanube.errors import LogDamaged, OffsetOutOfRange
-from pydanube.log.batch import Batch
+from pydanube.formats.batch import Batch
 from pydanube.log.cache import Tail
 from pydanube.log.catalog import SegmentFile, segment_holding
 from pydanube.log.reader import LogReader, first_row_since

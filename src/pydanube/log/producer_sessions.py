@@ -13,7 +13,7 @@ from typing import Final
 from pydanube.core.commit.machine import SESSIONS
 from pydanube.core.commit.values import Receipt
 from pydanube.errors import LimitReached
-from pydanube.log.batch import Batch, session_end, session_record
+from pydanube.formats.batch import Batch, session_end, session_record
 from pydanube.log.commit_context import Answer, SegmentedLog
 from pydanube.log.wal_config import WalConfig
 from pydanube.ports import Clock

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pydanube.errors import InvalidBatch, LogClosed, LogDamaged
-from pydanube.log.batch import HEADER_SIZE, Batch, decode, load, parse_header
+from pydanube.formats.batch import HEADER_SIZE, Batch, decode, load, parse_header
+from pydanube.formats.segment import GROUP_HEADER_SIZE, decode_group_header, pad
 from pydanube.log.cache import Tail
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.searching import GroupSearch
-from pydanube.log.segment import GROUP_HEADER_SIZE, decode_group_header, pad
 from pydanube.ports import Disk
 
 _PIECE_BYTES_MIN: Final = 64 * 1024

@@ -25,9 +25,25 @@ from typing import Final
 
 from pydanube.core.sessions import Producer, Sessions
 from pydanube.errors import DiskFailed, DiskFull, InvalidBatch, LogDamaged
-from pydanube.log.batch import SESSION_RECORD, topic_hash
+from pydanube.formats.batch import SESSION_RECORD, topic_hash
+from pydanube.formats.journal import JournalEntry, decode_journal_header, read_journal
+from pydanube.formats.segment import (
+    GROUP_HEADER_SIZE,
+    SEGMENT_HEADER_SIZE,
+    UNSYNCED,
+    GroupHeader,
+    SegmentHeader,
+    batch_headers_of,
+    batches_of,
+    body_is_whole,
+    decode_group_header,
+    decode_segment_header,
+    encode_group,
+    encode_segment_header,
+    file_name,
+    segment_header_length,
+)
 from pydanube.log.catalog import PositionIndex, SegmentFile
-from pydanube.log.journal import JournalEntry, decode_journal_header, read_journal
 from pydanube.log.layout import (
     BALLAST,
     CHECKPOINT,
@@ -45,22 +61,6 @@ from pydanube.log.layout import (
     write_and_sync,
 )
 from pydanube.log.searching import GroupSearch, content_end
-from pydanube.log.segment import (
-    GROUP_HEADER_SIZE,
-    SEGMENT_HEADER_SIZE,
-    UNSYNCED,
-    GroupHeader,
-    SegmentHeader,
-    batch_headers_of,
-    batches_of,
-    body_is_whole,
-    decode_group_header,
-    decode_segment_header,
-    encode_group,
-    encode_segment_header,
-    file_name,
-    segment_header_length,
-)
 from pydanube.ports import Clock, Disk, Work, Write
 
 log = logging.getLogger(__name__)

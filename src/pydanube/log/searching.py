@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydanube.log.segment import GROUP_HEADER_SIZE, GroupHeader, find_group_header
+from pydanube.formats.segment import GROUP_HEADER_SIZE, GroupHeader, find_group_header
 from pydanube.ports import Disk
 
 PIECE_BYTES: Final = 1024 * 1024

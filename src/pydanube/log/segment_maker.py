@@ -15,11 +15,11 @@ from typing import Final
 from pydanube.core.commit.values import FAILURE, FIRST, PREPARED, SIZE
 from pydanube.core.sessions import SESSION_SIZE_MAX_BYTES
 from pydanube.errors import DiskFailed, DiskFull
+from pydanube.formats.segment import SNAPSHOT_LENGTH_MAX, UNSYNCED, SegmentHeader
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.commit_context import CommitContext, SegmentedLog
 from pydanube.log.journal_writer import JournalWriter
 from pydanube.log.recovery import place_segment
-from pydanube.log.segment import SNAPSHOT_LENGTH_MAX, UNSYNCED, SegmentHeader
 from pydanube.log.space import WalSpace
 
 log = logging.getLogger(__name__)

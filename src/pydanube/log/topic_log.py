@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pydanube.core.commit.values import Receipt
 from pydanube.core.sessions import Sessions
 from pydanube.errors import InvalidBatch, LogClosed, LogStopped
-from pydanube.log.batch import Batch, topic_hash
+from pydanube.formats.batch import Batch, topic_hash
 from pydanube.log.cache import TailCache
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.commit_context import Answer, Broadcast, SegmentedLog

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pydanube.errors import InvalidBatch
-from pydanube.log.batch import Batch, topic_hash
-from pydanube.log.catalog import SegmentFile
-from pydanube.log.layout import JOURNALS, LOCK, TORN_SUFFIX
-from pydanube.log.overlay import OverlayDisk
-from pydanube.log.recovery import Recovered, Tail, recover_topic, redo_journals
-from pydanube.log.searching import GroupSearch
-from pydanube.log.segment import (
+from pydanube.formats.batch import Batch, topic_hash
+from pydanube.formats.segment import (
     GROUP_HEADER_SIZE,
     batches_of,
     body_is_whole,
     decode_group_header,
 )
+from pydanube.log.catalog import SegmentFile
+from pydanube.log.layout import JOURNALS, LOCK, TORN_SUFFIX
+from pydanube.log.overlay import OverlayDisk
+from pydanube.log.recovery import Recovered, Tail, recover_topic, redo_journals
+from pydanube.log.searching import GroupSearch
 from pydanube.log.wal import check_format, topics_on
 from pydanube.ports import Clock, Disk, Work
 

@@ -38,8 +38,8 @@ from pydanube.errors import (
     TopicUnknown,
     Unreachable,
 )
-from pydanube.log.batch import Batch
-from pydanube.log.snapshots import read_snapshot
+from pydanube.formats.batch import Batch
+from pydanube.history.snapshots import read_snapshot
 from pydanube.spark.options import Connection
 from pydanube.spark.plan import TopicState
 from pydanube.stores.object_settings import parse_url

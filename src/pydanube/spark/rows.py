@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from pydanube.core.object_keys import path_of
 from pydanube.core.tiers import RAW, Descriptor
 from pydanube.errors import InvalidObject, NotServed, ObjectDamaged, OffsetOutOfRange
-from pydanube.log.batch import ENVELOPE, Batch, decode
-from pydanube.log.parquet import (
+from pydanube.formats.batch import ENVELOPE, Batch, decode
+from pydanube.formats.parquet import (
     COLUMNS,
     FOOTER_GUESS_BYTES,
     Footer,

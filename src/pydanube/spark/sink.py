@@ -32,7 +32,7 @@ from pydanube.client.client import Client
 from pydanube.core.names import TopicName, partition_of_key
 from pydanube.core.object_keys import is_part
 from pydanube.errors import ConfigError, TopicUnknown
-from pydanube.log.batch import ENVELOPE
+from pydanube.formats.batch import ENVELOPE
 from pydanube.spark.options import SINK_OPTIONS, Connection, Given
 from pydanube.spark.reach import Reach
 from pydanube.spark.staging import Publishing, StagedFile, Staging

@@ -28,8 +28,8 @@ import pyarrow.compute as pc
 
 from pydanube.client.client import Client
 from pydanube.errors import Conflict, DanubeError
-from pydanube.log.batch import ENVELOPE, Batch, decode, encode
-from pydanube.log.parquet import read_raw
+from pydanube.formats.batch import ENVELOPE, Batch, decode, encode
+from pydanube.formats.parquet import read_raw
 from pydanube.ports import ObjectStore
 from pydanube.spark.errors import BatchRefused
 

@@ -34,7 +34,7 @@ from pydanube.core.ownership import Owner
 from pydanube.core.policies import Delivery
 from pydanube.core.tiers import TierConfig
 from pydanube.errors import DanubeError, NotServed, ProcessEnded, Unreachable
-from pydanube.log.batch import Envelope
+from pydanube.formats.batch import Envelope
 from pydanube.log.wal import WalConfig
 from pydanube.ports import Disk
 from pydanube.stores.memory import MemoryDisk, MemoryMetadataStore, MemoryObjectStore

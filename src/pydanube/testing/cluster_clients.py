@@ -27,8 +27,8 @@ from pydanube.core.policies import SubscriptionKind
 from pydanube.core.ranges import OffsetRange
 from pydanube.core.roster import Permits
 from pydanube.errors import DanubeError, OffsetOutOfRange, OutOfSequence, ProducerFenced, SessionUnknown
-from pydanube.log.batch import Envelope, encode_columns
-from pydanube.log.batch import messages as messages_of
+from pydanube.formats.batch import Envelope, encode_columns
+from pydanube.formats.batch import messages as messages_of
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.history import Acked, Done, Fetched, Got, History, Nacked, Sent, Subscribed, life
 from pydanube.testing.loop import ProcessDied

@@ -27,7 +27,7 @@ from pydanube.core.names import BrokerId, NamespaceName, SubscriptionName, Topic
 from pydanube.core.ownership import Owner
 from pydanube.core.policies import Delivery
 from pydanube.errors import DanubeError, TopicExists, TopicUnknown
-from pydanube.log.segment import SegmentHeader, decode_segment_header, segment_header_length
+from pydanube.formats.segment import SegmentHeader, decode_segment_header, segment_header_length
 from pydanube.ports import Item
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.cluster_aims import Aim, Aims, draw, outside

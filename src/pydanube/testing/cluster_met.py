@@ -19,7 +19,6 @@ from pydanube.broker.service import Broker
 from pydanube.broker.shipper import Shipper
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.take_over import Opener
-from pydanube.broker.tiering import Tiering
 from pydanube.broker.topic import Topic
 from pydanube.broker.topic_directory import TopicDirectory
 from pydanube.broker.topic_reader import TopicReader
@@ -34,8 +33,9 @@ from pydanube.cluster.membership import Membership
 from pydanube.cluster.requests import Requests
 from pydanube.cluster.view import View
 from pydanube.core.leading import Leading
-from pydanube.log.tier import TopicTier
-from pydanube.log.tier_tidy import Tidy
+from pydanube.history.maintenance import Tidy
+from pydanube.history.tier import TopicTier
+from pydanube.history.uploader import Tiering
 
 OPERATIONS: Final = (
     *(Broker, Catalog, TopicTable, TopicDirectory, MoveLog, Opener, Ownership, Reservation),

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
-from pydanube.broker import rescue, tiering
+from pydanube.broker import rescue
 from pydanube.broker.retention import Change
 from pydanube.cluster import duties
 from pydanube.core import keys, ranges
@@ -31,7 +31,8 @@ from pydanube.core.lag import Heartbeat
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind
 from pydanube.errors import DanubeError
-from pydanube.log import parquet
+from pydanube.formats import parquet
+from pydanube.history import uploader
 from pydanube.ports import Put
 from pydanube.testing import cluster_clients
 from pydanube.testing.checkers import Violation, check
@@ -171,14 +172,14 @@ def seldom_looks() -> Iterator[None]:
     Most of those looks find nothing: without them a run is cheaper, and what does go wrong has more time to. And
     what is stored is compressed by what takes the least time for a few bytes.
     """
-    saved = duties.IDLE_SECONDS, tiering.LOOK_SECONDS, rescue.LOOK_SECONDS
+    saved = duties.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS
     codec, parquet.CODEC = parquet.CODEC, "lz4"  # type: ignore[misc]
-    duties.IDLE_SECONDS, tiering.LOOK_SECONDS, rescue.LOOK_SECONDS = LOOKS_SECONDS  # type: ignore[misc]
+    duties.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS = LOOKS_SECONDS  # type: ignore[misc]
     try:
         yield
     finally:
         parquet.CODEC = codec  # type: ignore[misc]
-        duties.IDLE_SECONDS, tiering.LOOK_SECONDS, rescue.LOOK_SECONDS = saved  # type: ignore[misc]
+        duties.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS = saved  # type: ignore[misc]
 
 
 @contextlib.contextmanager

@@ -42,8 +42,8 @@ from pydanube.errors import (
     OffsetTaken,
     TailUnproven,
 )
+from pydanube.formats.batch import Batch, topic_hash
 from pydanube.log import zero_fill
-from pydanube.log.batch import Batch, topic_hash
 from pydanube.log.committer import Committer
 from pydanube.log.layout import LOCK
 from pydanube.log.log_reading import LogReading

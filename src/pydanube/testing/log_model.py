@@ -15,7 +15,7 @@ from functools import cache
 from random import Random
 from typing import Final, NamedTuple
 
-from pydanube.log.batch import Batch, Envelope, encode, rows_of, stamp
+from pydanube.formats.batch import Batch, Envelope, encode, rows_of, stamp
 
 # Rows and bytes per payload of the bodies there are: from nothing to what fills a small segment.
 SHAPES: Final = ((1, 1), (1, 1), (2, 30), (1, 200), (7, 20), (3, 300), (40, 10), (1, 1500), (5, 900), (2, 4000))

@@ -21,7 +21,7 @@ from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.roster import DispatchLimits
 from pydanube.core.tiers import TierConfig
 from pydanube.errors import DanubeError, NotServed
-from pydanube.log.tier_verify import Progress
+from pydanube.history.verify import Progress
 from pydanube.ports import Disk, Put, Write, WriteResult
 from pydanube.testing.cluster import Cluster, Node
 from tests.rooms.brokers import consume, message, numbers, simulated

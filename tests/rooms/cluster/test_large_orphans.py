@@ -16,7 +16,7 @@ from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.core.tiers import TierConfig
-from pydanube.log.batch import Batch
+from pydanube.formats.batch import Batch
 from pydanube.testing.cluster import Cluster, Node
 from tests.rooms.brokers import simulated
 from tests.rooms.cluster.test_leftovers import SELDOM, begun, boot_active, bring_home, lose, send, texts, verified

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from pydanube.broker import leftovers
 from pydanube.broker.rescue import Rescuer
 from pydanube.broker.storage import StorageDesk
 from pydanube.broker.topic import Topic
@@ -21,8 +20,9 @@ from pydanube.core.names import ProducerId, TopicName
 from pydanube.core.ownership import void_to_bytes
 from pydanube.core.tiers import TierConfig
 from pydanube.errors import Unreachable
-from pydanube.log.batch import encode, rows_of
-from pydanube.log.tier_tidy import Tidy
+from pydanube.formats.batch import encode, rows_of
+from pydanube.history import leftovers
+from pydanube.history.maintenance import Tidy
 from pydanube.ports import Disk, Put, Write
 from pydanube.stores.memory import MemoryDisk
 from pydanube.testing.cluster import Cluster, Node

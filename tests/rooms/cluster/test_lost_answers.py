@@ -12,7 +12,7 @@ from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.core.tiers import Retention
 from pydanube.errors import Unreachable
-from pydanube.log.tier import TopicTier
+from pydanube.history.tier import TopicTier
 from pydanube.testing.cluster import Cluster
 from tests.rooms.brokers import numbers, simulated
 from tests.rooms.cluster.test_moving import SELDOM, in_background, is_ready, orphans, phase_of, send

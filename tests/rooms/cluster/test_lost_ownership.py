@@ -16,7 +16,6 @@ import pytest
 from pydanube.broker import topic_table
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.take_over import AnyTopic
-from pydanube.broker.tiering import Tiering
 from pydanube.broker.topic import Topic
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core import keys
@@ -28,7 +27,8 @@ from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.sessions import Sessions
 from pydanube.core.tiers import TierConfig
 from pydanube.errors import Conflict, DanubeError, NotServed, OwnershipLost, Unreachable
-from pydanube.log.tier import TopicTier
+from pydanube.history.tier import TopicTier
+from pydanube.history.uploader import Tiering
 from pydanube.ports import Compare, Delete, Item, Put, Revision
 from pydanube.testing.cluster import TTL, Cluster, Node
 from tests.rooms.brokers import SUB, consume, message, numbers, settle, simulated

@@ -22,8 +22,8 @@ from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.tiers import History, TierConfig
 from pydanube.errors import MoveFailed, NotServed, Unreachable
-from pydanube.log.snapshots import read_snapshot
-from pydanube.log.tier import topic_prefix
+from pydanube.history.snapshots import read_snapshot
+from pydanube.history.tier import topic_prefix
 from pydanube.ports import Compare, Delete, Put, Revision
 from pydanube.testing.cluster import TTL, Cluster, Node
 from pydanube.testing.cluster_recorder import everything

@@ -12,8 +12,8 @@ from pydanube.broker.topic import Topic
 from pydanube.core.names import ProducerId
 from pydanube.core.tiers import TierConfig
 from pydanube.errors import SessionUnknown
-from pydanube.log import tier
-from pydanube.log.batch import Batch, encode, rows_of
+from pydanube.formats.batch import Batch, encode, rows_of
+from pydanube.history import tier
 from pydanube.testing.cluster import Cluster
 from tests.rooms.brokers import ORDERS, Host, find_topic, make_topic, message, simulated, small_wal
 

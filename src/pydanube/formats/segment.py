@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from pydanube.errors import InvalidBatch
-from pydanube.log.batch import HEADER_SIZE as BATCH_HEADER_SIZE
-from pydanube.log.batch import Batch, Header, load, parse_header
+from pydanube.formats.batch import HEADER_SIZE as BATCH_HEADER_SIZE
+from pydanube.formats.batch import Batch, Header, load, parse_header
 from pydanube.ports import Buffer
 
 SEGMENT_MAGIC: Final = b"DNBSEG1\n"

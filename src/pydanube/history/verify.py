@@ -27,8 +27,8 @@ from pydanube.core.names import TopicName
 from pydanube.core.places import Fate, Place, Verdict, Where, judge, overlaps, places
 from pydanube.core.tiers import PARQUET, RAW, Descriptor, epoch_of_name
 from pydanube.errors import InvalidObject, ObjectDamaged
-from pydanube.log.batch import logical_crc
-from pydanube.log.parquet import (
+from pydanube.formats.batch import logical_crc
+from pydanube.formats.parquet import (
     COLUMNS,
     FOOTER_GUESS_BYTES,
     Footer,
@@ -40,9 +40,9 @@ from pydanube.log.parquet import (
     read_table,
     summary,
 )
-from pydanube.log.snapshots import is_snapshot
-from pydanube.log.tier import topic_prefix
-from pydanube.log.tier_state import TierState, read_manifest, read_state
+from pydanube.history.snapshots import is_snapshot
+from pydanube.history.tier import topic_prefix
+from pydanube.history.tier_state import TierState, read_manifest, read_state
 from pydanube.ports import Buffer, MetadataStore, ObjectInfo, ObjectStore, Work
 
 MIB: Final = 1 << 20

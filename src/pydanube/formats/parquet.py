@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from pydanube.errors import InvalidBatch, InvalidObject
-from pydanube.log.batch import ENVELOPE, PUBLISH_TIME_MIN, Batch, decode, encode, load, logical_crc, stamp
+from pydanube.formats.batch import ENVELOPE, PUBLISH_TIME_MIN, Batch, decode, encode, load, logical_crc, stamp
 from pydanube.ports import Buffer
 
 MIB: Final = 1 << 20

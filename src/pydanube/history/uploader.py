@@ -1,7 +1,7 @@
 """Carries the topics of this broker to the cloud tier: one look a second, a task per topic, a few steps at a time.
 
     due: something waits and is 30 s old, or as much as an object waits
-         └─► upload … ─► merge … ─► manifest …                  (log/tier.py, log/tier_tidy.py)
+         └─► upload … ─► merge … ─► manifest …                  (history/tier.py, history/maintenance.py)
     every few minutes: retention in both tiers          every hour, and soon after a merge: sweep
 
 An idle topic costs one comparison a second. A store that is away stops nobody else: publishes go on into the log, the
@@ -25,8 +25,8 @@ from typing import Final
 
 from pydanube.core.tiers import Descriptor, Retention, SteadyTime, TierConfig
 from pydanube.errors import DanubeError, DeadlineExceeded, LogClosed, LogStopped, ObjectDamaged, OwnershipLost
-from pydanube.log.tier import Last, TopicTier
-from pydanube.log.tier_tidy import Tidy
+from pydanube.history.maintenance import Tidy
+from pydanube.history.tier import Last, TopicTier
 from pydanube.log.wal import TopicLog
 from pydanube.ports import Clock
 from pydanube.telemetry import CloudMetrics

@@ -38,10 +38,10 @@ from pydanube.core.tiers import (
     object_name,
 )
 from pydanube.errors import InvalidObject, ObjectDamaged
+from pydanube.formats.parquet import check_bytes
+from pydanube.history.object_builder import Unreadable, merge, merge_and_store, why_unreadable
+from pydanube.history.tier import APART_BYTES, TopicTier
 from pydanube.log.catalog import SegmentFile
-from pydanube.log.making import Unreadable, merge, merge_and_store, why_unreadable
-from pydanube.log.parquet import check_bytes
-from pydanube.log.tier import APART_BYTES, TopicTier
 from pydanube.log.topic_log import TopicLog
 from pydanube.ports import Buffer, Delete, Elsewhere, Put
 

@@ -4,7 +4,7 @@
                                                       │
                                      the commit: only what has a descriptor exists
 
-One task at a time works on a topic (`broker/tiering.py` sees to that). Every change of descriptors is one transaction
+One task at a time works on a topic (`history/uploader.py` sees to that). Every change of descriptors is one transaction
 that compares the owner key, so two owners never describe the same offset, and the `history` key with what it was after
 the change before, so a write of our own that was given up and comes late changes nothing either. A crash between any
 two steps leaves an object without a descriptor, which nobody reads and a sweep removes. Progress is what descriptors
@@ -48,9 +48,9 @@ from pydanube.errors import (
     ProcessEnded,
     Unreachable,
 )
-from pydanube.log.batch import Batch, cut
-from pydanube.log.making import Made, make_and_store, make_object, make_packed, make_raw, pack, put_checked
-from pydanube.log.snapshots import Snapshot, Snapshots, epoch_of_snapshot
+from pydanube.formats.batch import Batch, cut
+from pydanube.history.object_builder import Made, make_and_store, make_object, make_packed, make_raw, pack, put_checked
+from pydanube.history.snapshots import Snapshot, Snapshots, epoch_of_snapshot
 from pydanube.log.topic_log import TopicLog
 from pydanube.ports import (
     Clock,

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from pydanube.errors import InvalidObject
-from pydanube.log.batch import Batch
-from pydanube.log.parquet import (
+from pydanube.formats.batch import Batch
+from pydanube.formats.parquet import (
     Encoded,
     check_bytes,
     encode_object,

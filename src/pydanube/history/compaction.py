@@ -15,8 +15,8 @@ from typing import Final
 from pydanube.core import keys
 from pydanube.core.tiers import PARQUET, Descriptor, epoch_of_name
 from pydanube.errors import Conflict, InvalidObject
-from pydanube.log.parquet import check_bytes, open_object
-from pydanube.log.tier import TopicTier
+from pydanube.formats.parquet import check_bytes, open_object
+from pydanube.history.tier import TopicTier
 from pydanube.ports import Buffer, Delete, Put
 
 SWAPPED_MAX: Final = 100  # one transaction has 128 operations

@@ -15,7 +15,7 @@ from pydanube.core.names import TopicName
 from pydanube.core.ownership import Orphan, Owner, void_end
 from pydanube.core.tiers import Descriptor, History, manifest_from_bytes
 from pydanube.errors import ObjectDamaged
-from pydanube.log.tier import topic_prefix
+from pydanube.history.tier import topic_prefix
 from pydanube.ports import Item, MetadataStore, ObjectStore
 
 

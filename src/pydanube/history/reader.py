@@ -17,8 +17,8 @@ from typing import Final, Generic, TypeVar
 
 from pydanube.core.tiers import MIB, RAW, Descriptor
 from pydanube.errors import InvalidObject, ObjectDamaged
-from pydanube.log.batch import Batch, topic_hash
-from pydanube.log.parquet import (
+from pydanube.formats.batch import Batch, topic_hash
+from pydanube.formats.parquet import (
     FOOTER_GUESS_BYTES,
     Footer,
     StoredBatch,
@@ -28,8 +28,8 @@ from pydanube.log.parquet import (
     read_row_group,
     summary,
 )
+from pydanube.history.tier import TopicTier
 from pydanube.log.reader import first_row_since
-from pydanube.log.tier import TopicTier
 from pydanube.ports import Buffer, Clock, ObjectStore, Work
 from pydanube.telemetry import CloudMetrics
 

@@ -44,7 +44,7 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 
 from pydanube.errors import InvalidBatch
-from pydanube.log.few_rows import BODY_SIZE_MAX, ROWS_MAX, Layout, Sizes
+from pydanube.formats.small_batch import BODY_SIZE_MAX, ROWS_MAX, Layout, Sizes
 from pydanube.ports import Buffer
 
 MAGIC: Final = b"DNB1"
