@@ -18,8 +18,8 @@ from time import perf_counter
 
 from pydanube.formats.batch import Batch, Envelope, encode, rows_of
 from pydanube.log.wal import TopicLog, Wal, WalConfig
-from pydanube.stores.files import FileDisk
-from pydanube.stores.system import SystemClock, SystemWork
+from pydanube.stores.disk.files import FileDisk
+from pydanube.stores.work.system import SystemClock, SystemWork
 
 RATIO_MAX = 5.0
 

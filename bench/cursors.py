@@ -26,7 +26,7 @@ from pathlib import Path
 from processes import BrokerProcess, wait_for_port
 
 import pydanube
-from pydanube.stores.etcd import CLIENT_PORT_OFFSET, EtcdMetadataStore
+from pydanube.stores.metadata.etcd import CLIENT_PORT_OFFSET, EtcdMetadataStore
 from pydanube.testing.ports import free_ports, member_ports
 
 AT_ONCE = 32

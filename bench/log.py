@@ -26,8 +26,8 @@ from rich.table import Table
 
 from pydanube.formats import batch as batches
 from pydanube.log.wal import TopicLog, Wal, WalConfig
-from pydanube.stores.files import FileDisk
-from pydanube.stores.system import SystemClock, SystemWork
+from pydanube.stores.disk.files import FileDisk
+from pydanube.stores.work.system import SystemClock, SystemWork
 
 KIB, MB = 1024, 1_000_000
 MESSAGE_BYTES = KIB

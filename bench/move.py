@@ -41,7 +41,7 @@ from rich.table import Table
 
 import pydanube
 from pydanube.core import keys
-from pydanube.stores.etcd import CLIENT_PORT_OFFSET, EtcdMetadataStore
+from pydanube.stores.metadata.etcd import CLIENT_PORT_OFFSET, EtcdMetadataStore
 from pydanube.testing.ports import free_ports, member_ports
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as pb

@@ -40,7 +40,7 @@ from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.placement import Marker
 from pydanube.ports import Put
-from pydanube.stores.etcd import EtcdMetadataStore
+from pydanube.stores.metadata.etcd import EtcdMetadataStore
 from pydanube.testing.ports import free_ports
 
 SCRATCH = Path(__file__).resolve().parents[1] / "build"

@@ -113,9 +113,9 @@ async def read(url: str, options: dict[str, object], payload_bytes: int) -> dict
     from pydanube.history.snapshots import read_snapshot
     from pydanube.history.tier import TopicTier, topic_prefix
     from pydanube.ports import Put
-    from pydanube.stores.memory import MemoryMetadataStore
-    from pydanube.stores.object_urls import open_object_store
-    from pydanube.stores.system import SystemClock, SystemWork
+    from pydanube.stores.metadata.memory import MemoryMetadataStore
+    from pydanube.stores.objects.urls import open_object_store
+    from pydanube.stores.work.system import SystemClock, SystemWork
     from pydanube.telemetry import CloudMetrics
 
     give_back_large_blocks()  # as a broker does

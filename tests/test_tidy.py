@@ -82,7 +82,9 @@ EXEMPT = (
     Exempt("broker/service.py", "stores", "builds everything, so it alone chooses adapters"),
     Exempt("broker/stores.py", "stores", "is the part of service.py that chooses stores"),
     Exempt(
-        "stores/etcd/", "wire._pb.pydanube.etcd_pb2", "etcd speaks protobuf; its messages are generated with all others"
+        "stores/metadata/etcd/",
+        "wire._pb.pydanube.etcd_pb2",
+        "etcd speaks protobuf; its messages are generated with all others",
     ),
     Exempt("cli/log.py", "log", "inspects a data directory offline, with no broker to ask"),
     Exempt("cli/log.py", "formats", "shows the batches of that directory"),
@@ -489,7 +491,7 @@ def plant(directory: Path, file: str, text: str) -> Path:
         ("errors.py", "from pydanube import ports"),
         ("ports.py", "from pydanube.stores.memory import MemoryDisk"),
         ("config.py", "from pydanube.telemetry import names"),
-        ("stores/files.py", "from pydanube.formats.batch import decode"),
+        ("stores/disk/files.py", "from pydanube.formats.batch import decode"),
         ("log/wal.py", "from pydanube.stores import files"),
         ("log/wal.py", "from pydanube.cluster.membership import Member"),
         ("wire/convert.py", "from ..formats import batch"),
@@ -530,7 +532,7 @@ def test_an_import_against_the_map_is_found(tmp_path: Path, file: str, text: str
         ("broker/service.py", "from pydanube.stores import files, memory"),
         ("api/server.py", "from pydanube.broker import topics"),
         ("client/producer.py", "from pydanube.formats.batch import encode\nfrom pydanube.wire import frames"),
-        ("cli/log.py", "from pydanube.log import wal\nfrom pydanube.stores.files import FileDisk"),
+        ("cli/log.py", "from pydanube.log import wal\nfrom pydanube.stores.disk.files import FileDisk"),
         ("cli/main.py", "from pydanube import __version__"),
         ("testing/cluster.py", "from pydanube.broker import service\nfrom pydanube.stores import memory"),
     ],
@@ -599,7 +601,7 @@ def test_threads_time_or_randomness_outside_the_adapters_are_found(tmp_path: Pat
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        ("stores/files.py", "import threading\nimport time"),
+        ("stores/disk/files.py", "import threading\nimport time"),
         ("api/server.py", "import grpc"),
         ("client/connection.py", "import random"),
         ("testing/sim.py", "import random\ngenerator = random.Random(42)"),

@@ -1,7 +1,7 @@
 """The five ports to the outside: Clock, Disk, ObjectStore, MetadataStore, Work.
 
-Rooms wait, write and read the clock only through these. `stores/memory/` implements all five without leaving the
-process; the real adapters stand beside it. A contract suite per port (`tests/contracts`) runs on every adapter, so
+Layers wait, write and read the clock only through these. `stores/` has a folder per port, in which the memory adapter
+stands beside the real ones. A contract suite per port (`tests/contracts`) runs on every adapter, so
 what is promised here holds for all of them. The network is not among them: what is said on it is decided without I/O
 (`wire/session.py`), and a client's connections come from its connector (`client/connector.py`).
 

@@ -16,20 +16,17 @@ from random import Random
 from typing import TypeAlias, TypeVar
 
 from pydanube.ports import Clock, Disk, MetadataStore, ObjectStore, Work
-from pydanube.stores.etcd import EtcdMetadataStore
-from pydanube.stores.file_objects import FileObjectStore
-from pydanube.stores.files import FileDisk
-from pydanube.stores.memory import (
-    LoopClock,
-    MemoryClock,
-    MemoryDisk,
-    MemoryMetadataStore,
-    MemoryObjectStore,
-    MemoryWork,
-)
-from pydanube.stores.object_urls import open_object_store
-from pydanube.stores.sqlite import SqliteMetadataStore
-from pydanube.stores.system import SystemClock, SystemWork
+from pydanube.stores.disk.files import FileDisk
+from pydanube.stores.disk.memory import MemoryDisk
+from pydanube.stores.metadata.etcd import EtcdMetadataStore
+from pydanube.stores.metadata.memory import MemoryMetadataStore
+from pydanube.stores.metadata.sqlite import SqliteMetadataStore
+from pydanube.stores.objects.directory import FileObjectStore
+from pydanube.stores.objects.memory import MemoryObjectStore
+from pydanube.stores.objects.urls import open_object_store
+from pydanube.stores.work.memory import MemoryWork
+from pydanube.stores.work.memory_clock import LoopClock, MemoryClock
+from pydanube.stores.work.system import SystemClock, SystemWork
 from pydanube.testing.faulty_disk import FaultyDisk
 from tests.e2e.etcd import EtcdServer, clear
 from tests.e2e.objectstores import S3Server

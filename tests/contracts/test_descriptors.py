@@ -16,9 +16,9 @@ import pytest
 from pydanube.config import open_files
 from pydanube.errors import DiskFailed, DiskFull, ResourcesShort
 from pydanube.ports import Write
-from pydanube.stores.descriptors import Descriptors
-from pydanube.stores.directories import EXPECTED_MAX, Directories
-from pydanube.stores.files import FileDisk
+from pydanube.stores.disk.descriptors import Descriptors
+from pydanube.stores.disk.directories import EXPECTED_MAX, Directories
+from pydanube.stores.disk.files import FileDisk
 from tests.contracts.test_files import made
 from tests.contracts.test_files import open_files as open_below
 

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from pydanube.core.object_keys import is_part, path_of
 from pydanube.errors import Conflict, DiskFailed, Unreachable
 from pydanube.ports import Write, WriteResult
-from pydanube.stores import file_objects
-from pydanube.stores.file_objects import UPLOADING, FileObjectStore
-from pydanube.stores.files import FileDisk
-from pydanube.stores.memory import MemoryDisk
+from pydanube.stores.disk.files import FileDisk
+from pydanube.stores.disk.memory import MemoryDisk
+from pydanube.stores.objects import directory as file_objects
+from pydanube.stores.objects.directory import UPLOADING, FileObjectStore
 from pydanube.testing.faulty_disk import Faults, FaultyDisk
 from tests.support import run
 
@@ -254,8 +254,8 @@ async def test_an_object_that_another_process_replaced_or_deleted_is_seen_as_it_
 CREATOR = """
 import asyncio, sys
 from pydanube.errors import Conflict
-from pydanube.stores.file_objects import FileObjectStore
-from pydanube.stores.files import FileDisk
+from pydanube.stores.objects.directory import FileObjectStore
+from pydanube.stores.disk.files import FileDisk
 
 async def main(root, name):
     store = await FileObjectStore.open(FileDisk(root, descriptors_max=0), root)

@@ -18,8 +18,8 @@ import pytest
 
 from pydanube.errors import DirectoryInUse, DiskFailed, DiskFull
 from pydanube.ports import Write
-from pydanube.stores import files
-from pydanube.stores.files import FileDisk
+from pydanube.stores.disk import files
+from pydanube.stores.disk.files import FileDisk
 
 
 @pytest.fixture
@@ -442,7 +442,7 @@ async def test_a_write_on_the_spot_says_what_failed_and_trusts_the_file_no_more(
 
 HOLDER = """
 import asyncio, sys
-from pydanube.stores.files import FileDisk
+from pydanube.stores.disk.files import FileDisk
 disk = FileDisk(sys.argv[1])
 asyncio.run(disk.lock("LOCK"))
 print("locked", flush=True)

@@ -9,7 +9,10 @@ import pytest
 
 from pydanube.errors import DiskFull, Unreachable
 from pydanube.ports import Event, Put, Write
-from pydanube.stores.memory import MemoryClock, MemoryDisk, MemoryMetadataStore, MemoryWork
+from pydanube.stores.disk.memory import MemoryDisk
+from pydanube.stores.metadata.memory import MemoryMetadataStore
+from pydanube.stores.work.memory import MemoryWork
+from pydanube.stores.work.memory_clock import MemoryClock
 from tests.support import settle
 
 # --- Clock ------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from pydanube.errors import Conflict, InvalidName
 from pydanube.ports import ObjectInfo, ObjectStore
-from pydanube.stores.objects import RemoteObjectStore
+from pydanube.stores.objects.cloud import RemoteObjectStore
 
 
 async def keys(objects: ObjectStore, prefix: str, after: str = "") -> list[str]:

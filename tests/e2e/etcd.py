@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from pydanube.stores.etcd import Tls
-from pydanube.stores.etcd.calls import Calls
-from pydanube.stores.etcd.endpoint import COMPACT, DELETE_RANGE, STATUS, Endpoint
+from pydanube.stores.metadata.etcd import Tls
+from pydanube.stores.metadata.etcd.calls import Calls
+from pydanube.stores.metadata.etcd.endpoint import COMPACT, DELETE_RANGE, STATUS, Endpoint
 from pydanube.testing.ports import free_ports, member_ports
 from pydanube.wire._pb.pydanube import etcd_pb2 as pb
 from tests.e2e.processes import START_SECONDS, STOP_SECONDS, Process, until

@@ -243,7 +243,7 @@ def processes_beside(broker: BrokerProcess) -> list[int]:
     assert broker.process is not None
     children = Path(f"/proc/{broker.process.pid}/task").glob("*/children")  # a thread's own
     pids = [int(pid) for each in children for pid in each.read_text().split()]
-    return [pid for pid in pids if b"pydanube.stores.apart" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in pids if b"pydanube.stores.work.worker_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def test_large_objects_are_stored_by_a_process_beside_the_broker_and_also_when_it_dies(

@@ -23,7 +23,7 @@ import pytest
 import pydanube
 from pydanube.core import keys
 from pydanube.core.names import BrokerId
-from pydanube.stores.etcd import EtcdMetadataStore
+from pydanube.stores.metadata.etcd import EtcdMetadataStore
 from pydanube.testing.ports import free_ports
 from tests.e2e.clusters import TTL, ClusterProcesses, EtcdBroker
 from tests.e2e.etcd import EtcdServer

@@ -22,7 +22,7 @@ import yaml
 import pydanube
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, SubscriptionName, TopicName
-from pydanube.stores.etcd import CLIENT_PORT_OFFSET, EtcdMetadataStore
+from pydanube.stores.metadata.etcd import CLIENT_PORT_OFFSET, EtcdMetadataStore
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.danube import DanubeAdmin_pb2_grpc as stubs
 from pydanube.wire._pb.pydanube import admin_pb2 as ours

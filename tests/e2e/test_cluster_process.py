@@ -15,7 +15,7 @@ import pytest
 
 import pydanube
 from pydanube.client.connection import PORT
-from pydanube.stores.etcd import CLIENT_PORT_OFFSET
+from pydanube.stores.metadata.etcd import CLIENT_PORT_OFFSET
 from pydanube.testing.ports import free_block
 from tests.e2e.clusters import ClusterBroker, cluster_in
 from tests.e2e.processes import Process, danube_here, until

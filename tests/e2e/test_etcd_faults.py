@@ -11,7 +11,7 @@ import pytest
 
 from pydanube.errors import LeaseLost, Unreachable
 from pydanube.ports import Compare, Event, Put, Revision
-from pydanube.stores.etcd import EtcdMetadataStore
+from pydanube.stores.metadata.etcd import EtcdMetadataStore
 from tests.e2e.etcd import EtcdServer, EtcdServers
 from tests.support import run
 

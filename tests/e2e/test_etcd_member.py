@@ -20,9 +20,9 @@ import pytest
 
 from pydanube.errors import ConfigError, Refused, Unavailable, Unreachable
 from pydanube.ports import Put
-from pydanube.stores.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, Member, MemberConfig, follow
-from pydanube.stores.etcd.calls import Calls
-from pydanube.stores.etcd.process import LOG_BYTES_MAX, log_path, pid_path, shorten_log, take_over
+from pydanube.stores.metadata.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, Member, MemberConfig, follow
+from pydanube.stores.metadata.etcd.calls import Calls
+from pydanube.stores.metadata.etcd.process import LOG_BYTES_MAX, log_path, pid_path, shorten_log, take_over
 from tests.e2e.etcd import certificates, etcd_program, member_addresses
 from tests.e2e.processes import Program
 from tests.e2e.processes import until as until_here
@@ -593,7 +593,7 @@ def test_a_pid_file_that_names_no_member_of_ours_harms_nobody(tmp_path: Path, te
 
 
 def test_a_stray_member_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pydanube.stores.etcd.process.STOP_SECONDS", 0.2)
+    monkeypatch.setattr("pydanube.stores.metadata.etcd.process.STOP_SECONDS", 0.2)
     script = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
     command = ["python3", "-c", script, "--data-dir=here"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as deaf:

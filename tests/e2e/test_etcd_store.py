@@ -20,10 +20,10 @@ from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import ConfigError, LeaseLost, MessageTooLarge, Unreachable
 from pydanube.ports import Compare, Delete, Event, Item, Put, Revision
-from pydanube.stores.etcd import EtcdMetadataStore, Tls
-from pydanube.stores.etcd.endpoint import LEASE_TIME_TO_LIVE
-from pydanube.stores.etcd.store import REQUEST_BYTES_MAX
-from pydanube.stores.system import SystemClock
+from pydanube.stores.metadata.etcd import EtcdMetadataStore, Tls
+from pydanube.stores.metadata.etcd.endpoint import LEASE_TIME_TO_LIVE
+from pydanube.stores.metadata.etcd.store import REQUEST_BYTES_MAX
+from pydanube.stores.work.system import SystemClock
 from pydanube.telemetry import ClusterMetrics
 from pydanube.wire._pb.pydanube import etcd_pb2 as pb
 from tests.e2e.etcd import EtcdServer, certificates, clear, compact, etcd_in, with_calls

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pydanube.log.verify import verify, walk
-from pydanube.stores.files import FileDisk
-from pydanube.stores.system import SystemClock, SystemWork
+from pydanube.stores.disk.files import FileDisk
+from pydanube.stores.work.system import SystemClock, SystemWork
 from tests.e2e.killed_writer import write
 from tests.support import run
 

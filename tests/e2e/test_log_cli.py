@@ -19,8 +19,8 @@ from pydanube.cli.exits import Exit
 from pydanube.errors import DirectoryInUse
 from pydanube.formats.batch import Envelope, encode, rows_of
 from pydanube.log.wal import Wal, WalConfig
-from pydanube.stores.files import FileDisk
-from pydanube.stores.system import SystemClock, SystemWork
+from pydanube.stores.disk.files import FileDisk
+from pydanube.stores.work.system import SystemClock, SystemWork
 from tests.e2e import processes
 from tests.e2e.processes import danube_here
 from tests.support import run

@@ -13,7 +13,7 @@ from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.placement import Marker
 from pydanube.ports import Put
-from pydanube.stores.etcd import EtcdMetadataStore
+from pydanube.stores.metadata.etcd import EtcdMetadataStore
 from tests.e2e.clusters import TTL, EtcdBroker
 from tests.e2e.etcd import etcd_in
 from tests.support import run

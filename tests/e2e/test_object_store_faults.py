@@ -14,11 +14,11 @@ import pytest
 
 from pydanube.errors import Conflict, StoreRefused, Unreachable
 from pydanube.ports import ObjectStore
-from pydanube.stores import objects
-from pydanube.stores.memory import MemoryClock
-from pydanube.stores.object_urls import open_object_store
-from pydanube.stores.objects import Patience
-from pydanube.stores.pace import BURST_BYTES, RATE_MIN, Pace
+from pydanube.stores.objects import cloud
+from pydanube.stores.objects.cloud import Patience
+from pydanube.stores.objects.upload_rate import BURST_BYTES, RATE_MIN, Pace
+from pydanube.stores.objects.urls import open_object_store
+from pydanube.stores.work.memory_clock import MemoryClock
 from tests.e2e.objectstores import S3Server
 from tests.e2e.tcp_proxy import Answer, Cut, Fault, FaultProxy, Picked, Refuse, Silence, Slow, Stall
 from tests.support import run
@@ -269,8 +269,8 @@ def test_an_object_at_a_pace_that_is_cut_on_its_way_is_sent_again_from_its_begin
 def six() -> Iterator[list[bytes]]:
     """6 MiB, which are large enough to go in two parts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(objects, "PARTS_FROM_BYTES", 6 * MIB)
-        patch.setattr(objects, "PART_BYTES", 5 * MIB)
+        patch.setattr(cloud, "PARTS_FROM_BYTES", 6 * MIB)
+        patch.setattr(cloud, "PART_BYTES", 5 * MIB)
         yield LARGE[:6]
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import pytest
 
 from pydanube.errors import ConfigError, Unreachable
-from pydanube.stores.object_urls import open_object_store
-from pydanube.stores.objects import Patience
-from pydanube.stores.owned_objects import OwnedObjectStore, check_store
+from pydanube.stores.objects.cloud import Patience
+from pydanube.stores.objects.owned import OwnedObjectStore, check_store
+from pydanube.stores.objects.urls import open_object_store
 from pydanube.testing.ports import free_ports
 from tests.e2e.objectstores import S3Server
 from tests.support import run

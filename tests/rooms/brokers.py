@@ -39,7 +39,9 @@ from pydanube.errors import Unreachable
 from pydanube.formats.batch import Envelope
 from pydanube.log.wal import WalConfig
 from pydanube.ports import Compare, Delete, Item, Put, Revision
-from pydanube.stores.memory import MemoryDisk, MemoryMetadataStore, MemoryObjectStore
+from pydanube.stores.disk.memory import MemoryDisk
+from pydanube.stores.metadata.memory import MemoryMetadataStore
+from pydanube.stores.objects.memory import MemoryObjectStore
 from pydanube.testing.log_history import small_constants
 from pydanube.testing.loop import Process, SimClock, SimLoop, SimWork
 

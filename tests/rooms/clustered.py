@@ -31,7 +31,11 @@ from pydanube.core.names import TopicName
 from pydanube.core.tiers import TierConfig
 from pydanube.errors import Refused, Unreachable
 from pydanube.ports import Buffer, ObjectInfo, Put
-from pydanube.stores.memory import LoopClock, MemoryDisk, MemoryMetadataStore, MemoryObjectStore, MemoryWork
+from pydanube.stores.disk.memory import MemoryDisk
+from pydanube.stores.metadata.memory import MemoryMetadataStore
+from pydanube.stores.objects.memory import MemoryObjectStore
+from pydanube.stores.work.memory import MemoryWork
+from pydanube.stores.work.memory_clock import LoopClock
 from pydanube.testing.ports import free_ports
 from tests.rooms.doors import Calls
 from tests.support import run

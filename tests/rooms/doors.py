@@ -22,7 +22,10 @@ from pydanube.broker.service import Broker
 from pydanube.config import BrokerConfig, Config, StorageConfig
 from pydanube.core.policies import UNLIMITED, TopicPolicy
 from pydanube.ports import ObjectStore
-from pydanube.stores.memory import LoopClock, MemoryDisk, MemoryMetadataStore, MemoryWork
+from pydanube.stores.disk.memory import MemoryDisk
+from pydanube.stores.metadata.memory import MemoryMetadataStore
+from pydanube.stores.work.memory import MemoryWork
+from pydanube.stores.work.memory_clock import LoopClock
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.danube import DanubeAdmin_pb2_grpc as admin_grpc
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb

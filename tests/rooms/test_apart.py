@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from pydanube.errors import ProcessEnded
-from pydanube.stores import apart
-from pydanube.stores.apart import Apart, _has_starved, _Process
-from pydanube.stores.pipes import dumped, loaded
+from pydanube.stores.work import worker_process
+from pydanube.stores.work.pickle_pipe import dumped, loaded
+from pydanube.stores.work.worker_process import Apart, _has_starved, _Process
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -56,7 +56,9 @@ def test_it_has_a_low_priority_and_one_process_serves_all_calls() -> None:
         beside = Apart(1)
         first = await beside.call(os.getpid)
         assert first not in (HERE, await asyncio.to_thread(os.getpid))
-        assert await beside.call(partial(os.getpriority, os.PRIO_PROCESS, 0)) == min(19, os.nice(0) + apart.NICE)
+        assert await beside.call(partial(os.getpriority, os.PRIO_PROCESS, 0)) == min(
+            19, os.nice(0) + worker_process.NICE
+        )
         assert await beside.call(os.getpid) == first
         beside.close()
         assert ended(first)
@@ -163,7 +165,7 @@ def test_what_it_prints_is_no_answer(capfd: pytest.CaptureFixture[str]) -> None:
 
 OWNER = """
 import asyncio, os, time
-from pydanube.stores.apart import Apart
+from pydanube.stores.work.worker_process import Apart
 async def main():
     print(await Apart(1).call(os.getpid), flush=True)
     time.sleep(60)
@@ -222,7 +224,7 @@ def test_a_process_that_does_not_answer_is_killed_in_the_end_and_its_work_done_h
         pid = await beside.call(os.getpid)
         assert pid != HERE
         os.kill(pid, signal.SIGSTOP)
-        monkeypatch.setattr(apart, "SECONDS_MAX", 0.1)
+        monkeypatch.setattr(worker_process, "SECONDS_MAX", 0.1)
         assert await beside.call(os.getpid) == HERE
         beside.close()
 
@@ -254,7 +256,7 @@ def test_it_runs_when_nobody_else_wants_to() -> None:
 
 
 def test_where_nobody_can_see_that_it_waits_it_is_only_nice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "_can_see_waiting", lambda: False)
+    monkeypatch.setattr(worker_process, "_can_see_waiting", lambda: False)
 
     async def run() -> None:
         beside = Apart(1)
@@ -277,7 +279,7 @@ def test_one_that_others_keep_from_running_is_ended_and_the_next_is_only_nice_fo
 
     runs = True
     monkeypatch.setattr(_Process, "ran_and_waited", ran_and_waited)
-    monkeypatch.setattr(apart, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(worker_process, "LOOK_SECONDS", 0.01)
 
     async def run() -> None:
         nonlocal runs
@@ -378,7 +380,7 @@ def test_an_error_that_would_not_arrive_is_told_in_words() -> None:
 WORKING = """
 import asyncio, os, time
 from functools import partial
-from pydanube.stores.apart import Apart
+from pydanube.stores.work.worker_process import Apart
 async def main():
     beside = Apart(1)
     pid = await beside.call(os.getpid)
@@ -438,13 +440,13 @@ def test_what_may_change_something_is_not_called_again_if_its_process_dies(tmp_p
 def test_what_stores_something_has_more_time_than_what_only_computes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apart, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(apart, "SECONDS_MAX", 0.1)
+    monkeypatch.setattr(worker_process, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(worker_process, "SECONDS_MAX", 0.1)
 
     async def run() -> None:
         beside = Apart(1)
         assert await beside.call_once(partial(asyncio.sleep, 0.3, "stored")) == "stored"
-        monkeypatch.setattr(apart, "STORING_SECONDS_MAX", 0.1)
+        monkeypatch.setattr(worker_process, "STORING_SECONDS_MAX", 0.1)
         with pytest.raises(ProcessEnded, match="it took longer than 0 s"):
             await beside.call_once(partial(asyncio.sleep, 30.0))
         beside.close()

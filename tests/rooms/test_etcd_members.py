@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from pydanube.errors import Refused, Unavailable
-from pydanube.stores.etcd.calls import Refusal
-from pydanube.stores.etcd.cluster import EtcdCluster
+from pydanube.stores.metadata.etcd.calls import Refusal
+from pydanube.stores.metadata.etcd.cluster import EtcdCluster
 from tests.support import run
 
 

@@ -18,7 +18,7 @@ from pydanube.core.policies import TopicPolicy
 from pydanube.core.tiers import History, Retention
 from pydanube.errors import Unreachable
 from pydanube.ports import Delete, Put
-from pydanube.stores.memory import MemoryObjectStore
+from pydanube.stores.objects.memory import MemoryObjectStore
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.danube import DanubeApi_pb2 as api_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as pb

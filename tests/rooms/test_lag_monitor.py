@@ -25,7 +25,7 @@ from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import ConfigError
 from pydanube.formats.batch import Envelope
-from pydanube.stores.system import SystemClock
+from pydanube.stores.work.system import SystemClock
 from tests.rooms.brokers import (
     OFF,
     ORDERS,

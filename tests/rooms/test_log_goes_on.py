@@ -16,8 +16,8 @@ from pydanube.history.leftovers import remove_files
 from pydanube.log.layout import BALLAST
 from pydanube.log.wal import TopicLog, Wal, WalConfig
 from pydanube.ports import Write, WriteResult
-from pydanube.stores.files import FileDisk
-from pydanube.stores.system import SystemClock, SystemWork
+from pydanube.stores.disk.files import FileDisk
+from pydanube.stores.work.system import SystemClock, SystemWork
 from tests.rooms import brokers
 from tests.rooms.logs import SMALL, TOPIC, Machine, batch, contents, fill, numbered, settle, simulated
 

@@ -19,8 +19,8 @@ import asyncio, json, os, resource, sys
 directory, limit, epoch, topics = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 from pydanube.formats.batch import Envelope, encode, messages, rows_of
 from pydanube.log.wal import Wal, WalConfig
-from pydanube.stores.files import FileDisk
-from pydanube.stores.system import SystemClock, SystemWork
+from pydanube.stores.disk.files import FileDisk
+from pydanube.stores.work.system import SystemClock, SystemWork
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 most = 0

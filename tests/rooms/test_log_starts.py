@@ -16,8 +16,8 @@ from pydanube.formats.segment import encode_group, encode_segment_header, file_n
 from pydanube.log.layout import CHECKPOINT, Checkpoint, epoch_directory
 from pydanube.log.recovery import Tail, read_segment_header
 from pydanube.log.wal import Wal, WalConfig
-from pydanube.stores.files import FileDisk
-from pydanube.stores.system import SystemClock, SystemWork
+from pydanube.stores.disk.files import FileDisk
+from pydanube.stores.work.system import SystemClock, SystemWork
 from tests.rooms.logs import SMALL, TOPIC, Machine, batch, contents, fill, numbered, settle, simulated
 
 FIRST, LAST = 1, 2**64 - 1  # ids that sort before and behind every random one

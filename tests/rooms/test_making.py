@@ -28,9 +28,9 @@ from pydanube.history.object_builder import (
     pack,
 )
 from pydanube.ports import ObjectStore
-from pydanube.stores.apart import Apart
-from pydanube.stores.object_urls import open_object_store
-from pydanube.stores.pipes import dumped
+from pydanube.stores.objects.urls import open_object_store
+from pydanube.stores.work.pickle_pipe import dumped
+from pydanube.stores.work.worker_process import Apart
 
 CHANCE = Random(7)
 
@@ -74,7 +74,7 @@ import asyncio
 from functools import partial
 from pydanube.formats.batch import Envelope, encode_messages, stamp
 from pydanube.history.object_builder import make_packed, pack
-from pydanube.stores.apart import Apart
+from pydanube.stores.work.worker_process import Apart
 
 def batch_of(offset):
     batch = encode_messages([Envelope(bytes(50_000)) for _ in range(10)], topic="/default/t")

@@ -19,9 +19,9 @@ from pydanube.core.object_keys import check_key, path_of
 from pydanube.errors import InvalidName
 from pydanube.log.layout import epoch_directory, topic_directory
 from pydanube.log.wal import topics_on
-from pydanube.stores.file_objects import FileObjectStore
-from pydanube.stores.memory.disk import MemoryDisk
-from pydanube.stores.owned_objects import ID_KEY
+from pydanube.stores.disk.memory import MemoryDisk
+from pydanube.stores.objects.directory import FileObjectStore
+from pydanube.stores.objects.owned import ID_KEY
 from pydanube.web.site import topic_url
 
 # Everything that other files, keys and names of ours end or begin with.

@@ -13,12 +13,12 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from pydanube.config.keys import OPTIONS as CONFIGURED
 from pydanube.errors import ConfigError, DiskFailed
 from pydanube.ports import Disk
-from pydanube.stores.clouds import make_store
-from pydanube.stores.file_objects import FileObjectStore
-from pydanube.stores.memory import MemoryDisk
-from pydanube.stores.object_settings import OPTIONS, SWITCHES, Settings, parse_url
-from pydanube.stores.object_urls import open_object_store
-from pydanube.stores.objects import RemoteObjectStore, Store
+from pydanube.stores.disk.memory import MemoryDisk
+from pydanube.stores.objects.cloud import RemoteObjectStore, Store
+from pydanube.stores.objects.directory import FileObjectStore
+from pydanube.stores.objects.providers import make_store
+from pydanube.stores.objects.settings import OPTIONS, SWITCHES, Settings, parse_url
+from pydanube.stores.objects.urls import open_object_store
 from tests.support import run
 
 SECRET = "do-not-print-me"

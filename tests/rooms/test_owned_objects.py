@@ -11,8 +11,8 @@ import pytest
 
 from pydanube.errors import ConfigError, StoreRefused, Unreachable
 from pydanube.ports import Buffer, Elsewhere, ObjectInfo
-from pydanube.stores.memory import MemoryObjectStore
-from pydanube.stores.owned_objects import ID_KEY, OwnedObjectStore, check_store
+from pydanube.stores.objects.memory import MemoryObjectStore
+from pydanube.stores.objects.owned import ID_KEY, OwnedObjectStore, check_store
 from pydanube.testing.loop import run as simulate
 from tests.support import run
 

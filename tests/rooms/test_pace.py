@@ -10,9 +10,10 @@ import pytest
 
 from pydanube.core.tiers import Retention
 from pydanube.history.uploader import LOOK_SECONDS
-from pydanube.stores.file_objects import PIECE_BYTES, FileObjectStore
-from pydanube.stores.memory import MemoryClock, MemoryDisk
-from pydanube.stores.pace import BURST_BYTES, MIB, RATE_MIN, Pace
+from pydanube.stores.disk.memory import MemoryDisk
+from pydanube.stores.objects.directory import PIECE_BYTES, FileObjectStore
+from pydanube.stores.objects.upload_rate import BURST_BYTES, MIB, RATE_MIN, Pace
+from pydanube.stores.work.memory_clock import MemoryClock
 from tests.rooms.brokers import one_topic, simulated
 from tests.rooms.tiers import KIB, SMALL, Teller, TierHost, carried
 from tests.support import run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pydanube.stores.etcd import CLIENT_PORT_OFFSET
+from pydanube.stores.metadata.etcd import CLIENT_PORT_OFFSET
 from pydanube.testing import ports
 from pydanube.testing.ports import free_block, free_ports, member_ports
 

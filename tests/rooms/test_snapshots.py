@@ -10,7 +10,7 @@ from pydanube.core.tiers import Descriptor
 from pydanube.errors import Unreachable
 from pydanube.history.snapshots import KEPT, Snapshot, Snapshots, read_snapshot, snapshot_name
 from pydanube.ports import Buffer, ObjectInfo
-from pydanube.stores.memory import MemoryObjectStore
+from pydanube.stores.objects.memory import MemoryObjectStore
 from tests.support import run
 
 PREFIX = "default/orders/"

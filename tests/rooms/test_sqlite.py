@@ -19,9 +19,10 @@ import pytest
 
 from pydanube.errors import DirectoryInUse, DiskFailed, DiskFull, FormatTooNew, LeaseLost, Unreachable
 from pydanube.ports import Compare, Delete, Event, Item, MetadataStore, Put
-from pydanube.stores.memory import MemoryClock, MemoryMetadataStore
-from pydanube.stores.sqlite import SqliteMetadataStore
-from pydanube.stores.sqlite_file import Call
+from pydanube.stores.metadata.memory import MemoryMetadataStore
+from pydanube.stores.metadata.sqlite import SqliteMetadataStore
+from pydanube.stores.metadata.sqlite_file import Call
+from pydanube.stores.work.memory_clock import MemoryClock
 from tests.support import run, settle
 
 
@@ -112,8 +113,8 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from pydanube.ports import Put
-from pydanube.stores.sqlite import SqliteMetadataStore
-from pydanube.stores.system import SystemClock
+from pydanube.stores.metadata.sqlite import SqliteMetadataStore
+from pydanube.stores.work.system import SystemClock
 
 async def write(store, name):
     for i in range(1_000_000):

@@ -15,8 +15,8 @@ from pydanube.core.lifecycle import BrokerState, Mode
 from pydanube.core.names import BrokerId
 from pydanube.core.presence import Happening, Presence
 from pydanube.ports import Put
-from pydanube.stores.memory import MemoryMetadataStore
-from pydanube.stores.memory.clock import LoopClock
+from pydanube.stores.metadata.memory import MemoryMetadataStore
+from pydanube.stores.work.memory_clock import LoopClock
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.pydanube import status_pb2 as pb
 from tests.rooms.cluster.nodes import simulate

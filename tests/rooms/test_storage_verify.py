@@ -23,7 +23,7 @@ from pydanube.formats.parquet import encode_raw
 from pydanube.history.maintenance import Tidy
 from pydanube.history.verify import Progress, TierReport
 from pydanube.ports import Delete, Put
-from pydanube.stores.memory import MemoryObjectStore
+from pydanube.stores.objects.memory import MemoryObjectStore
 from tests.rooms.brokers import ORDERS, Host, find_topic, make_topic, one_topic, publish_many, simulated
 
 # Nothing is swept or forgotten while a test looks.

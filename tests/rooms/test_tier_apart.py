@@ -11,7 +11,7 @@ import pytest
 
 from pydanube.errors import ProcessEnded, Unreachable
 from pydanube.history import tier as tier_module
-from pydanube.stores.pipes import dumped, loaded
+from pydanube.stores.work.pickle_pipe import dumped, loaded
 from tests.rooms.brokers import (
     one_topic,
     simulated,

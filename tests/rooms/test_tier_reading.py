@@ -21,7 +21,7 @@ from pydanube.formats.batch import Batch, messages
 from pydanube.history import reader as cloud
 from pydanube.history.reader import CACHE_BYTES, LOADS_AT_ONCE, CloudReader
 from pydanube.ports import Buffer, Write
-from pydanube.stores.memory import MemoryObjectStore
+from pydanube.stores.objects.memory import MemoryObjectStore
 from pydanube.testing.loop import run
 from tests.rooms.brokers import (
     ORDERS,

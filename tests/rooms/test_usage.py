@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pydanube.core.load import Usage
-from pydanube.stores.usage import MachineUsage
+from pydanube.stores.disk.usage import MachineUsage
 
 STAT = "cpu  {user} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n"
 MEMORY = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    700 kB\n"

@@ -29,7 +29,9 @@ from pydanube.errors import (
 from pydanube.formats.batch import parse
 from pydanube.log.layout import FORMAT, epoch_directory
 from pydanube.log.wal import Wal, WalConfig
-from pydanube.stores.memory import LoopClock, MemoryDisk, MemoryWork
+from pydanube.stores.disk.memory import MemoryDisk
+from pydanube.stores.work.memory import MemoryWork
+from pydanube.stores.work.memory_clock import LoopClock
 from tests.rooms.logs import (
     OTHER_TOPIC,
     TOPIC,

@@ -26,11 +26,12 @@ from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.tiers import PARQUET, Descriptor, Objects, Retention, TierConfig, manifest_from_bytes
 from pydanube.errors import Unreachable
 from pydanube.formats.parquet import check_bytes, open_object
-from pydanube.history import tier
+from pydanube.history import maintenance, tier
 from pydanube.history.tier_state import TierState, read_state
 from pydanube.history.uploader import Carried
 from pydanube.ports import Buffer, Elsewhere, ObjectInfo
-from pydanube.stores.memory import MemoryDisk, MemoryObjectStore
+from pydanube.stores.disk.memory import MemoryDisk
+from pydanube.stores.objects.memory import MemoryObjectStore
 from pydanube.testing.loop import SimWork
 from tests.rooms.brokers import ORDERS, Host, Metadata, Mortal, Stream, consume, find_topic, message
 

@@ -27,7 +27,7 @@ from pydanube.log.segment_maker import SegmentMaker
 from pydanube.log.space import WalSpace
 from pydanube.log.trimmer import Trimmer
 from pydanube.ports import Disk, Write, WriteResult
-from pydanube.stores import files
+from pydanube.stores.disk import files
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

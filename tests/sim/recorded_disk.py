@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from pydanube.stores import descriptors, files
-from pydanube.stores.paths import parent
+from pydanube.stores.disk import descriptors, files
+from pydanube.stores.disk.paths import parent
 from pydanube.testing.faulty_disk import FaultyDisk, _Change, _File, _last, _NameChange
 
 Step = tuple[Any, ...]
@@ -43,7 +43,7 @@ class Recorder:
         for module in (files, descriptors):
             patch.setattr(module, "os", self)
         try:
-            from pydanube.stores import directories
+            from pydanube.stores.disk import directories
         except ImportError:
             return
         patch.setattr(directories, "os", self)

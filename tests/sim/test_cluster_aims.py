@@ -15,7 +15,7 @@ from pydanube.core import ownership as core_ownership
 from pydanube.core.names import BrokerId, SubscriptionName, TopicName
 from pydanube.errors import DiskFailed, DiskFull, Unreachable
 from pydanube.ports import Compare, Put
-from pydanube.stores.memory import MemoryMetadataStore
+from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.testing.cluster_aims import ACTIONS, METADATA_TARGETS, TARGETS, Aim, Aims, draw, kind_of
 from pydanube.testing.cluster_disk import WatchedDisk
 from pydanube.testing.cluster_pressure import LIMITS, Pressure, _module, under

@@ -23,9 +23,9 @@ from pydanube.errors import ConfigError, DiskFailed, LogDamaged, OffsetOutOfRang
 from pydanube.formats.batch import topic_hash
 from pydanube.log.wal import TopicLog, Wal
 from pydanube.ports import Write
-from pydanube.stores import descriptors, files
-from pydanube.stores.files import FileDisk
-from pydanube.stores.system import SystemClock, SystemWork
+from pydanube.stores.disk import descriptors, files
+from pydanube.stores.disk.files import FileDisk
+from pydanube.stores.work.system import SystemClock, SystemWork
 from pydanube.testing.log_model import Audit, Broken, Sent, TopicModel
 from pydanube.testing.log_pressure import Pressure
 from tests.sim.planted_log import PLANTED, Plant, exchange

@@ -18,7 +18,7 @@ from pydanube.formats.batch import columns_of
 from pydanube.ports import ObjectStore
 from pydanube.spark.errors import BatchRefused
 from pydanube.spark.staging import Publishing, StagedFile, Staging
-from pydanube.stores.object_urls import open_object_store
+from pydanube.stores.objects.urls import open_object_store
 from tests.spark.places import Place
 
 QUERY = "8a1c3e52"

@@ -17,7 +17,7 @@ from pydanube.formats.parquet import read_raw
 from pydanube.ports import ObjectStore
 from pydanube.spark.sink import SinkOptions, batch_writer, envelope, split
 from pydanube.spark.staging import Publishing, Staging
-from pydanube.stores.memory import MemoryObjectStore
+from pydanube.stores.objects.memory import MemoryObjectStore
 from tests.spark.places import Place
 
 SCHEMA = (

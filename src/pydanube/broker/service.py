@@ -47,9 +47,9 @@ from pydanube.history.uploader import Tiering
 from pydanube.log.layout import LOCK, read_file, replace_file
 from pydanube.log.wal import NOTHING_UPLOADS, Wal, WalConfig
 from pydanube.ports import Clock, Disk, MetadataStore, ObjectStore, Work
-from pydanube.stores.files import FileDisk
-from pydanube.stores.system import SystemClock, SystemWork
-from pydanube.stores.usage import MachineUsage
+from pydanube.stores.disk.files import FileDisk
+from pydanube.stores.disk.usage import MachineUsage
+from pydanube.stores.work.system import SystemClock, SystemWork
 from pydanube.telemetry import ClusterNow, DiskSpace, DispatchNow, Sources, Telemetry
 
 log = logging.getLogger(__name__)

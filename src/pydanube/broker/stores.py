@@ -19,12 +19,12 @@ from pydanube.config import Config
 from pydanube.core import keys
 from pydanube.errors import ConfigError, Conflict, Unreachable
 from pydanube.ports import Clock, Compare, Disk, MetadataStore, ObjectStore, Put, Work
-from pydanube.stores.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, MemberConfig, follow
-from pydanube.stores.object_settings import Settings, parse_url
-from pydanube.stores.object_urls import open_object_store
-from pydanube.stores.owned_objects import OwnedObjectStore, check_store
-from pydanube.stores.pace import Pace
-from pydanube.stores.sqlite import SqliteMetadataStore
+from pydanube.stores.metadata.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, MemberConfig, follow
+from pydanube.stores.metadata.sqlite import SqliteMetadataStore
+from pydanube.stores.objects.owned import OwnedObjectStore, check_store
+from pydanube.stores.objects.settings import Settings, parse_url
+from pydanube.stores.objects.upload_rate import Pace
+from pydanube.stores.objects.urls import open_object_store
 
 log = logging.getLogger(__name__)
 

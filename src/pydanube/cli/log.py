@@ -33,8 +33,8 @@ from pydanube.log.layout import FORMAT
 from pydanube.log.verify import Report, verify, walk
 from pydanube.log.wal import TopicLog, Wal, WalConfig
 from pydanube.ports import Clock, Disk, Work
-from pydanube.stores.files import FileDisk
-from pydanube.stores.system import SystemClock, SystemWork
+from pydanube.stores.disk.files import FileDisk
+from pydanube.stores.work.system import SystemClock, SystemWork
 
 app = typer.Typer(no_args_is_help=True)
 T = TypeVar("T")

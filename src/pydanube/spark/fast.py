@@ -18,7 +18,7 @@ from pydanube.spark.options import Everywhere, PerTopic, SourceOptions
 from pydanube.spark.plan import Offsets, Piece, TopicState, advance, between, resolve
 from pydanube.spark.reach import Reach
 from pydanube.spark.rows import arrow_schema
-from pydanube.stores.object_settings import parse_url
+from pydanube.stores.objects.settings import parse_url
 
 log = logging.getLogger(__name__)
 

@@ -42,8 +42,8 @@ from pydanube.formats.batch import Batch
 from pydanube.history.snapshots import read_snapshot
 from pydanube.spark.options import Connection
 from pydanube.spark.plan import TopicState
-from pydanube.stores.object_settings import parse_url
-from pydanube.stores.object_urls import OpenObjectStore, open_object_store
+from pydanube.stores.objects.settings import parse_url
+from pydanube.stores.objects.urls import OpenObjectStore, open_object_store
 
 log = logging.getLogger(__name__)
 

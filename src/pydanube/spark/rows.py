@@ -51,7 +51,7 @@ from pydanube.spark.plan import (
     readable,
 )
 from pydanube.spark.reach import Reach
-from pydanube.stores.object_settings import parse_url
+from pydanube.stores.objects.settings import parse_url
 
 log = logging.getLogger(__name__)
 

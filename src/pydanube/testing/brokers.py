@@ -24,8 +24,9 @@ from pydanube.client.thread import LoopThread
 from pydanube.config import BrokerConfig, Config, StorageConfig
 from pydanube.config.stream import StreamConfig
 from pydanube.errors import ConfigError
-from pydanube.stores.memory import MemoryDisk, MemoryMetadataStore
-from pydanube.stores.system import SystemClock, SystemWork
+from pydanube.stores.disk.memory import MemoryDisk
+from pydanube.stores.metadata.memory import MemoryMetadataStore
+from pydanube.stores.work.system import SystemClock, SystemWork
 
 ANY_PORT = "127.0.0.1:0"
 

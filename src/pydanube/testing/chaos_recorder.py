@@ -16,7 +16,7 @@ from pydanube.core.names import TopicName
 from pydanube.core.ownership import Orphan, Owner, Seal, void_end
 from pydanube.errors import DanubeError, Unreachable
 from pydanube.ports import Event as Change
-from pydanube.stores.etcd import EtcdMetadataStore
+from pydanube.stores.metadata.etcd import EtcdMetadataStore
 from pydanube.testing.history import (
     Acked,
     Claimed,

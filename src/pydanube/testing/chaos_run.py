@@ -14,7 +14,7 @@ from typing import Final
 
 import pydanube
 from pydanube.errors import DanubeError
-from pydanube.stores.etcd import EtcdMetadataStore
+from pydanube.stores.metadata.etcd import EtcdMetadataStore
 from pydanube.testing.chaos_clients import Clients, plan
 from pydanube.testing.chaos_faults import FAULTS, Scene, strike
 from pydanube.testing.chaos_net import Network

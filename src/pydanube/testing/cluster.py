@@ -37,7 +37,9 @@ from pydanube.errors import DanubeError, NotServed, ProcessEnded, Unreachable
 from pydanube.formats.batch import Envelope
 from pydanube.log.wal import WalConfig
 from pydanube.ports import Disk
-from pydanube.stores.memory import MemoryDisk, MemoryMetadataStore, MemoryObjectStore
+from pydanube.stores.disk.memory import MemoryDisk
+from pydanube.stores.metadata.memory import MemoryMetadataStore
+from pydanube.stores.objects.memory import MemoryObjectStore
 from pydanube.testing.cluster_aims import Aims, Shot
 from pydanube.testing.cluster_disk import WatchedDisk
 from pydanube.testing.faulty_disk import Faults, FaultyDisk, ProcessDisk

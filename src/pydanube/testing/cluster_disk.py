@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from pydanube.errors import DiskFailed, DiskFull
 from pydanube.ports import Entry, Write, WriteResult
-from pydanube.stores.memory import MemoryDisk
-from pydanube.stores.paths import parent
+from pydanube.stores.disk.memory import MemoryDisk
+from pydanube.stores.disk.paths import parent
 from pydanube.testing.cluster_aims import Shot
 from pydanube.testing.faulty_disk import ProcessDisk
 

@@ -22,7 +22,7 @@ from pydanube.core.tiers import Descriptor
 from pydanube.core.tiers import History as Past
 from pydanube.errors import DataDamaged, OffsetOutOfRange
 from pydanube.ports import Clock, Delete, Put
-from pydanube.stores.memory import MemoryMetadataStore
+from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.testing.cluster import Cluster
 from pydanube.testing.history import (
     Claimed,

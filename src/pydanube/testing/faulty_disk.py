@@ -20,7 +20,7 @@ dead: a call that was going on, or comes later, never returns and changes nothin
     no room             DiskFull with any prefix of the write in place, until there is room again
     bit flips           `flip`, on demand, in what is durable
     slow file           calls on paths that contain `slow` take up to `slow_seconds_max` longer; others are quick
-    open files          as stores/descriptors.py does it: a file with unsynced writes keeps its descriptor; above
+    open files          as stores/disk/descriptors.py does it: a file with unsynced writes keeps its descriptor; above
                         `open_files_max` the oldest is synced for that. `no_descriptor`: others of the process have
                         taken them all, so whoever must open something is told EMFILE
 
@@ -47,8 +47,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from pydanube.errors import DirectoryInUse, DiskFailed, DiskFull
 from pydanube.ports import Entry, Write, WriteResult
-from pydanube.stores import files
-from pydanube.stores.paths import assert_inside, parent
+from pydanube.stores.disk import files
+from pydanube.stores.disk.paths import assert_inside, parent
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from pydanube.stores.etcd import CLIENT_PORT_OFFSET
+from pydanube.stores.metadata.etcd import CLIENT_PORT_OFFSET
 
 SINGLES: Final = range(10_000, 20_000)
 BLOCKS: Final = range(20_000, 32_000)

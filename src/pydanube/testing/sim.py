@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
-from pydanube.stores.system import SystemClock, SystemWork
+from pydanube.stores.work.system import SystemClock, SystemWork
 from pydanube.testing.cluster_report import ClusterTotals, report, shrink
 from pydanube.testing.cluster_sim import Outcome as ClusterOutcome
 from pydanube.testing.cluster_sim import run_seed

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import uvloop
 
-from pydanube.stores.etcd import EtcdMember, MemberConfig
+from pydanube.stores.metadata.etcd import EtcdMember, MemberConfig
 
 
 def say(event: str, **fields: object) -> None:

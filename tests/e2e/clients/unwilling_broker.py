@@ -13,7 +13,7 @@ from pydanube.broker import hand_over
 from pydanube.cli.main import main
 from pydanube.errors import Unreachable
 from pydanube.ports import Compare, Delete, Put, Revision
-from pydanube.stores.etcd import EtcdMetadataStore
+from pydanube.stores.metadata.etcd import EtcdMetadataStore
 
 _transact = EtcdMetadataStore.transact
 

@@ -32,7 +32,7 @@ from pydanube.core.ownership import Owner
 from pydanube.core.placement import BROKER_LOST, Marker
 from pydanube.errors import Conflict, DanubeError, OwnershipLost, TopicUnknown, Unavailable, Unreachable
 from pydanube.ports import Compare, Delete, Put
-from pydanube.stores.memory import MemoryMetadataStore
+from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.testing.faulty_metadata import FaultyMetadata
 from pydanube.testing.loop import Process, SimClock, SimLoop, SimWork
 

@@ -24,7 +24,7 @@ from pydanube.formats.batch import encode, rows_of
 from pydanube.history import leftovers
 from pydanube.history.maintenance import Tidy
 from pydanube.ports import Disk, Put, Write
-from pydanube.stores.memory import MemoryDisk
+from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.cluster_recorder import everything
 from tests.rooms.brokers import message, now, simulated

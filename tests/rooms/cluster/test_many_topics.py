@@ -12,7 +12,7 @@ from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import NotServed
 from pydanube.ports import Delete, Event, Put
-from pydanube.stores.memory import MemoryMetadataStore
+from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.testing.loop import SimClock
 from tests.rooms.cluster.nodes import Node, Town, simulated
 

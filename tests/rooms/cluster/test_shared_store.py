@@ -11,10 +11,11 @@ from pydanube.broker.stores import Stores
 from pydanube.config import ClusterConfig, Config, StorageConfig
 from pydanube.errors import ConfigError, StoreRefused
 from pydanube.ports import ObjectStore
-from pydanube.stores.files import FileDisk
-from pydanube.stores.memory import MemoryMetadataStore, MemoryObjectStore
-from pydanube.stores.owned_objects import OwnedObjectStore
-from pydanube.stores.system import SystemClock, SystemWork
+from pydanube.stores.disk.files import FileDisk
+from pydanube.stores.metadata.memory import MemoryMetadataStore
+from pydanube.stores.objects.memory import MemoryObjectStore
+from pydanube.stores.objects.owned import OwnedObjectStore
+from pydanube.stores.work.system import SystemClock, SystemWork
 from tests.support import run
 
 

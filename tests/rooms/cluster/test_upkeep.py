@@ -14,7 +14,7 @@ from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.errors import Unreachable
 from pydanube.ports import Put, Usage
-from pydanube.stores.memory import MemoryMetadataStore
+from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.telemetry import ClusterMetrics
 from pydanube.testing.cluster import Cluster
 from pydanube.testing.loop import SimClock

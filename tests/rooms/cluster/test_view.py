@@ -9,7 +9,8 @@ from pydanube.cluster.view import View
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.ports import Delete, Put
-from pydanube.stores.memory import MemoryClock, MemoryMetadataStore
+from pydanube.stores.metadata.memory import MemoryMetadataStore
+from pydanube.stores.work.memory_clock import MemoryClock
 
 TOPIC = TopicName("/default/orders")
 OLD, NEW = BrokerId(2), BrokerId(3)

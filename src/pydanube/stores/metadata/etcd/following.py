@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Final, NoReturn, Protocol
 
 from pydanube.errors import DanubeError
-from pydanube.stores.etcd.cluster import EtcdCluster, Member
-from pydanube.stores.etcd.endpoint import target
+from pydanube.stores.metadata.etcd.cluster import EtcdCluster, Member
+from pydanube.stores.metadata.etcd.endpoint import target
 
 log = logging.getLogger(__name__)
 

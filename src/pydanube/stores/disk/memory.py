@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pydanube.errors import DirectoryInUse, DiskFailed, DiskFull
 from pydanube.ports import Buffer, Entry, Write, WriteResult
-from pydanube.stores.paths import assert_inside, parent
+from pydanube.stores.disk.paths import assert_inside, parent
 
 # What an unbounded disk says it has left: one tebibyte, more than any test needs.
 FREE_BYTES_UNBOUNDED = 1 << 40

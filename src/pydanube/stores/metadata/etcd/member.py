@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from pydanube.errors import ConfigError, Refused, Unavailable, Unreachable
-from pydanube.stores.etcd import endpoint as etcd
-from pydanube.stores.etcd.calls import CONFIRM
-from pydanube.stores.etcd.cluster import EtcdCluster, Member
-from pydanube.stores.etcd.endpoint import CallFailed, Closed, Endpoint, target
-from pydanube.stores.etcd.member_config import MemberConfig, found_program, split_address
-from pydanube.stores.etcd.process import MemberProcess, last_complaint, take_over
+from pydanube.stores.metadata.etcd import endpoint as etcd
+from pydanube.stores.metadata.etcd.calls import CONFIRM
+from pydanube.stores.metadata.etcd.cluster import EtcdCluster, Member
+from pydanube.stores.metadata.etcd.endpoint import CallFailed, Closed, Endpoint, target
+from pydanube.stores.metadata.etcd.member_config import MemberConfig, found_program, split_address
+from pydanube.stores.metadata.etcd.process import MemberProcess, last_complaint, take_over
 from pydanube.wire._pb.pydanube import etcd_pb2 as pb
 
 log = logging.getLogger(__name__)

@@ -47,8 +47,8 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from pydanube.core.object_keys import check_key
 from pydanube.errors import Conflict, StoreRefused, Unreachable
 from pydanube.ports import Buffer, Elsewhere, ObjectInfo
-from pydanube.stores.listing import Found, Listing
-from pydanube.stores.pace import Pace
+from pydanube.stores.objects.listing import Found, Listing
+from pydanube.stores.objects.upload_rate import Pace
 
 if TYPE_CHECKING:
     from obstore import Attributes, ListResult, ObjectMeta

@@ -14,7 +14,7 @@ from typing import Final
 
 from pydanube.errors import ConfigError, Conflict, StoreRefused, Unreachable
 from pydanube.ports import Buffer, Elsewhere, ObjectInfo, ObjectStore
-from pydanube.stores.object_settings import WHAT_TO_SET
+from pydanube.stores.objects.settings import WHAT_TO_SET
 
 ID_KEY: Final = "danube-cluster.json"
 

@@ -14,9 +14,9 @@ from typing import Final
 import grpc
 
 from pydanube.errors import DanubeError, Refused, Unavailable, Unreachable
-from pydanube.stores.etcd import endpoint as etcd
-from pydanube.stores.etcd.calls import TIMEOUT_SECONDS, Calls, Refusal
-from pydanube.stores.etcd.endpoint import CallFailed, Closed, Endpoint, Tls, target
+from pydanube.stores.metadata.etcd import endpoint as etcd
+from pydanube.stores.metadata.etcd.calls import TIMEOUT_SECONDS, Calls, Refusal
+from pydanube.stores.metadata.etcd.endpoint import CallFailed, Closed, Endpoint, Tls, target
 from pydanube.wire._pb.pydanube import etcd_pb2 as pb
 
 STATUS_SECONDS: Final = 1.0

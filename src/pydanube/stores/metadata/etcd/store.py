@@ -20,11 +20,11 @@ import grpc
 
 from pydanube.errors import LeaseLost, MessageTooLarge, Unreachable
 from pydanube.ports import Compare, Delete, Event, Item, LeaseId, Put, Revision, Usage
-from pydanube.stores.etcd import endpoint as etcd
-from pydanube.stores.etcd.calls import ATTEMPT_SECONDS, CONFIRM, TIMEOUT_SECONDS, Calls, Refusal
-from pydanube.stores.etcd.endpoint import CallFailed, Closed, Stream, Tls
-from pydanube.stores.etcd.quota import QUOTA_BYTES, quota_in_metrics
-from pydanube.stores.etcd.renewals import Renewals
+from pydanube.stores.metadata.etcd import endpoint as etcd
+from pydanube.stores.metadata.etcd.calls import ATTEMPT_SECONDS, CONFIRM, TIMEOUT_SECONDS, Calls, Refusal
+from pydanube.stores.metadata.etcd.endpoint import CallFailed, Closed, Stream, Tls
+from pydanube.stores.metadata.etcd.quota import QUOTA_BYTES, quota_in_metrics
+from pydanube.stores.metadata.etcd.renewals import Renewals
 from pydanube.wire._pb.pydanube import etcd_pb2 as pb
 
 COMPARES_MAX: Final = 128

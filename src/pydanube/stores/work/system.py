@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from pydanube.stores.apart import Apart
-from pydanube.stores.threads import Threads
+from pydanube.stores.work.threads import Threads
+from pydanube.stores.work.worker_process import Apart
 
 T = TypeVar("T")
 

@@ -13,12 +13,12 @@ from typing import Final, Protocol
 
 from pydanube.errors import DiskFailed
 from pydanube.ports import Disk, ObjectStore
-from pydanube.stores.clouds import make_store
-from pydanube.stores.file_objects import FileObjectStore
-from pydanube.stores.files import FileDisk
-from pydanube.stores.object_settings import Place, Settings, parse_url
-from pydanube.stores.objects import Patience, RemoteObjectStore
-from pydanube.stores.pace import Pace
+from pydanube.stores.disk.files import FileDisk
+from pydanube.stores.objects.cloud import Patience, RemoteObjectStore
+from pydanube.stores.objects.directory import FileObjectStore
+from pydanube.stores.objects.providers import make_store
+from pydanube.stores.objects.settings import Place, Settings, parse_url
+from pydanube.stores.objects.upload_rate import Pace
 
 
 class OpenObjectStore(ObjectStore, Protocol):

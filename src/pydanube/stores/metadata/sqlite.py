@@ -27,8 +27,8 @@ from typing import Final, NamedTuple, TypeVar, cast
 
 from pydanube.errors import LeaseLost, Unreachable
 from pydanube.ports import Clock, Compare, Delete, Event, Item, LeaseId, Put, Revision, Usage
-from pydanube.stores.history import Change, History
-from pydanube.stores.sqlite_file import Call, Database
+from pydanube.stores.metadata.sqlite_file import Call, Database
+from pydanube.stores.metadata.watch_log import Change, History
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from pydanube.errors import ConfigError
-from pydanube.stores.etcd.endpoint import Tls, target
+from pydanube.stores.metadata.etcd.endpoint import Tls, target
 
 log = logging.getLogger(__name__)
 

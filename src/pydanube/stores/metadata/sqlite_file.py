@@ -15,7 +15,7 @@ from typing import Final
 
 from pydanube.errors import DanubeError, DirectoryInUse, DiskFailed, DiskFull, FormatTooNew, LeaseLost
 from pydanube.ports import Compare, Delete, Event, Item, LeaseId, Put, Revision
-from pydanube.stores.history import Change
+from pydanube.stores.metadata.watch_log import Change
 
 FORMAT: Final = 1  # PRAGMA user_version
 SCHEMA: Final = f"""

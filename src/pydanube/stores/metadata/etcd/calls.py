@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from pydanube.errors import ConfigError, Unreachable
-from pydanube.stores.etcd.endpoint import (
+from pydanube.stores.metadata.etcd.endpoint import (
     RANGE,
     Answer,
     CallFailed,

@@ -1,6 +1,6 @@
-"""A process beside ours that calls functions for us, when the machine has nothing better to do.
+"""A low-priority worker process for CPU-heavy jobs.
 
-    broker ── function, pickled ──► stdin  │ python -m pydanube.stores.apart │  stdout ── outcome, pickled ──► broker
+    broker ── function, pickled ──► stdin  │ this module as a process │  stdout ── outcome, pickled ──► broker
 
 Making a large object takes a core for a second. In a thread it competes with the event loop twice: for the core, where
 nobody knows that it may wait, and for the interpreter lock. A process has a lock of its own, and a priority. What it
@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from pydanube.errors import ProcessEnded
-from pydanube.stores.pipes import dumped, loaded, receive, send, widen
-from pydanube.stores.threads import Threads
+from pydanube.stores.work.pickle_pipe import dumped, loaded, receive, send, widen
+from pydanube.stores.work.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ class _Process:
         path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
             # Nothing is taken from the working directory.
-            [sys.executable, "-P", "-m", "pydanube.stores.apart", *(["modest"] if is_modest else [])],
+            [sys.executable, "-P", "-m", "pydanube.stores.work.worker_process", *(["modest"] if is_modest else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

@@ -36,9 +36,9 @@ from typing import Final
 from pydanube.core.object_keys import NO_DOT, is_part, path_of
 from pydanube.errors import Conflict, DirectoryInUse, DiskFailed, DiskFull, Unreachable
 from pydanube.ports import Buffer, Disk, Elsewhere, Entry, ObjectInfo, Write
-from pydanube.stores.listing import Found, Listing
-from pydanube.stores.pace import Pace
-from pydanube.stores.paths import parent
+from pydanube.stores.disk.paths import parent
+from pydanube.stores.objects.listing import Found, Listing
+from pydanube.stores.objects.upload_rate import Pace
 
 UPLOADING: Final = ".uploading~"  # no key has a tilde
 EVERYTHING: Final = 1 << 62  # longer than any file

@@ -15,9 +15,9 @@ import grpc
 
 from pydanube.errors import LeaseLost, Unreachable
 from pydanube.ports import LeaseId
-from pydanube.stores.etcd.calls import CONFIRM, PAUSE_SECONDS, PAUSE_SECONDS_MAX
-from pydanube.stores.etcd.endpoint import LEASE_KEEP_ALIVE, OPTIONS, RANGE, REQUIRE_LEADER, Method, target
-from pydanube.stores.threads import Threads
+from pydanube.stores.metadata.etcd.calls import CONFIRM, PAUSE_SECONDS, PAUSE_SECONDS_MAX
+from pydanube.stores.metadata.etcd.endpoint import LEASE_KEEP_ALIVE, OPTIONS, RANGE, REQUIRE_LEADER, Method, target
+from pydanube.stores.work.threads import Threads
 from pydanube.wire._pb.pydanube import etcd_pb2 as pb
 
 TERMS_MAX: Final = 4

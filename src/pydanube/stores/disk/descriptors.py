@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from pydanube.stores.paths import assert_inside
+from pydanube.stores.disk.paths import assert_inside
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from pydanube.errors import ConfigError
-from pydanube.stores.object_settings import Settings
-from pydanube.stores.objects import Store
+from pydanube.stores.objects.cloud import Store
+from pydanube.stores.objects.settings import Settings
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Credential

@@ -10,12 +10,12 @@ calls.py           which member is asked, for how long, and what a failure means
 endpoint.py        one member: channel, methods, TLS
 """
 
-from pydanube.stores.etcd.cluster import EtcdCluster, Member, MemberStatus
-from pydanube.stores.etcd.endpoint import Tls
-from pydanube.stores.etcd.following import follow
-from pydanube.stores.etcd.member import EtcdMember
-from pydanube.stores.etcd.member_config import CLIENT_PORT_OFFSET, MemberConfig
-from pydanube.stores.etcd.store import EtcdMetadataStore
+from pydanube.stores.metadata.etcd.cluster import EtcdCluster, Member, MemberStatus
+from pydanube.stores.metadata.etcd.endpoint import Tls
+from pydanube.stores.metadata.etcd.following import follow
+from pydanube.stores.metadata.etcd.member import EtcdMember
+from pydanube.stores.metadata.etcd.member_config import CLIENT_PORT_OFFSET, MemberConfig
+from pydanube.stores.metadata.etcd.store import EtcdMetadataStore
 
 __all__ = [
     "CLIENT_PORT_OFFSET",

@@ -28,10 +28,10 @@ from typing import TypeAlias, TypeVar
 from pydanube.config import open_files
 from pydanube.errors import DirectoryInUse, DiskFailed, DiskFull, ResourcesShort
 from pydanube.ports import Buffer, Entry, Write, WriteResult
-from pydanube.stores.descriptors import FILE_MODE, SHORT, Descriptor, Descriptors, sync_data
-from pydanube.stores.directories import Directories
-from pydanube.stores.paths import assert_inside
-from pydanube.stores.threads import Threads
+from pydanube.stores.disk.descriptors import FILE_MODE, SHORT, Descriptor, Descriptors, sync_data
+from pydanube.stores.disk.directories import Directories
+from pydanube.stores.disk.paths import assert_inside
+from pydanube.stores.work.threads import Threads
 
 T = TypeVar("T")
 _Results: TypeAlias = list[WriteResult]  # inside FileDisk, `list` is the port's
