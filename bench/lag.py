@@ -30,7 +30,7 @@ from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.config import Config, DispatchConfig
-from pydanube.core.lag import Heartbeat
+from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.names import ConsumerId, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind
 from pydanube.formats.batch import Envelope

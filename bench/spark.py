@@ -42,7 +42,7 @@ import pydanube
 import pydanube.spark
 from pydanube.client.client import Client
 from pydanube.config import StorageConfig
-from pydanube.core.tiers import TierConfig
+from pydanube.core.history.tiers import TierConfig
 from pydanube.formats.batch import columns_of, encode
 from pydanube.pipeline import lake
 from pydanube.pipeline.report import Watch

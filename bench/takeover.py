@@ -37,8 +37,8 @@ from rich.table import Table
 
 import pydanube
 from pydanube.core import keys
+from pydanube.core.cluster.placement import Marker
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import Marker
 from pydanube.ports import Put
 from pydanube.stores.metadata.etcd import EtcdMetadataStore
 from pydanube.testing.ports import free_ports

@@ -107,8 +107,8 @@ async def read(url: str, options: dict[str, object], payload_bytes: int) -> dict
     from pydanube.api.memory import give_back_large_blocks
     from pydanube.broker.service import READING_THREADS
     from pydanube.core import keys
+    from pydanube.core.history.tiers import History, TierConfig
     from pydanube.core.names import TopicName
-    from pydanube.core.tiers import History, TierConfig
     from pydanube.history.reader import CloudReader
     from pydanube.history.snapshots import read_snapshot
     from pydanube.history.tier import TopicTier, topic_prefix

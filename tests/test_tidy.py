@@ -299,7 +299,7 @@ def parsed(source: Path) -> Iterator[tuple[str, ast.Module]]:
 
 
 def room_of(file: str) -> str:
-    """`core` for `core/ranges.py`, `errors` for `errors.py`, `ROOT` for `__init__.py`."""
+    """`core` for `core/dispatch/ranges.py`, `errors` for `errors.py`, `ROOT` for `__init__.py`."""
     room = file.partition("/")[0].removesuffix(".py")
     return ROOT if room == "__init__" else room
 
@@ -486,8 +486,8 @@ def plant(directory: Path, file: str, text: str) -> Path:
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        ("core/window.py", "from pydanube.ports import Clock"),
-        ("core/window.py", "import pydanube.log.wal"),
+        ("core/dispatch/window.py", "from pydanube.ports import Clock"),
+        ("core/dispatch/window.py", "import pydanube.log.wal"),
         ("errors.py", "from pydanube import ports"),
         ("ports.py", "from pydanube.stores.memory import MemoryDisk"),
         ("config.py", "from pydanube.telemetry import names"),
@@ -524,8 +524,8 @@ def test_an_import_against_the_map_is_found(tmp_path: Path, file: str, text: str
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        ("core/window.py", "from pydanube.errors import Refused"),
-        ("core/window.py", "from .ranges import Ranges"),
+        ("core/dispatch/window.py", "from pydanube.errors import Refused"),
+        ("core/dispatch/window.py", "from .ranges import Ranges"),
         ("ports.py", "from pydanube.core.names import TopicName"),
         ("stores/memory.py", "from pydanube.ports import Disk"),
         ("log/wal.py", "from . import batch\nfrom ..core import ranges"),
@@ -550,13 +550,13 @@ def test_every_exemption_names_a_room_that_needs_it() -> None:
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        ("core/window.py", "import asyncio"),
-        ("core/window.py", "import time"),
-        ("core/window.py", "from random import Random"),
-        ("core/window.py", "import os.path"),
-        ("core/window.py", "def f():\n    import socket"),
-        ("core/window.py", "import pyarrow as pa"),
-        ("core/window.py", "text = open('notes').read()"),
+        ("core/dispatch/window.py", "import asyncio"),
+        ("core/dispatch/window.py", "import time"),
+        ("core/dispatch/window.py", "from random import Random"),
+        ("core/dispatch/window.py", "import os.path"),
+        ("core/dispatch/window.py", "def f():\n    import socket"),
+        ("core/dispatch/window.py", "import pyarrow as pa"),
+        ("core/dispatch/window.py", "text = open('notes').read()"),
         ("errors.py", "from grpc import StatusCode"),
     ],
 )
@@ -567,7 +567,7 @@ def test_an_impure_import_in_core_is_found(tmp_path: Path, file: str, text: str)
 
 def test_the_pure_standard_library_is_welcome_in_core(tmp_path: Path) -> None:
     pure = "from __future__ import annotations\nimport struct\nfrom . import ranges"
-    assert impurities_in_core(plant(tmp_path, "core/window.py", pure)) == []
+    assert impurities_in_core(plant(tmp_path, "core/dispatch/window.py", pure)) == []
 
 
 @pytest.mark.parametrize(

@@ -161,8 +161,8 @@ class ObjectStore(Protocol):
     """Whole objects by key. An object is there completely or not at all, and survives once `put` returned.
 
     A key is parts joined by slashes, without one at either end; a part is letters, digits, `_`, `-`, `.` and `=`, and
-    neither `.` nor `..`. Any other key raises InvalidName (`core/object_keys.py`). A key that is not there raises
-    FileNotFoundError. A store that does not answer, or does not let us, raises Unreachable.
+    neither `.` nor `..`. Any other key raises InvalidName (`core/history/object_keys.py`). A key that is not there
+    raises FileNotFoundError. A store that does not answer, or does not let us, raises Unreachable.
     """
 
     async def put(self, key: str, data: Sequence[Buffer], *, create: bool = False) -> ObjectInfo:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.object_keys import is_part, path_of
+from pydanube.core.history.object_keys import is_part, path_of
 from pydanube.errors import Conflict, DiskFailed, Unreachable
 from pydanube.ports import Write, WriteResult
 from pydanube.stores.disk.files import FileDisk

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube.core.commit.machine import ROLL_EARLY, SYNC_COST_BYTES, CommitMachine, by_severity
+from pydanube.core.commit.sessions import Sessions
 from pydanube.core.commit.values import (
     FAILURE,
     FIRST,
@@ -29,7 +30,6 @@ from pydanube.core.commit.values import (
     Stop,
     WriteAgain,
 )
-from pydanube.core.sessions import Sessions
 from pydanube.errors import (
     DanubeError,
     DiskFailed,

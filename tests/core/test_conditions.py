@@ -8,8 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from pydanube.core.behind import Course, Trend
-from pydanube.core.conditions import (
+from pydanube.core.cluster.conditions import (
     DRAINED,
     BrokerFacts,
     BrokerNumbers,
@@ -22,6 +21,7 @@ from pydanube.core.conditions import (
     Watch,
     of_cluster,
 )
+from pydanube.core.dispatch.behind import Course, Trend
 
 NOW_MS = 1_700_000_000_000
 ALERTS = Path(__file__).resolve().parents[2] / "deploy" / "alerts.yml"
@@ -209,7 +209,7 @@ def test_the_worst_comes_first() -> None:
 def test_every_alert_is_evaluated_by_the_product_too() -> None:
     groups = yaml.safe_load(ALERTS.read_text())["groups"]
     alerts = {rule["alert"] for group in groups for rule in group["rules"]} - NOT_OURS
-    source = (ALERTS.parents[1] / "src/pydanube/core/conditions.py").read_text()
+    source = (ALERTS.parents[1] / "src/pydanube/core/cluster/conditions.py").read_text()
     missing = [name for name in alerts if f'"{name}"' not in source]
     assert missing == []
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.delivery import (
+from pydanube.core.dispatch.delivery import (
     TIMED_OUT,
     Backoff,
     FailurePolicy,

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from pydanube.core.delivery import FailurePolicy, Poison, Tries
-from pydanube.core.dispatch import ExclusiveDispatch, FailoverDispatch, RangeDispatch, SharedDispatch
-from pydanube.core.events import (
+from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.delivery import FailurePolicy, Poison, Tries
+from pydanube.core.dispatch.events import (
     Acked,
     AckRefused,
     Activated,
@@ -38,10 +38,10 @@ from pydanube.core.events import (
     offsets,
     ranges,
 )
-from pydanube.core.limits import TokenBucket
+from pydanube.core.dispatch.limits import TokenBucket
+from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, RangeDispatch, SharedDispatch
+from pydanube.core.dispatch.window import Progress
 from pydanube.core.names import ConsumerId
-from pydanube.core.roster import DispatchLimits, Permits
-from pydanube.core.window import Progress
 
 A, B, C = ConsumerId(1), ConsumerId(2), ConsumerId(3)
 PLENTY = Permits(1_000_000, 1 << 40)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.keyring import Ring, accepts, ring_hash
+from pydanube.core.dispatch.hash_ring import Ring, accepts, ring_hash
 from pydanube.core.names import ConsumerId
 
 CONSUMERS = [ConsumerId(number) for number in (11, 22, 33, 44)]

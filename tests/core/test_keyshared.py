@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pydanube.core.delivery import FailurePolicy, Poison, Tries
-from pydanube.core.events import (
+from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.delivery import FailurePolicy, Poison, Tries
+from pydanube.core.dispatch.events import (
     Acked,
     AckRefused,
     Available,
@@ -34,11 +35,10 @@ from pydanube.core.events import (
     offsets,
     ranges,
 )
-from pydanube.core.keyshared import KeySharedDispatch, Unaccepted
-from pydanube.core.lag import explain
+from pydanube.core.dispatch.key_shared import KeySharedDispatch, Unaccepted
+from pydanube.core.dispatch.lag import explain
+from pydanube.core.dispatch.window import Progress
 from pydanube.core.names import ConsumerId
-from pydanube.core.roster import DispatchLimits, Permits
-from pydanube.core.window import Progress
 
 A, B = ConsumerId(1), ConsumerId(2)
 POLICY = FailurePolicy(max_redelivery_count=0)

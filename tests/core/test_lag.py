@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pydanube.core.dispatch import ExclusiveDispatch
-from pydanube.core.events import Acked, Available, Joined, Shipped, Ticked, offsets, ranges
-from pydanube.core.lag import Heartbeat, LagInfo, Standing, explain
+from pydanube.core.dispatch.events import Acked, Available, Joined, Shipped, Ticked, offsets, ranges
+from pydanube.core.dispatch.lag import Heartbeat, LagInfo, Standing, explain
+from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch
+from pydanube.core.dispatch.window import Progress
 from pydanube.core.names import ConsumerId
-from pydanube.core.window import Progress
 from pydanube.errors import ConfigError
 
 A = ConsumerId(1)

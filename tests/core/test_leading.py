@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydanube.core.leading import (
+from pydanube.core.cluster.leader import (
     Abandon,
     Decision,
     Declare,
@@ -20,10 +20,10 @@ from pydanube.core.leading import (
     plan_moves,
     start_of,
 )
-from pydanube.core.lifecycle import BrokerState, Drain, Lost, Mode
-from pydanube.core.load import LoadReport, Tally, TopicLoad, measure
+from pydanube.core.cluster.lifecycle import BrokerState, Drain, Lost, Mode
+from pydanube.core.cluster.load import LoadReport, Tally, TopicLoad, measure
+from pydanube.core.cluster.placement import Marker, Move, Rules
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import Marker, Move, Rules
 
 A, B, C = BrokerId(1), BrokerId(2), BrokerId(3)
 T, U, V = TopicName("/default/t"), TopicName("/default/u"), TopicName("/other/v")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pydanube.core.lifecycle import (
+from pydanube.core.cluster.lifecycle import (
     TTL_SECONDS,
     BrokerState,
     Drain,

@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.limits import TokenBucket
+from pydanube.core.dispatch.limits import TokenBucket
 
 
 def test_a_bucket_starts_full_and_refills_with_time() -> None:

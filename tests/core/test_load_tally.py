@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.load import Figures, LoadReport, Tally, TopicLoad, measure
+from pydanube.core.cluster.load import Figures, LoadReport, Tally, TopicLoad, measure
 from pydanube.core.names import BrokerId, TopicName
 
 BROKERS = [BrokerId(number) for number in (1, 2, 3)]

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydanube.core.delivery import FailurePolicy, Poison
-from pydanube.core.dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
-from pydanube.core.events import (
+from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.delivery import FailurePolicy, Poison
+from pydanube.core.dispatch.events import (
     Acked,
     AckRefused,
     Activated,
@@ -60,14 +60,14 @@ from pydanube.core.events import (
     offsets,
     ranges,
 )
-from pydanube.core.keyring import accepts
-from pydanube.core.keyshared import KeySharedDispatch
-from pydanube.core.lag import Heartbeat, explain
-from pydanube.core.limits import TokenBucket
-from pydanube.core.machine import Machine
+from pydanube.core.dispatch.hash_ring import accepts
+from pydanube.core.dispatch.key_shared import KeySharedDispatch
+from pydanube.core.dispatch.lag import Heartbeat, explain
+from pydanube.core.dispatch.limits import TokenBucket
+from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
+from pydanube.core.dispatch.window import Progress
 from pydanube.core.names import ConsumerId
-from pydanube.core.roster import DispatchLimits, Permits
-from pydanube.core.window import Progress
 
 KINDS = {
     "exclusive": ExclusiveDispatch,

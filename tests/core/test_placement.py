@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.load import STRATEGIES, Figures, LoadReport, TopicLoad, balance, loads_of_topics, measure, rank
-from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import (
+from pydanube.core.cluster.load import (
+    STRATEGIES,
+    Figures,
+    LoadReport,
+    TopicLoad,
+    balance,
+    loads_of_topics,
+    measure,
+    rank,
+)
+from pydanube.core.cluster.placement import (
     HISTORY_MAX,
     PLAN_MAX,
     THRESHOLDS,
@@ -27,6 +35,7 @@ from pydanube.core.placement import (
     propose,
     too_soon,
 )
+from pydanube.core.names import BrokerId, TopicName
 
 A, B, C = BrokerId(1), BrokerId(2), BrokerId(3)
 T = TopicName("/default/orders")

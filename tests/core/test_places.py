@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.places import Fate, Place, Where, judge, overlaps, places
-from pydanube.core.tiers import Descriptor
+from pydanube.core.history.coverage import Fate, Place, Where, judge, overlaps, places
+from pydanube.core.history.tiers import Descriptor
 
 END = 30
 spans = st.tuples(st.integers(0, END), st.integers(0, END)).map(lambda pair: (min(pair), max(pair)))

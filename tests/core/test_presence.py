@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pydanube.core.conditions import STALE_MS
-from pydanube.core.lifecycle import BrokerState, Mode, Registration
+from pydanube.core.cluster.conditions import STALE_MS
+from pydanube.core.cluster.lifecycle import BrokerState, Mode, Registration
+from pydanube.core.cluster.presence import Attendance, Change, Happening, Presence
 from pydanube.core.names import BrokerId
-from pydanube.core.presence import Attendance, Change, Happening, Presence
 
 A, B = BrokerId(1), BrokerId(2)
 TTL = 32.0

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.ranges import OffsetRange, OffsetRanges, Piece, RangeMap
+from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, Piece, RangeMap
 
 SMALL = 40
 spans = st.tuples(st.integers(0, SMALL), st.integers(0, SMALL)).map(lambda pair: (min(pair), max(pair)))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.load import QUIET_BYTES_MAX, LoadReport, Reporting, TopicLoad
+from pydanube.core.cluster.load import QUIET_BYTES_MAX, LoadReport, Reporting, TopicLoad
 
 NAMES = [f"/default/t{number}" for number in range(4)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydanube.core.ownership import (
+from pydanube.core.history.ownership import (
     VOIDS_MAX,
     Orphan,
     Owner,

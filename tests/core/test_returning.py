@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pydanube.core.leading import Activate, Leading, World
-from pydanube.core.lifecycle import BrokerState, Lost, Mode
+from pydanube.core.cluster.leader import Activate, Leading, World
+from pydanube.core.cluster.lifecycle import BrokerState, Lost, Mode
+from pydanube.core.cluster.placement import Rules
+from pydanube.core.cluster.returning import Waiting, delay, returned
 from pydanube.core.names import BrokerId
-from pydanube.core.placement import Rules
-from pydanube.core.returning import Waiting, delay, returned
 
 A, B, C = BrokerId(1), BrokerId(2), BrokerId(3)
 SESSIONS = {A: 10, B: 20, C: 30}

@@ -21,17 +21,17 @@ from pathlib import Path
 
 import pytest
 
-from pydanube.core import events as e
-from pydanube.core.delivery import FailurePolicy
-from pydanube.core.dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
-from pydanube.core.keyshared import KeySharedDispatch, Unaccepted
-from pydanube.core.lag import explain
-from pydanube.core.limits import TokenBucket
-from pydanube.core.machine import Machine
+from pydanube.core.dispatch import events as e
+from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.delivery import FailurePolicy
+from pydanube.core.dispatch.key_shared import KeySharedDispatch, Unaccepted
+from pydanube.core.dispatch.lag import explain
+from pydanube.core.dispatch.limits import TokenBucket
+from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
+from pydanube.core.dispatch.ranges import OffsetRange
+from pydanube.core.dispatch.window import Progress
 from pydanube.core.names import ConsumerId
-from pydanube.core.ranges import OffsetRange
-from pydanube.core.roster import DispatchLimits, Permits
-from pydanube.core.window import Progress
 
 FOLDER = Path(__file__).parent.parent / "scenarios"
 KINDS = {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pydanube.core.sessions import RECENT_MAX, Producer, Sessions, Stored
+from pydanube.core.commit.sessions import RECENT_MAX, Producer, Sessions, Stored
 from pydanube.errors import OutOfSequence, ProducerFenced, Refused, SessionUnknown
 
 P = 7  # the producer

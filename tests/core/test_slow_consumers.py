@@ -8,13 +8,13 @@ from heapq import heappop, heappush
 
 import pytest
 
-from pydanube.core.delivery import FailurePolicy
-from pydanube.core.dispatch import SharedDispatch
-from pydanube.core.events import Acked, Available, Effect, Event, Joined, Nacked, Send, Ticked, WakeAt, offsets
-from pydanube.core.lag import explain
+from pydanube.core.dispatch.consumer_windows import DispatchLimits
+from pydanube.core.dispatch.delivery import FailurePolicy
+from pydanube.core.dispatch.events import Acked, Available, Effect, Event, Joined, Nacked, Send, Ticked, WakeAt, offsets
+from pydanube.core.dispatch.lag import explain
+from pydanube.core.dispatch.range_dispatch import SharedDispatch
+from pydanube.core.dispatch.window import Progress
 from pydanube.core.names import ConsumerId
-from pydanube.core.roster import DispatchLimits
-from pydanube.core.window import Progress
 
 TIMEOUT = 30.0
 POLICY = FailurePolicy(ack_timeout_ms=30_000, base_redelivery_delay_ms=0)

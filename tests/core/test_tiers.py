@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydanube.core.tiers import (
+from pydanube.core.history.tiers import (
     MERGE_COUNT_MAX,
     MERGED_BYTES,
     MIB,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pydanube.core.delivery import FailurePolicy
-from pydanube.core.dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
-from pydanube.core.events import (
+from pydanube.core.dispatch.consumer_windows import Permits
+from pydanube.core.dispatch.delivery import FailurePolicy
+from pydanube.core.dispatch.events import (
     Acked,
     Activated,
     Available,
@@ -26,12 +26,12 @@ from pydanube.core.events import (
     offsets,
     ranges,
 )
-from pydanube.core.keyshared import KeySharedDispatch
-from pydanube.core.lag import explain
-from pydanube.core.machine import Machine
+from pydanube.core.dispatch.key_shared import KeySharedDispatch
+from pydanube.core.dispatch.lag import explain
+from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
+from pydanube.core.dispatch.window import Progress
 from pydanube.core.names import ConsumerId
-from pydanube.core.roster import Permits
-from pydanube.core.window import Progress
 
 A, B = ConsumerId(1), ConsumerId(2)
 POLICY = FailurePolicy(ack_timeout_ms=30_000, base_redelivery_delay_ms=0)

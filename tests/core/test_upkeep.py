@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydanube.core.upkeep import Compacting
+from pydanube.core.cluster.upkeep import Compacting
 
 
 def test_the_leader_compacts_every_five_minutes_to_where_the_store_was_five_minutes_ago() -> None:

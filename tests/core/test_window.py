@@ -3,10 +3,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.delivery import UNTRIED
+from pydanube.core.dispatch.delivery import UNTRIED
+from pydanube.core.dispatch.ranges import OffsetRange
+from pydanube.core.dispatch.window import HOLES_SIZE_MAX_BYTES, InFlight, Progress
 from pydanube.core.names import ConsumerId
-from pydanube.core.ranges import OffsetRange
-from pydanube.core.window import HOLES_SIZE_MAX_BYTES, InFlight, Progress
 
 A, B = ConsumerId(1), ConsumerId(2)
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pydanube.core.delivery import FailurePolicy, Poison
-from pydanube.core.dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
-from pydanube.core.events import (
+from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.delivery import FailurePolicy, Poison
+from pydanube.core.dispatch.events import (
     Acked,
     Available,
     Effect,
@@ -32,12 +32,12 @@ from pydanube.core.events import (
     offsets,
     ranges,
 )
-from pydanube.core.keyshared import KeySharedDispatch
-from pydanube.core.machine import PIECES_MAX, Machine
+from pydanube.core.dispatch.key_shared import KeySharedDispatch
+from pydanube.core.dispatch.machine import PIECES_MAX, Machine
+from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
+from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, work
+from pydanube.core.dispatch.window import HOLES_LAST_SIZE_MAX_BYTES, HOLES_SIZE_MAX_BYTES, Progress
 from pydanube.core.names import ConsumerId
-from pydanube.core.ranges import OffsetRange, OffsetRanges, work
-from pydanube.core.roster import DispatchLimits, Permits
-from pydanube.core.window import HOLES_LAST_SIZE_MAX_BYTES, HOLES_SIZE_MAX_BYTES, Progress
 
 A, B, C = ConsumerId(1), ConsumerId(2), ConsumerId(3)
 KINDS: dict[str, Callable[..., Machine]] = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from pydanube.core.lag import Standing
+from pydanube.core.dispatch.lag import Standing
 from pydanube.telemetry import ClusterNow, DiskSpace, Telemetry
 
 REPOSITORY = Path(__file__).resolve().parents[2]

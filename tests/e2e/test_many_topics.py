@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pydanube.core import keys
+from pydanube.core.cluster.placement import Marker
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import Marker
 from pydanube.ports import Put
 from pydanube.stores.metadata.etcd import EtcdMetadataStore
 from tests.e2e.clusters import TTL, EtcdBroker

@@ -30,11 +30,11 @@ from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.config import Config, DispatchConfig, StorageConfig
-from pydanube.core.lag import Heartbeat
+from pydanube.core.dispatch.lag import Heartbeat
+from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import UNLIMITED, Delivery, TopicPolicy
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.tiers import TierConfig
 from pydanube.errors import Unreachable
 from pydanube.formats.batch import Envelope
 from pydanube.log.wal import WalConfig

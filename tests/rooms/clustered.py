@@ -26,9 +26,9 @@ from pydanube.broker.topic import Topic
 from pydanube.cluster.cluster import Cluster
 from pydanube.config import BrokerConfig, ClusterConfig, Config, LoadManagerConfig, StorageConfig
 from pydanube.core import keys
-from pydanube.core.lifecycle import BrokerState
+from pydanube.core.cluster.lifecycle import BrokerState
+from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import TopicName
-from pydanube.core.tiers import TierConfig
 from pydanube.errors import Refused, Unreachable
 from pydanube.ports import Buffer, ObjectInfo, Put
 from pydanube.stores.disk.memory import MemoryDisk

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Self, cast
 
-from pydanube.core.sessions import Sessions
+from pydanube.core.commit.sessions import Sessions
 from pydanube.errors import DanubeError
 from pydanube.formats.batch import Batch, Envelope, encode, messages, parse, rows_of, stamp, topic_hash
 from pydanube.wire import frames

@@ -13,7 +13,7 @@ import pytest
 
 import pydanube
 from pydanube.cli.manual import commands, page
-from pydanube.core import conditions
+from pydanube.core.cluster import conditions
 from pydanube.testing.brokers import TestBroker
 from tests.e2e.processes import danube_here
 

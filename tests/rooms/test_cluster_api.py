@@ -19,9 +19,9 @@ from pydanube.client.connection import Brokers, addresses_of
 from pydanube.client.link import Link
 from pydanube.config import BrokerConfig, Config, reachable
 from pydanube.core import keys
-from pydanube.core.load import Usage
+from pydanube.core.cluster.load import Usage
+from pydanube.core.history.ownership import Orphan
 from pydanube.core.names import SubscriptionName, TopicName
-from pydanube.core.ownership import Orphan
 from pydanube.core.policies import SubscriptionKind
 from pydanube.errors import ConfigError, NotServed
 from pydanube.ports import Delete, Put

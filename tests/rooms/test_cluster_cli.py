@@ -13,10 +13,10 @@ from pydanube.broker import cursors
 from pydanube.broker.topic import Topic
 from pydanube.cli.exits import Exit
 from pydanube.core import keys
+from pydanube.core.dispatch.ranges import OffsetRange
+from pydanube.core.history.ownership import Orphan
 from pydanube.core.names import SubscriptionName, TopicName
-from pydanube.core.ownership import Orphan
 from pydanube.core.policies import SubscriptionKind
-from pydanube.core.ranges import OffsetRange
 from pydanube.formats.batch import Envelope
 from pydanube.ports import Put
 from tests.e2e.processes import danube_here

@@ -9,7 +9,7 @@ import pytest
 
 from pydanube.config import BrokerConfig, ClusterConfig, Config, Flags, LinesConfig, load
 from pydanube.config.keys import ALIASES, REPLACED, SETTINGS
-from pydanube.core.lag import Heartbeat
+from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.policies import UNLIMITED, TopicPolicy
 from pydanube.errors import ConfigError
 

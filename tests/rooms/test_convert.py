@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.delivery import Backoff, FailurePolicy, Poison
-from pydanube.core.lag import Heartbeat, Standing, lag_info
+from pydanube.core.dispatch.delivery import Backoff, FailurePolicy, Poison
+from pydanube.core.dispatch.lag import Heartbeat, Standing, lag_info
 from pydanube.errors import ConfigError, InvalidBatch
 from pydanube.formats.batch import PUBLISH_TIME_MAX, Envelope, rows_of
 from pydanube.wire import convert

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pydanube.broker.topic import Topic
+from pydanube.core.history.ownership import Orphan
 from pydanube.core.names import TopicName
-from pydanube.core.ownership import Orphan
 from pydanube.errors import Refused
 from tests.spark.places import place_in
 

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from pydanube.broker.ownership import Ownership
-from pydanube.core.delivery import FailurePolicy, Poison
+from pydanube.core.dispatch.delivery import FailurePolicy, Poison
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import Delivery
 from pydanube.core.policies import SubscriptionKind as Kind

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.ranges import OffsetRange
+from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.errors import ProtocolViolation
 from pydanube.ports import Buffer
 from pydanube.wire import frames

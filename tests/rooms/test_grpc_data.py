@@ -11,7 +11,7 @@ from grpc import StatusCode
 
 from pydanube.api.grpc_data import MESSAGE_SIZE_MAX_BYTES
 from pydanube.broker.subscription import Subscription
-from pydanube.core.delivery import FailurePolicy
+from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.names import ConsumerId, SubscriptionName, TopicName, producer_id
 from pydanube.core.policies import TopicPolicy
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb

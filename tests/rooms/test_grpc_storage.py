@@ -12,10 +12,10 @@ from grpc import StatusCode
 from pydanube.broker.topic import Topic
 from pydanube.config import StorageConfig
 from pydanube.core import keys
+from pydanube.core.history.object_keys import path_of
+from pydanube.core.history.tiers import History, Retention
 from pydanube.core.names import TopicName
-from pydanube.core.object_keys import path_of
 from pydanube.core.policies import TopicPolicy
-from pydanube.core.tiers import History, Retention
 from pydanube.errors import Unreachable
 from pydanube.ports import Delete, Put
 from pydanube.stores.objects.memory import MemoryObjectStore

@@ -20,7 +20,7 @@ from pydanube.broker.timer import Timer
 from pydanube.broker.topic import Topic
 from pydanube.config import Config, DispatchConfig
 from pydanube.core import keys
-from pydanube.core.lag import Heartbeat
+from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import ConfigError

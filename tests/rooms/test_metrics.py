@@ -12,11 +12,11 @@ import pydanube
 from pydanube.api.process import serve
 from pydanube.broker.service import Broker
 from pydanube.config import BrokerConfig, ClusterConfig, Config, StorageConfig
-from pydanube.core.delivery import FailurePolicy, Poison
-from pydanube.core.lag import Standing
+from pydanube.core.dispatch.delivery import FailurePolicy, Poison
+from pydanube.core.dispatch.lag import Standing
+from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.core.names import TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.ranges import OffsetRange
 from pydanube.telemetry import Telemetry
 from pydanube.testing.cluster import Cluster
 from pydanube.testing.ports import free_ports

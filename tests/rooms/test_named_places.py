@@ -14,8 +14,8 @@ import pydanube
 import pydanube.testing
 from pydanube.broker.stores import STAMP
 from pydanube.core import keys
+from pydanube.core.history.object_keys import check_key, path_of
 from pydanube.core.names import OBJECTS_AT_THE_ROOT, BrokerId, SubscriptionName, TopicName
-from pydanube.core.object_keys import check_key, path_of
 from pydanube.errors import InvalidName
 from pydanube.log.layout import epoch_directory, topic_directory
 from pydanube.log.wal import topics_on

@@ -10,8 +10,8 @@ import pytest
 
 from pydanube.broker.observing import _age, _Behind, appended_at
 from pydanube.broker.topic import Topic
-from pydanube.core.lag import Standing
-from pydanube.core.tiers import Descriptor
+from pydanube.core.dispatch.lag import Standing
+from pydanube.core.history.tiers import Descriptor
 from pydanube.errors import DataDamaged, OffsetOutOfRange
 
 CAME_US = 1_700_000_000_000_000

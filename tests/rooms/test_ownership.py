@@ -10,10 +10,10 @@ import pytest
 from pydanube.api.grpc_ours import peek, peek_newest
 from pydanube.broker.ownership import Ownership, look
 from pydanube.core import keys
+from pydanube.core.history.ownership import RESERVE_OFFSETS_MIN, Owner, reserve_to_bytes
+from pydanube.core.history.tiers import History
 from pydanube.core.names import BrokerId
-from pydanube.core.ownership import RESERVE_OFFSETS_MIN, Owner, reserve_to_bytes
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.tiers import History
 from pydanube.errors import Conflict, LogClosed, NotServed, OwnershipLost
 from pydanube.ports import Put
 from tests.rooms.brokers import (

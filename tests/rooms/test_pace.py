@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from pydanube.core.tiers import Retention
+from pydanube.core.history.tiers import Retention
 from pydanube.history.uploader import LOOK_SECONDS
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.objects.directory import PIECE_BYTES, FileObjectStore

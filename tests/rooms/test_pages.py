@@ -143,7 +143,7 @@ def test_the_commands_about_storage_are_numbered_as_on_the_wire() -> None:
 
 
 def test_the_heartbeats_on_the_operations_page_are_ours() -> None:
-    from pydanube.core.lag import OBSERVE, OFF, PROFILES
+    from pydanube.core.dispatch.lag import OBSERVE, OFF, PROFILES
 
     rows = re.findall(r"^\| `(\w+)` \| (\d+) ms \|", (DOCS / "operations.md").read_text(), re.MULTILINE)
     assert {name: int(ms) for name, ms in rows if name != OBSERVE} == PROFILES

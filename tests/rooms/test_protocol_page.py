@@ -8,8 +8,8 @@ import pytest
 from pydanube.api.stream_handles import DELIVER_OVERHEAD_BYTES
 from pydanube.config.keys import SETTINGS
 from pydanube.config.stream import FRAME_BYTES_MAX, FRAME_BYTES_MIN, StreamLimits
+from pydanube.core.dispatch.consumer_windows import DispatchLimits
 from pydanube.core.names import TopicName, partition_of_key, producer_id
-from pydanube.core.roster import DispatchLimits
 from pydanube.formats import batch
 from pydanube.formats.batch import Envelope
 from pydanube.wire import frames

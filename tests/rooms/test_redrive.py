@@ -24,7 +24,7 @@ from pydanube.client.redrive import (
     redrive,
     survey,
 )
-from pydanube.core.delivery import Tries, dead_letter_attributes
+from pydanube.core.dispatch.delivery import Tries, dead_letter_attributes
 from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError
 from pydanube.testing.brokers import TestBroker

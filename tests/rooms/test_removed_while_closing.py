@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pydanube.core import keys
-from pydanube.core.ownership import Owner
+from pydanube.core.history.ownership import Owner
 from pydanube.errors import LogClosed
 from pydanube.ports import Put
 from tests.rooms.brokers import Host, make_topic, one_topic, publish, settle, simulated

@@ -16,8 +16,8 @@ import pytest
 from pydanube.broker.ownership import look
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
+from pydanube.core.history.ownership import RESERVE_OFFSETS_MIN
 from pydanube.core.names import BrokerId
-from pydanube.core.ownership import RESERVE_OFFSETS_MIN
 from pydanube.errors import DanubeError, Unreachable
 from pydanube.ports import Compare, Delete, Put, Revision
 from tests.rooms.brokers import ORDERS, Host, find_topic, one_topic, publish, settle, simulated

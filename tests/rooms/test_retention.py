@@ -9,9 +9,9 @@ from pydanube.broker.retention import Change, RetentionDesk, Rule
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
+from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import NamespaceName
 from pydanube.core.policies import TopicPolicy
-from pydanube.core.tiers import TierConfig
 from pydanube.ports import Put
 from tests.rooms.brokers import ORDERS, Host, find_topic, make_topic, one_topic, publish_many, simulated
 

@@ -8,10 +8,10 @@ import logging
 import pytest
 
 from pydanube.broker import cursors
+from pydanube.core.dispatch.consumer_windows import Permits
+from pydanube.core.dispatch.ranges import OffsetRange, work
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.ranges import OffsetRange, work
-from pydanube.core.roster import Permits
 from pydanube.errors import NotServed, OffsetOutOfRange
 from pydanube.ports import Put
 from tests.rooms.brokers import (

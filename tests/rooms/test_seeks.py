@@ -6,9 +6,9 @@ import pytest
 from grpc import StatusCode
 
 from pydanube.core import keys
+from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.ranges import OffsetRange
 from pydanube.errors import AckOutdated, NotServed, OffsetOutOfRange, OwnershipLost
 from pydanube.ports import Put
 from pydanube.wire._pb.pydanube import admin_pb2 as ours_pb

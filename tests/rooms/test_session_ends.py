@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pydanube.core.sessions import SESSION_SIZE_MAX_BYTES, SESSIONS_LIMIT, Sessions
+from pydanube.core.commit.sessions import SESSION_SIZE_MAX_BYTES, SESSIONS_LIMIT, Sessions
 from pydanube.errors import ConfigError, DiskFull, LimitReached, OutOfSequence, ProducerFenced, SessionUnknown
 from pydanube.formats.segment import SNAPSHOT_LENGTH_MAX, decode_segment_header, segment_header_length
 from pydanube.log import segment_maker

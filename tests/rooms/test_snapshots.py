@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pydanube.core.tiers import Descriptor
+from pydanube.core.history.tiers import Descriptor
 from pydanube.errors import Unreachable
 from pydanube.history.snapshots import KEPT, Snapshot, Snapshots, read_snapshot, snapshot_name
 from pydanube.ports import Buffer, ObjectInfo

@@ -11,9 +11,9 @@ from grpc import StatusCode
 import pydanube
 from pydanube.broker.events import KEPT_MAX, MINUTE_MAX, Events
 from pydanube.core import keys
-from pydanube.core.lifecycle import BrokerState, Mode
+from pydanube.core.cluster.lifecycle import BrokerState, Mode
+from pydanube.core.cluster.presence import Happening, Presence
 from pydanube.core.names import BrokerId
-from pydanube.core.presence import Happening, Presence
 from pydanube.ports import Put
 from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.stores.work.memory_clock import LoopClock

@@ -14,8 +14,8 @@ import pytest
 
 import pydanube
 from pydanube.config import Flags, StorageConfig, load
-from pydanube.core.places import Fate
-from pydanube.core.tiers import TierConfig
+from pydanube.core.history.coverage import Fate
+from pydanube.core.history.tiers import TierConfig
 from pydanube.formats.parquet import COLUMNS
 from pydanube.testing.brokers import TestBroker
 from tests.e2e.processes import danube_here

@@ -13,10 +13,10 @@ from pydanube.broker.service import Broker
 from pydanube.broker.storage import StorageDesk, Verified
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
+from pydanube.core.history.coverage import Place, Where
+from pydanube.core.history.ownership import Orphan, Owner, void_to_bytes
+from pydanube.core.history.tiers import RAW, Descriptor, History, Retention, TierConfig
 from pydanube.core.names import TopicName
-from pydanube.core.ownership import Orphan, Owner, void_to_bytes
-from pydanube.core.places import Place, Where
-from pydanube.core.tiers import RAW, Descriptor, History, Retention, TierConfig
 from pydanube.errors import OwnershipLost, TopicUnknown, Unreachable
 from pydanube.formats.batch import load
 from pydanube.formats.parquet import encode_raw

@@ -11,9 +11,9 @@ import pytest
 from crc32c import crc32c
 
 from pydanube.api.stream import SWEEP_SECONDS, TURN_SETTLED, StreamDoor
+from pydanube.core.dispatch.ranges import work
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import TopicPolicy
-from pydanube.core.ranges import work
 from pydanube.errors import DiskFull
 from pydanube.formats.batch import HEADER_SIZE, Batch, Envelope, encode, messages, parse, rows_of
 from pydanube.wire import frames

@@ -9,11 +9,11 @@ from random import Random
 import pytest
 
 from pydanube.broker.base_subscription import ATTACH_SECONDS
-from pydanube.core.delivery import Backoff, FailurePolicy, Poison
+from pydanube.core.dispatch.consumer_windows import Permits
+from pydanube.core.dispatch.delivery import Backoff, FailurePolicy, Poison
 from pydanube.core.names import SubscriptionName, TopicName, producer_id
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.policies import TopicPolicy
-from pydanube.core.roster import Permits
 from pydanube.errors import LimitReached, NotServed, SubscriptionBusy, SubscriptionUnknown
 from tests.rooms.brokers import (
     OFF,

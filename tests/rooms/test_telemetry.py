@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pydanube.core.lag import Standing
+from pydanube.core.dispatch.lag import Standing
 from pydanube.telemetry import JsonLines, Telemetry, TextLines, configure_logging
 from tests.rooms.doors import TOPIC, Calls, served
 

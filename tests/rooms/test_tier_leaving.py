@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from pydanube.core import keys
+from pydanube.core.history.tiers import Retention, object_name
 from pydanube.core.policies import TopicPolicy
-from pydanube.core.tiers import Retention, object_name
 from pydanube.history.snapshots import read_snapshot
 from pydanube.ports import Compare, Delete, Put
 from tests.rooms.brokers import (

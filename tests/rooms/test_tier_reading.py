@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from pydanube.broker.topic import Topic
+from pydanube.core.history.tiers import Retention
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.policies import TopicPolicy
-from pydanube.core.tiers import Retention
 from pydanube.errors import LogDamaged, ObjectDamaged, Unreachable
 from pydanube.formats import parquet
 from pydanube.formats.batch import Batch, messages

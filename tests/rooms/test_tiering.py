@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pydanube.core import keys
+from pydanube.core.history.tiers import RAW, Retention, TierConfig
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.policies import TopicPolicy
-from pydanube.core.tiers import RAW, Retention, TierConfig
 from pydanube.errors import DiskFull, InvalidObject, OwnershipLost, Unreachable
 from pydanube.formats.batch import Batch, messages
 from pydanube.formats.parquet import Encoded, encode_object

@@ -12,8 +12,8 @@ import pytest
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
+from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import TopicName
-from pydanube.core.tiers import TierConfig
 from pydanube.history import tier
 from pydanube.history.uploader import AT_ONCE, SLOW_AT_ONCE, SLOW_SECONDS
 from pydanube.ports import Buffer, ObjectInfo

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pydanube.core.load import Usage
+from pydanube.core.cluster.load import Usage
 from pydanube.stores.disk.usage import MachineUsage
 
 STAT = "cpu  {user} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n"

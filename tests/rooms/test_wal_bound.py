@@ -15,7 +15,7 @@ import pydanube
 from pydanube.broker.overview import Overview
 from pydanube.broker.topic import Topic
 from pydanube.config import StorageConfig
-from pydanube.core.tiers import Retention, TierConfig
+from pydanube.core.history.tiers import Retention, TierConfig
 from pydanube.errors import LogFull
 from pydanube.log.wal import Wal
 from pydanube.wire._pb.pydanube import stream_pb2 as pb

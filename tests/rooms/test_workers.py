@@ -16,7 +16,7 @@ from pydanube.api.stream import StreamDoor
 from pydanube.broker.topic import Topic
 from pydanube.client.client import Client
 from pydanube.client.messages import Message
-from pydanube.core.delivery import FailurePolicy
+from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.errors import ClientClosed, DeadlineExceeded, Refused
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from tests.rooms.brokers import ORDERS, Host, make_topic, make_volatile, publish, settle, simulated

@@ -22,8 +22,8 @@ import pytest
 
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
+from pydanube.core.history.tiers import PARQUET, Descriptor, Objects, Retention, TierConfig, manifest_from_bytes
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.tiers import PARQUET, Descriptor, Objects, Retention, TierConfig, manifest_from_bytes
 from pydanube.errors import Unreachable
 from pydanube.formats.parquet import check_bytes, open_object
 from pydanube.history import maintenance, tier

@@ -21,14 +21,14 @@ from pydanube.broker.subscription import Subscription
 from pydanube.broker.take_over import Take
 from pydanube.broker.topic_table import TopicTable
 from pydanube.core import keys
-from pydanube.core import ownership as core_ownership
-from pydanube.core.dispatch import RangeDispatch
-from pydanube.core.machine import Machine
+from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.range_dispatch import RangeDispatch
+from pydanube.core.dispatch.window import SavedPosition
+from pydanube.core.history import ownership as core_ownership
+from pydanube.core.history.ownership import Orphan, Start, reserve_to_bytes
+from pydanube.core.history.rescue import Brought
+from pydanube.core.history.tiers import Descriptor, Retention, epoch_of_name, first_kept, object_name
 from pydanube.core.names import ConsumerId, TopicName
-from pydanube.core.ownership import Orphan, Start, reserve_to_bytes
-from pydanube.core.rescue import Brought
-from pydanube.core.tiers import Descriptor, Retention, epoch_of_name, first_kept, object_name
-from pydanube.core.window import SavedPosition
 from pydanube.errors import Conflict, DanubeError, OwnershipLost, Unavailable
 from pydanube.formats.parquet import Encoded, encode_object, read_raw
 from pydanube.history import maintenance

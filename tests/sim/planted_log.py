@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pydanube.core import sessions
+from pydanube.core.commit import sessions
 from pydanube.core.commit.machine import CommitMachine
 from pydanube.core.commit.values import GroupPart
 from pydanube.errors import DiskFailed, DiskFull

@@ -31,13 +31,13 @@ from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.config import Config, DispatchConfig
 from pydanube.core import keys
-from pydanube.core.delivery import FailurePolicy
-from pydanube.core.events import Acked
+from pydanube.core.dispatch.delivery import FailurePolicy
+from pydanube.core.dispatch.events import Acked
+from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges
+from pydanube.core.dispatch.window import SavedPosition
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import Delivery
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.ranges import OffsetRange, OffsetRanges
-from pydanube.core.window import SavedPosition
 from pydanube.errors import DanubeError
 from pydanube.formats.batch import Envelope
 from pydanube.log import reader

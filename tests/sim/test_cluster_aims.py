@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pydanube.core import keys
-from pydanube.core import ownership as core_ownership
+from pydanube.core.history import ownership as core_ownership
 from pydanube.core.names import BrokerId, SubscriptionName, TopicName
 from pydanube.errors import DiskFailed, DiskFull, Unreachable
 from pydanube.ports import Compare, Put

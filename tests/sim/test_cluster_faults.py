@@ -10,10 +10,10 @@ import pytest
 
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
+from pydanube.core.history.ownership import void_end
+from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import SubscriptionName, TopicName
-from pydanube.core.ownership import void_end
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.tiers import TierConfig
 from pydanube.errors import DanubeError, LogStopped, Unreachable
 from pydanube.log.wal import WalConfig
 from pydanube.testing.cluster import TTL, Cluster

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from pydanube.broker import hand_over
-from pydanube.core import leading
+from pydanube.core.cluster import leader
 from pydanube.testing import cluster_faults, cluster_report, cluster_sim, sim
 from pydanube.testing.checkers import Violation
 from pydanube.testing.cluster_faults import KINDS
@@ -184,11 +184,11 @@ def test_faults_with_dice_of_their_own_change_no_other() -> None:
 
 @pytest.mark.slow
 def test_a_fault_that_takes_the_patience_of_moves_away_gives_it_back() -> None:
-    usual = hand_over.UPLOAD_SECONDS, hand_over.SEAL_SECONDS, hand_over.REST_BYTES, leading.CLAIM_SECONDS
+    usual = hand_over.UPLOAD_SECONDS, hand_over.SEAL_SECONDS, hand_over.REST_BYTES, leader.CLAIM_SECONDS
     seed = FOUND_BY["any history key is an answer"]
     outcome = run_seed(seed, leave_out=[each.number for each in planned(seed) if each.kind != "late_change"])
     assert outcome.faults == {"late_change": 1} and not outcome.problems, told(outcome)
-    assert usual == (hand_over.UPLOAD_SECONDS, hand_over.SEAL_SECONDS, hand_over.REST_BYTES, leading.CLAIM_SECONDS)
+    assert usual == (hand_over.UPLOAD_SECONDS, hand_over.SEAL_SECONDS, hand_over.REST_BYTES, leader.CLAIM_SECONDS)
 
 
 def test_totals_say_which_kind_of_fault_is_too_rare() -> None:

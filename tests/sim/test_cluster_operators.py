@@ -6,7 +6,7 @@ import asyncio
 
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
-from pydanube.core.delivery import FailurePolicy, Poison
+from pydanube.core.dispatch.delivery import FailurePolicy, Poison
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.testing.cluster import Cluster

@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from pydanube.core import keys
+from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import TopicName
-from pydanube.core.tiers import TierConfig
 from pydanube.testing import cluster_faults
 from pydanube.testing.cluster import TTL, Cluster, Node
 from pydanube.testing.cluster_faults import Breaking

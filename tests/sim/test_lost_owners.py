@@ -18,12 +18,12 @@ from pydanube.broker.ownership import Ownership
 from pydanube.broker.rescue import Rescuer
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
+from pydanube.core.commit.sessions import Sessions
+from pydanube.core.history.ownership import RESERVE_OFFSETS_MIN
+from pydanube.core.history.rescue import Brought
+from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import ProducerId, TopicName
-from pydanube.core.ownership import RESERVE_OFFSETS_MIN
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.rescue import Brought
-from pydanube.core.sessions import Sessions
-from pydanube.core.tiers import TierConfig
 from pydanube.errors import DanubeError, DiskFull, Unreachable
 from pydanube.formats.batch import encode, rows_of
 from pydanube.log.segment_maker import SegmentMaker

@@ -18,7 +18,7 @@ from pydanube.client.client import Client
 from pydanube.client.thread import LoopThread
 from pydanube.config import StorageConfig
 from pydanube.core import keys
-from pydanube.core.tiers import Descriptor, TierConfig
+from pydanube.core.history.tiers import Descriptor, TierConfig
 from pydanube.ports import Delete, Put
 from pydanube.testing.brokers import TestBroker
 from pydanube.testing.ports import free_ports

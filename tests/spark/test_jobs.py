@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 import pydanube
 from pydanube.client.client import Client
-from pydanube.core.tiers import Descriptor
+from pydanube.core.history.tiers import Descriptor
 from pydanube.errors import DanubeError
 from pydanube.formats.batch import columns_of, encode
 from pydanube.pipeline import audit, compact, lake, replay, stats

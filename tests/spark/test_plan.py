@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pydanube.core.tiers import Descriptor
+from pydanube.core.history.tiers import Descriptor
 from pydanube.errors import ConfigError
 from pydanube.spark.errors import MessagesLost, NotUploaded, OffsetsWrong
 from pydanube.spark.options import EARLIEST, LATEST, AtTime, Everywhere, PerTopic

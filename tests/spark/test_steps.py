@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DateType, FloatType, IntegerType, LongType, StringType, StructType
 
-from pydanube.core.tiers import PARQUET, Descriptor
+from pydanube.core.history.tiers import PARQUET, Descriptor
 from pydanube.errors import ConfigError
 from pydanube.pipeline import audit, replay, steps
 from pydanube.pipeline.audit import falling_epochs

@@ -22,9 +22,9 @@ from pydanube.broker.members import gather_bounded
 from pydanube.broker.overview import Overview
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
+from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_ALLOWED
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName, parse_broker_id
 from pydanube.core.policies import Delivery
-from pydanube.core.roster import UNACKED_MAX_ALLOWED
 from pydanube.errors import InvalidName, TopicUnknown
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire.convert import failure_policy_message, failure_policy_of

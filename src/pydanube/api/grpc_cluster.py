@@ -15,7 +15,7 @@ from pydanube.broker.quorum import Member, Members, MemberStatus
 from pydanube.broker.service import Broker
 from pydanube.cluster.cluster import Cluster
 from pydanube.cluster.requests import SINGLE_DRAIN, DrainProgress
-from pydanube.core.lifecycle import Mode
+from pydanube.core.cluster.lifecycle import Mode
 from pydanube.core.names import parse_broker_id
 from pydanube.errors import BrokerUnknown, Refused
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb

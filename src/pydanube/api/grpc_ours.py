@@ -18,8 +18,8 @@ from pydanube.broker.observing import Late, Observer
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
-from pydanube.core.conditions import words
-from pydanube.core.lag import Heartbeat
+from pydanube.core.cluster.conditions import words
+from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.errors import OffsetOutOfRange
 from pydanube.formats.batch import Envelope, messages

@@ -8,7 +8,7 @@ from typing import Final
 from pydanube.api.grpc_admin import reliable_topic
 from pydanube.api.rpc import Refusal
 from pydanube.broker.service import Broker
-from pydanube.core.delivery import FailurePolicy
+from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
 from pydanube.core.policies import LIMITS
 from pydanube.wire._pb.pydanube import admin_pb2 as pb

@@ -26,7 +26,7 @@ from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.cluster.cluster import Cluster
 from pydanube.core import keys
-from pydanube.core.conditions import (
+from pydanube.core.cluster.conditions import (
     BrokerFacts,
     ClusterFacts,
     Condition,
@@ -37,9 +37,9 @@ from pydanube.core.conditions import (
     count,
     of_cluster,
 )
+from pydanube.core.cluster.presence import Presence
 from pydanube.core.names import BrokerId, NamespaceName, TopicName
 from pydanube.core.policies import type_name
-from pydanube.core.presence import Presence
 from pydanube.errors import DanubeError, TopicUnknown
 from pydanube.ports import Delete
 from pydanube.wire._pb.pydanube import status_pb2 as pb

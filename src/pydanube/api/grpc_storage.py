@@ -10,8 +10,8 @@ from pydanube.broker.retention import Change, RetentionDesk, Rule
 from pydanube.broker.service import Broker
 from pydanube.broker.storage import Listing, StorageDesk, Tiers, Verified
 from pydanube.broker.topic import Topic
+from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import NamespaceName, TopicName
-from pydanube.core.tiers import Descriptor
 from pydanube.errors import DanubeError, InvalidName
 from pydanube.history.verify import Progress
 from pydanube.wire._pb.danube import DanubeApi_pb2 as api_pb

@@ -34,7 +34,7 @@ from pydanube.broker.service import Broker
 from pydanube.broker.sources import program_version
 from pydanube.config import BrokerConfig, open_files
 from pydanube.config.stream import StreamLimits
-from pydanube.core.lifecycle import Mode
+from pydanube.core.cluster.lifecycle import Mode
 from pydanube.errors import ConfigError
 from pydanube.wire._pb.danube import DanubeAdmin_pb2, DanubeApi_pb2, SchemaRegistry_pb2
 from pydanube.wire._pb.pydanube import admin_pb2, peers_pb2, status_pb2

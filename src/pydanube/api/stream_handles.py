@@ -17,9 +17,9 @@ from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.outbox import AnyOutbox, Caller, Delivered, DeliveredBatch
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.volatile_topic import VolatileSubscription
-from pydanube.core.events import Ranges
+from pydanube.core.dispatch.consumer_windows import Permits
+from pydanube.core.dispatch.events import Ranges
 from pydanube.core.names import ConsumerId, ProducerId
-from pydanube.core.roster import Permits
 from pydanube.errors import DanubeError, InvalidBatch, MessageTooLarge, OutOfSequence, ProtocolViolation
 from pydanube.formats.batch import HEADER_SIZE, Batch, cut, encode, payload_size_max, rows_of
 from pydanube.log.wal import Receipt

@@ -19,9 +19,9 @@ from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.members import read_policy
 from pydanube.broker.overview import Overview
 from pydanube.broker.topic import Topic
+from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind
-from pydanube.core.tiers import Descriptor
 from pydanube.errors import (
     DanubeError,
     DeliveryMismatch,

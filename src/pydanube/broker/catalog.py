@@ -24,14 +24,14 @@ from pydanube.broker.take_over import Rooms
 from pydanube.broker.topic_table import TopicTable
 from pydanube.cluster.cluster import Cluster
 from pydanube.core import keys
-from pydanube.core.delivery import FailurePolicy
-from pydanube.core.lag import Heartbeat
-from pydanube.core.load import Usage
+from pydanube.core.cluster.load import Usage
+from pydanube.core.cluster.placement import WAIT, Marker
+from pydanube.core.dispatch.consumer_windows import DispatchLimits
+from pydanube.core.dispatch.delivery import FailurePolicy
+from pydanube.core.dispatch.lag import Heartbeat
+from pydanube.core.history.tiers import Retention
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
-from pydanube.core.placement import WAIT, Marker
 from pydanube.core.policies import UNLIMITED, Delivery, TopicPolicy, configured
-from pydanube.core.roster import DispatchLimits
-from pydanube.core.tiers import Retention
 from pydanube.errors import (
     DiskFull,
     InvalidName,

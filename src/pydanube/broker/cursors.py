@@ -20,8 +20,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from pydanube.broker.ownership import Ownership
 from pydanube.core import keys
+from pydanube.core.dispatch.window import HOLES_LAST_SIZE_MAX_BYTES, SavedPosition
 from pydanube.core.names import SubscriptionName
-from pydanube.core.window import HOLES_LAST_SIZE_MAX_BYTES, SavedPosition
 from pydanube.errors import DanubeError, OwnershipLost
 from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
 from pydanube.telemetry import Count

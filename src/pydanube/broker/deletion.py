@@ -10,8 +10,8 @@ from pydanube.broker.members import (
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.take_over import Rooms
 from pydanube.core import keys
+from pydanube.core.history.ownership import Owner
 from pydanube.core.names import TopicName
-from pydanube.core.ownership import Owner
 from pydanube.errors import (
     DanubeError,
 )

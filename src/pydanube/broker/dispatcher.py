@@ -23,8 +23,9 @@ from pydanube.broker.outbox import (
 )
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.shipper import Shipper, Source
-from pydanube.core.delivery import FailurePolicy
-from pydanube.core.events import (
+from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.delivery import FailurePolicy
+from pydanube.core.dispatch.events import (
     AckRefused,
     Activated,
     Available,
@@ -47,12 +48,11 @@ from pydanube.core.events import (
     Trimmed,
     WakeAt,
 )
-from pydanube.core.lag import Heartbeat, LagInfo, Standing, beat, explain
-from pydanube.core.machine import Machine
+from pydanube.core.dispatch.lag import Heartbeat, LagInfo, Standing, beat, explain
+from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.window import SavedPosition
 from pydanube.core.names import ConsumerId, SubscriptionName
 from pydanube.core.policies import SubscriptionKind
-from pydanube.core.roster import DispatchLimits, Permits
-from pydanube.core.window import SavedPosition
 from pydanube.errors import (
     DanubeError,
     SubscriptionBusy,

@@ -15,8 +15,8 @@ from collections import deque
 from typing import Final
 
 from pydanube.core import keys
+from pydanube.core.cluster.presence import Happening
 from pydanube.core.names import BrokerId
-from pydanube.core.presence import Happening
 from pydanube.errors import DanubeError, Unavailable
 from pydanube.ports import Clock, Delete, MetadataStore, Put
 

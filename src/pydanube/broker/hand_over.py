@@ -25,8 +25,8 @@ from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.topic import Topic
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core import keys
+from pydanube.core.history.ownership import Owner, Seal
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.ownership import Owner, Seal
 from pydanube.errors import Conflict, DanubeError, DeadlineExceeded, MoveFailed, OwnershipLost, Unavailable
 from pydanube.history.leftovers import epochs_on, is_damaged, remove_files
 from pydanube.history.tier import Last, TopicTier, delete_objects

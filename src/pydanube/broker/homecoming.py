@@ -18,9 +18,9 @@ from typing import Final
 
 from pydanube.broker.members import gather_bounded
 from pydanube.core import keys
+from pydanube.core.history.ownership import Orphan, Owner
+from pydanube.core.history.rescue import Brought
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.ownership import Orphan, Owner
-from pydanube.core.rescue import Brought
 from pydanube.errors import DanubeError
 from pydanube.log.layout import WAL
 from pydanube.ports import Disk, MetadataStore

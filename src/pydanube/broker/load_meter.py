@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pydanube.broker.any_topic import AnyTopic
-from pydanube.core.load import LoadReport, TopicLoad, Usage
+from pydanube.core.cluster.load import LoadReport, TopicLoad, Usage
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.ports import Clock
 

@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple, Protocol
 from pydanube.broker.outbox import Caller, Registration
 from pydanube.broker.ownership import Ownership
 from pydanube.core import keys
-from pydanube.core.delivery import FailurePolicy
-from pydanube.core.lag import Heartbeat
-from pydanube.core.limits import TokenBucket
+from pydanube.core.dispatch.delivery import FailurePolicy
+from pydanube.core.dispatch.lag import Heartbeat
+from pydanube.core.dispatch.limits import TokenBucket
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, producer_id
 from pydanube.core.policies import SubscriptionKind, TopicPolicy, effective
 from pydanube.errors import LimitReached, MessageTooLarge, ProducerExists, ProducerUnknown, RateLimited

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pydanube.broker.hand_over import Phases
+from pydanube.core.cluster.placement import REBALANCE, Marker
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import REBALANCE, Marker
 from pydanube.errors import DanubeError
 from pydanube.ports import Clock
 from pydanube.telemetry import Telemetry

@@ -1,4 +1,4 @@
-"""Looks at this broker every few seconds: what is wrong (core/conditions.py), and how late subscriptions are.
+"""Looks at this broker every few seconds: what is wrong (core/cluster/conditions.py), and how late subscriptions are.
 
 In short steps, off the path of messages. What a look finds is there for whoever asks, and as metrics. The age of the
 oldest message that was not acknowledged is that of the batch it is in: a look reads at most LOOKUPS_MAX of them, those
@@ -21,9 +21,9 @@ from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.broker.volatile_topic import VolatileSubscription
-from pydanube.core.behind import CatchUp, Course, Trend
-from pydanube.core.conditions import BrokerNumbers, Buckets, Orphaned, SubscriptionNumbers, Watch
-from pydanube.core.lag import Standing
+from pydanube.core.cluster.conditions import BrokerNumbers, Buckets, Orphaned, SubscriptionNumbers, Watch
+from pydanube.core.dispatch.behind import CatchUp, Course, Trend
+from pydanube.core.dispatch.lag import Standing
 from pydanube.core.names import TopicName
 from pydanube.errors import DanubeError, OffsetOutOfRange
 from pydanube.telemetry import ClusterNow, DiskSpace, Histogram

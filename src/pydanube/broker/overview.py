@@ -17,9 +17,9 @@ from pydanube.broker.catalog import Live
 from pydanube.broker.members import read_subscriptions
 from pydanube.broker.service import Broker
 from pydanube.core import keys
+from pydanube.core.cluster.placement import MOVES, WAIT
+from pydanube.core.history.ownership import Orphan, Owner
 from pydanube.core.names import BrokerId, SubscriptionName, TopicName
-from pydanube.core.ownership import Orphan, Owner
-from pydanube.core.placement import MOVES, WAIT
 from pydanube.core.policies import Delivery, SubscriptionKind
 from pydanube.errors import DataDamaged, TopicUnknown
 from pydanube.ports import Item

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pydanube.core import keys
-from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.ownership import (
+from pydanube.core.history.ownership import (
     Orphan,
     Owner,
     Seal,
@@ -25,7 +24,8 @@ from pydanube.core.ownership import (
     void_end,
     void_to_bytes,
 )
-from pydanube.core.tiers import Descriptor, History
+from pydanube.core.history.tiers import Descriptor, History
+from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import Conflict, OwnershipLost
 from pydanube.ports import Compare, Delete, Item, MetadataStore, Put
 

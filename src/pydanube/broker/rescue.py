@@ -28,12 +28,12 @@ from pydanube.broker.catalog import Catalog
 from pydanube.broker.members import gather_bounded
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
+from pydanube.core.commit.sessions import Sessions
+from pydanube.core.dispatch.ranges import OffsetRange
+from pydanube.core.history.ownership import Orphan, void_to_bytes
+from pydanube.core.history.rescue import Brought, Numbered, first_resent, runs, wanted_of, wanted_to_bytes, was_resent
+from pydanube.core.history.tiers import MIB, Descriptor, object_name, rescue_name
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.ownership import Orphan, void_to_bytes
-from pydanube.core.ranges import OffsetRange
-from pydanube.core.rescue import Brought, Numbered, first_resent, runs, wanted_of, wanted_to_bytes, was_resent
-from pydanube.core.sessions import Sessions
-from pydanube.core.tiers import MIB, Descriptor, object_name, rescue_name
 from pydanube.errors import DanubeError, InvalidObject, LogDamaged, OffsetOutOfRange, OwnershipLost
 from pydanube.formats.batch import Batch, cut, with_attribute
 from pydanube.formats.parquet import encode_raw, read_raw

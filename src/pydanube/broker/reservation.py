@@ -8,7 +8,7 @@ from typing import Final
 
 from pydanube.broker.ownership import Ownership
 from pydanube.core import keys
-from pydanube.core.ownership import next_ahead, next_reservation, reserve_to_bytes
+from pydanube.core.history.ownership import next_ahead, next_reservation, reserve_to_bytes
 from pydanube.errors import OwnershipLost, Unavailable
 from pydanube.log.wal import TopicLog
 from pydanube.ports import Clock, Compare, Put

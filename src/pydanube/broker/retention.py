@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from pydanube.broker.catalog import Catalog
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
+from pydanube.core.history.tiers import first_kept
 from pydanube.core.names import NamespaceName
 from pydanube.core.policies import RETENTION, RETENTION_SET, TopicPolicy, effective
-from pydanube.core.tiers import first_kept
 from pydanube.errors import NamespaceUnknown
 from pydanube.ports import Compare, Delete, Put
 

@@ -37,7 +37,7 @@ from pydanube.broker.topic_upkeep import reap_consumers, rest_idle_topics
 from pydanube.cluster.cluster import Cluster
 from pydanube.cluster.membership import Identity
 from pydanube.config import Config, reachable
-from pydanube.core.load import Usage
+from pydanube.core.cluster.load import Usage
 from pydanube.core.names import BrokerId, NamespaceName, TopicName, parse_broker_id
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import DanubeError, LogStopped

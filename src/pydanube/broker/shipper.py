@@ -29,8 +29,9 @@ from pydanube.broker.outbox import (
     cost_bytes,
 )
 from pydanube.broker.ownership import Ownership
-from pydanube.core.delivery import dead_letter_attributes
-from pydanube.core.events import (
+from pydanube.core.dispatch.consumer_windows import Permits
+from pydanube.core.dispatch.delivery import dead_letter_attributes
+from pydanube.core.dispatch.events import (
     DeadLetter,
     DeadLettered,
     DeadLetterFailed,
@@ -45,9 +46,8 @@ from pydanube.core.events import (
     Trimmed,
     Voided,
 )
+from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.core.names import ConsumerId, SubscriptionName, TopicName, producer_id
-from pydanube.core.ranges import OffsetRange
-from pydanube.core.roster import Permits
 from pydanube.errors import (
     DanubeError,
     OffsetOutOfRange,

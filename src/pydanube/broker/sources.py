@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from pydanube.cluster.cluster import Cluster
-from pydanube.core.lifecycle import Mode, serve_until
+from pydanube.core.cluster.lifecycle import Mode, serve_until
 from pydanube.ports import Clock
 from pydanube.telemetry import ClusterNow
 

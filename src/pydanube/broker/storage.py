@@ -18,12 +18,12 @@ from pydanube.broker.catalog import Catalog
 from pydanube.broker.take_over import Cloud
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
+from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges
+from pydanube.core.history.coverage import Fate
+from pydanube.core.history.object_keys import path_of
+from pydanube.core.history.ownership import Orphan
+from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import TopicName
-from pydanube.core.object_keys import path_of
-from pydanube.core.ownership import Orphan
-from pydanube.core.places import Fate
-from pydanube.core.ranges import OffsetRange, OffsetRanges
-from pydanube.core.tiers import Descriptor
 from pydanube.errors import Conflict, DanubeError, ObjectDamaged, TopicUnknown
 from pydanube.history.tier_state import all_descriptors, read_state
 from pydanube.history.uploader import Carried

@@ -13,8 +13,9 @@ from pydanube.broker.dispatcher import Dispatcher
 from pydanube.broker.members import LEASE_OVER
 from pydanube.broker.outbox import BatchOutbox, Delivered, DeliveredBatch
 from pydanube.core import keys
-from pydanube.core.delivery import FailurePolicy
-from pydanube.core.events import (
+from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.delivery import FailurePolicy
+from pydanube.core.dispatch.events import (
     Acked,
     AckRefused,
     Available,
@@ -32,11 +33,10 @@ from pydanube.core.events import (
     Voided,
     Withheld,
 )
-from pydanube.core.lag import Heartbeat
-from pydanube.core.limits import TokenBucket
+from pydanube.core.dispatch.lag import Heartbeat
+from pydanube.core.dispatch.limits import TokenBucket
+from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.core.names import ConsumerId
-from pydanube.core.ranges import OffsetRange
-from pydanube.core.roster import DispatchLimits, Permits
 from pydanube.errors import (
     AckOutdated,
     DanubeError,

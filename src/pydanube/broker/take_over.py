@@ -26,11 +26,11 @@ from pydanube.broker.topic_reader import Storage
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.cluster.cluster import Cluster
 from pydanube.core import keys
+from pydanube.core.commit.sessions import Sessions
+from pydanube.core.history.ownership import Owner, Start, first_reservation
+from pydanube.core.history.tiers import Retention, TierConfig
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.ownership import Owner, Start, first_reservation
 from pydanube.core.policies import Delivery, TopicPolicy, effective
-from pydanube.core.sessions import Sessions
-from pydanube.core.tiers import Retention, TierConfig
 from pydanube.errors import Conflict, InvalidObject, LogClosed, ObjectDamaged, TailUnproven, TopicUnknown, Unavailable
 from pydanube.history.leftovers import epochs_with_logs, remove_epochs, remove_files, remove_redundant
 from pydanube.history.reader import CloudReader

@@ -31,20 +31,20 @@ from pydanube.broker.reservation import Reservation
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic_reader import Storage, TopicReader
 from pydanube.core import keys
-from pydanube.core.delivery import FailurePolicy
-from pydanube.core.dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
-from pydanube.core.events import Ranges
-from pydanube.core.keyshared import KeySharedDispatch
-from pydanube.core.lag import Heartbeat
-from pydanube.core.limits import TokenBucket
-from pydanube.core.machine import Machine
+from pydanube.core.dispatch.consumer_windows import DispatchLimits
+from pydanube.core.dispatch.delivery import FailurePolicy
+from pydanube.core.dispatch.events import Ranges
+from pydanube.core.dispatch.key_shared import KeySharedDispatch
+from pydanube.core.dispatch.lag import Heartbeat
+from pydanube.core.dispatch.limits import TokenBucket
+from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
+from pydanube.core.dispatch.ranges import OffsetRange
+from pydanube.core.dispatch.window import Progress
+from pydanube.core.history.ownership import Orphan, void_to_bytes
+from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
-from pydanube.core.ownership import Orphan, void_to_bytes
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
-from pydanube.core.ranges import OffsetRange
-from pydanube.core.roster import DispatchLimits
-from pydanube.core.tiers import Descriptor
-from pydanube.core.window import Progress
 from pydanube.errors import (
     Conflict,
     DanubeError,

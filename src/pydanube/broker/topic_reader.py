@@ -20,8 +20,8 @@ from pydanube.broker.outbox import cost_bytes
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.subscription import Subscription
 from pydanube.core import keys
+from pydanube.core.history.ownership import Orphan
 from pydanube.core.names import TopicName
-from pydanube.core.ownership import Orphan
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import DanubeError, LogDamaged, OffsetOutOfRange
 from pydanube.formats.batch import Batch, Envelope, cut, messages, routing

@@ -29,9 +29,9 @@ from pydanube.broker.take_over import DeletionCutOff, Opener, Rooms, Take
 from pydanube.broker.topic_directory import TopicDirectory
 from pydanube.cluster.cluster import Cluster
 from pydanube.core import keys
-from pydanube.core.load import LoadReport, Usage
+from pydanube.core.cluster.load import LoadReport, Usage
+from pydanube.core.cluster.placement import BROKER_LOST, MOVES, SHUTDOWN, Marker
 from pydanube.core.names import ConsumerId, ProducerId, TopicName
-from pydanube.core.placement import BROKER_LOST, MOVES, SHUTDOWN, Marker
 from pydanube.errors import (
     Conflict,
     DanubeError,

@@ -19,7 +19,7 @@ from pydanube.broker.members import StoredSubscription, subscription_put, subscr
 from pydanube.broker.outbox import AnyOutbox, Delivered, MessageOutbox, Registration
 from pydanube.broker.ownership import Ownership
 from pydanube.core import keys
-from pydanube.core.keyring import Ring
+from pydanube.core.dispatch.hash_ring import Ring
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
 from pydanube.errors import DanubeError, NotServed, OwnershipLost, SubscriptionBusy

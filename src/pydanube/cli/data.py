@@ -28,7 +28,7 @@ from pydanube.cli.producing import Order, Outgoing, Schema, Sent, by_line, repea
 from pydanube.cli.producing import produce as produce_grpc
 from pydanube.cli.rpc import Connection
 from pydanube.cli.streams import ends_with_reader
-from pydanube.core.conditions import noun
+from pydanube.core.cluster.conditions import noun
 from pydanube.core.names import TopicName
 from pydanube.core.policies import type_name
 from pydanube.errors import ConfigError, DanubeError

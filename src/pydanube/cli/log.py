@@ -26,7 +26,7 @@ from rich.table import Table
 
 from pydanube.cli.exits import Exit
 from pydanube.cli.streams import ends_with_reader
-from pydanube.core.conditions import count as counted
+from pydanube.core.cluster.conditions import count as counted
 from pydanube.errors import ConfigError, DanubeError, InvalidName
 from pydanube.formats import batch as batches
 from pydanube.log.layout import FORMAT

@@ -26,7 +26,7 @@ from pydanube.cli.admin import BROKERS, ENDPOINT, brokers
 from pydanube.cli.completion import broker_ids
 from pydanube.cli.output import Output, OutputOption, print_fields
 from pydanube.cli.rpc import CALL_SECONDS, BrokerRefused, Connection
-from pydanube.core.conditions import count
+from pydanube.core.cluster.conditions import count
 from pydanube.errors import ConfigError, DanubeError, Unreachable
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 

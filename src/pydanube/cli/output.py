@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pydanube.core.conditions import count, noun
+from pydanube.core.cluster.conditions import count, noun
 
 PAYLOAD_SHOWN_MAX_BYTES: Final = 1024
 PROGRESS_SECONDS: Final = 1.0  # a run that is over before then needs none

@@ -23,7 +23,7 @@ from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, payload_fields, payload_text, print_fields, print_rows
 from pydanube.cli.places import parse_time
 from pydanube.cli.rpc import target
-from pydanube.core.conditions import count as counted
+from pydanube.core.cluster.conditions import count as counted
 from pydanube.errors import ConfigError
 
 if TYPE_CHECKING:

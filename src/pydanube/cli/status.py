@@ -28,8 +28,8 @@ from pydanube.cli.completion import namespace_names, topic_names
 from pydanube.cli.exits import Exit
 from pydanube.cli.output import PIPE_WIDTH, Output, OutputOption, id_text, print_done, print_rows
 from pydanube.cli.subscriptions import app as subscriptions
-from pydanube.core.conditions import Severity, words
-from pydanube.core.conditions import count as counted
+from pydanube.core.cluster.conditions import Severity, words
+from pydanube.core.cluster.conditions import count as counted
 from pydanube.errors import ConfigError
 from pydanube.wire._pb.pydanube import status_pb2 as pb
 

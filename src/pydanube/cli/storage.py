@@ -35,7 +35,7 @@ from pydanube.cli.admin import (
 from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, id_text, print_done, print_fields, print_rows
 from pydanube.cli.rpc import BrokerRefused, Connection
-from pydanube.core.conditions import count as counted
+from pydanube.core.cluster.conditions import count as counted
 from pydanube.errors import ConfigError
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 

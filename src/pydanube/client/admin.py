@@ -10,8 +10,8 @@ import pyarrow as pa
 from pydanube.client.connection import Brokers
 from pydanube.client.link import Link
 from pydanube.client.messages import OFFSET, Lag, Located, Place, StorageInfo, TopicInfo, place_of, with_offsets
+from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import SubscriptionName, TopicName
-from pydanube.core.tiers import Descriptor
 from pydanube.errors import NotServed, Refused, TopicExists, TopicUnknown, Unavailable, Unreachable
 from pydanube.formats.batch import ENVELOPE, Batch, decode, load
 from pydanube.wire import frames

@@ -27,9 +27,9 @@ from pydanube.client.messages import (
 )
 from pydanube.client.producer import Producer
 from pydanube.client.publisher import Publisher
+from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import type_name
-from pydanube.core.tiers import Descriptor
 from pydanube.errors import ConfigError, TopicUnknown
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 

@@ -20,7 +20,7 @@ from pydanube.client.connection import Brokers, within
 from pydanube.client.incoming import ConsumerLane, ConsumerSettings
 from pydanube.client.messages import Delivery, Message, MessageBatch, MessageView, Place
 from pydanube.client.working import Handled, Handler, Work
-from pydanube.core.ranges import OffsetRanges
+from pydanube.core.dispatch.ranges import OffsetRanges
 from pydanube.errors import ClientClosed, ConsumerStopped, DanubeError, DeadlineExceeded, NeverOpened
 
 # A consumer that never has to wait would never let anything else run.

@@ -34,7 +34,7 @@ from pydanube.client.lane import Lane
 from pydanube.client.link import Link
 from pydanube.client.messages import Delivery, Place, place_of
 from pydanube.client.pacing import Pacing
-from pydanube.core.ranges import OFFSET_END_MAX, OffsetRange, OffsetRanges
+from pydanube.core.dispatch.ranges import OFFSET_END_MAX, OffsetRange, OffsetRanges
 from pydanube.errors import AckOutdated, ClientClosed, ConfigError, DanubeError, ProtocolViolation, Refused
 from pydanube.formats.batch import load
 from pydanube.wire import frames

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from pydanube.core.tiers import Descriptor
+from pydanube.core.history.tiers import Descriptor
 from pydanube.errors import ConfigError
 from pydanube.formats.batch import Batch, decode
 from pydanube.wire._pb.pydanube import stream_pb2 as pb

@@ -47,8 +47,8 @@ import pyarrow.compute as pc
 from pydanube.client.client import NAME_SIZE_MAX_BYTES, Client
 from pydanube.client.producer import Producer
 from pydanube.client.publisher import Publisher
+from pydanube.core.dispatch.ranges import OffsetRanges
 from pydanube.core.names import TopicName, partition_of_key
-from pydanube.core.ranges import OffsetRanges
 from pydanube.errors import ConfigError, DanubeError, DataDamaged, ProducerExists, Refused, TopicUnknown
 from pydanube.formats.batch import Envelope, encode, messages, rows_of
 

@@ -1,4 +1,4 @@
-"""Runs while this broker leads: keeps the record of who is there and who was (core/presence.py)."""
+"""Runs while this broker leads: keeps the record of who is there and who was (core/cluster/presence.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 from pydanube.cluster.leadership import Leadership
 from pydanube.cluster.view import View
 from pydanube.core import keys
-from pydanube.core.presence import Attendance, Change
+from pydanube.core.cluster.presence import Attendance, Change
 from pydanube.errors import Unavailable
 from pydanube.ports import Clock, Delete, Put
 

@@ -21,9 +21,9 @@ from pydanube.cluster.returning import Returning
 from pydanube.cluster.upkeep import Upkeep
 from pydanube.cluster.view import RELIST_SECONDS, View
 from pydanube.config import LoadManagerConfig
-from pydanube.core.lifecycle import TTL_SECONDS, BrokerState, Entry, Mode, Registration
+from pydanube.core.cluster.lifecycle import TTL_SECONDS, BrokerState, Entry, Mode, Registration
+from pydanube.core.cluster.placement import THRESHOLDS, Marker, Rules
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import THRESHOLDS, Marker, Rules
 from pydanube.errors import Unavailable
 from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put, Revision, Work
 from pydanube.telemetry import ClusterMetrics

@@ -20,9 +20,9 @@ from pydanube.cluster.host import TopicHost
 from pydanube.cluster.membership import Membership
 from pydanube.cluster.view import View
 from pydanube.core import keys
+from pydanube.core.cluster.placement import Marker
+from pydanube.core.history.ownership import Owner
 from pydanube.core.names import TopicName
-from pydanube.core.ownership import Owner
-from pydanube.core.placement import Marker
 from pydanube.errors import Conflict, DanubeError, NotServed, TopicUnknown, Unavailable
 from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
 

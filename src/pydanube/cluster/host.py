@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from pydanube.core.load import LoadReport
+from pydanube.core.cluster.load import LoadReport
+from pydanube.core.cluster.placement import Marker
 from pydanube.core.names import TopicName
-from pydanube.core.placement import Marker
 
 
 class TopicHost(Protocol):

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from typing import NoReturn
 
-from pydanube.core.lifecycle import answer_timeout, renewal_interval, retry_delay, serve_until
+from pydanube.core.cluster.lifecycle import answer_timeout, renewal_interval, retry_delay, serve_until
 from pydanube.core.names import BrokerId
 from pydanube.errors import LeaseLost, Unavailable
 from pydanube.ports import Clock, LeaseId, MetadataStore

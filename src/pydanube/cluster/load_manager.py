@@ -1,4 +1,4 @@
-"""Runs while this broker leads: carries out what `core/leading.py` decides.
+"""Runs while this broker leads: carries out what `core/cluster/leader.py` decides.
 
 Every write compares the leader key and the revisions of what it rests on. One that is refused changes nothing; then the
 view is made anew and everything decided again. So a leader may die, or be replaced, between any two writes.
@@ -15,7 +15,7 @@ from typing import Final, NoReturn, TypeVar
 from pydanube.cluster.leadership import Leadership
 from pydanube.cluster.view import View
 from pydanube.core import keys
-from pydanube.core.leading import (
+from pydanube.core.cluster.leader import (
     Abandon,
     Activate,
     Decision,
@@ -27,10 +27,10 @@ from pydanube.core.leading import (
     Remove,
     Start,
 )
-from pydanube.core.lifecycle import NO_ACTIVE_BROKER, Lost
+from pydanube.core.cluster.lifecycle import NO_ACTIVE_BROKER, Lost
+from pydanube.core.cluster.placement import BROKER_LOST, WAIT, Marker, Rules, old_entries
+from pydanube.core.cluster.returning import away, returned
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import BROKER_LOST, WAIT, Marker, Rules, old_entries
-from pydanube.core.returning import away, returned
 from pydanube.errors import Unavailable
 from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
 from pydanube.telemetry import ClusterMetrics

@@ -5,9 +5,9 @@
                      └───────────────────────────────────────────────┤
                                                                      └─► somebody else has the id: NodeIdInUse
 
-What to be is decided in `core/lifecycle.py`. The transaction that registers compares the registration, the state and
-the lost record with what was read, so a leader that declares this broker dead and this broker that comes back never
-both succeed.
+What to be is decided in `core/cluster/lifecycle.py`. The transaction that registers compares the registration, the
+state and the lost record with what was read, so a leader that declares this broker dead and this broker that comes back
+never both succeed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from pydanube.cluster.lease import Lease
 from pydanube.core import keys
-from pydanube.core.lifecycle import (
+from pydanube.core.cluster.lifecycle import (
     FULL_CLUSTER_RESTART,
     REGISTRATION_EXPIRED,
     STALE_RESTART,

@@ -1,6 +1,6 @@
 """This broker's load report, written every interval. It goes when the broker does: it is under its lease.
 
-Topics in which nothing happens are in a value of their own, which is seldom written (`core/load.py`).
+Topics in which nothing happens are in a value of their own, which is seldom written (`core/cluster/load.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 from pydanube.cluster.membership import Membership
 from pydanube.cluster.view import View
 from pydanube.core import keys
-from pydanube.core.load import LoadReport, Reporting
+from pydanube.core.cluster.load import LoadReport, Reporting
 from pydanube.errors import Unavailable
 from pydanube.ports import Clock, LeaseId, Put
 

@@ -15,11 +15,10 @@ from typing import Final, NamedTuple
 from pydanube.cluster.membership import Membership
 from pydanube.cluster.view import View
 from pydanube.core import keys
-from pydanube.core.leading import next_move, plan_moves, start_of
-from pydanube.core.lifecycle import ADMIN_ACTIVATE, NO_TOPICS, Drain, Mode
-from pydanube.core.load import Balance, balance, measure, rank
-from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import (
+from pydanube.core.cluster.leader import next_move, plan_moves, start_of
+from pydanube.core.cluster.lifecycle import ADMIN_ACTIVATE, NO_TOPICS, Drain, Mode
+from pydanube.core.cluster.load import Balance, balance, measure, rank
+from pydanube.core.cluster.placement import (
     BUSY_RULE,
     MOVES,
     PLAN_MAX,
@@ -31,6 +30,7 @@ from pydanube.core.placement import (
     Rules,
     old_entries,
 )
+from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import BrokerUnknown, DeadlineExceeded, MoveFailed, MoveRefused, TopicUnknown
 from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
 from pydanube.telemetry import ClusterMetrics

@@ -1,7 +1,7 @@
 """This broker was away and is drained for it: with `rejoin: active` it takes topics again by itself, once it is home.
 
-When that may be is decided in `core/returning.py`. That it is home, its host says: what it had of topics that others
-have now is in the store.
+When that may be is decided in `core/cluster/returning.py`. That it is home, its host says: what it had of topics that
+others have now is in the store.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pydanube.cluster.host import TopicHost
 from pydanube.cluster.membership import Membership
 from pydanube.cluster.view import View
 from pydanube.core import keys
-from pydanube.core.lifecycle import REJOINED
-from pydanube.core.returning import Waiting, returned
+from pydanube.core.cluster.lifecycle import REJOINED
+from pydanube.core.cluster.returning import Waiting, returned
 from pydanube.errors import Unavailable
 from pydanube.ports import Clock, Compare, Put
 from pydanube.telemetry import ClusterMetrics

@@ -10,7 +10,7 @@ import logging
 from typing import Final, NoReturn
 
 from pydanube.cluster.leadership import Leadership
-from pydanube.core.upkeep import KEEP_SECONDS, NEARLY_FULL, Compacting
+from pydanube.core.cluster.upkeep import KEEP_SECONDS, NEARLY_FULL, Compacting
 from pydanube.errors import Unavailable
 from pydanube.ports import Clock, MetadataStore, Usage
 from pydanube.telemetry import ClusterMetrics

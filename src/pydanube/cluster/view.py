@@ -18,12 +18,12 @@ from functools import lru_cache
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from pydanube.core import keys
-from pydanube.core.leading import World
-from pydanube.core.lifecycle import BrokerState, Lost, Registration
-from pydanube.core.load import LoadReport, Tally
+from pydanube.core.cluster.leader import World
+from pydanube.core.cluster.lifecycle import BrokerState, Lost, Registration
+from pydanube.core.cluster.load import LoadReport, Tally
+from pydanube.core.cluster.placement import Marker, Move
+from pydanube.core.cluster.presence import Presence
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import Marker, Move
-from pydanube.core.presence import Presence
 from pydanube.errors import Unavailable
 from pydanube.ports import Clock, Compare, Delete, Event, Item, MetadataStore, Put, Revision
 

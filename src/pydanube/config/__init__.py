@@ -18,13 +18,13 @@ from typing import Any, Final, Literal, TypeAlias, cast
 from pydanube.config import keys
 from pydanube.config.keys import HIDDEN, Values
 from pydanube.config.stream import StreamConfig, StreamLimits
-from pydanube.core.lag import Heartbeat
-from pydanube.core.lifecycle import TTL_SECONDS
+from pydanube.core.cluster.lifecycle import TTL_SECONDS
+from pydanube.core.commit.sessions import IDLE_HOURS_DEFAULT, SESSIONS_DEFAULT
+from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_DEFAULT
+from pydanube.core.dispatch.lag import Heartbeat
+from pydanube.core.history.tiers import Retention, TierConfig
 from pydanube.core.names import NamespaceName
 from pydanube.core.policies import MIB, UNLIMITED, TopicPolicy
-from pydanube.core.roster import UNACKED_MAX_DEFAULT
-from pydanube.core.sessions import IDLE_HOURS_DEFAULT, SESSIONS_DEFAULT
-from pydanube.core.tiers import Retention, TierConfig
 from pydanube.errors import ConfigError
 
 Mode: TypeAlias = Literal["cluster", "standalone"]

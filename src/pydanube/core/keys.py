@@ -9,14 +9,14 @@
     /cluster/brokers/<broker>/<ns>/<topic>                       null: this broker serves the topic
     /cluster/unassigned/<ns>/<topic>                             null | {reason, from_broker, to}
     /cluster/lost/<broker>                                       {session} that the leader declared dead
-    /cluster/seen/<broker>                                       who was there in the last day (core/presence.py)
+    /cluster/seen/<broker>                                       who was there in the last day (presence.py)
     /cluster/rescues/<ns>/<topic>/<epoch, 20 digits>              {wanted}: bring this lost epoch, broker; then
                                                                  {broker, objects, end, damaged}: brought
     /cluster/load/<broker>                                       load report, leased
     /cluster/load/<broker>/quiet                                 of its topics that are as they were, leased
     /cluster/rebalancing_history/<timestamp>                     one move
 
-    /events/<time in microseconds, 20 digits>/<broker>           what happened, and who did it (core/presence.py)
+    /events/<time in microseconds, 20 digits>/<broker>           what happened, and who did it (presence.py)
 
     /namespaces/<ns>/policy                                      the seven limits
     /namespaces/<ns>/topics/<ns>/<topic>                         null
@@ -28,9 +28,9 @@
     /topics/<ns>/<topic>/policy | schema | schema_subject | schema_config
     /topics/<ns>/<topic>/subscriptions/<sub>                     {subscription_name, subscription_type, ...}
     /topics/<ns>/<topic>/subscriptions/<sub>/cursor              last acknowledged offset, -1 for none
-    /topics/<ns>/<topic>/subscriptions/<sub>/ack_holes           bytes (core/window.py)
+    /topics/<ns>/<topic>/subscriptions/<sub>/ack_holes           bytes (core/dispatch/window.py)
     /topics/<ns>/<topic>/subscriptions/<sub>/seeks               how often it was moved by a seek; no key: never
-    /topics/<ns>/<topic>/subscriptions/<sub>/failure_policy      (core/delivery.py)
+    /topics/<ns>/<topic>/subscriptions/<sub>/failure_policy      (core/dispatch/delivery.py)
     /topics/<ns>/<topic>/subscriptions/<sub>/dispatch_config     {max_unacked_messages, heartbeat}
     /topics/<ns>/<topic>/subscriptions/<sub>/consumers/<consumer> {consumer_name, key_filters}
 
@@ -38,7 +38,7 @@
     /storage/topics/<ns>/<topic>/reserve                         {end}
     /storage/topics/<ns>/<topic>/state                           the seal
     /storage/topics/<ns>/<topic>/history                         {first_offset, history_version, manifest}
-    /storage/topics/<ns>/<topic>/sessions                        bytes (core/sessions.py): of what objects hold
+    /storage/topics/<ns>/<topic>/sessions                        bytes (core/commit/sessions.py): of what objects hold
     /storage/topics/<ns>/<topic>/objects/<start, 20 digits>      descriptor
     /storage/topics/<ns>/<topic>/orphans/<start, 20 digits>      {end, broker, epoch}
     /storage/topics/<ns>/<topic>/voids/<start, 20 digits>        {end}

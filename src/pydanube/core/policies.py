@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Final, Self
 
-from pydanube.core.tiers import Retention
+from pydanube.core.history.tiers import Retention
 from pydanube.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Final
 
 from pydanube.core import keys
-from pydanube.core.tiers import PARQUET, Descriptor, epoch_of_name
+from pydanube.core.history.tiers import PARQUET, Descriptor, epoch_of_name
 from pydanube.errors import Conflict, InvalidObject
 from pydanube.formats.parquet import check_bytes, open_object
 from pydanube.history.tier import TopicTier

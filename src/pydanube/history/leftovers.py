@@ -16,9 +16,9 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from pydanube.core.dispatch.ranges import OffsetRanges
+from pydanube.core.history.tiers import Objects
 from pydanube.core.names import TopicName
-from pydanube.core.ranges import OffsetRanges
-from pydanube.core.tiers import Objects
 from pydanube.errors import DiskFull, LogDamaged, OffsetOutOfRange
 from pydanube.log.layout import (
     CHECKPOINT,

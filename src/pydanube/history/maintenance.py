@@ -26,7 +26,7 @@ from typing import Final
 from crc32c import crc32c
 
 from pydanube.core import keys
-from pydanube.core.tiers import (
+from pydanube.core.history.tiers import (
     Descriptor,
     Retention,
     descriptors_to_move,

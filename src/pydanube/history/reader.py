@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
 
-from pydanube.core.tiers import MIB, RAW, Descriptor
+from pydanube.core.history.tiers import MIB, RAW, Descriptor
 from pydanube.errors import InvalidObject, ObjectDamaged
 from pydanube.formats.batch import Batch, topic_hash
 from pydanube.formats.parquet import (

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from pydanube.core.tiers import Descriptor
+from pydanube.core.history.tiers import Descriptor
 from pydanube.errors import DanubeError
 from pydanube.ports import ObjectStore
 

@@ -25,10 +25,9 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from crc32c import crc32c
 
 from pydanube.core import keys
-from pydanube.core.names import TopicName
-from pydanube.core.ownership import Orphan, void_to_bytes
-from pydanube.core.sessions import Sessions, Stored
-from pydanube.core.tiers import (
+from pydanube.core.commit.sessions import Sessions, Stored
+from pydanube.core.history.ownership import Orphan, void_to_bytes
+from pydanube.core.history.tiers import (
     PARQUET,
     RAW,
     Descriptor,
@@ -39,6 +38,7 @@ from pydanube.core.tiers import (
     manifest_from_bytes,
     object_name,
 )
+from pydanube.core.names import TopicName
 from pydanube.errors import (
     Conflict,
     InvalidObject,

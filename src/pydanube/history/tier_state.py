@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from crc32c import crc32c
 
 from pydanube.core import keys
+from pydanube.core.history.ownership import Orphan, Owner, void_end
+from pydanube.core.history.tiers import Descriptor, History, manifest_from_bytes
 from pydanube.core.names import TopicName
-from pydanube.core.ownership import Orphan, Owner, void_end
-from pydanube.core.tiers import Descriptor, History, manifest_from_bytes
 from pydanube.errors import ObjectDamaged
 from pydanube.history.tier import topic_prefix
 from pydanube.ports import Item, MetadataStore, ObjectStore

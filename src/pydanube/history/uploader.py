@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass, field
 from typing import Final
 
-from pydanube.core.tiers import Descriptor, Retention, SteadyTime, TierConfig
+from pydanube.core.history.tiers import Descriptor, Retention, SteadyTime, TierConfig
 from pydanube.errors import DanubeError, DeadlineExceeded, LogClosed, LogStopped, ObjectDamaged, OwnershipLost
 from pydanube.history.maintenance import Tidy
 from pydanube.history.tier import Last, TopicTier

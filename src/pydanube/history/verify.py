@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pydanube.core import keys
+from pydanube.core.history.coverage import Fate, Place, Verdict, Where, judge, overlaps, places
+from pydanube.core.history.tiers import PARQUET, RAW, Descriptor, epoch_of_name
 from pydanube.core.names import TopicName
-from pydanube.core.places import Fate, Place, Verdict, Where, judge, overlaps, places
-from pydanube.core.tiers import PARQUET, RAW, Descriptor, epoch_of_name
 from pydanube.errors import InvalidObject, ObjectDamaged
 from pydanube.formats.batch import logical_crc
 from pydanube.formats.parquet import (

@@ -1,6 +1,6 @@
 """Sessions of producers of one open log: begun and ended by records in it. docs/adr/0001 has the rules.
 
-`core/sessions.py` judges batches by them. Here is when a session may begin, and when one that is idle ends.
+`core/commit/sessions.py` judges batches by them. Here is when a session may begin, and when one that is idle ends.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import Final
 
-from pydanube.core.sessions import Producer, Sessions
+from pydanube.core.commit.sessions import Producer, Sessions
 from pydanube.errors import DiskFailed, DiskFull, InvalidBatch, LogDamaged
 from pydanube.formats.batch import SESSION_RECORD, topic_hash
 from pydanube.formats.journal import JournalEntry, decode_journal_header, read_journal

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from pydanube.core.commit.sessions import SESSION_SIZE_MAX_BYTES
 from pydanube.core.commit.values import FAILURE, FIRST, PREPARED, SIZE
-from pydanube.core.sessions import SESSION_SIZE_MAX_BYTES
 from pydanube.errors import DiskFailed, DiskFull
 from pydanube.formats.segment import SNAPSHOT_LENGTH_MAX, UNSYNCED, SegmentHeader
 from pydanube.log.catalog import SegmentFile

@@ -11,8 +11,8 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
+from pydanube.core.commit.sessions import Sessions
 from pydanube.core.commit.values import Receipt
-from pydanube.core.sessions import Sessions
 from pydanube.errors import InvalidBatch, LogClosed, LogStopped
 from pydanube.formats.batch import Batch, topic_hash
 from pydanube.log.cache import TailCache

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from pydanube.core.sessions import Sessions
+from pydanube.core.commit.sessions import Sessions
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.layout import (
     CHECKPOINT,

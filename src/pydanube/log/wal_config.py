@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from pydanube.core.sessions import IDLE_HOURS_DEFAULT, SESSIONS_DEFAULT, SESSIONS_LIMIT
+from pydanube.core.commit.sessions import IDLE_HOURS_DEFAULT, SESSIONS_DEFAULT, SESSIONS_LIMIT
 from pydanube.errors import ConfigError
 
 MIB: Final = 1024 * 1024

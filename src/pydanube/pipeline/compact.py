@@ -18,7 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from pydanube.core.tiers import PARQUET, Descriptor, object_name
+from pydanube.core.history.tiers import PARQUET, Descriptor, object_name
 from pydanube.errors import Conflict, DanubeError, InvalidObject
 from pydanube.formats.parquet import merge_objects
 from pydanube.pipeline.report import Report, Watch

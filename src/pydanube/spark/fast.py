@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from pydanube.core.object_keys import path_of
-from pydanube.core.tiers import PARQUET
+from pydanube.core.history.object_keys import path_of
+from pydanube.core.history.tiers import PARQUET
 from pydanube.spark.errors import NotUploaded, StoreNotHere
 from pydanube.spark.options import Everywhere, PerTopic, SourceOptions
 from pydanube.spark.plan import Offsets, Piece, TopicState, advance, between, resolve

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from pydanube.core.tiers import Descriptor
+from pydanube.core.history.tiers import Descriptor
 from pydanube.errors import ConfigError
 from pydanube.spark.errors import MessagesLost, NotUploaded, OffsetsWrong
 from pydanube.spark.options import EARLIEST, LATEST, AtTime, Everywhere, Orphans, PerTopic, Place

@@ -26,9 +26,9 @@ from crc32c import crc32c
 from pydanube.client.client import Client
 from pydanube.client.messages import StorageInfo
 from pydanube.client.thread import LoopThread
+from pydanube.core.history.object_keys import path_of
+from pydanube.core.history.tiers import Descriptor, Objects, manifest_from_bytes
 from pydanube.core.names import TopicName
-from pydanube.core.object_keys import path_of
-from pydanube.core.tiers import Descriptor, Objects, manifest_from_bytes
 from pydanube.errors import (
     ConfigError,
     DeadlineExceeded,

@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pydanube.core.object_keys import path_of
-from pydanube.core.tiers import RAW, Descriptor
+from pydanube.core.history.object_keys import path_of
+from pydanube.core.history.tiers import RAW, Descriptor
 from pydanube.errors import InvalidObject, NotServed, ObjectDamaged, OffsetOutOfRange
 from pydanube.formats.batch import ENVELOPE, Batch, decode
 from pydanube.formats.parquet import (

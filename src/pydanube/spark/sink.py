@@ -29,8 +29,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
 
 from pydanube.client.client import Client
+from pydanube.core.history.object_keys import is_part
 from pydanube.core.names import TopicName, partition_of_key
-from pydanube.core.object_keys import is_part
 from pydanube.errors import ConfigError, TopicUnknown
 from pydanube.formats.batch import ENVELOPE
 from pydanube.spark.options import SINK_OPTIONS, Connection, Given

@@ -19,7 +19,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric
 
-from pydanube.core.lag import Standing
+from pydanube.core.dispatch.lag import Standing
 from pydanube.telemetry.counts import (
     CloudMetrics,
     ClusterMetrics,

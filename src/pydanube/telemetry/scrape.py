@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import Metric
 
-from pydanube.core.lag import Standing
+from pydanube.core.dispatch.lag import Standing
 from pydanube.telemetry.counts import (
     PHASES,
     Buckets,

@@ -12,8 +12,8 @@ from typing import Final
 
 import pydanube
 from pydanube.core import keys
+from pydanube.core.history.ownership import Orphan, Owner, Seal, void_end
 from pydanube.core.names import TopicName
-from pydanube.core.ownership import Orphan, Owner, Seal, void_end
 from pydanube.errors import DanubeError, Unreachable
 from pydanube.ports import Event as Change
 from pydanube.stores.metadata.etcd import EtcdMetadataStore

@@ -28,11 +28,11 @@ from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
 from pydanube.config import BrokerConfig, ClusterConfig, Config, DispatchConfig, LoadManagerConfig, StorageConfig
 from pydanube.core import keys
-from pydanube.core.lag import Heartbeat
+from pydanube.core.dispatch.lag import Heartbeat
+from pydanube.core.history.ownership import Owner
+from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.ownership import Owner
 from pydanube.core.policies import Delivery
-from pydanube.core.tiers import TierConfig
 from pydanube.errors import DanubeError, NotServed, ProcessEnded, Unreachable
 from pydanube.formats.batch import Envelope
 from pydanube.log.wal import WalConfig

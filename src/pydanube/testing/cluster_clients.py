@@ -20,12 +20,12 @@ from pydanube.broker.any_topic import AnySubscription, AnyTopic
 from pydanube.broker.outbox import AnyOutbox, Delivered, DeliveredBatch, Recalled
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
-from pydanube.core.delivery import Poison
-from pydanube.core.events import offsets
+from pydanube.core.dispatch.consumer_windows import Permits
+from pydanube.core.dispatch.delivery import Poison
+from pydanube.core.dispatch.events import offsets
+from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind
-from pydanube.core.ranges import OffsetRange
-from pydanube.core.roster import Permits
 from pydanube.errors import DanubeError, OffsetOutOfRange, OutOfSequence, ProducerFenced, SessionUnknown
 from pydanube.formats.batch import Envelope, encode_columns
 from pydanube.formats.batch import messages as messages_of

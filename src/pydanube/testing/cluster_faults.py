@@ -20,11 +20,12 @@ from pydanube.broker import hand_over
 from pydanube.broker.retention import Change, RetentionDesk
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
-from pydanube.core import keys, leading
-from pydanube.core.delivery import Backoff, FailurePolicy, Poison
-from pydanube.core.lag import Heartbeat
+from pydanube.core import keys
+from pydanube.core.cluster import leader as leading
+from pydanube.core.dispatch.delivery import Backoff, FailurePolicy, Poison
+from pydanube.core.dispatch.lag import Heartbeat
+from pydanube.core.history.ownership import Owner
 from pydanube.core.names import BrokerId, NamespaceName, SubscriptionName, TopicName
-from pydanube.core.ownership import Owner
 from pydanube.core.policies import Delivery
 from pydanube.errors import DanubeError, TopicExists, TopicUnknown
 from pydanube.formats.segment import SegmentHeader, decode_segment_header, segment_header_length

@@ -32,7 +32,7 @@ from pydanube.cluster.load_manager import LoadManager
 from pydanube.cluster.membership import Membership
 from pydanube.cluster.requests import Requests
 from pydanube.cluster.view import View
-from pydanube.core.leading import Leading
+from pydanube.core.cluster.leader import Leading
 from pydanube.history.maintenance import Tidy
 from pydanube.history.tier import TopicTier
 from pydanube.history.uploader import Tiering

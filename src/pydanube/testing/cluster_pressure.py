@@ -19,8 +19,8 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 from pydanube.broker import members
-from pydanube.core.tiers import Retention, TierConfig
-from pydanube.core.window import Progress
+from pydanube.core.dispatch.window import Progress
+from pydanube.core.history.tiers import Retention, TierConfig
 from pydanube.log.wal import WalConfig
 
 MANY_SHARE: Final = 0.03  # of the seeds have a hundred topics and more

@@ -14,12 +14,12 @@ from typing import Final
 
 from pydanube.broker.topic import Topic
 from pydanube.core import keys, policies
-from pydanube.core.delivery import FailurePolicy, Poison
-from pydanube.core.lifecycle import Registration
+from pydanube.core.cluster.lifecycle import Registration
+from pydanube.core.dispatch.delivery import FailurePolicy, Poison
+from pydanube.core.history.ownership import Orphan, Owner, Seal, reserve_from_bytes, void_end
+from pydanube.core.history.tiers import Descriptor
+from pydanube.core.history.tiers import History as Past
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.ownership import Orphan, Owner, Seal, reserve_from_bytes, void_end
-from pydanube.core.tiers import Descriptor
-from pydanube.core.tiers import History as Past
 from pydanube.errors import DataDamaged, OffsetOutOfRange
 from pydanube.ports import Clock, Delete, Put
 from pydanube.stores.metadata.memory import MemoryMetadataStore

@@ -26,8 +26,9 @@ from typing import Final
 from pydanube.broker import rescue
 from pydanube.broker.retention import Change
 from pydanube.cluster import duties
-from pydanube.core import keys, ranges
-from pydanube.core.lag import Heartbeat
+from pydanube.core import keys
+from pydanube.core.dispatch import ranges
+from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind
 from pydanube.errors import DanubeError

@@ -14,8 +14,8 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from pydanube.core.commit.sessions import RECENT_MAX
 from pydanube.core.commit.values import Receipt
-from pydanube.core.sessions import RECENT_MAX
 from pydanube.errors import (
     DanubeError,
     DiskFull,

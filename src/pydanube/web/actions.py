@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pydanube.client.redrive import REASON, Outcome, Selection, redrive
-from pydanube.core.conditions import count as counted
+from pydanube.core.cluster.conditions import count as counted
 from pydanube.core.names import TopicName, parse_broker_id
 from pydanube.errors import ConfigError, DanubeError, MoveRefused
 from pydanube.web.formats import count

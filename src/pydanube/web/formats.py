@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from pydanube.core import conditions
+from pydanube.core.cluster import conditions
 
 UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 HEX_WIDTH: Final = 16

@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pydanube.core.conditions import count as counted
-from pydanube.core.delivery import DELAY_MAX_MS, REDELIVERY_COUNT_MAX, Backoff, FailurePolicy, Poison
-from pydanube.core.lag import OBSERVE, OFF, PROFILES
+from pydanube.core.cluster.conditions import count as counted
+from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_ALLOWED
+from pydanube.core.dispatch.delivery import DELAY_MAX_MS, REDELIVERY_COUNT_MAX, Backoff, FailurePolicy, Poison
+from pydanube.core.dispatch.lag import OBSERVE, OFF, PROFILES
 from pydanube.core.names import NamespaceName, TopicName
 from pydanube.core.policies import TopicPolicy
-from pydanube.core.roster import UNACKED_MAX_ALLOWED
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.web import formats
 from pydanube.web.gateway import OURS, TOPICS

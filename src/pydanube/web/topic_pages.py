@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pydanube.cli.rpc import BrokerRefused
+from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_DEFAULT
 from pydanube.core.names import TopicName
-from pydanube.core.roster import UNACKED_MAX_DEFAULT
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.web import formats, views
 from pydanube.web.gateway import RELIABLE, Gateway, TopicRow

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from pydanube.core.conditions import count as counted
+from pydanube.core.cluster.conditions import count as counted
 from pydanube.core.names import TopicName
 from pydanube.web.charts import Chart, Line, Part, Tier, chart
 from pydanube.web.gateway import Broker, TopicRow

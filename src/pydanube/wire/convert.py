@@ -15,8 +15,8 @@ import enum
 from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeVar
 
-from pydanube.core.delivery import Backoff, FailurePolicy, Poison
-from pydanube.core.lag import Heartbeat, LagInfo, Standing, explain
+from pydanube.core.dispatch.delivery import Backoff, FailurePolicy, Poison
+from pydanube.core.dispatch.lag import Heartbeat, LagInfo, Standing, explain
 from pydanube.errors import ConfigError, InvalidBatch
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.danube import DanubeApi_pb2 as api_pb

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from pydanube.core.ranges import OffsetRange
+from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.errors import ProtocolViolation
 from pydanube.ports import Buffer
 from pydanube.wire._pb.pydanube.stream_pb2 import Command, Hello, Welcome

@@ -25,11 +25,11 @@ from typing import Any, Final, cast
 from pydanube.cluster import Cluster, Identity
 from pydanube.config import LoadManagerConfig
 from pydanube.core import keys
-from pydanube.core.lifecycle import BrokerState, Entry, Lost
-from pydanube.core.load import LoadReport, TopicLoad
+from pydanube.core.cluster.lifecycle import BrokerState, Entry, Lost
+from pydanube.core.cluster.load import LoadReport, TopicLoad
+from pydanube.core.cluster.placement import BROKER_LOST, Marker
+from pydanube.core.history.ownership import Owner
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.ownership import Owner
-from pydanube.core.placement import BROKER_LOST, Marker
 from pydanube.errors import Conflict, DanubeError, OwnershipLost, TopicUnknown, Unavailable, Unreachable
 from pydanube.ports import Compare, Delete, Put
 from pydanube.stores.metadata.memory import MemoryMetadataStore

@@ -10,8 +10,8 @@ import pytest
 
 from pydanube.broker.rescue import Rescuer
 from pydanube.core import keys
+from pydanube.core.history.tiers import History, Retention, TierConfig
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.tiers import History, Retention, TierConfig
 from pydanube.history.tier_state import all_descriptors, read_state
 from pydanube.ports import Compare, Delete, Put, Revision
 from pydanube.testing.cluster import Cluster

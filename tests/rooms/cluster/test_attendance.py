@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from pydanube.core import keys
-from pydanube.core.presence import Presence
+from pydanube.core.cluster.presence import Presence
 from tests.rooms.cluster.nodes import TTL, Node, Town, simulated
 
 

@@ -16,10 +16,10 @@ from pydanube.broker.overview import Overview
 from pydanube.broker.storage import StorageDesk
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
+from pydanube.core.dispatch.consumer_windows import DispatchLimits
+from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import NamespaceName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.roster import DispatchLimits
-from pydanube.core.tiers import TierConfig
 from pydanube.errors import DanubeError, NotServed
 from pydanube.history.verify import Progress
 from pydanube.ports import Disk, Put, Write, WriteResult

@@ -23,8 +23,8 @@ import pytest
 from pydanube.cluster import lease
 from pydanube.cluster.load_manager import LoadManager
 from pydanube.core import keys
+from pydanube.core.cluster.placement import Marker
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import Marker
 from pydanube.errors import DanubeError, NotServed
 from pydanube.ports import Compare, Delete, Put
 from pydanube.testing.loop import ProcessDied

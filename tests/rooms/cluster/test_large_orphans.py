@@ -14,8 +14,8 @@ import pytest
 from pydanube.broker.rescue import RESCUED, Rescuer
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
+from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import TopicName
-from pydanube.core.tiers import TierConfig
 from pydanube.formats.batch import Batch
 from pydanube.testing.cluster import Cluster, Node
 from tests.rooms.brokers import simulated

@@ -15,10 +15,11 @@ import pytest
 from pydanube.broker.rescue import Rescuer
 from pydanube.broker.storage import StorageDesk
 from pydanube.broker.topic import Topic
-from pydanube.core import keys, ownership
+from pydanube.core import keys
+from pydanube.core.history import ownership
+from pydanube.core.history.ownership import void_to_bytes
+from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import ProducerId, TopicName
-from pydanube.core.ownership import void_to_bytes
-from pydanube.core.tiers import TierConfig
 from pydanube.errors import Unreachable
 from pydanube.formats.batch import encode, rows_of
 from pydanube.history import leftovers

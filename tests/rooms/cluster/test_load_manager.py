@@ -11,8 +11,8 @@ import pytest
 
 from pydanube.config import LoadManagerConfig
 from pydanube.core import keys
+from pydanube.core.cluster.placement import Marker
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import Marker
 from pydanube.errors import BrokerUnknown, DeadlineExceeded, MoveFailed, MoveRefused, NotServed, TopicUnknown
 from pydanube.ports import Delete, Put
 from tests.rooms.cluster.nodes import ORDERS, TTL, Node, Town, now, simulate, simulated

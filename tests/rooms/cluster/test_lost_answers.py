@@ -9,8 +9,8 @@ import pytest
 
 from pydanube.broker.ownership import Ownership
 from pydanube.core import keys
+from pydanube.core.history.tiers import Retention
 from pydanube.core.names import TopicName
-from pydanube.core.tiers import Retention
 from pydanube.errors import Unreachable
 from pydanube.history.tier import TopicTier
 from pydanube.testing.cluster import Cluster

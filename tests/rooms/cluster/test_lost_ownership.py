@@ -19,13 +19,13 @@ from pydanube.broker.take_over import AnyTopic
 from pydanube.broker.topic import Topic
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core import keys
+from pydanube.core.cluster.placement import BROKER_LOST, Marker
+from pydanube.core.commit.sessions import Sessions
+from pydanube.core.history.ownership import RESERVE_OFFSETS_MIN
+from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import SubscriptionName, TopicName
-from pydanube.core.ownership import RESERVE_OFFSETS_MIN
-from pydanube.core.placement import BROKER_LOST, Marker
 from pydanube.core.policies import Delivery
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.sessions import Sessions
-from pydanube.core.tiers import TierConfig
 from pydanube.errors import Conflict, DanubeError, NotServed, OwnershipLost, Unreachable
 from pydanube.history.tier import TopicTier
 from pydanube.history.uploader import Tiering

@@ -10,8 +10,8 @@ import pytest
 
 from pydanube.cluster import duties
 from pydanube.core import keys
+from pydanube.core.cluster.placement import Marker
 from pydanube.core.names import TopicName
-from pydanube.core.placement import Marker
 from pydanube.core.policies import Delivery
 from pydanube.ports import Put
 from pydanube.testing.cluster import Cluster, Node

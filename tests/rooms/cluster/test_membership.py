@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from pydanube.core import keys
-from pydanube.core.lifecycle import BrokerState, Mode, Registration
+from pydanube.core.cluster.lifecycle import BrokerState, Mode, Registration
 from pydanube.core.names import BrokerId
 from pydanube.errors import NodeIdInUse
 from pydanube.ports import Delete, Put

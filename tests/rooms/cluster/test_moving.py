@@ -17,10 +17,10 @@ import pytest
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
-from pydanube.core.leading import FAILED_SECONDS
+from pydanube.core.cluster.leader import FAILED_SECONDS
+from pydanube.core.history.tiers import History, TierConfig
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.tiers import History, TierConfig
 from pydanube.errors import MoveFailed, NotServed, Unreachable
 from pydanube.history.snapshots import read_snapshot
 from pydanube.history.tier import topic_prefix

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from pydanube.core import keys
-from pydanube.core.lifecycle import BrokerState, Mode
+from pydanube.core.cluster.lifecycle import BrokerState, Mode
 from pydanube.core.names import BrokerId
 from pydanube.errors import MoveRefused
 from pydanube.ports import Put

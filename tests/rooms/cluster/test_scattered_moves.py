@@ -13,9 +13,9 @@ from pydanube.broker import cursors
 from pydanube.broker.move_log import MoveLog
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
+from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.ranges import OffsetRange
 from pydanube.testing.cluster import Cluster, Node
 from tests.rooms.brokers import Stream, consume, message, numbers, simulated
 

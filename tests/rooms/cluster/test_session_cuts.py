@@ -9,8 +9,8 @@ import pytest
 
 from pydanube.broker import hand_over
 from pydanube.broker.topic import Topic
+from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import ProducerId
-from pydanube.core.tiers import TierConfig
 from pydanube.errors import SessionUnknown
 from pydanube.formats.batch import Batch, encode, rows_of
 from pydanube.history import tier

@@ -8,10 +8,10 @@ import pytest
 
 from pydanube.broker.overview import Overview, State
 from pydanube.core import keys
+from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import Delivery
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.core.tiers import TierConfig
 from pydanube.errors import MoveRefused, NotServed, Refused, TopicUnknown
 from pydanube.testing.cluster import TTL, Cluster, Node
 from tests.rooms.brokers import consume, message, simulated

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pydanube
-from pydanube.core.conditions import Severity
+from pydanube.core.cluster.conditions import Severity
 from pydanube.errors import Unreachable
 from pydanube.web import pages
 from pydanube.web.conditions import Banner

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from pydanube.client.client import Client
-from pydanube.core.delivery import FailurePolicy
+from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.web.settings import default_policy
 from pydanube.wire.convert import failure_policy_of
 from tests.rooms.web.pages import Web, opened

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Generic
 
+from pydanube.core.commit.sessions import Producer, Stored
 from pydanube.core.commit.values import (
     FAILURE,
     FIRST,
@@ -50,7 +51,6 @@ from pydanube.core.commit.values import (
     W,
     WriteAgain,
 )
-from pydanube.core.sessions import Producer, Stored
 from pydanube.errors import (
     DanubeError,
     DiskFailed,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from pydanube.core.sessions import Producer, Sessions
+from pydanube.core.commit.sessions import Producer, Sessions
 from pydanube.errors import DanubeError, DiskFull
 
 # Why a segment is made. The first three end the one before it because of a group that needs another.

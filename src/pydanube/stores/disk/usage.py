@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from pydanube.core.load import Usage
+from pydanube.core.cluster.load import Usage
 
 ROOT: Final = Path("/")
 READINGS_MAX: Final = 5  # the mean is over four reports: two minutes, unless it is set otherwise

@@ -44,7 +44,7 @@ from obstore.exceptions import (
 )
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from pydanube.core.object_keys import check_key
+from pydanube.core.history.object_keys import check_key
 from pydanube.errors import Conflict, StoreRefused, Unreachable
 from pydanube.ports import Buffer, Elsewhere, ObjectInfo
 from pydanube.stores.objects.listing import Found, Listing

@@ -33,7 +33,7 @@ from hashlib import blake2b
 from itertools import count
 from typing import Final
 
-from pydanube.core.object_keys import NO_DOT, is_part, path_of
+from pydanube.core.history.object_keys import NO_DOT, is_part, path_of
 from pydanube.errors import Conflict, DirectoryInUse, DiskFailed, DiskFull, Unreachable
 from pydanube.ports import Buffer, Disk, Elsewhere, Entry, ObjectInfo, Write
 from pydanube.stores.disk.paths import parent

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
-from pydanube.core.object_keys import is_key
+from pydanube.core.history.object_keys import is_key
 from pydanube.ports import ObjectInfo
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from hashlib import blake2b
 
-from pydanube.core.object_keys import check_key
+from pydanube.core.history.object_keys import check_key
 from pydanube.errors import Conflict
 from pydanube.ports import Buffer, Elsewhere, ObjectInfo
 

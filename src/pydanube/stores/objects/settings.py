@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from pydanube.core.object_keys import is_key
+from pydanube.core.history.object_keys import is_key
 from pydanube.errors import ConfigError
 
 HIDDEN: Final = "(hidden)"

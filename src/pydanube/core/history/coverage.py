@@ -3,7 +3,8 @@
     [0, first_offset)        forgotten: retention
     [first_offset, head)     each offset in an object, the owner's log, an orphan or a void; anything else is lost
 
-An operator asks this (`storage verify`); nothing is decided here for the tier itself (`core/tiers.py` does that).
+An operator asks this (`storage verify`); nothing is decided here for the tier itself (`core/history/tiers.py` does
+that).
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import enum
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from pydanube.core.ranges import OffsetRanges
-from pydanube.core.tiers import Descriptor, epoch_of_name
+from pydanube.core.dispatch.ranges import OffsetRanges
+from pydanube.core.history.tiers import Descriptor, epoch_of_name
 
 
 class Where(enum.Enum):

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple, Self
 
-from pydanube.core.conditions import STALE_MS, count
-from pydanube.core.lifecycle import BrokerState, Registration
+from pydanube.core.cluster.conditions import STALE_MS, count
+from pydanube.core.cluster.lifecycle import BrokerState, Registration
 from pydanube.core.names import BrokerId
 
 STARTS_MAX: Final = 10  # that are remembered

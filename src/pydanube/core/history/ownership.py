@@ -57,8 +57,8 @@ class Owner:
 class Seal:
     """How an owner left the topic. `last_committed_offset` is -1 if it has no message.
 
-    `sessions` is the state of idempotent producers (core/sessions.py) in base64. `timestamp` is when, in milliseconds
-    since 1970; `append_time`, that of the last batch, in microseconds as in the log.
+    `sessions` is the state of idempotent producers (core/commit/sessions.py) in base64. `timestamp` is when, in
+    milliseconds since 1970; `append_time`, that of the last batch, in microseconds as in the log.
     """
 
     sealed: bool = True

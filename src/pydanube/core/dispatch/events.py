@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pydanube.core.delivery import FailurePolicy, Tries
-from pydanube.core.limits import TokenBucket
+from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.delivery import FailurePolicy, Tries
+from pydanube.core.dispatch.limits import TokenBucket
+from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.core.names import ConsumerId
-from pydanube.core.ranges import OffsetRange
-from pydanube.core.roster import DispatchLimits, Permits
 
 Ranges: TypeAlias = tuple[OffsetRange, ...]
 

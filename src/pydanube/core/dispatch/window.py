@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from pydanube.core.delivery import Tries
+from pydanube.core.dispatch.delivery import Tries
+from pydanube.core.dispatch.ranges import OFFSET_END_MAX, OffsetRange, OffsetRanges, Piece, RangeMap, finished
 from pydanube.core.names import ConsumerId
-from pydanube.core.ranges import OFFSET_END_MAX, OffsetRange, OffsetRanges, Piece, RangeMap, finished
 
 HOLES_SIZE_MAX_BYTES: Final = 4096
 HOLES_LAST_SIZE_MAX_BYTES: Final = 256 * 1024  # of what nobody will correct: a hand-over, a close

@@ -17,8 +17,8 @@ exactly one happens, and a broker is drained for having been away only if its ow
 
 A session is one stretch of life that was never declared dead: a new process has a new one, and so has a process that
 was. A broker that an operator drained stays so over restarts: only `activate` ends it. One that is drained for having
-been away may come back by itself (`core/returning.py`). `--join` concerns a broker's first start; later starts with the
-flag still given change nothing.
+been away may come back by itself (`core/cluster/returning.py`). `--join` concerns a broker's first start; later starts
+with the flag still given change nothing.
 """
 
 from __future__ import annotations

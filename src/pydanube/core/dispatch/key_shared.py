@@ -19,16 +19,16 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from pydanube.core.delivery import UNTRIED, FailurePolicy, Poison, RetryAt, Tries, copy_delay_seconds, judge
-from pydanube.core.events import Blocked, DeadLetter, Dropped, Joined, Ranges, ReadKeys, Skipped, Unblocked
-from pydanube.core.keyring import Ring, accepts, ring_hash
-from pydanube.core.lag import Standing
-from pydanube.core.limits import TokenBucket
-from pydanube.core.machine import Machine
+from pydanube.core.dispatch.consumer_windows import DispatchLimits, Member
+from pydanube.core.dispatch.delivery import UNTRIED, FailurePolicy, Poison, RetryAt, Tries, copy_delay_seconds, judge
+from pydanube.core.dispatch.events import Blocked, DeadLetter, Dropped, Joined, Ranges, ReadKeys, Skipped, Unblocked
+from pydanube.core.dispatch.hash_ring import Ring, accepts, ring_hash
+from pydanube.core.dispatch.lag import Standing
+from pydanube.core.dispatch.limits import TokenBucket
+from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, work
+from pydanube.core.dispatch.window import Progress
 from pydanube.core.names import ConsumerId
-from pydanube.core.ranges import OffsetRange, OffsetRanges, work
-from pydanube.core.roster import DispatchLimits, Member
-from pydanube.core.window import Progress
 
 KEYS_READ_MAX: Final = 1_000  # offsets whose keys are asked for at a time
 QUEUED_MAX: Final = 100_000  # offsets in queues: bounds memory, some 15 MB, when a hot key is stuck

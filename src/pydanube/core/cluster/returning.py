@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from pydanube.core.lifecycle import NO_ACTIVE_BROKER, BrokerState, Lost, Mode
+from pydanube.core.cluster.lifecycle import NO_ACTIVE_BROKER, BrokerState, Lost, Mode
 from pydanube.core.names import BrokerId
 
 # All in TTLs.

@@ -23,15 +23,24 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from pydanube.core.delivery import UNTRIED, FailurePolicy, Poison, RetryAt, Tries, copy_delay_seconds, judge
-from pydanube.core.events import Activated, Blocked, DeadLetter, Dropped, Joined, JoinRefused, Ranges, Unblocked
-from pydanube.core.lag import Standing
-from pydanube.core.limits import TokenBucket
-from pydanube.core.machine import Machine
+from pydanube.core.dispatch.consumer_windows import DispatchLimits, Member
+from pydanube.core.dispatch.delivery import UNTRIED, FailurePolicy, Poison, RetryAt, Tries, copy_delay_seconds, judge
+from pydanube.core.dispatch.events import (
+    Activated,
+    Blocked,
+    DeadLetter,
+    Dropped,
+    Joined,
+    JoinRefused,
+    Ranges,
+    Unblocked,
+)
+from pydanube.core.dispatch.lag import Standing
+from pydanube.core.dispatch.limits import TokenBucket
+from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.ranges import OffsetRange, Piece, RangeMap
+from pydanube.core.dispatch.window import Progress
 from pydanube.core.names import ConsumerId
-from pydanube.core.ranges import OffsetRange, Piece, RangeMap
-from pydanube.core.roster import DispatchLimits, Member
-from pydanube.core.window import Progress
 
 
 class Wait(NamedTuple):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 from typing import Final, NamedTuple
 
-from pydanube.core.conditions import words
+from pydanube.core.cluster.conditions import words
 
 SPAN_SECONDS: Final = 60.0  # the rate is of so long
 LOOKS_MAX: Final = 8

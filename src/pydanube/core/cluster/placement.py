@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final, NamedTuple, Self, TypeVar
 
-from pydanube.core.load import (
+from pydanube.core.cluster.load import (
     Balance,
     Figures,
     LoadReport,

@@ -22,7 +22,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from pydanube.core.ranges import OffsetRanges
+from pydanube.core.dispatch.ranges import OffsetRanges
 from pydanube.errors import OutOfSequence, ProducerFenced, SessionUnknown
 
 # A client keeps at most this many batches in flight, so an older resend cannot happen.

@@ -23,10 +23,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
-from pydanube.core.lifecycle import DRAIN_COMPLETE, BrokerState, Drain, Lost, Mode
-from pydanube.core.load import Figures, LoadReport, TopicLoad, loads_of_topics, measure, rank, weighs
-from pydanube.core.names import BrokerId, TopicName
-from pydanube.core.placement import (
+from pydanube.core.cluster.lifecycle import DRAIN_COMPLETE, BrokerState, Drain, Lost, Mode
+from pydanube.core.cluster.load import Figures, LoadReport, TopicLoad, loads_of_topics, measure, rank, weighs
+from pydanube.core.cluster.placement import (
     DRAIN,
     PLAN_MAX,
     REBALANCE,
@@ -40,7 +39,8 @@ from pydanube.core.placement import (
     propose,
     too_soon,
 )
-from pydanube.core.returning import NEXT, Waiting, away, nobody_serves, returns_of
+from pydanube.core.cluster.returning import NEXT, Waiting, away, nobody_serves, returns_of
+from pydanube.core.names import BrokerId, TopicName
 
 CLAIM_SECONDS: Final = 3.0  # a target that has claimed nothing for so long is replaced
 CLAIM_SECONDS_MAX: Final = 48.0  # when nobody claims: longer than it takes to list what no event told

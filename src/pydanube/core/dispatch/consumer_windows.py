@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges
 from pydanube.core.names import ConsumerId
-from pydanube.core.ranges import OffsetRange, OffsetRanges
 from pydanube.errors import ConfigError
 
 UNACKED_MAX_DEFAULT: Final = 10

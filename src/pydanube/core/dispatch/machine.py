@@ -27,8 +27,9 @@ from collections.abc import Generator, Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
-from pydanube.core.delivery import TIMED_OUT, FailurePolicy, Tries
-from pydanube.core.events import (
+from pydanube.core.dispatch.consumer_windows import DispatchLimits, Member, Roster
+from pydanube.core.dispatch.delivery import TIMED_OUT, FailurePolicy, Tries
+from pydanube.core.dispatch.events import (
     Acked,
     AckRefused,
     Available,
@@ -61,12 +62,11 @@ from pydanube.core.events import (
     WakeAt,
     Withheld,
 )
-from pydanube.core.lag import Beat, Heartbeat, LagInfo, Standing, beat, lag_info
-from pydanube.core.limits import TokenBucket
+from pydanube.core.dispatch.lag import Beat, Heartbeat, LagInfo, Standing, beat, lag_info
+from pydanube.core.dispatch.limits import TokenBucket
+from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, Piece, work
+from pydanube.core.dispatch.window import Flight, InFlight, Progress, SavedPosition
 from pydanube.core.names import ConsumerId
-from pydanube.core.ranges import OffsetRange, OffsetRanges, Piece, work
-from pydanube.core.roster import DispatchLimits, Member, Roster
-from pydanube.core.window import Flight, InFlight, Progress, SavedPosition
 
 PIECES_MAX: Final = 1_024  # ranges that one step sends, takes back because of their age, or retries
 IDLE_SECONDS: Final = 0.1  # somebody has nothing to do for so long, and others are asked for what they have not seen
