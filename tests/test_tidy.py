@@ -603,7 +603,7 @@ def test_threads_time_or_randomness_outside_the_adapters_are_found(tmp_path: Pat
     [
         ("stores/disk/files.py", "import threading\nimport time"),
         ("api/server.py", "import grpc"),
-        ("client/connection.py", "import random"),
+        ("client/brokers.py", "import random"),
         ("testing/sim.py", "import random\ngenerator = random.Random(42)"),
         ("log/wal.py", "def f(clock, loop):\n    return clock.now(), loop.time()"),
     ],

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import pydanube
-from pydanube.client.connection import PORT
+from pydanube.client.brokers import PORT
 from pydanube.stores.metadata.etcd import CLIENT_PORT_OFFSET
 from pydanube.testing.ports import free_block
 from tests.e2e.clusters import ClusterBroker, cluster_in

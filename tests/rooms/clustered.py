@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc
 
-from pydanube.api.peers import Peers
+from pydanube.api.grpc.peers import Peers
 from pydanube.api.server import Doors
 from pydanube.broker.quorum import Members
 from pydanube.broker.service import Broker

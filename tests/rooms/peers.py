@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from pydanube.api.stream import Connection, StreamDoor
+from pydanube.api.native.server import Connection, StreamDoor
 from pydanube.config.stream import StreamLimits
 from pydanube.formats.batch import Batch, Envelope, encode, rows_of
 from pydanube.wire import frames

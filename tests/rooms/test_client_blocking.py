@@ -14,7 +14,7 @@ import pytest
 
 import pydanube
 from pydanube.client.blocking import Client, Consumer, Message
-from pydanube.client.drafts import MESSAGE_OVERHEAD_BYTES
+from pydanube.client.open_batch import MESSAGE_OVERHEAD_BYTES
 from pydanube.client.thread import LoopThread
 from pydanube.errors import BufferFull, ClientClosed, DeadlineExceeded, MessageTooLarge, NeverOpened
 from pydanube.testing.brokers import TestBroker

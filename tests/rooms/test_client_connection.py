@@ -13,10 +13,10 @@ import pytest
 
 import pydanube
 import pydanube.testing
-from pydanube.client import connection
+from pydanube.client import brokers as connection
+from pydanube.client.brokers import BACKOFF_MAX_SECONDS, Address, Backoff, Brokers, addresses_of
 from pydanube.client.client import TIMEOUT_SECONDS
-from pydanube.client.connection import BACKOFF_MAX_SECONDS, Address, Backoff, Brokers, addresses_of
-from pydanube.client.incoming import ConsumerLane
+from pydanube.client.partition_consumer import ConsumerLane
 from pydanube.config import ClusterConfig
 from pydanube.errors import (
     ClientClosed,
@@ -448,7 +448,7 @@ def test_what_opens_in_the_moment_in_which_its_opener_gives_up_is_closed(monkeyp
                 monkeypatch.undo()
                 await asyncio.sleep(60)
 
-            monkeypatch.setattr("pydanube.client.lane.OPEN_SECONDS", 0.3)
+            monkeypatch.setattr("pydanube.client.partition_handle.OPEN_SECONDS", 0.3)
             monkeypatch.setattr(ConsumerLane, "_open_at", too_late)
             async with client.consumer(TOPIC, subscription="s", timeout=5):
                 closed = (await broker.until("close_consumer", 2))[-1]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import pydanube
-from pydanube.client.outgoing import RESEND_SECONDS
+from pydanube.client.partition_producer import RESEND_SECONDS
 from pydanube.client.producer import Producer
 from pydanube.core.names import partition_of_key
 from pydanube.errors import (

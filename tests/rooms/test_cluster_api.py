@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from grpc import StatusCode
 
-from pydanube.api.forward import OWNERS
-from pydanube.api.peers import FORWARDED
+from pydanube.api.grpc.forward import OWNERS
+from pydanube.api.grpc.peers import FORWARDED
 from pydanube.api.process import check_ports
 from pydanube.broker.volatile_topic import VolatileTopic
-from pydanube.client.connection import Brokers, addresses_of
-from pydanube.client.link import Link
+from pydanube.client.brokers import Brokers, addresses_of
+from pydanube.client.connection import Link
 from pydanube.config import BrokerConfig, Config, reachable
 from pydanube.core import keys
 from pydanube.core.cluster.load import Usage

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from grpc import StatusCode
 
-from pydanube.api.metrics import MetricsDoor
+from pydanube.api.http.metrics import MetricsDoor
 from pydanube.api.server import Doors, open_metrics
 from pydanube.config import BrokerConfig
 from pydanube.core.names import TopicName

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc import StatusCode
 
-from pydanube.api.grpc_data import MESSAGE_SIZE_MAX_BYTES
+from pydanube.api.grpc.data import MESSAGE_SIZE_MAX_BYTES
 from pydanube.broker.subscription import Subscription
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.names import ConsumerId, SubscriptionName, TopicName, producer_id

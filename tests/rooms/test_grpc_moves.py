@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from pydanube.api.grpc_moves import MoveCalls
+from pydanube.api.grpc.moves import MoveCalls
 from pydanube.wire._pb.pydanube import admin_pb2 as pb
 from tests.support import run
 

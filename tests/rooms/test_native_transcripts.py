@@ -21,9 +21,9 @@ from zlib import crc32
 
 import pytest
 
-from pydanube.api import stream
-from pydanube.client import link as links
-from pydanube.client.link import Link
+from pydanube.api.native import server
+from pydanube.client import connection as links
+from pydanube.client.connection import Link
 from pydanube.errors import DanubeError
 from pydanube.formats.batch import Envelope
 from pydanube.wire import frames
@@ -90,7 +90,7 @@ def packed(*body: Any, **command: Any) -> bytes:
 def fixed_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """The versions of both ends are part of their greetings, and times of batches."""
     monkeypatch.setattr(peers, "Envelope", partial(Envelope, publish_time=1_700_000_000_000_000))
-    monkeypatch.setattr(stream, "_name", lambda: "PyDanube test")
+    monkeypatch.setattr(server, "_name", lambda: "PyDanube test")
     monkeypatch.setattr(links, "_client_name", lambda: "pydanube test")
 
 

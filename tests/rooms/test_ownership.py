@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from pydanube.api.grpc_ours import peek, peek_newest
+from pydanube.api.grpc.extensions import peek, peek_newest
 from pydanube.broker.ownership import Ownership, look
 from pydanube.core import keys
 from pydanube.core.history.ownership import RESERVE_OFFSETS_MIN, Owner, reserve_to_bytes

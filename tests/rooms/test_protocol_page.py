@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pydanube.api.stream_handles import DELIVER_OVERHEAD_BYTES
+from pydanube.api.native.handles import DELIVER_OVERHEAD_BYTES
 from pydanube.config.keys import SETTINGS
 from pydanube.config.stream import FRAME_BYTES_MAX, FRAME_BYTES_MIN, StreamLimits
 from pydanube.core.dispatch.consumer_windows import DispatchLimits

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from pydanube.api.stream import SWEEP_SECONDS, TURN_SETTLED, StreamDoor
+from pydanube.api.native.server import SWEEP_SECONDS, TURN_SETTLED, StreamDoor
 from pydanube.core.dispatch.ranges import work
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import TopicPolicy

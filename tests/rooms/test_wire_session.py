@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydanube.api.stream_requests import Requests
+from pydanube.api.native.requests import Requests
 from pydanube.config.stream import StreamLimits
 from pydanube.errors import ConsumerUnknown, DanubeError, LimitReached, ProtocolViolation, Unreachable
 from pydanube.wire import frames, session

@@ -12,7 +12,7 @@ import pytest
 
 import pydanube
 import pydanube.testing
-from pydanube.api.stream import StreamDoor
+from pydanube.api.native.server import StreamDoor
 from pydanube.broker.topic import Topic
 from pydanube.client.client import Client
 from pydanube.client.messages import Message

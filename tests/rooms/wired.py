@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 import pydanube
-from pydanube.api.stream import StreamDoor
+from pydanube.api.native.server import StreamDoor
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import pydanube
-from pydanube.api.stream import StreamDoor
+from pydanube.api.native.server import StreamDoor
 from pydanube.broker.service import Broker
 from pydanube.errors import Unavailable
 from pydanube.testing.loop import Process, run

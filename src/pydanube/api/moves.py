@@ -14,8 +14,8 @@ from typing import Final
 
 import grpc
 
-from pydanube.api.peers import Peers
-from pydanube.api.rpc import Refusal, status_of
+from pydanube.api.grpc.adapter import Refusal, status_of
+from pydanube.api.grpc.peers import Peers
 from pydanube.broker.overview import MOVING, Overview
 from pydanube.broker.service import Broker
 from pydanube.cluster.cluster import Cluster

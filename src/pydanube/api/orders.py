@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from google.protobuf.descriptor import MethodDescriptor
 
-from pydanube.api.forward import is_forwarded
+from pydanube.api.grpc.forward import is_forwarded
 from pydanube.broker.outbox import Caller
 from pydanube.broker.service import Broker
 from pydanube.wire._pb.pydanube import stream_pb2 as stream_pb

@@ -23,9 +23,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from pydanube.api.grpc.peers import Peers
+from pydanube.api.http.metrics import MetricsDoor
 from pydanube.api.memory import give_back_large_blocks, keep_collections_short
-from pydanube.api.metrics import MetricsDoor
-from pydanube.api.peers import Peers
 from pydanube.api.server import Doors, open_metrics
 from pydanube.broker.service import Broker
 from pydanube.config import Config, open_files

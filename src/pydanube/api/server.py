@@ -20,14 +20,16 @@ from typing import Final
 import grpc
 from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
 
-from pydanube.api import grpc_admin, grpc_cluster, grpc_data, grpc_ours, grpc_status, grpc_storage
 from pydanube.api.connections import Admission
-from pydanube.api.forward import Forwarder
-from pydanube.api.metrics import STARTING, MetricsDoor
+from pydanube.api.grpc import admin as grpc_admin
+from pydanube.api.grpc import cluster as grpc_cluster
+from pydanube.api.grpc import data, extensions, status, storage
+from pydanube.api.grpc.adapter import handler_of
+from pydanube.api.grpc.forward import Forwarder
+from pydanube.api.grpc.peers import Peers, PeerService
+from pydanube.api.http.metrics import STARTING, MetricsDoor
+from pydanube.api.native.server import StreamDoor
 from pydanube.api.orders import Orders
-from pydanube.api.peers import Peers, PeerService
-from pydanube.api.rpc import handler_of
-from pydanube.api.stream import StreamDoor
 from pydanube.api.tls import server_context
 from pydanube.broker.observing import Observer
 from pydanube.broker.service import Broker
@@ -149,33 +151,31 @@ class Doors:
         registry = _services(SchemaRegistry_pb2.DESCRIPTOR)["SchemaRegistry"]
         producers = handler_of(
             api["ProducerService"],
-            grpc_data.ProducerService(broker),
+            data.ProducerService(broker),
             telemetry,
             tables={"SendMessage": SEND},
             admission=self._clients,
-            size_max_bytes={"SendMessage": grpc_data.MESSAGE_SIZE_MAX_BYTES},
+            size_max_bytes={"SendMessage": data.MESSAGE_SIZE_MAX_BYTES},
             busy={"SendMessage": broker.wal.committer.pressure.why_busy},
         )
         consumers = handler_of(
             api["ConsumerService"],
-            grpc_data.ConsumerService(broker),
+            data.ConsumerService(broker),
             telemetry,
             tables={"ReceiveMessages": RECEIVE},
             admission=self._clients,
         )
-        schemas = handler_of(registry, grpc_data.SchemaRegistry(), telemetry)
-        ours = grpc_ours.Admin(broker, self._peers, self._observer)
+        schemas = handler_of(registry, data.SchemaRegistry(), telemetry)
+        ours = extensions.Admin(broker, self._peers, self._observer)
         ours_service = _services(admin_pb2.DESCRIPTOR)["Admin"]
         self._client.add_generic_rpc_handlers(
             (
                 producers,
                 consumers,
-                handler_of(api["Discovery"], grpc_data.Discovery(broker), telemetry, admission=self._clients),
-                handler_of(api["HealthCheck"], grpc_data.HealthCheck(broker), telemetry, admission=self._clients),
-                handler_of(
-                    api["StorageService"], grpc_storage.StorageService(broker), telemetry, admission=self._clients
-                ),
-                handler_of(ours_service, grpc_ours.ForClients(ours), telemetry, table=ADMIN, admission=self._clients),
+                handler_of(api["Discovery"], data.Discovery(broker), telemetry, admission=self._clients),
+                handler_of(api["HealthCheck"], data.HealthCheck(broker), telemetry, admission=self._clients),
+                handler_of(api["StorageService"], storage.StorageService(broker), telemetry, admission=self._clients),
+                handler_of(ours_service, extensions.ForClients(ours), telemetry, table=ADMIN, admission=self._clients),
                 schemas,
             )
         )
@@ -188,9 +188,7 @@ class Doors:
             admin["TopicAdmin"]: grpc_admin.TopicAdmin(broker, peers),
             admin["SecurityAdmin"]: grpc_admin.SecurityAdmin(),
             ours_service: ours,
-            _services(status_pb2.DESCRIPTOR)["Status"]: grpc_status.Status(
-                broker, peers, self._observer, program_version()
-            ),
+            _services(status_pb2.DESCRIPTOR)["Status"]: status.Status(broker, peers, self._observer, program_version()),
             _services(peers_pb2.DESCRIPTOR)["Peers"]: PeerService(broker),
         }
         orders = Orders(broker)

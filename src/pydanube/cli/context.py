@@ -89,7 +89,7 @@ def _check_endpoint(url: str) -> None:
 
 def _check_service(url: str) -> None:
     from pydanube.cli.rpc import target
-    from pydanube.client.connection import addresses_of
+    from pydanube.client.brokers import addresses_of
 
     if url.startswith(("http:", "https:")):
         target(url, "--service-addr")

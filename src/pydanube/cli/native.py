@@ -16,8 +16,8 @@ from pydanube.cli.catching_up import Course, Progress
 from pydanube.cli.consuming import Received, Wish, no_topic, nothing_kept
 from pydanube.cli.exits import Usage
 from pydanube.cli.producing import Order, Outgoing, Sent
+from pydanube.client.brokers import addresses_of
 from pydanube.client.client import connect
-from pydanube.client.connection import addresses_of
 from pydanube.errors import (
     DanubeError,
     DeadlineExceeded,

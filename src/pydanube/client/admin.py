@@ -7,8 +7,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from pydanube.client.connection import Brokers
-from pydanube.client.link import Link
+from pydanube.client.brokers import Brokers
+from pydanube.client.connection import Link
 from pydanube.client.messages import OFFSET, Lag, Located, Place, StorageInfo, TopicInfo, place_of, with_offsets
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import SubscriptionName, TopicName

@@ -27,7 +27,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import pyarrow as pa
 
 from pydanube.client import admin, client, consumer, messages, producer
-from pydanube.client.connection import within
+from pydanube.client.brokers import within
 from pydanube.client.messages import (
     BatchView,
     Delivery,
@@ -39,7 +39,7 @@ from pydanube.client.messages import (
     Statistics,
     TopicInfo,
 )
-from pydanube.client.outgoing import ProducerLane
+from pydanube.client.partition_producer import ProducerLane
 from pydanube.client.producer import Payload, Prepared
 from pydanube.client.thread import LoopThread
 from pydanube.client.working import Handled, stopped_by_sigterm

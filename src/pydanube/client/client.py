@@ -9,11 +9,9 @@ from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias
 
 from pydanube.client.admin import Admin, Fetch
-from pydanube.client.connection import Brokers, addresses_of
+from pydanube.client.brokers import Brokers, addresses_of
 from pydanube.client.connector import SYSTEM, Connector
 from pydanube.client.consumer import Consumer
-from pydanube.client.drafts import ProducerSettings
-from pydanube.client.incoming import ConsumerSettings
 from pydanube.client.messages import (
     TYPES,
     Lag,
@@ -25,6 +23,8 @@ from pydanube.client.messages import (
     TopicInfo,
     place_of,
 )
+from pydanube.client.open_batch import ProducerSettings
+from pydanube.client.partition_consumer import ConsumerSettings
 from pydanube.client.producer import Producer
 from pydanube.client.publisher import Publisher
 from pydanube.core.history.tiers import Descriptor

@@ -1,342 +1,280 @@
-"""The brokers an application knows: links to them, where topics are, and patience.
+"""One connection to one broker: the protocol's session (wire/session.py) with a socket.
 
-    Brokers.any()          a link to some broker: one that is open, else the first that answers
-    Brokers.owner(topic)   a link to the broker that serves the topic, by lookup
-    patiently(...)         tries again what time may heal, until the deadline
+    Link.ask(command) ──► Session ──► broker ──► Session ──► the callback of the request
+                                                    └──────► Deliver, Moved, Error: the lane that has the handle
 
-Addresses are those the application gave and those that lookups named since; all of them are tried, in random order, so
-one broker that is away never stops a client that knows another. Neither does one that answers and cannot help, such as
-a broker that is cut off from the others: whoever let us down last is asked last.
+A link ends once, with one error, and is never used again: everything that waited for an answer gets that error, and
+every lane is told. Who opens the next link, and what is sent on it again, is for the lanes to decide.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
-from random import Random
-from typing import Final, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Protocol, TypeAlias, cast
 
-from pydanube.client.connector import SYSTEM, Connector
-from pydanube.client.link import Link, tls_refusal
-from pydanube.client.messages import Statistics
-from pydanube.errors import (
-    ClientClosed,
-    ConfigError,
-    DanubeError,
-    DeadlineExceeded,
-    TopicUnknown,
-    Unavailable,
-    Unreachable,
-)
-from pydanube.wire import strangers
+from pydanube.errors import ConfigError, DanubeError, InvalidBatch, NotServed, ProtocolViolation, Unreachable
+from pydanube.ports import Buffer
+from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
+from pydanube.wire.errors_on_wire import from_wire
+from pydanube.wire.session import End, How, Reply, Session, Side
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-PORT: Final = 6651
-PLAIN: Final = "danube"
-TLS: Final = "danube+tls"
-DIAL_SECONDS: Final = 5.0  # to one broker; the next one is tried then
-BACKOFF_FIRST_SECONDS: Final = 0.05
-BACKOFF_MAX_SECONDS: Final = 0.5  # each topic that waits asks two or three times a second where it is
+Answer: TypeAlias = Callable[[frames.Frame | DanubeError], None]
 
 
-class Address(NamedTuple):
-    """danube://host:port, or danube+tls://host:port."""
-
-    host: str
-    port: int
-    tls: bool
-
-    @classmethod
-    def parse(cls, url: str) -> Address:
-        """Raises ConfigError."""
-        allowed = f"{PLAIN}://host:port or {TLS}://host:port"
-        try:
-            parts = urlsplit(url if "://" in url else f"{PLAIN}://{url}")
-            port = parts.port
-        except ValueError as error:
-            raise ConfigError("url", url, allowed) from error
-        if parts.scheme not in (PLAIN, TLS) or not parts.hostname or parts.path.strip("/") or parts.query:
-            raise ConfigError("url", url, allowed)
-        return cls(parts.hostname, port or PORT, parts.scheme == TLS)
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{TLS if self.tls else PLAIN}://{host}:{self.port}"
-
-
-def addresses_of(urls: str | Iterable[str]) -> list[Address]:
-    """Several are given as a list, or in one text with commas between them."""
-    texts = urls.split(",") if isinstance(urls, str) else list(urls)
-    found = list(dict.fromkeys(Address.parse(text.strip()) for text in texts if text.strip()))
-    if not found:
-        raise ConfigError("url", urls, "at least one broker")
-    return found
-
-
-class Backoff:
-    """Waits longer each time, up to a bound, and never for the same time as everybody else."""
-
-    def __init__(self, dice: Random) -> None:
-        self._dice = dice
-        self._next = BACKOFF_FIRST_SECONDS
-
-    def reset(self) -> None:
-        self._next = BACKOFF_FIRST_SECONDS
-
-    def seconds(self) -> float:
-        seconds, self._next = self._next, min(2 * self._next, BACKOFF_MAX_SECONDS)
-        return seconds * self._dice.uniform(0.5, 1.0)
-
-    async def sleep(self) -> None:
-        await asyncio.sleep(self.seconds())
-
-
-async def within(what: str, seconds: float, waiting: Awaitable[T]) -> T:
-    """The result, if it comes in time."""
+@lru_cache
+def _client_name() -> str:
+    """For the broker's log."""
     try:
-        async with asyncio.timeout(seconds):
-            return await waiting
-    except TimeoutError:
-        raise DeadlineExceeded(what, seconds) from None
+        return f"pydanube {version('pydanube')}"
+    except PackageNotFoundError:  # run from its sources
+        return "pydanube"
 
 
-class Brokers:
-    """Links by address, at most one each; opened when needed, opened again when lost."""
+def tls_refusal(url: str, error: ssl.SSLError) -> DanubeError:
+    """What is wrong with the TLS between us and a broker. Time does not help: somebody must change something."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        allowed = f"a broker whose certificate we trust ({error.verify_message}); give its authority with tls="
+        return ConfigError("tls", url, allowed)
+    reason = error.reason or str(error)
+    if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
+        return ConfigError("url", url, "the broker does not speak TLS on that port; use danube://")
+    if "CERTIFICATE_REQUIRED" in reason or "HANDSHAKE_FAILURE" in reason:
+        return ConfigError("tls", url, "the broker wants a certificate of ours; give tls= a context with one")
+    return ConfigError("tls", url, f"the broker and we cannot agree on TLS ({reason})")
 
-    def __init__(
-        self,
-        addresses: list[Address],
-        *,
-        token: str = "",
-        tls: ssl.SSLContext | None = None,
-        connector: Connector = SYSTEM,
-    ) -> None:
-        self.connector = connector
-        self._known = dict.fromkeys(addresses)  # in order of appearance
-        self._token = token
-        self._tls = tls
-        self._links: dict[Address, Link] = {}
-        self._dialing: dict[Address, asyncio.Task[Link]] = {}
-        self._routes: dict[str, Address] = {}  # told by `Moved`: where to look first
-        self._let_down: dict[str, float] = {}  # by URL: when a broker last could not help
-        self._named_by: dict[str, str] = {}  # URLs: who last said that a topic is there
-        self._closed = False
-        self._opened = self._lost = 0
-        self._last_error: DanubeError | None = None
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether a connection is open now. May be asked in any thread."""
-        return any(link.usable for link in list(self._links.values()))
+class Attached(Protocol):
+    """A producer or consumer of one topic, as its link knows it. The methods never wait."""
 
-    def statistics(self) -> Statistics:
-        links = [link for link in self._links.values() if link.usable]
-        return Statistics(
-            connected=sorted(link.url for link in links),
-            connections_opened=self._opened,
-            connections_lost=self._lost,
-            producers=sum(len(link.producers) for link in links),
-            consumers=sum(len(link.consumers) for link in links),
-            last_error=str(self._last_error or ""),
-        )
+    topic: str
 
-    async def patiently(self, what: str, seconds: float, attempt: Callable[[], Awaitable[T]], silent: str = "") -> T:
-        """Calls `attempt` until it succeeds or fails for good. Raises DeadlineExceeded, which says what went wrong
-        last; `silent` is what it says if nothing did, because the first attempt is still waiting.
-        """
-        backoff = Backoff(self.connector.dice)
-        last: DanubeError | None = None
-        try:
-            async with asyncio.timeout(seconds):
-                while True:
-                    try:
-                        return await attempt()
-                    except DanubeError as error:
-                        if not error.retryable:
-                            raise
-                        last = error
-                    await backoff.sleep()
-        except TimeoutError:
-            raise DeadlineExceeded(what, seconds, str(last or silent)) from last
+    def ended(self, link: Link, error: DanubeError) -> None:
+        """Its handle on `link` is not valid any more. A NotServed may say which broker has the topic now."""
+
+    def leave(self, link: Link) -> None:
+        """The broker is going away; what was asked is still answered."""
+
+
+class Receiving(Attached, Protocol):
+    """A consumer."""
+
+    def delivered(self, ranges: tuple[tuple[int, int], ...], attempt: int, seeks: int, body: memoryview) -> None: ...
+
+    def recalled(self, ranges: tuple[tuple[int, int], ...], seeks: int, taken: int) -> None: ...
+
+
+class Link(asyncio.Protocol):
+    """Made by `loop.create_connection`; usable when `welcome` is done."""
+
+    def __init__(self, url: str, token: str = "") -> None:
+        loop = asyncio.get_running_loop()
+        self.url = url
+        self.welcome: asyncio.Future[pb.Welcome] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()  # the socket is gone
+        self.ended: DanubeError | None = None
+        self.leaving = False  # the broker said goodbye
+        self.producers: dict[int, Attached] = {}
+        self.consumers: dict[int, Receiving] = {}
+        self._loop = loop
+        hello = pb.Hello(client=_client_name(), token=token)
+        self._session: Session[Answer] = Session(Side.CLIENT, hello, loop.time(), peer=url)
+        self._transport: asyncio.Transport | None = None
+        self._is_handling = False  # events: what they have to say is written together
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def known(self) -> list[str]:
-        return [str(address) for address in self._known]
+    def usable(self) -> bool:
+        return self.ended is None and not self.leaving
 
-    async def any(self) -> Link:
-        """Raises Unreachable if nobody answers, or what the last one refused us with."""
-        self._check_open()
-        usable = [link for link in self._links.values() if link.usable]
-        if usable:
-            best = min(usable, key=lambda link: self._let_down.get(link.url, 0.0))
-            self._look_for_better(best)
-            return best
-        refusal: DanubeError | None = None
-        why: dict[Address, DanubeError] = {}
-        for address in self.connector.dice.sample(list(self._known), len(self._known)):
-            try:
-                return await self.link(address)
-            except DanubeError as error:
-                refusal = refusal if error.retryable else error
-                why[address] = error
-        raise refusal or _nobody(why)
+    # --- asking -------------------------------------------------------------------------------------
 
-    async def owner(self, topic: str) -> tuple[Link, int]:
-        """A link to the topic's broker, and of how many partitions it is the base. Raises TopicUnknown."""
-        route = self._routes.pop(topic, None)
-        if route is not None:
-            return await self.link(route), 0
-        asked = await self.any()
+    def say(self, command: pb.Command, *body: Buffer) -> None:
+        """Sends a command that expects no reply. Dropped once the connection has ended: the lanes know already."""
+        self._session.send(command, *body)
+        self._flush()
+
+    def ask(self, command: pb.Command, answer: Answer, *body: Buffer) -> int:
+        """Sends a request; `answer` is called once, with the frame or with why there is none. Never waits."""
+        if self.ended is not None:
+            self._loop.call_soon(answer, self.ended)
+            return 0
+        number = self._session.ask(command, answer, *body)
+        if not self._is_handling:
+            self._write()
+        return number
+
+    async def request(
+        self, command: pb.Command, kind: str, accept: Callable[[frames.Frame], None] | None = None
+    ) -> frames.Frame:
+        """The answer, which is of this kind. `accept` sees it before any later frame of the connection is looked at."""
+        future: asyncio.Future[frames.Frame] = self._loop.create_future()
+
+        def answered(answer: frames.Frame | DanubeError) -> None:
+            if future.done():  # cancelled in this turn of the loop
+                if not isinstance(answer, DanubeError):
+                    self._session.discard(answer)
+                    self._flush()
+            elif isinstance(answer, DanubeError):
+                future.set_exception(answer)
+            elif answer.kind != kind:
+                violation = ProtocolViolation(f"the answer is {answer.kind}, not {kind}")
+                future.set_exception(violation)
+                self.end(violation)
+            else:
+                if accept is not None:
+                    accept(answer)
+                future.set_result(answer)
+
+        number = self.ask(command, answered)
         try:
-            frame = await asked.request(pb.Command(lookup=pb.Lookup(topic=topic)), "located")
-            located = frame.command.located
-            is_here = located.is_local or located.partitions
-            owner = asked if is_here else await self.link(Address.parse(located.stream_url))
-        except (Unavailable, asyncio.CancelledError):  # whoever gives up has waited in vain
-            self.disappointed(asked.url)
-            raise
-        self._named_by[owner.url] = asked.url
-        return owner, located.partitions
+            return await future
+        finally:
+            self._session.forget(number)
+            self._flush()
 
-    async def owner_or_any(self, topic: str) -> Link:
-        """As `owner`; a topic that does not exist can be created anywhere."""
+    # --- ending -------------------------------------------------------------------------------------
+
+    def end(self, error: DanubeError) -> None:
+        """Everybody who waits is told, once."""
+        self._session.drop(error)
+        self._write()
+
+    def close(self) -> None:
+        """Says goodbye: the application is done with the broker."""
+        self._session.goodbye()
+        self._session.close(Unreachable(self.url, "the client closed the connection"))
+        self._write()
+
+    def _flush(self) -> None:
+        """Writes what the session has to say, after the last event of a read."""
+        if not self._is_handling:
+            self._write()
+
+    def _write(self) -> None:
+        """Writes what the session has to say, and ends the link when the session has ended."""
+        session = self._session
+        if self._transport is not None:
+            buffers = session.to_send(self._loop.time())
+            if buffers:
+                self._transport.writelines(buffers)
+        if session.end is not None and self.ended is None:
+            self._carry_out(session.end)
+
+    def _carry_out(self, end: End) -> None:
+        assert isinstance(end.error, DanubeError)
+        error = self.ended = end.error
+        if end.how is How.FAILED:
+            log.error("broker sent nonsense", extra={"broker": self.url, "why": str(error)})
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            if end.how is How.LEFT:
+                self._transport.close()
+            else:
+                self._transport.abort()
+        if not self.welcome.done():
+            self.welcome.set_exception(error)
+            self.welcome.exception()  # whoever dialed may have given up
+        waiting = self._session.take_waiting()
+        lanes: list[Attached] = [*self.producers.values(), *self.consumers.values()]
+        self.producers.clear()
+        self.consumers.clear()
+        for lane in lanes:  # first, so that a batch without an answer is known to be sent again
+            lane.ended(self, error)
+        for answer in waiting:
+            answer(error)
+
+    # --- the transport's side -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not of asyncio's classes
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = str(exc) if exc else "the broker closed the connection"
+        self._session.lost(tls_refusal(self.url, exc) if isinstance(exc, ssl.SSLError) else why)
+        self._flush()
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        session = self._session
+        if session.end is not None:
+            return
+        self._is_handling = True
         try:
-            return (await self.owner(topic))[0]
-        except TopicUnknown:
-            return await self.any()
+            for event in session.receive(data, self._loop.time()):
+                if type(event) is Reply:
+                    event.waiter(event.answer)
+                else:
+                    self._handle(cast(frames.Frame, event))
+        except (ProtocolViolation, InvalidBatch) as error:
+            session.fail(error)
+        finally:
+            self._is_handling = False
+        self._write()
 
-    def misled(self, link: Link) -> None:
-        """A topic is not there. Whoever has said so may be the last to know."""
-        self.disappointed(self._named_by.get(link.url, link.url))
+    def _handle(self, frame: frames.Frame) -> None:
+        kind, command = frame.kind, frame.command
+        if kind == "deliver":
+            deliver = command.deliver
+            consumer = self.consumers.get(deliver.consumer)
+            if consumer is not None:  # it may have been closed a moment ago
+                consumer.delivered(frames.ranges_of(deliver.ranges), deliver.attempt, deliver.seeks, frame.body)
+        elif kind == "recall":
+            recall = command.recall
+            consumer = self.consumers.get(recall.consumer)
+            if consumer is not None:
+                consumer.recalled(frames.ranges_of(recall.ranges), recall.seeks, recall.taken)
+        elif kind == "welcome":
+            self.welcome.set_result(command.welcome)
+            self._watch()
+        elif kind == "error":
+            self._handle_ended(command.error)
+        elif kind == "moved":
+            self._moved(command.moved)
+        elif kind == "goodbye":
+            self.leaving = True
+            for lane in [*self.producers.values(), *self.consumers.values()]:
+                lane.leave(self)
 
-    def disappointed(self, url: str) -> None:
-        """This broker could not help: others are asked first."""
-        self._let_down[url] = asyncio.get_running_loop().time()
+    def _handle_ended(self, error: pb.Error) -> None:
+        """The broker has ended one handle."""
+        lane: Attached | None
+        if error.producer:
+            lane = self.producers.pop(error.producer, None)
+        else:
+            lane = self.consumers.pop(error.consumer, None)
+        if lane is not None:
+            lane.ended(self, from_wire(error))
 
-    def _look_for_better(self, best: Link) -> None:
-        """Dials those who let us down longer ago than this one, or never. Nobody waits for them: they may be away."""
-        since = self._let_down.get(best.url, 0.0)
-        for address in self._known:
-            if self._let_down.get(str(address), 0.0) < since:
-                self._dialing_to(address)
+    def _moved(self, moved: pb.Moved) -> None:
+        error = NotServed(moved.topic, f"it moved to {moved.stream_url or 'another broker'}", moved.stream_url)
+        for handles in (self.producers, self.consumers):
+            lanes: list[tuple[int, Attached]] = [
+                (handle, lane) for handle, lane in handles.items() if lane.topic == moved.topic
+            ]
+            for handle, lane in lanes:
+                del handles[handle]
+                lane.ended(self, error)
 
-    def knows_route(self, topic: str) -> bool:
-        """Whether somebody has said where the topic is, and it was not tried yet."""
-        return topic in self._routes
+    def _watch(self) -> None:
+        """Calls the session when it is due."""
+        due = self._session.due()
+        if due is not None:
+            self._timer = self._loop.call_at(due, self._tick)
 
-    def moved(self, topic: str, url: str) -> None:
-        """The topic's old broker has said where it is now."""
-        if url:
-            try:
-                self._routes[topic] = Address.parse(url)
-            except ConfigError:
-                log.warning("topic moved to an address that is none", extra={"topic": topic, "url": url})
-
-    async def link(self, address: Address) -> Link:
-        """An open link to this broker. Callers at the same time share one attempt."""
-        self._check_open()
-        link = self._links.get(address)
-        if link is not None and link.usable:
-            return link
-        dialing = self._dialing_to(address)
-        try:
-            # A caller that gives up must not take the attempt away from the others.
-            return await asyncio.shield(dialing)
-        except asyncio.CancelledError:
-            if self._closed and dialing.cancelled():  # by `close`, and not the caller by somebody
-                raise ClientClosed("the client") from None
-            raise
-
-    async def close(self) -> None:
-        """Says goodbye to all."""
-        self._closed = True
-        for dialing in list(self._dialing.values()):
-            dialing.cancel()
-        links = list(self._links.values())
-        self._links.clear()
-        for link in links:
-            link.close()
-        if links:
-            await asyncio.wait([link.closed for link in links], timeout=1.0)
-
-    def _dialing_to(self, address: Address) -> asyncio.Task[Link]:
-        dialing = self._dialing.get(address)
-        if dialing is None:
-            dialing = self._dialing[address] = asyncio.create_task(self._dial(address), name=f"dial {address}")
-            dialing.add_done_callback(lambda task: self._dialed(address, task))
-        return dialing
-
-    def _dialed(self, address: Address, task: asyncio.Task[Link]) -> None:
-        self._dialing.pop(address, None)
-        if not task.cancelled() and (error := task.exception()) is not None:  # perhaps nobody waits for it any more
-            self.disappointed(str(address))
-            self._last_error = error if isinstance(error, DanubeError) else self._last_error
-
-    def _gone(self, link: Link) -> None:
-        if not self._closed:
-            self._lost += 1
-            self._last_error = link.ended
-
-    async def _dial(self, address: Address) -> Link:
-        url = str(address)
-        context = (self._tls or ssl.create_default_context()) if address.tls else None
-        link: Link | None = None
-        try:
-            async with asyncio.timeout(DIAL_SECONDS):
-                link = await self.connector.connect(lambda: Link(url, self._token), address.host, address.port, context)
-                await asyncio.shield(link.welcome)
-        except TimeoutError:
-            error = Unreachable(url, f"no answer within {DIAL_SECONDS:g} s")
-            if link is not None:  # as of HTTP servers, which wait for an empty line
-                hint = f"somebody took the connection, and said nothing within {DIAL_SECONDS:g} s"
-                error = Unreachable(url, f"{hint}; if that is no broker's native port: {strangers.NATIVE}")
-                link.end(error)
-            raise error from None
-        except ssl.SSLError as error:
-            raise tls_refusal(url, error) from error
-        except OSError as error:
-            raise Unreachable(url, _in_words(error)) from error
-        except asyncio.CancelledError:
-            if link is not None:
-                link.end(Unreachable(url, "given up"))
-            raise
-        if self._closed:
-            link.close()
-            raise ClientClosed("the client")
-        self._known.setdefault(address)
-        self._links[address] = link
-        self._opened += 1
-        link.closed.add_done_callback(lambda _: self._gone(link))
-        log.debug("connected", extra={"broker": url})
-        return link
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClientClosed("the client")
-
-
-def _nobody(why: dict[Address, DanubeError]) -> DanubeError:
-    """Why no broker answered: each named once, and a reason that all share said once."""
-    if len(why) == 1:
-        return next(iter(why.values()))
-    reasons = {str(address): getattr(error, "why", "") or str(error) for address, error in why.items()}
-    shared = set(reasons.values())
-    if len(shared) == 1:
-        return Unreachable(" and ".join(sorted(reasons)), shared.pop())
-    return Unreachable("the brokers", "; ".join(f"{url}: {reason}" for url, reason in sorted(reasons.items())))
-
-
-def _in_words(error: OSError) -> str:
-    """asyncio says which address it called, and nothing else; we have named it."""
-    if isinstance(error, socket.gaierror):
-        return error.strerror or str(error)
-    return os.strerror(error.errno) if error.errno else str(error)
+    def _tick(self) -> None:
+        self._timer = None
+        now, due = self._loop.time(), self._session.due()
+        self._session.tick(now if due is None else max(now, due))  # a timer may be a little early
+        self._flush()
+        self._watch()

@@ -16,9 +16,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
-from pydanube.client.connection import Brokers, within
-from pydanube.client.incoming import ConsumerLane, ConsumerSettings
+from pydanube.client.brokers import Brokers, within
 from pydanube.client.messages import Delivery, Message, MessageBatch, MessageView, Place
+from pydanube.client.partition_consumer import ConsumerLane, ConsumerSettings
 from pydanube.client.working import Handled, Handler, Work
 from pydanube.core.dispatch.ranges import OffsetRanges
 from pydanube.errors import ClientClosed, ConsumerStopped, DanubeError, DeadlineExceeded, NeverOpened

@@ -16,7 +16,7 @@ from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.convert import ASKED_BY_HEADER, START_HEADER
 
 if TYPE_CHECKING:
-    from pydanube.client.incoming import ConsumerLane
+    from pydanube.client.partition_consumer import ConsumerLane
 
 Durability: TypeAlias = Literal["memory", "os", "fsync"]
 Place: TypeAlias = Literal["earliest", "latest"] | int | datetime

@@ -17,10 +17,10 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
-from pydanube.client.connection import Brokers, within
-from pydanube.client.drafts import MESSAGE_OVERHEAD_BYTES, ProducerSettings
+from pydanube.client.brokers import Brokers, within
 from pydanube.client.messages import Receipt
-from pydanube.client.outgoing import ProducerLane
+from pydanube.client.open_batch import MESSAGE_OVERHEAD_BYTES, ProducerSettings
+from pydanube.client.partition_producer import ProducerLane
 from pydanube.core.names import partition_of_key
 from pydanube.errors import BufferFull, ClientClosed, DanubeError, DeadlineExceeded, MessageTooLarge, NeverOpened
 

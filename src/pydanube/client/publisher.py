@@ -15,8 +15,8 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-from pydanube.client.connection import Brokers, within
-from pydanube.client.link import Link
+from pydanube.client.brokers import Brokers, within
+from pydanube.client.connection import Link
 from pydanube.errors import DanubeError, DeliveryMismatch, NotServed, Unreachable
 from pydanube.formats.batch import Batch, renumber
 from pydanube.wire import frames

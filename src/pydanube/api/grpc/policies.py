@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from pydanube.api.grpc_admin import reliable_topic
-from pydanube.api.rpc import Refusal
+from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.grpc.admin import reliable_topic
 from pydanube.broker.service import Broker
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName

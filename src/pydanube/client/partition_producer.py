@@ -23,11 +23,11 @@ from copy import copy
 from functools import partial
 from typing import Final
 
-from pydanube.client.connection import Brokers
-from pydanube.client.drafts import Draft, Outgoing, ProducerSettings, Waiter
-from pydanube.client.lane import Lane
-from pydanube.client.link import Link
+from pydanube.client.brokers import Brokers
+from pydanube.client.connection import Link
 from pydanube.client.messages import DURABILITIES, Receipt
+from pydanube.client.open_batch import Draft, Outgoing, ProducerSettings, Waiter
+from pydanube.client.partition_handle import Lane
 from pydanube.errors import (
     DanubeError,
     DeadlineExceeded,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from pydanube.api.rpc import Refusal
+from pydanube.api.grpc.adapter import Refusal
 from pydanube.broker.retention import Change, RetentionDesk, Rule
 from pydanube.broker.service import Broker
 from pydanube.broker.storage import Listing, StorageDesk, Tiers, Verified

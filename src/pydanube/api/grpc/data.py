@@ -15,8 +15,8 @@ from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 
-from pydanube.api.places import locate, offset_of
-from pydanube.api.rpc import Refusal
+from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.topic_addresses import locate, offset_of
 from pydanube.broker.any_topic import AnySubscription, AnyTopic
 from pydanube.broker.outbox import Caller
 from pydanube.broker.service import Broker

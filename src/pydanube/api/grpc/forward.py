@@ -16,8 +16,8 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from pydanube.api.peers import CALL_SECONDS, FORWARDED, Peers
-from pydanube.api.rpc import Refusal
+from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.grpc.peers import CALL_SECONDS, FORWARDED, Peers
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import InvalidName
 from pydanube.wire.status import Code

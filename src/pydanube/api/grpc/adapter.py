@@ -32,7 +32,7 @@ from pydanube.wire.status import STATUS, Code, Status, Table, cut, status
 
 if TYPE_CHECKING:
     from pydanube.api.connections import Admission
-    from pydanube.api.forward import Forward, Forwarder, ForwardStream
+    from pydanube.api.grpc.forward import Forward, Forwarder, ForwardStream
     from pydanube.api.orders import Orders, Told
 
 log = logging.getLogger(__name__)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydanube.api.grpc_admin import reliable_topic
-from pydanube.api.grpc_moves import MoveCalls
-from pydanube.api.grpc_policies import PolicyCalls
-from pydanube.api.grpc_storage import StorageCalls, tiers_message
-from pydanube.api.peers import Peers
-from pydanube.api.rpc import Refusal
+from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.grpc.admin import reliable_topic
+from pydanube.api.grpc.moves import MoveCalls
+from pydanube.api.grpc.peers import Peers
+from pydanube.api.grpc.policies import PolicyCalls
+from pydanube.api.grpc.storage import StorageCalls, tiers_message
 from pydanube.broker.observing import Late, Observer
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription

@@ -31,9 +31,9 @@ from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
 from typing import Any, Final, Never, cast
 
-from pydanube.api.grpc_data import camel
-from pydanube.api.stream_handles import Consuming, Producing, Undecided, failed, fits, groups_of, parts_of
-from pydanube.api.stream_requests import Requests
+from pydanube.api.grpc.data import camel
+from pydanube.api.native.handles import Consuming, Producing, Undecided, failed, fits, groups_of, parts_of
+from pydanube.api.native.requests import Requests
 from pydanube.broker.outbox import Caller, DeliveredBatch, Recalled
 from pydanube.broker.service import Broker
 from pydanube.broker.volatile_topic import VolatileTopic

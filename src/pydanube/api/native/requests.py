@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from pydanube.api.native.handles import DELIVER_OVERHEAD_BYTES, DURABILITIES, Consuming, Producing, fetched
 from pydanube.api.orders import tell_native
-from pydanube.api.places import here, locate, make_topic, offset_of
-from pydanube.api.stream_handles import DELIVER_OVERHEAD_BYTES, DURABILITIES, Consuming, Producing, fetched
+from pydanube.api.topic_addresses import here, locate, make_topic, offset_of
 from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.members import read_policy
 from pydanube.broker.overview import Overview
@@ -36,7 +36,7 @@ from pydanube.formats.batch import Batch, topic_hash
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
 if TYPE_CHECKING:
-    from pydanube.api.stream import Connection
+    from pydanube.api.native.server import Connection
 
 log = logging.getLogger(__name__)
 

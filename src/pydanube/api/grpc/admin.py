@@ -12,11 +12,11 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from pydanube.api.grpc_data import KINDS
+from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.grpc.data import KINDS
+from pydanube.api.grpc.peers import Peers
 from pydanube.api.moves import Moves, whole
-from pydanube.api.peers import Peers
-from pydanube.api.places import make_topic
-from pydanube.api.rpc import Refusal
+from pydanube.api.topic_addresses import make_topic
 from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.members import gather_bounded
 from pydanube.broker.overview import Overview

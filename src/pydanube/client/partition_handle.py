@@ -12,8 +12,8 @@ import asyncio
 import logging
 from typing import Final
 
-from pydanube.client.connection import Backoff, Brokers
-from pydanube.client.link import Link
+from pydanube.client.brokers import Backoff, Brokers
+from pydanube.client.connection import Link
 from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded, LimitReached, NotServed, Unreachable
 
 log = logging.getLogger(__name__)

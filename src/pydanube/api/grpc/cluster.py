@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pydanube.api.forward import MARGIN_SECONDS
-from pydanube.api.rpc import Refusal
+from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.grpc.forward import MARGIN_SECONDS
 from pydanube.broker.quorum import Member, Members, MemberStatus
 from pydanube.broker.service import Broker
 from pydanube.cluster.cluster import Cluster

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from pydanube.api.forward import is_forwarded
+from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.grpc.forward import is_forwarded
+from pydanube.api.grpc.peers import Peers
 from pydanube.api.moves import UNLOAD_SECONDS, Moves
-from pydanube.api.peers import Peers
-from pydanube.api.rpc import Refusal
 from pydanube.broker.service import Broker
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import TopicUnknown

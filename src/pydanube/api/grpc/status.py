@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from pydanube.api.forward import is_forwarded
-from pydanube.api.peers import Peers
-from pydanube.api.rpc import Refusal
+from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.grpc.forward import is_forwarded
+from pydanube.api.grpc.peers import Peers
 from pydanube.broker.observing import ORPHANS_MAX, Observer, is_wanted
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription

@@ -1,0 +1,342 @@
+"""The brokers an application knows: links to them, where topics are, and patience.
+
+    Brokers.any()          a link to some broker: one that is open, else the first that answers
+    Brokers.owner(topic)   a link to the broker that serves the topic, by lookup
+    patiently(...)         tries again what time may heal, until the deadline
+
+Addresses are those the application gave and those that lookups named since; all of them are tried, in random order, so
+one broker that is away never stops a client that knows another. Neither does one that answers and cannot help, such as
+a broker that is cut off from the others: whoever let us down last is asked last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterable
+from random import Random
+from typing import Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from pydanube.client.connection import Link, tls_refusal
+from pydanube.client.connector import SYSTEM, Connector
+from pydanube.client.messages import Statistics
+from pydanube.errors import (
+    ClientClosed,
+    ConfigError,
+    DanubeError,
+    DeadlineExceeded,
+    TopicUnknown,
+    Unavailable,
+    Unreachable,
+)
+from pydanube.wire import strangers
+from pydanube.wire._pb.pydanube import stream_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PORT: Final = 6651
+PLAIN: Final = "danube"
+TLS: Final = "danube+tls"
+DIAL_SECONDS: Final = 5.0  # to one broker; the next one is tried then
+BACKOFF_FIRST_SECONDS: Final = 0.05
+BACKOFF_MAX_SECONDS: Final = 0.5  # each topic that waits asks two or three times a second where it is
+
+
+class Address(NamedTuple):
+    """danube://host:port, or danube+tls://host:port."""
+
+    host: str
+    port: int
+    tls: bool
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Raises ConfigError."""
+        allowed = f"{PLAIN}://host:port or {TLS}://host:port"
+        try:
+            parts = urlsplit(url if "://" in url else f"{PLAIN}://{url}")
+            port = parts.port
+        except ValueError as error:
+            raise ConfigError("url", url, allowed) from error
+        if parts.scheme not in (PLAIN, TLS) or not parts.hostname or parts.path.strip("/") or parts.query:
+            raise ConfigError("url", url, allowed)
+        return cls(parts.hostname, port or PORT, parts.scheme == TLS)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{TLS if self.tls else PLAIN}://{host}:{self.port}"
+
+
+def addresses_of(urls: str | Iterable[str]) -> list[Address]:
+    """Several are given as a list, or in one text with commas between them."""
+    texts = urls.split(",") if isinstance(urls, str) else list(urls)
+    found = list(dict.fromkeys(Address.parse(text.strip()) for text in texts if text.strip()))
+    if not found:
+        raise ConfigError("url", urls, "at least one broker")
+    return found
+
+
+class Backoff:
+    """Waits longer each time, up to a bound, and never for the same time as everybody else."""
+
+    def __init__(self, dice: Random) -> None:
+        self._dice = dice
+        self._next = BACKOFF_FIRST_SECONDS
+
+    def reset(self) -> None:
+        self._next = BACKOFF_FIRST_SECONDS
+
+    def seconds(self) -> float:
+        seconds, self._next = self._next, min(2 * self._next, BACKOFF_MAX_SECONDS)
+        return seconds * self._dice.uniform(0.5, 1.0)
+
+    async def sleep(self) -> None:
+        await asyncio.sleep(self.seconds())
+
+
+async def within(what: str, seconds: float, waiting: Awaitable[T]) -> T:
+    """The result, if it comes in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await waiting
+    except TimeoutError:
+        raise DeadlineExceeded(what, seconds) from None
+
+
+class Brokers:
+    """Links by address, at most one each; opened when needed, opened again when lost."""
+
+    def __init__(
+        self,
+        addresses: list[Address],
+        *,
+        token: str = "",
+        tls: ssl.SSLContext | None = None,
+        connector: Connector = SYSTEM,
+    ) -> None:
+        self.connector = connector
+        self._known = dict.fromkeys(addresses)  # in order of appearance
+        self._token = token
+        self._tls = tls
+        self._links: dict[Address, Link] = {}
+        self._dialing: dict[Address, asyncio.Task[Link]] = {}
+        self._routes: dict[str, Address] = {}  # told by `Moved`: where to look first
+        self._let_down: dict[str, float] = {}  # by URL: when a broker last could not help
+        self._named_by: dict[str, str] = {}  # URLs: who last said that a topic is there
+        self._closed = False
+        self._opened = self._lost = 0
+        self._last_error: DanubeError | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a connection is open now. May be asked in any thread."""
+        return any(link.usable for link in list(self._links.values()))
+
+    def statistics(self) -> Statistics:
+        links = [link for link in self._links.values() if link.usable]
+        return Statistics(
+            connected=sorted(link.url for link in links),
+            connections_opened=self._opened,
+            connections_lost=self._lost,
+            producers=sum(len(link.producers) for link in links),
+            consumers=sum(len(link.consumers) for link in links),
+            last_error=str(self._last_error or ""),
+        )
+
+    async def patiently(self, what: str, seconds: float, attempt: Callable[[], Awaitable[T]], silent: str = "") -> T:
+        """Calls `attempt` until it succeeds or fails for good. Raises DeadlineExceeded, which says what went wrong
+        last; `silent` is what it says if nothing did, because the first attempt is still waiting.
+        """
+        backoff = Backoff(self.connector.dice)
+        last: DanubeError | None = None
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    try:
+                        return await attempt()
+                    except DanubeError as error:
+                        if not error.retryable:
+                            raise
+                        last = error
+                    await backoff.sleep()
+        except TimeoutError:
+            raise DeadlineExceeded(what, seconds, str(last or silent)) from last
+
+    @property
+    def known(self) -> list[str]:
+        return [str(address) for address in self._known]
+
+    async def any(self) -> Link:
+        """Raises Unreachable if nobody answers, or what the last one refused us with."""
+        self._check_open()
+        usable = [link for link in self._links.values() if link.usable]
+        if usable:
+            best = min(usable, key=lambda link: self._let_down.get(link.url, 0.0))
+            self._look_for_better(best)
+            return best
+        refusal: DanubeError | None = None
+        why: dict[Address, DanubeError] = {}
+        for address in self.connector.dice.sample(list(self._known), len(self._known)):
+            try:
+                return await self.link(address)
+            except DanubeError as error:
+                refusal = refusal if error.retryable else error
+                why[address] = error
+        raise refusal or _nobody(why)
+
+    async def owner(self, topic: str) -> tuple[Link, int]:
+        """A link to the topic's broker, and of how many partitions it is the base. Raises TopicUnknown."""
+        route = self._routes.pop(topic, None)
+        if route is not None:
+            return await self.link(route), 0
+        asked = await self.any()
+        try:
+            frame = await asked.request(pb.Command(lookup=pb.Lookup(topic=topic)), "located")
+            located = frame.command.located
+            is_here = located.is_local or located.partitions
+            owner = asked if is_here else await self.link(Address.parse(located.stream_url))
+        except (Unavailable, asyncio.CancelledError):  # whoever gives up has waited in vain
+            self.disappointed(asked.url)
+            raise
+        self._named_by[owner.url] = asked.url
+        return owner, located.partitions
+
+    async def owner_or_any(self, topic: str) -> Link:
+        """As `owner`; a topic that does not exist can be created anywhere."""
+        try:
+            return (await self.owner(topic))[0]
+        except TopicUnknown:
+            return await self.any()
+
+    def misled(self, link: Link) -> None:
+        """A topic is not there. Whoever has said so may be the last to know."""
+        self.disappointed(self._named_by.get(link.url, link.url))
+
+    def disappointed(self, url: str) -> None:
+        """This broker could not help: others are asked first."""
+        self._let_down[url] = asyncio.get_running_loop().time()
+
+    def _look_for_better(self, best: Link) -> None:
+        """Dials those who let us down longer ago than this one, or never. Nobody waits for them: they may be away."""
+        since = self._let_down.get(best.url, 0.0)
+        for address in self._known:
+            if self._let_down.get(str(address), 0.0) < since:
+                self._dialing_to(address)
+
+    def knows_route(self, topic: str) -> bool:
+        """Whether somebody has said where the topic is, and it was not tried yet."""
+        return topic in self._routes
+
+    def moved(self, topic: str, url: str) -> None:
+        """The topic's old broker has said where it is now."""
+        if url:
+            try:
+                self._routes[topic] = Address.parse(url)
+            except ConfigError:
+                log.warning("topic moved to an address that is none", extra={"topic": topic, "url": url})
+
+    async def link(self, address: Address) -> Link:
+        """An open link to this broker. Callers at the same time share one attempt."""
+        self._check_open()
+        link = self._links.get(address)
+        if link is not None and link.usable:
+            return link
+        dialing = self._dialing_to(address)
+        try:
+            # A caller that gives up must not take the attempt away from the others.
+            return await asyncio.shield(dialing)
+        except asyncio.CancelledError:
+            if self._closed and dialing.cancelled():  # by `close`, and not the caller by somebody
+                raise ClientClosed("the client") from None
+            raise
+
+    async def close(self) -> None:
+        """Says goodbye to all."""
+        self._closed = True
+        for dialing in list(self._dialing.values()):
+            dialing.cancel()
+        links = list(self._links.values())
+        self._links.clear()
+        for link in links:
+            link.close()
+        if links:
+            await asyncio.wait([link.closed for link in links], timeout=1.0)
+
+    def _dialing_to(self, address: Address) -> asyncio.Task[Link]:
+        dialing = self._dialing.get(address)
+        if dialing is None:
+            dialing = self._dialing[address] = asyncio.create_task(self._dial(address), name=f"dial {address}")
+            dialing.add_done_callback(lambda task: self._dialed(address, task))
+        return dialing
+
+    def _dialed(self, address: Address, task: asyncio.Task[Link]) -> None:
+        self._dialing.pop(address, None)
+        if not task.cancelled() and (error := task.exception()) is not None:  # perhaps nobody waits for it any more
+            self.disappointed(str(address))
+            self._last_error = error if isinstance(error, DanubeError) else self._last_error
+
+    def _gone(self, link: Link) -> None:
+        if not self._closed:
+            self._lost += 1
+            self._last_error = link.ended
+
+    async def _dial(self, address: Address) -> Link:
+        url = str(address)
+        context = (self._tls or ssl.create_default_context()) if address.tls else None
+        link: Link | None = None
+        try:
+            async with asyncio.timeout(DIAL_SECONDS):
+                link = await self.connector.connect(lambda: Link(url, self._token), address.host, address.port, context)
+                await asyncio.shield(link.welcome)
+        except TimeoutError:
+            error = Unreachable(url, f"no answer within {DIAL_SECONDS:g} s")
+            if link is not None:  # as of HTTP servers, which wait for an empty line
+                hint = f"somebody took the connection, and said nothing within {DIAL_SECONDS:g} s"
+                error = Unreachable(url, f"{hint}; if that is no broker's native port: {strangers.NATIVE}")
+                link.end(error)
+            raise error from None
+        except ssl.SSLError as error:
+            raise tls_refusal(url, error) from error
+        except OSError as error:
+            raise Unreachable(url, _in_words(error)) from error
+        except asyncio.CancelledError:
+            if link is not None:
+                link.end(Unreachable(url, "given up"))
+            raise
+        if self._closed:
+            link.close()
+            raise ClientClosed("the client")
+        self._known.setdefault(address)
+        self._links[address] = link
+        self._opened += 1
+        link.closed.add_done_callback(lambda _: self._gone(link))
+        log.debug("connected", extra={"broker": url})
+        return link
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("the client")
+
+
+def _nobody(why: dict[Address, DanubeError]) -> DanubeError:
+    """Why no broker answered: each named once, and a reason that all share said once."""
+    if len(why) == 1:
+        return next(iter(why.values()))
+    reasons = {str(address): getattr(error, "why", "") or str(error) for address, error in why.items()}
+    shared = set(reasons.values())
+    if len(shared) == 1:
+        return Unreachable(" and ".join(sorted(reasons)), shared.pop())
+    return Unreachable("the brokers", "; ".join(f"{url}: {reason}" for url, reason in sorted(reasons.items())))
+
+
+def _in_words(error: OSError) -> str:
+    """asyncio says which address it called, and nothing else; we have named it."""
+    if isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    return os.strerror(error.errno) if error.errno else str(error)
