@@ -1,8 +1,8 @@
 """One broker: builds everything, starts it in order, stops it in reverse.
 
-    lock and log ─► metadata ─► namespaces ─► topics claimed ─► timer, cursors ─► (doors, opened by api/)
+    lock and log ─► stores ─► the object graph ─► timer, cursors, … ─► registered ─► topics claimed ─► (servers: api/)
 
-Here alone adapters are chosen. A broker without doors is complete: tests and the front doors use the same object.
+Here alone adapters are chosen. A broker without servers is complete: tests and the servers use the same object.
 """
 
 from __future__ import annotations
@@ -205,11 +205,26 @@ class Broker:
 
     async def _start(self, wal: WalConfig | None = None) -> None:
         """Makes everything, leaves first, and starts it."""
-        config, ports = self.config, self._ports
-        storage = config.storage
+        ports = self._ports
         await self._disk.make_directory("")
         # The log takes the directory's lock, so it comes before anything else that is in there.
-        self.wal = await Wal.open(
+        self.wal = await self._open_log(wal)
+        self.broker_id = await self._node_id()
+        known = Sources(
+            broker=str(self.broker_id), about={"version": program_version(), "mode": self.config.mode}, room=ports.room
+        )
+        self.telemetry.tell_of(known)  # the rest follows: a metadata store may be away for long
+        store = await ports.open_metadata()
+        objects = await ports.open_objects(store)
+        self._run_beside(self._build(store, objects, known))
+        if self.cluster is not None:
+            await self.cluster.register(self.topics)  # from here on topics are claimed only as a member
+        await self._open_topics()
+        log.info("broker started", extra={"broker_id": self.broker_id, "topics": len(self.topics.loaded)})
+
+    async def _open_log(self, wal: WalConfig | None) -> Wal:
+        storage = self.config.storage
+        return await Wal.open(
             self._disk,
             self.clock,
             self._work,
@@ -228,13 +243,10 @@ class Broker:
             on_stopped=self._log_stopped,
             why_not_freed=self._why_not_freed,
         )
-        self.broker_id = await self._node_id()
-        known = Sources(
-            broker=str(self.broker_id), about={"version": program_version(), "mode": config.mode}, room=ports.room
-        )
-        self.telemetry.tell_of(known)  # the rest follows: a metadata store may be away for long
-        store = await ports.open_metadata()
-        objects = await ports.open_objects(store)
+
+    def _build(self, store: MetadataStore, objects: ObjectStore | None, known: Sources) -> Timer:
+        """The object graph: everything gets what it needs when it is made, and nothing is set afterwards."""
+        config, ports = self.config, self._ports
         session = self._work.random_u64()
         metadata = store
         if config.mode == "cluster":
@@ -285,6 +297,10 @@ class Broker:
                 waiting=self.cloud.tiering.standing if self.cloud is not None else None,
             )
         )
+        return timer
+
+    def _run_beside(self, timer: Timer) -> None:
+        """What runs as long as the broker does."""
         self._spawn(timer.run(), "timer")
         self._spawn(self.cursors.run(), "cursors")
         self._spawn(self.events.run(), "events")
@@ -293,24 +309,20 @@ class Broker:
         self._spawn(self.topics.sweep(), "sweep")
         if self.cloud is not None:
             self._spawn(self.cloud.tiering.run(), "tiering")
-        if self.cluster is not None:
-            await self.cluster.register(self.topics)  # from here on topics are claimed only as a member
-        await self.topics.bootstrap_namespaces(config.broker.bootstrap_namespaces, config.policies)
+
+    async def _open_topics(self) -> None:
+        """Those that exist, of a broker that is alone; in a cluster those that it had, and from then on others."""
+        config = self.config.broker
+        await self.topics.bootstrap_namespaces(config.bootstrap_namespaces, self.config.policies)
         if self.cluster is None:
             await self.topics.load_all(await self.topics.names())
-        else:
-            self._spawn(self.namespace_limits.follow(), "limits of namespaces")
-            session = self.cluster.session  # before the list: what is listed for another is not claimed
-            await self.topics.load_all(await self.cluster.own_topics(), session)
-        if self.cluster is not None and self.cloud is not None:
-            rescuer = Rescuer(
-                self.broker_id,
-                self.topics,
-                metadata,
-                self.cloud.store,
-                self.clock,
-                self._work,
-            )
+            return
+        self._spawn(self.namespace_limits.follow(), "limits of namespaces")
+        session = self.cluster.session  # before the list: what is listed for another is not claimed
+        await self.topics.load_all(await self.cluster.own_topics(), session)
+        if self.cloud is not None:
+            metadata = self.topics.rooms.metadata
+            rescuer = Rescuer(self.broker_id, self.topics, metadata, self.cloud.store, self.clock, self._work)
             self._spawn(rescuer.run(), "rescue")
             for topic in self.topics.loaded:
                 log.info("reconciled topic on startup", extra={"topic": topic.name})
@@ -318,7 +330,6 @@ class Broker:
                 log.warning("failed to reconcile topic", extra={"topic": name, "error": why})
             log.info("startup reconciliation complete", extra={"count": len(self.topics.loaded)})
             self.cluster.start(self.topics)
-        log.info("broker started", extra={"broker_id": self.broker_id, "topics": len(self.topics.loaded)})
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
