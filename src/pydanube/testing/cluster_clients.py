@@ -447,7 +447,8 @@ def _rows(items: Sequence[DeliveredBatch]) -> list[Delivered]:
 
 async def _at_the_door(node: Node, topic: TopicName, request: Callable[[Node, AnyTopic], Coroutine[Any, Any, T]]) -> T:
     """The node may wait for the topic, if it is about to get it, or refuse."""
-    assert node.broker is not None
+    if node.broker is None:  # it was closed between the request and its turn: nothing listens there any more
+        raise ProcessDied
     return await request(node, await node.broker.topics.require(topic))
 
 

@@ -28,8 +28,8 @@ MANY_TOPICS: Final = (100, 150, 200, 300)
 
 # Where it is, its name, and what it may be. The first module defines it, the others have it by name.
 LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
-    (("core.ownership",), "RESERVE_OFFSETS_MIN", (4, 7, 12, 40)),
-    (("core.ownership",), "RESERVE_SECONDS", (0.0, 2.0)),
+    (("core.history.ownership",), "RESERVE_OFFSETS_MIN", (4, 7, 12, 40)),
+    (("core.history.ownership",), "RESERVE_SECONDS", (0.0, 2.0)),
     (("broker.topic_upkeep",), "REST_SECONDS", (0.5, 0.5, 2.0, 10.0)),
     (("broker.hand_over",), "REST_BYTES", (300, 64 * 1024)),
     (("broker.hand_over",), "REST_SECONDS", (1.0, 1.0, 30.0)),
@@ -48,18 +48,18 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("broker.gather",), "ROWS_MAX", (1, 2, 2000)),
     (("broker.volatile_topic",), "QUEUE_MAX", (2, 1000)),
     (("broker.hand_over",), "SEALS_AT_ONCE", (1, 4)),
-    (("core.keyshared",), "KEYS_READ_MAX", (2, 1000)),
-    (("core.keyshared",), "QUEUED_MAX", (3, 100_000)),
+    (("core.dispatch.key_shared",), "KEYS_READ_MAX", (2, 1000)),
+    (("core.dispatch.key_shared",), "QUEUED_MAX", (3, 100_000)),
     (("core.policies",), "MIB", (600, 2000)),  # what an operator calls a megabyte of history
-    (("core.leading",), "CLAIM_SECONDS", (1.0, 3.0)),
+    (("core.cluster.leader",), "CLAIM_SECONDS", (1.0, 3.0)),
     (("cluster.duties",), "CLAIMS_MAX", (1, 2, 32)),
     (("cluster.view",), "RELIST_SECONDS", (5.0, 30.0)),
     (("cluster.load_manager",), "BATCH", (1, 2, 50)),
-    (("log.tier", "log.tier_tidy"), "APART_BYTES", (0, 0, 1 << 20)),
-    (("log.tier",), "HERE_SECONDS", (5.0, 300.0)),
-    (("log.tier",), "READ_BYTES", (300, 256 * 1024)),
-    (("log.tier",), "FEW_BATCHES", (1, 256)),
-    (("log.tier_tidy",), "DELETED_AT_ONCE", (1, 2, 100)),
+    (("history.tier", "history.maintenance"), "APART_BYTES", (0, 0, 1 << 20)),
+    (("history.tier",), "HERE_SECONDS", (5.0, 300.0)),
+    (("history.tier",), "READ_BYTES", (300, 256 * 1024)),
+    (("history.tier",), "FEW_BATCHES", (1, 256)),
+    (("history.maintenance",), "DELETED_AT_ONCE", (1, 2, 100)),
     (("log.wal",), "MANY_TOPICS", (1, 8)),
 )
 # What a fault may change for the rest of a run (cluster_faults.py).
