@@ -115,15 +115,15 @@ fuzz-frames: setup-test ## Decode 500,000 damaged streams of frames
 
 .PHONY: sim
 sim: setup-test ## Break simulated logs and clusters, seeds SEED to SEED+COUNT-1 (random, 10000)
-	@$(PYTHON_IN_VENV) -m pydanube.testing.sim --seed $(SEED) --count $(COUNT)
+	@$(PYTHON_IN_VENV) -m tools.sim --seed $(SEED) --count $(COUNT)
 
 .PHONY: chaos
 chaos: setup-test ## Break a cluster of real processes, every fault ROUNDS times (20), and judge what became of it
-	@$(PYTHON_IN_VENV) -m pydanube.testing.chaos --rounds $(ROUNDS)
+	@$(PYTHON_IN_VENV) -m tools.chaos --rounds $(ROUNDS)
 
 .PHONY: soak
 soak: setup-test ## The same for MINUTES (60), with random faults from SEED
-	@$(PYTHON_IN_VENV) -m pydanube.testing.chaos --minutes $(MINUTES) --seed $(SEED)
+	@$(PYTHON_IN_VENV) -m tools.chaos --minutes $(MINUTES) --seed $(SEED)
 
 .PHONY: bench-log
 bench-log: setup ## Measure the log beside the raw disk, in one table

@@ -195,14 +195,14 @@ def impurities_in_core(source: Path) -> list[str]:
     return complaints
 
 
-def names_behind_ports(source: Path) -> list[str]:
+def names_behind_ports(source: Path, *, simulator: bool = False) -> list[str]:
     """Complains about threads, time and randomness where the simulator could not replace them."""
     complaints = []
     for file, tree in parsed(source):
         room = room_of(file)
         if room in ADAPTERS or file.startswith("wire/_pb/"):  # generated: its stubs import grpc
             continue
-        seeded = room == "testing"  # may draw random numbers, but only from a seed
+        seeded = simulator or room == "testing"  # may draw random numbers, but only from a seed
         modules = MODULES_BEHIND_PORTS - {"random"} if seeded else MODULES_BEHIND_PORTS
         complaints += [
             f"{file}:{line}: {name} belongs behind a port"
@@ -427,6 +427,7 @@ def test_core_is_the_standard_library_without_clock_file_socket_or_loop() -> Non
 
 def test_threads_time_and_randomness_stay_behind_ports() -> None:
     assert names_behind_ports(SOURCE) == []
+    assert names_behind_ports(REPOSITORY / "tools" / "sim", simulator=True) == []
 
 
 def test_no_file_mentions_a_place_outside_the_repository() -> None:
@@ -587,10 +588,10 @@ def test_the_pure_standard_library_is_welcome_in_core(tmp_path: Path) -> None:
         ("broker/topic.py", "import os\nname = os.urandom(8)"),
         ("broker/topic.py", "from os import urandom"),
         ("history/tier.py", "import datetime\nwhen = datetime.datetime.now()"),
-        ("testing/sim.py", "import time"),
-        ("testing/sim.py", "import random\nx = random.random()"),
-        ("testing/sim.py", "from random import randint"),
-        ("testing/sim.py", "import random\ngenerator = random.Random()"),
+        ("testing/loop.py", "import time"),
+        ("testing/loop.py", "import random\nx = random.random()"),
+        ("testing/loop.py", "from random import randint"),
+        ("testing/loop.py", "import random\ngenerator = random.Random()"),
     ],
 )
 def test_threads_time_or_randomness_outside_the_adapters_are_found(tmp_path: Path, file: str, text: str) -> None:
@@ -604,7 +605,7 @@ def test_threads_time_or_randomness_outside_the_adapters_are_found(tmp_path: Pat
         ("stores/disk/files.py", "import threading\nimport time"),
         ("api/server.py", "import grpc"),
         ("client/brokers.py", "import random"),
-        ("testing/sim.py", "import random\ngenerator = random.Random(42)"),
+        ("testing/loop.py", "import random\ngenerator = random.Random(42)"),
         ("log/wal.py", "def f(clock, loop):\n    return clock.now(), loop.time()"),
     ],
 )

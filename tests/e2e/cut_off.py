@@ -18,9 +18,9 @@ import pydanube
 from pydanube.cli.admin import BROKERS
 from pydanube.cli.rpc import Connection
 from pydanube.errors import DanubeError
-from pydanube.testing.chaos_net import SIDES, Network
-from pydanube.testing.chaos_processes import Server, answers, until
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
+from tools.chaos.net import SIDES, Network
+from tools.chaos.processes import Server, answers, until
 
 TTL: Final = 6
 SECONDS: Final = 120.0  # on a machine that has much else to do

@@ -16,16 +16,16 @@ from typing import NamedTuple
 
 import pytest
 
-from pydanube.testing.chaos_command import main, parsed
-from pydanube.testing.chaos_faults import FAULTS
 from pydanube.testing.checkers import check
 from pydanube.testing.history import Acked, Claimed, Done, Event, Fault, Got, History, Kept
 from tests.e2e.processes import Process, until
+from tools.chaos.command import main, parsed
+from tools.chaos.faults import FAULTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "chaos.md").read_text()
-COMMAND = [sys.executable, "-m", "pydanube.testing.chaos", "--small", "--ttl", "3", "--rounds", "1"]
+COMMAND = [sys.executable, "-m", "tools.chaos", "--small", "--ttl", "3", "--rounds", "1"]
 
 
 class Finished(NamedTuple):
@@ -41,7 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     directory = tmp_path_factory.mktemp("chaos")
     [words] = [words for words in commands() if "--small" in words]
     words += ["--ttl", "3", "--moves", "1", "--seed", "3", "--directory", str(directory)]
-    command = [sys.executable, "-m", "pydanube.testing.chaos", *words]
+    command = [sys.executable, "-m", "tools.chaos", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     output = done.stdout + done.stderr
     assert (directory / "history.jsonl").exists(), output

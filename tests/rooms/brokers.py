@@ -42,8 +42,8 @@ from pydanube.ports import Compare, Delete, Item, Put, Revision
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.stores.objects.memory import MemoryObjectStore
-from pydanube.testing.log_history import small_constants
 from pydanube.testing.loop import Process, SimClock, SimLoop, SimWork
+from tools.sim.log_history import small_constants
 
 ORDERS: Final = TopicName("/default/orders")
 SUB: Final = SubscriptionName("sub")

@@ -28,7 +28,7 @@ STORAGE = "tests/rooms/test_storage_page.py::test_the_commands_and_queries_run_o
 SPARK = "tests/spark/test_page.py::test_the_snippets_run_one_after_the_other"
 PROTOCOL = "tests/rooms/test_protocol_page.py"
 RUNBOOKS = "tests/e2e/test_observed.py::test_every_command_in_the_runbooks_can_be_given"
-CHAOS = "python -m pydanube.testing.chaos"
+CHAOS = "python -m tools.chaos"
 HOURS = "it takes hours: its words are understood in tests/e2e/test_chaos.py, where a small round is run"
 
 # How a command begins, or the language of a block that is none: the test that runs it. The longest beginning counts.

@@ -18,12 +18,12 @@ from pydanube.ports import Compare, Put
 from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.testing.cluster_aims import ACTIONS, METADATA_TARGETS, TARGETS, Aim, Aims, draw, kind_of
 from pydanube.testing.cluster_disk import WatchedDisk
-from pydanube.testing.cluster_pressure import LIMITS, Pressure, _module, under
-from pydanube.testing.cluster_sim import planned, run_seed
 from pydanube.testing.faulty_disk import FaultyDisk
 from pydanube.testing.faulty_metadata import FaultyMetadata
 from pydanube.testing.loop import SimClock
 from tests.rooms.logs import simulated
+from tools.sim.cluster_pressure import LIMITS, Pressure, _module, under
+from tools.sim.cluster_sim import planned, run_seed
 
 TOPIC, SUB, BROKER = TopicName("/default/orders"), SubscriptionName("sub"), BrokerId(7)
 

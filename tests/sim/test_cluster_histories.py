@@ -20,17 +20,18 @@ import pytest
 
 from pydanube.broker import hand_over
 from pydanube.core.cluster import leader
-from pydanube.testing import cluster_faults, cluster_report, cluster_sim, sim
 from pydanube.testing.checkers import Violation
-from pydanube.testing.cluster_faults import KINDS
-from pydanube.testing.cluster_met import NEVER, OPERATIONS
-from pydanube.testing.cluster_pressure import MANY_TOPICS, Pressure
-from pydanube.testing.cluster_report import ClusterTotals, meaning, report, shrink
-from pydanube.testing.cluster_sim import Outcome, planned, run_seed
-from pydanube.testing.coverage import operations, unmet
 from pydanube.testing.history import Acked, History
-from pydanube.testing.log_history import run_history
 from tests.sim.planted import FOUND_BY, PLANTED
+from tools.sim import cluster_faults, cluster_report, cluster_sim
+from tools.sim import command as sim
+from tools.sim.cluster_faults import KINDS
+from tools.sim.cluster_operations import NEVER, OPERATIONS
+from tools.sim.cluster_pressure import MANY_TOPICS, Pressure
+from tools.sim.cluster_report import ClusterTotals, meaning, report, shrink
+from tools.sim.cluster_sim import Outcome, planned, run_seed
+from tools.sim.coverage import operations, unmet
+from tools.sim.log_history import run_history
 
 SEEDS = 36
 CHUNKS = 12
@@ -93,7 +94,7 @@ def test_seeds_that_found_a_bug_still_mean_what_they_meant() -> None:
 def test_the_same_seed_gives_the_same_history_in_another_process() -> None:
     script = (
         "import logging, sys; logging.disable(50)\n"
-        "from pydanube.testing.cluster_sim import run_seed\n"
+        "from tools.sim.cluster_sim import run_seed\n"
         "for seed in range(4):\n"
         "    history = run_seed(seed, keep_history=True).history\n"
         "    sys.stdout.write(''.join(line + chr(10) for line in history.lines()))\n"
@@ -277,7 +278,7 @@ def test_the_command_says_of_a_failing_seed_what_it_takes_and_how_to_see_it_agai
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "seeds 2 to 4 on 1 process"
     assert f"schedule, 1 of {len(planned(3))} faults:" in lines and f"  {planned(3)[2]}" in lines
-    assert "  again: python -m pydanube.testing.sim --only cluster --seed 3 --count 1 --digest abcd" in lines
+    assert "  again: python -m tools.sim --only cluster --seed 3 --count 1 --digest abcd" in lines
     assert lines[-1].startswith(
         "seed 2: 3 clusters (0 of 100 topics and more), 1 failed, 0.2 h simulated, 3 messages acknowledged"
     )

@@ -12,12 +12,12 @@ import pytest
 from pydanube.core import keys
 from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import TopicName
-from pydanube.testing import cluster_faults
 from pydanube.testing.cluster import TTL, Cluster, Node
-from pydanube.testing.cluster_faults import Breaking
 from pydanube.testing.history import History
 from tests.rooms.brokers import numbers, simulated
 from tests.sim.test_cluster_faults import send
+from tools.sim import cluster_faults
+from tools.sim.cluster_faults import Breaking
 
 SELDOM = TierConfig(upload_seconds=3600.0)
 

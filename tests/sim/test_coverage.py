@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from pydanube.testing.coverage import counting, operations, unmet
+from tools.sim.coverage import counting, operations, unmet
 
 
 class Shop:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pydanube.testing.faulty_disk import Told
-from pydanube.testing.log_checks import stop_is_justified
+from tools.sim.log_checks import stop_is_justified
 
 SEGMENT, NEW_SEGMENT = "wal/default/t/0001/0000-ab.wal", "wal/default/t/0001/0000-ab.wal.tmp"
 JOURNAL, SPARE = "journal/0000.journal", "journal/spare.tmp"

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from pydanube.testing.coverage import unmet
-from pydanube.testing.log_history import OPERATIONS, run_history
-from pydanube.testing.sim import Totals, outcomes
 from tests.sim.planted_log import PLANTED, Careless
+from tools.sim.command import Totals, outcomes
+from tools.sim.coverage import unmet
+from tools.sim.log_history import OPERATIONS, run_history
 
 HISTORIES = 640
 WITHIN = 1000  # histories, a planted defect must be found
@@ -66,7 +66,7 @@ def test_what_was_once_wrong_stays_right() -> None:
 def test_the_same_seed_gives_the_same_history_in_another_process() -> None:
     script = (
         "import logging; logging.disable(50)\n"
-        "from pydanube.testing.log_history import run_history\n"
+        "from tools.sim.log_history import run_history\n"
         "for seed in range(20): print(run_history(seed).digest)\n"
     )
     # Another hash seed: whoever iterates over a set of strings is found out.

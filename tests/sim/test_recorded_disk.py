@@ -26,10 +26,10 @@ from pydanube.ports import Write
 from pydanube.stores.disk import descriptors, files
 from pydanube.stores.disk.files import FileDisk
 from pydanube.stores.work.system import SystemClock, SystemWork
-from pydanube.testing.log_model import Audit, Broken, Sent, TopicModel
-from pydanube.testing.log_pressure import Pressure
 from tests.sim.planted_log import PLANTED, Plant, exchange
 from tests.sim.recorded_disk import Recorder, Replay, Step
+from tools.sim.log_model import Audit, Broken, Sent, TopicModel
+from tools.sim.log_pressure import Pressure
 
 TOPICS = ("/default/a", "/default/b", "/default/c")
 LIVES = 4  # of one directory, each ended by a power cut

@@ -27,8 +27,8 @@ from pydanube.history.maintenance import Tidy
 from pydanube.ports import Disk, Put, Write
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.testing.cluster import Cluster, Node
-from pydanube.testing.cluster_recorder import everything
 from tests.rooms.brokers import message, now, simulated
+from tools.sim.cluster_recorder import everything
 
 SELDOM = TierConfig(upload_seconds=3600.0, garbage_seconds=60.0, sweep_seconds=60.0)
 FILES = "wal/default/orders"

@@ -26,9 +26,9 @@ from pydanube.history.snapshots import read_snapshot
 from pydanube.history.tier import topic_prefix
 from pydanube.ports import Compare, Delete, Put, Revision
 from pydanube.testing.cluster import TTL, Cluster, Node
-from pydanube.testing.cluster_recorder import everything
 from pydanube.testing.faulty_disk import FaultyDisk
 from tests.rooms.brokers import consume, message, numbers, simulated
+from tools.sim.cluster_recorder import everything
 
 SELDOM = TierConfig(upload_seconds=3600.0)  # what was not uploaded by a move is on one disk alone
 

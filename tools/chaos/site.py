@@ -12,8 +12,10 @@ from typing import Final
 from pydanube.cli.admin import BROKERS, OURS
 from pydanube.cli.rpc import Connection
 from pydanube.errors import DanubeError
-from pydanube.testing.chaos_net import Network
-from pydanube.testing.chaos_processes import (
+from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
+from pydanube.wire._pb.pydanube import admin_pb2 as ours
+from tools.chaos.net import Network
+from tools.chaos.processes import (
     START_SECONDS,
     Broker,
     ChaosFailed,
@@ -22,9 +24,7 @@ from pydanube.testing.chaos_processes import (
     etcd_members,
     until,
 )
-from pydanube.testing.chaos_recorder import Recorder
-from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
-from pydanube.wire._pb.pydanube import admin_pb2 as ours
+from tools.chaos.recorder import Recorder
 
 BROKER_COUNT: Final = 3
 CALL_SECONDS: Final = 10.0

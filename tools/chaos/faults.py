@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 from typing import Final, NamedTuple
 
-from pydanube.testing.chaos_net import SIDES, Side
-from pydanube.testing.chaos_processes import Broker, EtcdMember
-from pydanube.testing.chaos_recorder import Recorder
-from pydanube.testing.chaos_site import Site
 from pydanube.testing.history import Fault
+from tools.chaos.net import SIDES, Side
+from tools.chaos.processes import Broker, EtcdMember
+from tools.chaos.recorder import Recorder
+from tools.chaos.site import Site
 
 SHORT_SECONDS: Final = 1.0
 

@@ -15,13 +15,13 @@ from typing import Final
 import pydanube
 from pydanube.errors import DanubeError
 from pydanube.stores.metadata.etcd import EtcdMetadataStore
-from pydanube.testing.chaos_clients import Clients, plan
-from pydanube.testing.chaos_faults import FAULTS, Scene, strike
-from pydanube.testing.chaos_net import Network
-from pydanube.testing.chaos_recorder import Recorder
-from pydanube.testing.chaos_site import Site
 from pydanube.testing.checkers import Violation, check, shortened
 from pydanube.testing.history import History, Quiet, to_line
+from tools.chaos.clients import Clients, plan
+from tools.chaos.faults import FAULTS, Scene, strike
+from tools.chaos.net import Network
+from tools.chaos.recorder import Recorder
+from tools.chaos.site import Site
 
 LEAD_SECONDS: Final = 1.5  # of work before a fault
 PATIENCE_SECONDS: Final = 60.0  # between deliveries, once all is well: a heartbeat, and a busy machine

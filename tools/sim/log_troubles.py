@@ -22,12 +22,12 @@ from pydanube.errors import (
     OffsetOutOfRange,
 )
 from pydanube.log.wal import TopicLog, Wal
-from pydanube.testing.log_checks import check_sizes, check_waiters
-from pydanube.testing.log_model import Audit, Broken, TopicModel
 from pydanube.testing.loop import ProcessDied
+from tools.sim.log_checks import check_sizes, check_waiters
+from tools.sim.log_model import Audit, Broken, TopicModel
 
 if TYPE_CHECKING:
-    from pydanube.testing.log_history import Boot, History
+    from tools.sim.log_history import Boot, History
 
 POLLS = 15
 

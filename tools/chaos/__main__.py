@@ -1,8 +1,8 @@
 """Real processes, broken on purpose, judged by the rules of the simulator: `make chaos`, `make soak`.
 
-    python -m pydanube.testing.chaos --rounds 20                  every kind of fault 20 times
-    python -m pydanube.testing.chaos --rounds 3 --only broker_kill
-    python -m pydanube.testing.chaos --minutes 60 --seed 7        random faults for an hour
+    python -m tools.chaos --rounds 20                  every kind of fault 20 times
+    python -m tools.chaos --rounds 3 --only broker_kill
+    python -m tools.chaos --minutes 60 --seed 7        random faults for an hour
 
 Three brokers, three etcd members, an object store; native and official clients that write down what they send, what is
 acknowledged, what they receive. A round: clients work, one fault, topics that move meanwhile; then the fault ends, the
@@ -22,7 +22,7 @@ from importlib import import_module
 def main() -> int:
     # Children are started while channels are open, and use none of them. gRPC asks for it when it is loaded.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    code: int = import_module("pydanube.testing.chaos_command").main()
+    code: int = import_module("tools.chaos.command").main()
     return code
 
 

@@ -1,8 +1,8 @@
 """Lives many histories of the log, and of whole clusters, one each per seed, on all cores.
 
-    python -m pydanube.testing.sim --seed 42 --count 10000
-    python -m pydanube.testing.sim --only cluster --seed 42 --count 1 --verbose        one history, event by event
-    python -m pydanube.testing.sim --only log --seed 0 --count 200 --digests           a line per seed, to be compared
+    python -m tools.sim --seed 42 --count 10000
+    python -m tools.sim --only cluster --seed 42 --count 1 --verbose        one history, event by event
+    python -m tools.sim --only log --seed 0 --count 200 --digests           a line per seed, to be compared
 
 The last line has the totals. What breaks a promise is printed with its seed, and the exit code is 1; of a cluster also
 the schedule of faults, made as short as it can be, and what happened to the messages in question. The command that
@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
 from pydanube.stores.work.system import SystemClock, SystemWork
-from pydanube.testing.cluster_report import ClusterTotals, report, shrink
-from pydanube.testing.cluster_sim import Outcome as ClusterOutcome
-from pydanube.testing.cluster_sim import run_seed
-from pydanube.testing.coverage import unmet
-from pydanube.testing.log_history import OPERATIONS, Outcome, run_history
+from tools.sim.cluster_report import ClusterTotals, report, shrink
+from tools.sim.cluster_sim import Outcome as ClusterOutcome
+from tools.sim.cluster_sim import run_seed
+from tools.sim.coverage import unmet
+from tools.sim.log_history import OPERATIONS, Outcome, run_history
 
 COUNT: Final = 10_000
 FAILURES_SHOWN_MAX: Final = 10
@@ -122,7 +122,7 @@ def cluster_outcomes(seeds: Sequence[int], *, processes: int) -> Iterator[Cluste
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m pydanube.testing.sim", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.sim", description=__doc__)
     parser.add_argument("--seed", type=_at_least(0), help="the first seed (default: a random one)")
     parser.add_argument("--count", type=_at_least(1), default=COUNT, help="how many seeds (default: %(default)s)")
     parser.add_argument("--processes", type=_at_least(1), default=os.cpu_count() or 1)
@@ -270,8 +270,8 @@ def _run_clusters(seeds: Sequence[int], processes: int) -> tuple[bool, ClusterTo
 
 
 def _say_how_to_repeat(kind: str, seed: int, digest: str) -> None:
-    print(f"  again: python -m pydanube.testing.sim --only {kind} --seed {seed} --count 1 --digest {digest}")
-    print(f"  every event: python -m pydanube.testing.sim --only {kind} --seed {seed} --count 1 --verbose", flush=True)
+    print(f"  again: python -m tools.sim --only {kind} --seed {seed} --count 1 --digest {digest}")
+    print(f"  every event: python -m tools.sim --only {kind} --seed {seed} --count 1 --verbose", flush=True)
 
 
 def _verbose(seeds: Iterable[int]) -> int:

@@ -29,11 +29,11 @@ from pydanube.errors import (
     SessionUnknown,
 )
 from pydanube.log.wal import TopicLog
-from pydanube.testing.log_model import Broken, Sent, TopicModel
 from pydanube.testing.loop import ProcessDied
+from tools.sim.log_model import Broken, Sent, TopicModel
 
 if TYPE_CHECKING:
-    from pydanube.testing.log_history import Boot, History
+    from tools.sim.log_history import Boot, History
 
 IN_FLIGHT_MAX: Final = 8
 # Nothing was stored, and nothing will be: there is no room.

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from pydanube.testing.chaos_faults import FAULTS
-from pydanube.testing.chaos_net import Network
-from pydanube.testing.chaos_processes import ChaosFailed
-from pydanube.testing.chaos_run import Options, Run
-from pydanube.testing.chaos_site import BROKER_COUNT
+from tools.chaos.faults import FAULTS
+from tools.chaos.net import Network
+from tools.chaos.processes import ChaosFailed
+from tools.chaos.run import Options, Run
+from tools.chaos.site import BROKER_COUNT
 
 SHOWN_VIOLATIONS: Final = 10
 EXIT_VIOLATION: Final = 1
@@ -29,7 +29,7 @@ EXIT_INTERRUPTED: Final = 130
 
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m pydanube.testing.chaos",
+        prog="python -m tools.chaos",
         description="Breaks a cluster of real processes and judges what became of it.",
     )
     parser.add_argument("--rounds", type=int, default=0, help="of every kind of fault")

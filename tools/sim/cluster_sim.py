@@ -35,18 +35,18 @@ from pydanube.errors import DanubeError
 from pydanube.formats import parquet
 from pydanube.history import uploader
 from pydanube.ports import Put
-from pydanube.testing import cluster_clients
 from pydanube.testing.checkers import Violation, check
 from pydanube.testing.cluster import Cluster, Node
-from pydanube.testing.cluster_clients import VISITOR, Clients
-from pydanube.testing.cluster_faults import DEAD_LETTERS, REDELIVERIES, RETURNS, Breaking, Planned, plan
-from pydanube.testing.cluster_met import OPERATIONS
-from pydanube.testing.cluster_pressure import Pressure, under
-from pydanube.testing.cluster_recorder import Recorder
-from pydanube.testing.coverage import counting
 from pydanube.testing.history import Acked, Claimed, Got, Grew, History, Kept, Lease, Quiet, Stopped, Worked
-from pydanube.testing.log_history import small_constants
 from pydanube.testing.loop import Deadlock, Livelock, ProcessDied, SimLoop
+from tools.sim import cluster_clients
+from tools.sim.cluster_clients import VISITOR, Clients
+from tools.sim.cluster_faults import DEAD_LETTERS, REDELIVERIES, RETURNS, Breaking, Planned, plan
+from tools.sim.cluster_operations import OPERATIONS
+from tools.sim.cluster_pressure import Pressure, under
+from tools.sim.cluster_recorder import Recorder
+from tools.sim.coverage import counting
+from tools.sim.log_history import small_constants
 
 BROKERS: Final = 3
 RELIABLE: Final = 4

@@ -50,14 +50,14 @@ from pydanube.log.log_reading import LogReading
 from pydanube.log.verify import verify
 from pydanube.log.wal import ClosedLog, TopicLog, Wal
 from pydanube.ports import Disk
-from pydanube.testing.coverage import counting
 from pydanube.testing.faulty_disk import Faults, FaultyDisk, ProcessDisk
-from pydanube.testing.log_checks import check_ended, stop_is_justified
-from pydanube.testing.log_clients import IdempotentProducer, PlainProducer
-from pydanube.testing.log_model import Audit, Broken, TopicModel
-from pydanube.testing.log_pressure import Pressure, draw_aim, limits_met
-from pydanube.testing.log_troubles import Troubles
 from pydanube.testing.loop import Deadlock, Livelock, Process, ProcessDied, SimClock, SimLoop, SimWork
+from tools.sim.coverage import counting
+from tools.sim.log_checks import check_ended, stop_is_justified
+from tools.sim.log_clients import IdempotentProducer, PlainProducer
+from tools.sim.log_model import Audit, Broken, TopicModel
+from tools.sim.log_pressure import Pressure, draw_aim, limits_met
+from tools.sim.log_troubles import Troubles
 
 # How long the last producers may take on a disk that is well again.
 DRAIN_SECONDS_MAX: Final = 60.0

@@ -27,9 +27,9 @@ from typing import Any, Final, NamedTuple, cast
 import pydanube
 from pydanube.client.messages import Delivery, MessageBatch, SubscriptionType
 from pydanube.errors import DanubeError
-from pydanube.testing.chaos_net import Network
-from pydanube.testing.chaos_recorder import Recorder
 from pydanube.testing.history import Acked, Done, Got, Sent, Subscribed
+from tools.chaos.net import Network
+from tools.chaos.recorder import Recorder
 
 OFFICIAL: Final = Path(__file__).with_name("chaos_official.py")
 KINDS: Final = {

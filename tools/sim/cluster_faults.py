@@ -32,10 +32,10 @@ from pydanube.formats.segment import SegmentHeader, decode_segment_header, segme
 from pydanube.ports import Item
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.cluster_aims import Aim, Aims, draw, outside
-from pydanube.testing.cluster_clients import Clients, number_of
 from pydanube.testing.faulty_disk import Faults, FaultyDisk
 from pydanube.testing.history import Damaged, Fault, History, life
 from pydanube.testing.loop import Process, ProcessDied
+from tools.sim.cluster_clients import Clients, number_of
 
 FAULT_SECONDS: Final = 8.5  # on average between two faults
 LATE_SHARE: Final = 0.4  # of the seeds have one of _LATE, too

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pydanube.testing.checkers import shortened
-from pydanube.testing.cluster_faults import KINDS
-from pydanube.testing.cluster_met import NEVER, OPERATIONS
-from pydanube.testing.cluster_pressure import Pressure
-from pydanube.testing.cluster_sim import COUNTED_EVERY, Outcome, planned, run_seed, settings
-from pydanube.testing.coverage import unmet
 from pydanube.testing.history import to_line
+from tools.sim.cluster_faults import KINDS
+from tools.sim.cluster_operations import NEVER, OPERATIONS
+from tools.sim.cluster_pressure import Pressure
+from tools.sim.cluster_sim import COUNTED_EVERY, Outcome, planned, run_seed, settings
+from tools.sim.coverage import unmet
 
 SHRINK_RUNS_MAX: Final = 60
 PROBLEMS_SHOWN_MAX: Final = 6

@@ -13,8 +13,8 @@ from typing import Any
 
 from pydanube.log.wal import TopicLog, Wal
 from pydanube.testing.faulty_disk import Told
-from pydanube.testing.log_model import Broken
 from pydanube.testing.loop import Process, SimLoop, SimTask
+from tools.sim.log_model import Broken
 
 # Failures of these are told to whoever asked for them; the log itself goes on.
 _ASIDE = ("wal.ckpt", ".torn", ".damage", "FORMAT", ".quarantined")

@@ -20,7 +20,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from pydanube.errors import DanubeError
-from pydanube.testing.chaos_net import Network
+from tools.chaos.net import Network
 
 START_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 90.0
