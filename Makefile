@@ -8,7 +8,9 @@ PYTHON_IN_VENV := .venv/bin/python
 PYTEST := $(PYTHON_IN_VENV) -m pytest
 # One more than the cores of a small machine: many tests wait for processes.
 PYTEST_ARGS ?= -n 3 --dist worksteal
-FAST_TESTS = $(wildcard tests/core tests/contracts tests/rooms tests/test_tidy.py)
+# What runs in one process, on memory ports and virtual time; the rest starts processes, Spark or simulations.
+SLOW_TESTS = tests/e2e tests/spark tests/sim tests/fuzz tests/fixtures tests/scenarios tests/harness
+FAST_TESTS = $(filter-out $(SLOW_TESTS) %__pycache__, $(patsubst %/,%,$(wildcard tests/*/))) tests/test_tidy.py
 
 # One random seed per make, printed by the simulator so that a failure can be repeated.
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')

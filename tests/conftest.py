@@ -32,3 +32,12 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer
     """A real etcd of one member. Whoever uses it leaves no keys behind."""
     with etcd_in(tmp_path_factory.mktemp("etcd")) as server:
         yield server
+
+
+@pytest.fixture(params=["here", "apart"])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects are made and stored in this process, or in another."""
+    if request.param == "apart":
+        from tests.harness.tiers import store_apart  # here: most tests never need it
+
+        store_apart(monkeypatch)

@@ -5,7 +5,7 @@
 ```python           a snippet
 ```text             what was printed; … stands for anything, lines that are left out too
 
-tests/rooms/test_examples.py knows for every kind of block on every page the test that runs it.
+tests/docs/test_examples.py knows for every kind of block on every page the test that runs it.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ LATE = (
 
 
 def imports_that_point_up(source: Path) -> list[str]:
-    """Complains about every import of one of our rooms that the map does not allow."""
+    """Complains about every import of one of our layers that the map does not allow."""
     complaints = []
     for file, tree in parsed(source):
         room = room_of(file)

@@ -77,7 +77,7 @@ def test_the_clients_tests_pass_at_the_lowest_versions(uv: Path, wanted: Path, t
     versions = [f"{name}=={version}" for name, version in lowest.items()]
     tools = [pinned(name) for name in TOOLS]
     run(uv, "pip", "install", "--quiet", "--python", python, "--only-binary", ":all:", *versions, *tools)
-    tests = sorted(file for pattern in TESTS for file in (REPOSITORY / "tests" / "rooms").glob(pattern))
+    tests = sorted(file for pattern in TESTS for file in (REPOSITORY / "tests").rglob(pattern))
     options = ("-q", "-n", "2", "-p", "no:cacheprovider", "--basetemp", tmp_path / "tests")
     run(python, "-m", "pytest", *options, *tests, PYTHONPATH=str(REPOSITORY / "src"))
 

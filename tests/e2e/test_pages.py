@@ -236,7 +236,7 @@ def operate(reader: Reader) -> None:
                 reader.until_ready()
             else:
                 done = danube_here(*shlex.split(said)[1:])
-                refused = "discard" in said  # nobody has died here; tests/rooms/test_cluster_cli.py has those
+                refused = "discard" in said  # nobody has died here; tests/cli/test_cluster_cli.py has those
                 assert (done.returncode != 0) == refused, f"{said}\n{done.stdout}{done.stderr}"
 
 
@@ -371,7 +371,7 @@ def test_the_first_commands_of_the_readme_are_those_of_getting_started() -> None
     followed = {command for block in shell_blocks("getting-started.md") for command in block.commands}
     first = [command for block in shell_blocks("../README.md") for command in block.commands]
     assert len(first) == 9
-    assert set(first) - followed == {"make test", "make demo"}  # tests/rooms/test_examples.py says why
+    assert set(first) - followed == {"make test", "make demo"}  # tests/docs/test_examples.py says why
 
 
 def test_a_cluster_runs_a_topic_moves_an_operator_works_and_nothing_stays(

@@ -44,7 +44,7 @@ from pydanube.log import reader
 from pydanube.ports import Compare, Delete, Put, Revision
 from pydanube.testing.faulty_disk import Faults, FaultyDisk
 from pydanube.testing.loop import Process, ProcessDied, SimClock, SimLoop, SimWork
-from tests.rooms.brokers import Metadata, Mortal, small_wal
+from tests.harness.brokers import Metadata, Mortal, small_wal
 
 HISTORIES: Final = 120
 HISTORIES_LONG: Final = 3_000

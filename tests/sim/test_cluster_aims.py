@@ -21,7 +21,7 @@ from pydanube.testing.cluster_disk import WatchedDisk
 from pydanube.testing.faulty_disk import FaultyDisk
 from pydanube.testing.faulty_metadata import FaultyMetadata
 from pydanube.testing.loop import SimClock
-from tests.rooms.logs import simulated
+from tests.harness.logs import simulated
 from tools.sim.cluster_pressure import LIMITS, Pressure, _module, under
 from tools.sim.cluster_sim import planned, run_seed
 

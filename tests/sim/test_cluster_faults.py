@@ -18,7 +18,7 @@ from pydanube.errors import DanubeError, LogStopped, Unreachable
 from pydanube.log.wal import WalConfig
 from pydanube.testing.cluster import TTL, Cluster
 from pydanube.testing.faulty_disk import FaultyDisk
-from tests.rooms.brokers import consume, message, numbers, simulated
+from tests.harness.brokers import consume, message, numbers, simulated
 
 RESCUED = {"x-danube-rescued": "true"}
 SUB = SubscriptionName("sub")

@@ -10,7 +10,7 @@ from pydanube.core.names import ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.formats.batch import encode, rows_of
 from pydanube.testing.cluster import TTL, Cluster
-from tests.rooms.brokers import consume, message, numbers, simulated
+from tests.harness.brokers import consume, message, numbers, simulated
 
 RESCUED = {"x-danube-rescued": "true"}
 

@@ -10,7 +10,7 @@ from pydanube.core.dispatch.delivery import FailurePolicy, Poison
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.testing.cluster import Cluster
-from tests.rooms.brokers import consume, message, numbers, simulated
+from tests.harness.brokers import consume, message, numbers, simulated
 
 
 async def send(town: Cluster, topic: TopicName, *texts: str) -> list[int]:

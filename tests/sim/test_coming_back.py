@@ -14,7 +14,7 @@ from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import TopicName
 from pydanube.testing.cluster import TTL, Cluster, Node
 from pydanube.testing.history import History
-from tests.rooms.brokers import numbers, simulated
+from tests.harness.brokers import numbers, simulated
 from tests.sim.test_cluster_faults import send
 from tools.sim import cluster_faults
 from tools.sim.cluster_faults import Breaking

@@ -30,7 +30,7 @@ from pydanube.log.segment_maker import SegmentMaker
 from pydanube.log.wal import TopicLog
 from pydanube.ports import Item, Put
 from pydanube.testing.cluster import Cluster, Node
-from tests.rooms.brokers import consume, message, simulated
+from tests.harness.brokers import consume, message, simulated
 from tools.sim.cluster_recorder import everything
 
 SELDOM = TierConfig(upload_seconds=3600.0)

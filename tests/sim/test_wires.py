@@ -15,7 +15,7 @@ from pydanube.broker.service import Broker
 from pydanube.errors import Unavailable
 from pydanube.testing.loop import Process, run
 from pydanube.testing.wires import QUIET, WireFaults, Wires
-from tests.rooms.brokers import Host, small_wal
+from tests.harness.brokers import Host, small_wal
 
 TOPIC = "/default/orders"
 URL = "danube://broker:6651"

@@ -31,8 +31,8 @@ from pydanube.spark.reach import Reach
 from pydanube.spark.rows import _groups
 from pydanube.spark.source import DanubeReader, DanubeSource, DanubeStreamReader, FilteringReader, Part
 from pydanube.testing.brokers import TestBroker
-from tests.rooms.certificates import Authority
-from tests.rooms.scripted import ScriptedBroker
+from tests.harness.certificates import Authority
+from tests.harness.scripted import ScriptedBroker
 from tests.spark.places import Place, numbers, place_in
 
 

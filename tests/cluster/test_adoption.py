@@ -1,0 +1,128 @@
+"""Adoption beside readers, and what the owner's own disk has of an orphan before that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pydanube.broker.rescue import Rescuer
+from pydanube.core import keys
+from pydanube.core.history.tiers import History, Retention, TierConfig
+from pydanube.core.policies import SubscriptionKind as Kind
+from pydanube.history.tier_state import all_descriptors, read_state
+from pydanube.ports import Compare, Delete, Put, Revision
+from pydanube.testing.cluster import Cluster
+from tests.cluster.test_leftovers import begun, boot_active, bring_home, lose, not_yet, send, texts, verified
+from tests.cluster.test_moving import orphans
+from tests.cluster.test_moving import send as send_one
+from tests.harness.brokers import consume, simulated
+from tests.harness.tiers import carried
+
+LISTING = TierConfig(
+    upload_seconds=1.0,
+    object_bytes=256 * 1024,
+    merged_bytes=1024,
+    merge_count_min=100,
+    descriptors_max=1,
+    descriptors_moved=1,
+    garbage_seconds=600.0,
+    local=Retention(seconds=0.0),
+    retention_check_seconds=300.0,
+    sweep_seconds=3600.0,
+)
+
+
+@simulated
+async def test_an_adoption_during_which_somebody_reads_the_manifest_forgets_nothing_that_is_in_it() -> None:
+    town = await Cluster(tier=LISTING, segment_bytes=4096).start(3)
+    topic = await town.create("/default/orders", on=1)
+    told = []
+    for number in range(6):
+        told.append((await send_one(town, topic, f"{number}:" + "x" * 3000))[0])
+        await asyncio.sleep(3)
+    town.node(1).objects.away = True
+    told.append((await send_one(town, topic, "lost"))[0])
+    town.node(1).kill()
+    await town.until(lambda: town.host(topic) is not None)
+    assert await orphans(town, topic) == 1
+    told.append((await send_one(town, topic, "after"))[0])
+    await asyncio.sleep(32)
+    owner, found = town.host(topic), await town.served(topic)
+    assert owner is not None
+    tier = carried(found).tier
+
+    async def give_up_a_change() -> None:
+        """As a move that was called off does: the next step reads anew, all but the manifest."""
+        async with carried(found).working:
+            fencing = asyncio.ensure_future(tier.fence())
+            await town.until(lambda: tier._in_doubt or fencing.done())
+            fencing.cancel()
+            await asyncio.gather(fencing, return_exceptions=True)
+
+    owner.metadata.delay_max_seconds = 0.5
+    await owner.call(give_up_a_change())
+    owner.metadata.delay_max_seconds = 0.0
+    really_change, really_write = tier.change, tier._write
+    reading: list[asyncio.Future[Any]] = []
+
+    async def slow(compares: Sequence[Compare], operations: Sequence[Put | Delete], /) -> Revision | None:
+        await asyncio.sleep(0.2)
+        return await really_write(compares, operations)
+
+    async def change(operations: Sequence[Put | Delete] = (), history: History | None = None) -> None:
+        if any(each.key.startswith(keys.orphans(topic)) for each in operations):
+            reading.append(asyncio.ensure_future(found.rows(0, 1)))
+            tier._write = slow
+        try:
+            await really_change(operations, history)
+        finally:
+            tier._write = really_write
+
+    tier.change = change  # type: ignore[method-assign]
+    await town.node(1).boot()
+    await town.until(lambda: bool(reading), 60)
+    await asyncio.sleep(1)
+    tier.change = really_change  # type: ignore[method-assign]
+    described = await all_descriptors(town.objects, await read_state(town.metadata, topic))
+    assert [each.object_id for each in tier.objects] == [each.object_id for each in described]
+    stream = await consume(found, "late", Kind.EXCLUSIVE, start=0, acks=True)
+    await asyncio.sleep(10)
+    assert sorted(stream.offsets) == sorted(told)
+
+
+@simulated
+async def test_what_the_owners_own_disk_has_of_an_orphan_is_not_seen_before_it_is_adopted() -> None:
+    """Some of it was sent again since."""
+    town, topic, session = await begun()
+    await send(town, topic, session, range(3))
+    node = await lose(town, topic)
+    await send(town, topic, session, range(4))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rescuer, "_bring_all", not_yet)
+        await boot_active(node)
+        await bring_home(town, topic, 1)
+        assert await texts(town, topic) == ["0", "1", "2", "3"]
+    await asyncio.sleep(30)
+    assert await texts(town, topic) == ["0", "1", "2", "3"]
+
+
+@simulated
+async def test_an_orphan_that_is_discarded_where_its_files_are_never_comes_back() -> None:
+    town, topic, session = await begun()
+    await send(town, topic, session, range(3))
+    node = await lose(town, topic)
+    await send(town, topic, session, [3])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rescuer, "_bring_all", not_yet)
+        await boot_active(node)
+        await bring_home(town, topic, 1)
+        found = await town.served(topic)
+        await town.node(1).call(found.discard_orphan(0))
+        assert await texts(town, topic) == ["3"]
+    await send(town, topic, session, [4])
+    await bring_home(town, topic, 2)
+    assert await texts(town, topic) == ["3", "4"]
+    assert await verified(town, topic) == []

@@ -1,0 +1,108 @@
+"""The cluster page during an outage: what is wrong stands first, and nothing that is not known looks like a number."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Awaitable, Callable
+
+import pydanube
+from pydanube.core.cluster.conditions import Severity
+from pydanube.errors import Unreachable
+from pydanube.web import pages
+from pydanube.web.conditions import Banner
+from pydanube.web.operations import Operation
+from pydanube.web.samples import Numbers, SubscriptionNumbers, TopicNumbers
+from pydanube.web.site import Site
+from pydanube.wire._pb.pydanube import status_pb2 as pb
+from tests.harness.clustered import Town
+from tests.support import settle
+from tests.web.pages import Answer, opened, opened_town
+
+
+def test_a_broker_that_does_not_answer_is_said_in_red_and_its_share_is_unknown() -> None:
+    with opened_town(2) as (browser, town):
+        browser.run(town.create("/default/here", on=1))
+        browser.run(town.create("/default/there", on=2))
+        browser.run(_subscribe(town, "/default/there"))
+        browser.sample()
+        healthy = browser.until("/cluster", "Topics 2")
+        assert "does not answer" not in healthy.text and "nobody lags" in healthy.text
+        silent = town.node(2)
+        browser.run(silent.doors._admin.stop(None))
+        browser.run(silent.doors._metrics.close())
+        browser.site.gateway.forget()
+        browser.sample()
+        page = browser.until("/cluster", "does not answer since")
+        assert 'class="banner bad" role="alert"' in page.body
+        assert page.body.index('class="banner bad"') < page.body.index("<h1>")
+        assert silent.doors.client_addr in page.text and "1 topic has no server" in page.text
+        assert "Brokers 1 of 2" in page.text and "1 without a server" in page.text
+        assert "nobody lags" not in page.text and "Lag unknown at least 0 messages" in page.text
+        assert "Every subscription has caught up" not in page.text
+        assert "docs/runbooks/DanubeBrokerDown.md" in page.text
+        listed = browser.get("/topics")
+        assert _row(listed, "/default/there").startswith("/default/there unknown – – –")
+        assert _row(listed, "/default/here").startswith("/default/here idle 0 0")
+        assert "/default/there" in browser.get("/topics?state=unknown").text
+        assert "/default/there" not in browser.get("/topics?state=idle").text
+        one = browser.get("/topics/default/there")
+        assert "/default/there unknown" in one.text and "In unknown its broker does not answer" in one.text
+        assert "Lag unknown" in one.text and "Connected unknown" in one.text
+        assert "audit unknown – – –" in one.text
+        subscription = browser.get("/topics/default/there/subscriptions/audit")
+        assert "audit unknown" in subscription.text and "Out unknown" in subscription.text
+        broker = browser.get(f"/brokers/{silent.id}")
+        assert "In unknown" in broker.text and "Memory unknown" in broker.text
+
+
+def test_lag_beside_messages_that_wait_for_rescue_is_lag_all_the_same() -> None:
+    with opened() as web:
+        web.run(web.client.create_topic("/default/orders"))
+        samples = web.site.sampler.samples
+        [broker] = [each.broker_id for each in web.run(web.site.gateway.brokers())]
+        numbers = Numbers(
+            {"/default/orders": TopicNumbers(orphans=1.0)},
+            {("/default/orders", "billing"): SubscriptionNumbers(lag=5_000.0)},
+            {},
+        )
+        samples.add(broker, numbers, time.time())
+        samples.end_round([broker], time.time())
+        page = web.get("/cluster")
+        assert "Lag 5,000 messages 1 topic is lagging" in page.text and "nobody lags" not in page.text
+        assert "/default/orders orphan" in page.text
+
+
+def test_what_went_well_is_not_shown_above_an_outage() -> None:
+    async def succeed(_: Operation) -> None:
+        pass
+
+    async def fail(_: Operation) -> None:
+        raise Unreachable("the broker", "it is away")
+
+    with opened() as web:
+        web.run(_begin(web.site, "/default/a", succeed))
+        web.run(_begin(web.site, "/default/b", fail))
+        well = Banner([pb.Condition(severity=Severity.WARNING)])
+        outage = Banner([pb.Condition(severity=Severity.CRITICAL)])
+        assert [each.subject for each in pages._operations(web.site, well)] == ["/default/b", "/default/a"]
+        assert [each.subject for each in pages._operations(web.site, outage)] == ["/default/b"]
+        assert len(pages._operations(web.site, Banner())) == 2
+
+
+async def _begin(site: Site, subject: str, act: Callable[[Operation], Awaitable[None]]) -> None:
+    site.operations.begin("move", subject, "Move", act)
+    await settle()
+
+
+async def _subscribe(town: Town, topic: str) -> None:
+    async with (
+        pydanube.connect(f"danube://{town.node(1).doors.stream_addr}") as client,
+        client.consumer(topic, subscription="audit"),
+    ):
+        pass
+
+
+def _row(page: Answer, topic: str) -> str:
+    [found] = [row for row in re.findall(r"<tr data-key=.*?</tr>", page.body, re.DOTALL) if f">{topic}</a>" in row]
+    return " ".join(re.sub(r"<[^>]*>", " ", found).split())

@@ -1,0 +1,119 @@
+"""All subscriptions by lag, who is connected, and what happened, on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from pydanube.client.client import Client
+from pydanube.web.status_pages import SubscriptionRow, grouped
+from pydanube.wire._pb.pydanube import status_pb2
+from tests.web.pages import Web, opened
+
+ORDERS = "/default/orders"
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[Web]:
+    with opened() as web:
+        web.run(fill(web.client))
+        yield web
+
+
+async def fill(client: Client) -> None:
+    await client.create_topic("/default/quiet")
+    async with client.producer(ORDERS, name="shop") as orders:
+        for number in range(12):
+            await orders.send(b"%d" % number)
+    for name in ("near", "far"):
+        async with client.consumer(ORDERS, subscription=name, start="earliest"):
+            pass
+    await client.seek(ORDERS, "near", 10)
+
+
+def test_all_subscriptions_stand_on_one_page_furthest_behind_first(web: Web) -> None:
+    page = web.get("/subscriptions")
+    assert page.status == 200 and page.text.index("far shared") < page.text.index("near shared")
+    assert "/default/orders" in page.text and " 12 " in page.text
+    assert "Nobody subscribed yet" in web.get("/subscriptions?namespace=system").text
+
+
+def test_the_subscription_of_a_partitioned_topic_is_one_line_with_its_partitions() -> None:
+    def row(topic: str, lag: int, course: str, broker: int) -> SubscriptionRow:
+        state = status_pb2.SubscriptionState(
+            topic=topic,
+            name="audit",
+            lag_messages=lag,
+            lag_seconds=lag / 10,
+            course=course,
+            broker_id=broker,
+            consumers=2,
+        )
+        return SubscriptionRow.of(state, {"1": "a:1", "2": "b:1"})
+
+    parts = [row(f"/default/clicks-part-{number}", 10 * number, "keeping_up", 1 + number % 2) for number in (2, 0, 1)]
+    one, alone = grouped([row("/default/orders", 7, "standing", 1), *parts])
+    assert (one.state.topic, one.lag, one.lag_seconds, one.state.consumers) == ("/default/clicks", 30, 2.0, 2)
+    assert (one.owner, one.chip.word, len(one.parts)) == ("2 brokers", "keeps up", 3)
+    assert [part.state.topic[-1] for part in one.parts] == ["0", "1", "2"]
+    assert (alone.state.topic, alone.parts) == ("/default/orders", ())
+    worse = grouped([*parts, row("/default/clicks-part-3", 1, "falling_behind", 1)])
+    assert worse[0].chip.word == "falling behind"
+
+
+def test_who_is_connected_is_named(web: Web) -> None:
+    async def connected() -> str:
+        async with (
+            web.client.producer(ORDERS, name="<b>shop") as orders,
+            web.client.consumer(ORDERS, subscription="far", name="worker-1"),
+        ):
+            await orders.send(b"x")
+            found = await web.site.gateway.connections(ORDERS, 100)
+            return " ".join(sorted(each.name for each in found.connections))
+
+    assert web.run(connected()) == "<b>shop worker-1"
+    page = web.get("/connections?topic=/default/orders")
+    assert page.status == 200 and "<b>shop" not in page.body
+    assert "Nobody is connected" in web.get("/connections?topic=/default/quiet").text
+    missing = web.get("/connections?topic=/default/nothing")
+    assert missing.status == 404 and "/default/nothing" in missing.text
+
+
+def test_an_order_of_the_web_admin_says_for_whom_it_was(web: Web) -> None:
+    async def order_told() -> str:
+        async with asyncio.timeout(10):
+            while True:
+                for each in await web.site.gateway.events(100):
+                    if each.sentence == "CreateTopic name=/default/made-here":
+                        return each.by
+                await asyncio.sleep(0.01)
+
+    web.post("/topics/new", namespace="default", name="made-here", dispatch="reliable")
+    by = web.run(order_told())
+    assert by.startswith("127.0.0.1:") and by.endswith("(web admin, for 127.0.0.1)")
+
+
+def test_what_happened_is_listed(web: Web) -> None:
+    page = web.get("/events")
+    assert page.status == 200 and "newest first" in page.text
+
+
+def test_a_broker_that_does_not_answer_is_named_and_nothing_is_said_to_be_zero(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = status_pb2.Unknown(broker_id=7, address="http://10.0.0.7:6650", why="it did not answer in time", topics=5)
+
+    async def nothing(*_: object) -> status_pb2.ListSubscriptionsResponse:
+        return status_pb2.ListSubscriptionsResponse(unknown=[silent])
+
+    async def nobody(*_: object) -> status_pb2.ListConnectionsResponse:
+        return status_pb2.ListConnectionsResponse(unknown=[silent])
+
+    monkeypatch.setattr(type(web.site.gateway), "subscriptions", nothing)
+    monkeypatch.setattr(type(web.site.gateway), "connections", nobody)
+    for path, what in (("/subscriptions", "subscriptions"), ("/connections", "connections")):
+        page = web.get(path)
+        assert f"Broker 10.0.0.7:6650 does not answer: the {what} of its 5 topics are not known" in page.text
+        assert "brokers that answer" in page.text and 'class="flash failed"' in page.body
