@@ -70,9 +70,15 @@ def test_the_heartbeat_of_a_topic_is_that_of_all_its_partitions_and_default_take
         assert code == 0
         return str(json.loads(output)["heartbeat"])
 
-    assert heartbeat() == "normal"
+    def described() -> tuple[str | None, bool]:
+        """As scripts and as people are told."""
+        value = json.loads(admin("topics", "describe", ORDERS, "--output", "json")[1])["heartbeat"]
+        lines = admin("topics", "describe", ORDERS)[1].splitlines()
+        return value, ["heartbeat:", value] in [line.split() for line in lines]
+
+    assert heartbeat() == "normal" and described() == (None, False)
     assert admin("topics", "set-heartbeat", ORDERS, "high_priority") == (0, "Heartbeat: high_priority\n")
-    assert heartbeat() == "high_priority"
+    assert heartbeat() == "high_priority" and described() == ("high_priority", True)
     assert admin("subscriptions", "set-heartbeat", ORDERS, "billing", "250ms")[0] == 0 and heartbeat() == "250ms"
     assert admin("subscriptions", "set-heartbeat", ORDERS, "billing", "default") == (0, "Heartbeat: high_priority\n")
     assert admin("topics", "set-heartbeat", ORDERS, "default") == (0, "Heartbeat: normal\n")

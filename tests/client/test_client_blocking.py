@@ -16,7 +16,7 @@ import pydanube
 from pydanube.client.blocking import Client, Consumer, Message
 from pydanube.client.open_batch import MESSAGE_OVERHEAD_BYTES
 from pydanube.client.thread import LoopThread
-from pydanube.errors import BufferFull, ClientClosed, DeadlineExceeded, MessageTooLarge, NeverOpened
+from pydanube.errors import BufferFull, ClientClosed, ConsumerStopped, DeadlineExceeded, MessageTooLarge, NeverOpened
 from pydanube.testing.brokers import TestBroker
 
 pytestmark = pytest.mark.timeout(60)
@@ -236,6 +236,15 @@ def test_a_closed_client_says_so_every_time_and_may_be_closed_again(broker: Test
             with pytest.raises(ClientClosed):
                 use()
         client.close()
+
+
+def test_a_consumer_that_was_stopped_says_so_until_it_is_closed(client: Client) -> None:
+    with client.consumer(TOPIC, subscription="stopped") as consumer:
+        consumer.stop()
+        with pytest.raises(ConsumerStopped, match=f"the consumer of {TOPIC} was stopped: it receives no more messages"):
+            consumer.receive()
+    with pytest.raises(ClientClosed, match=f"the consumer of {TOPIC} is closed"):
+        consumer.receive()
 
 
 def test_a_message_sent_soon_has_a_future_of_threads(client: Client) -> None:

@@ -51,7 +51,6 @@ NEVER: Final[Mapping[str, str]] = {
     "Broker.run": "threads, for who serves requests",
     "Broker.listens": "simulated brokers have no servers with addresses",
     "Topic.discard_orphan": "an operator gives up acknowledged messages: nothing is promised of them",
-    "Subscription.withhold": "nobody calls it but a test",
     "Topic.swap_objects": "compaction by Spark, which writes objects itself",
     "TopicTier.damaged": "objects that the store has changed: it never does here",
 }

@@ -196,6 +196,7 @@ class Moves:
             ],
             live=None if live is None else pb.Live(**live._asdict()),
             waits=state.waits,
+            heartbeat=str(state.heartbeat or ""),
         )
 
     async def past(self, topic: TopicName) -> list[pb.Move]:

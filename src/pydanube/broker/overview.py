@@ -14,14 +14,15 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pydanube.broker.catalog import Live
-from pydanube.broker.members import read_subscriptions
+from pydanube.broker.members import read_subscriptions, topic_heartbeat
 from pydanube.broker.service import Broker
 from pydanube.core import keys
 from pydanube.core.cluster.placement import MOVES, WAIT
+from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.history.ownership import Orphan, Owner
 from pydanube.core.names import BrokerId, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind
-from pydanube.errors import DataDamaged, TopicUnknown
+from pydanube.errors import ConfigError, DataDamaged, TopicUnknown
 from pydanube.ports import Item
 
 ACTIVE: Final = "active"
@@ -52,6 +53,7 @@ class State(NamedTuple):
     orphans: Sequence[tuple[Orphan, str]]  # with what brings it back
     live: Live | None  # None: it is not served here
     waits: bool  # for its own broker, should that be lost
+    heartbeat: Heartbeat | None  # of its subscriptions that have none of their own; None: the broker's
 
 
 class Overview:
@@ -103,6 +105,12 @@ class Overview:
             raise _foreign(item) from None
         on_crash = await self._metadata.get(keys.on_crash(name))
         waits = on_crash is not None and on_crash.value == WAIT
+        config = await self._metadata.get(keys.topic_dispatch_config(name))
+        try:
+            heartbeat = topic_heartbeat(config)
+        except (ValueError, TypeError, AttributeError, ConfigError):
+            assert config is not None
+            raise _foreign(config) from None
         state, sentence, to = self._where(name, waits)
         moving = self._topics.moves.moving.get(name)
         return State(
@@ -116,6 +124,7 @@ class Overview:
             await self._orphans(name),
             self._live_here(name),
             waits,
+            heartbeat,
         )
 
     def _where(self, name: TopicName, waits: bool) -> tuple[str, str, BrokerId | None]:

@@ -31,7 +31,6 @@ from pydanube.core.dispatch.events import (
     Stopped,
     Ticked,
     Voided,
-    Withheld,
 )
 from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.dispatch.limits import TokenBucket
@@ -69,10 +68,6 @@ class Subscription(Dispatcher):
         self._frozen = None
         self._shipper.resume()
         self._step(Available(self._source.log.head))
-
-    def withhold(self, ranges: Ranges) -> None:
-        """Offsets that nobody can read now."""
-        self._step(Withheld(ranges))
 
     def reveal(self, rescued: Ranges, voided: Ranges) -> None:
         """Offsets that could not be read: these can now, those never will."""

@@ -352,12 +352,20 @@ def _state_fields(state: ours.TopicStateResponse, output: Output) -> dict[str, o
             "to_broker": id_text(state.to_broker),
             "epoch": state.epoch,
             "on_crash": "wait" if state.waits else "take-over",
+            "heartbeat": state.heartbeat or None,
             "orphans": [orphan_fields(each) for each in state.orphans],
         }
     phase = f", phase {state.phase}" if state.phase else ""
     orphans = [f"offsets {each.first} up to {each.end}: {each.sentence}" for each in state.orphans]
-    waits = {"on_crash": "wait: for its own broker"} if state.waits else {}
-    return {"state": f"{state.state}: {state.sentence}{phase}", **waits, **({"orphans": orphans} if orphans else {})}
+    special = {
+        "on_crash": "wait: for its own broker" if state.waits else "",
+        "heartbeat": state.heartbeat,
+        "orphans": orphans,
+    }
+    return {
+        "state": f"{state.state}: {state.sentence}{phase}",
+        **{name: value for name, value in special.items() if value},
+    }
 
 
 def orphan_fields(orphan: ours.OrphanState) -> dict[str, object]:

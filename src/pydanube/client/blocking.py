@@ -490,7 +490,7 @@ class Consumer:
                 message = self._current.popleft()
                 message.lane.tell_soon()
                 return message
-        raise ClientClosed(f"the consumer of {self.topic}")
+        raise self._consumer.ended
 
     def _unpack(self, delivery: Delivery) -> None:
         base, payloads = delivery.batch.header.base_offset, delivery.column("payload")

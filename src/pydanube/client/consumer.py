@@ -213,7 +213,7 @@ class Consumer:
             except TimeoutError:
                 raise DeadlineExceeded(f"receiving from {self.topic}", seconds) from None
             if not is_open:
-                raise self._ended()
+                raise self.ended
         self._tell()
         return self._current.popleft()
 
@@ -359,7 +359,8 @@ class Consumer:
         if not self._was_opened:
             raise NeverOpened(f"the consumer of {self.topic}")
 
-    def _ended(self) -> ClientClosed:
+    @property
+    def ended(self) -> ClientClosed:
         """Why there are no more messages."""
         return (ConsumerStopped if self._is_open else ClientClosed)(f"the consumer of {self.topic}")
 

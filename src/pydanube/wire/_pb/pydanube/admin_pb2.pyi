@@ -298,7 +298,7 @@ class TopicStateRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ...) -> None: ...
 
 class TopicStateResponse(_message.Message):
-    __slots__ = ("topic", "state", "sentence", "phase", "broker_id", "to_broker", "epoch", "orphans", "live", "waits")
+    __slots__ = ("topic", "state", "sentence", "phase", "broker_id", "to_broker", "epoch", "orphans", "live", "waits", "heartbeat")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +309,7 @@ class TopicStateResponse(_message.Message):
     ORPHANS_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     topic: str
     state: str
     sentence: str
@@ -319,7 +320,8 @@ class TopicStateResponse(_message.Message):
     orphans: _containers.RepeatedCompositeFieldContainer[OrphanState]
     live: Live
     waits: bool
-    def __init__(self, topic: _Optional[str] = ..., state: _Optional[str] = ..., sentence: _Optional[str] = ..., phase: _Optional[str] = ..., broker_id: _Optional[int] = ..., to_broker: _Optional[int] = ..., epoch: _Optional[int] = ..., orphans: _Optional[_Iterable[_Union[OrphanState, _Mapping]]] = ..., live: _Optional[_Union[Live, _Mapping]] = ..., waits: bool = ...) -> None: ...
+    heartbeat: str
+    def __init__(self, topic: _Optional[str] = ..., state: _Optional[str] = ..., sentence: _Optional[str] = ..., phase: _Optional[str] = ..., broker_id: _Optional[int] = ..., to_broker: _Optional[int] = ..., epoch: _Optional[int] = ..., orphans: _Optional[_Iterable[_Union[OrphanState, _Mapping]]] = ..., live: _Optional[_Union[Live, _Mapping]] = ..., waits: bool = ..., heartbeat: _Optional[str] = ...) -> None: ...
 
 class SetOnCrashRequest(_message.Message):
     __slots__ = ("topic", "wait")
