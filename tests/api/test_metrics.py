@@ -14,6 +14,7 @@ from pydanube.broker.service import Broker
 from pydanube.config import BrokerConfig, ClusterConfig, Config, StorageConfig
 from pydanube.core.dispatch.delivery import FailurePolicy, Poison
 from pydanube.core.dispatch.lag import Standing
+from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.core.history.ownership import Orphan
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind

@@ -13,6 +13,7 @@ import pytest
 from pydanube.api.admission import RECEIVING_MAX, Intake
 from pydanube.config.stream import StreamLimits
 from pydanube.errors import DeadlineExceeded
+from pydanube.log.pressure import Pressure
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from tests.api.test_stream_door import MIB, SUBSCRIPTION, opened_door
@@ -108,7 +109,7 @@ async def test_a_peer_that_failed_and_takes_nothing_leaves_nothing_counted(busy:
 
 @simulated
 async def test_requests_that_never_come_do_not_keep_the_places_for_ever() -> None:
-    intake = Intake(lambda: None)
+    intake = Intake(Pressure(100, lambda: 0))
 
     async def answer(request: Any, context: Any) -> Any:
         return request

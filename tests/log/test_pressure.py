@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 
 from pydanube.api import admission
 from pydanube.api.admission import Intake
+from pydanube.api.server import OPTIONS, UNREAD_MAX_BYTES
 from pydanube.broker.service import Broker
 from pydanube.config import StorageConfig
 from pydanube.errors import LogBusy
@@ -24,6 +26,7 @@ from tests.harness.peers import Peer, batch_of, door_of
 
 BOUND = 1024 * KIB
 SWEEP_SECONDS = 2.0
+INITIAL_WINDOW_SIZE = 4  # of HTTP/2's settings
 
 
 async def host_with(bound: int = BOUND) -> Host:
@@ -270,12 +273,48 @@ async def test_requests_are_answered_alike_whichever_way_they_are_received(
 
 @simulated
 async def test_only_so_many_requests_are_received_at_once_and_a_cancelled_one_is_forgotten() -> None:
-    bounded = Intake(lambda: None)
+    bounded = Intake(Pressure(100, lambda: 0))
     assert [bounded.begins() for _ in range(admission.RECEIVING_MAX + 1)].count(True) == admission.RECEIVING_MAX
     bounded.received()
     assert [bounded.begins(), bounded.begins()] == [True, False]
     await asyncio.sleep(admission.FORGOTTEN_SECONDS + 1)
     assert bounded.begins()
+
+
+@simulated
+async def test_a_request_that_would_be_refused_is_not_received_and_is_refused_once() -> None:
+    pressure = Pressure(100, lambda: 0)
+    intake = Intake(pressure)
+    pressure.add(101)
+    assert not intake.begins()
+
+    async def requests() -> AsyncIterator[Any]:
+        raise AssertionError("it was read")
+        yield
+
+    async def refuse(error: Exception, context: Any) -> Exception:
+        return error
+
+    async def answer(request: Any, context: Any) -> None:
+        raise AssertionError("it was answered")
+
+    assert isinstance(await intake.carefully(answer, refuse)(requests(), None), LogBusy)
+    assert pressure.refused == 1
+    pressure.remove(1)
+    assert intake.begins()
+
+
+@served()
+async def test_of_a_call_that_nobody_has_looked_at_only_the_beginning_is_received(calls: Calls) -> None:
+    host, port = calls.broker.config.broker.client_addr.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))  # no settings of our own
+    length = int.from_bytes(await reader.readexactly(3))
+    kind = (await reader.readexactly(6))[0]
+    settings = dict(struct.iter_unpack(">HI", await reader.readexactly(length)))
+    writer.close()
+    assert kind == 4 and settings[INITIAL_WINDOW_SIZE] == UNREAD_MAX_BYTES
+    assert ("grpc.http2.bdp_probe", 0) in OPTIONS, "the probe would announce megabytes later"
 
 
 # --- the count itself -------------------------------------------------------------------------------

@@ -2,13 +2,14 @@
 
 gRPC reads a unary request as a whole before it calls the method, and as many side by side as come: a thousand of a
 megabyte are a gigabyte that nobody counts. What it calls before is the handler's `service`, which says how a call is to
-be answered. The first RECEIVING_MAX that are being received are answered as usual. Any beyond get the same answer the
-careful way: as a stream of requests, whose only one is read when a place is free, so that most of it stays with the
-client until then. A request is not even read if the broker would refuse it.
+be answered. The first RECEIVING_MAX that are being received are answered as usual. Any beyond, and all while the log is
+over its bound, get the same answer the careful way: as a stream of requests, whose only one is read when a place is
+free, so that all but its beginning (`server.UNREAD_MAX_BYTES`) stays with the client until then. A request is not even
+read if the broker would refuse it.
 
-    service ─► fewer than RECEIVING_MAX are being received ─► unary: received, decoded, answered
-            └► more ─► stream: waits for a place ─► busy? refused, unread
-                                                 └► read, decoded, answered
+    service ─► the log takes more, and fewer than RECEIVING_MAX are being received ─► unary: received, decoded, answered
+            └► otherwise ─► stream: waits for a place ─► busy? refused, unread
+                                                      └► read, decoded, answered
 
 Small requests have come with their headers, so hardly any of them goes the careful way, which costs a quarter more.
 """
@@ -23,17 +24,18 @@ from typing import Any, Final
 import grpc
 
 from pydanube.errors import DeadlineExceeded
+from pydanube.log.pressure import Pressure
 
-RECEIVING_MAX: Final = 32
+RECEIVING_MAX: Final = 16
 FORGOTTEN_SECONDS: Final = 10.0  # a call that was cancelled before its request had come
 READING_SECONDS: Final = 60.0  # a request that does not come gives its place to another
 
 
 class Intake:
-    """Of one method. `busy` says why nothing more is to be taken, if so."""
+    """Of one method, whose requests end up in the log that is under `pressure`."""
 
-    def __init__(self, busy: Callable[[], Exception | None]) -> None:
-        self._busy = busy
+    def __init__(self, pressure: Pressure) -> None:
+        self._pressure = pressure
         self._begun: deque[float] = deque()  # of calls that are being received the usual way
         self._places = asyncio.Semaphore(RECEIVING_MAX)
 
@@ -42,7 +44,7 @@ class Intake:
         now = asyncio.get_running_loop().time()
         while self._begun and now - self._begun[0] > FORGOTTEN_SECONDS:
             self._begun.popleft()
-        if len(self._begun) >= RECEIVING_MAX:
+        if self._pressure.is_over or len(self._begun) >= RECEIVING_MAX:
             return False
         self._begun.append(now)
         return True
@@ -58,7 +60,7 @@ class Intake:
 
         async def answer_when_read(requests: AsyncIterator[Any], context: Any) -> Any:
             async with self._places:
-                if (busy := self._busy()) is not None:
+                if (busy := self._pressure.why_busy()) is not None:
                     return await refuse(busy, context)
                 try:
                     async with asyncio.timeout(READING_SECONDS):

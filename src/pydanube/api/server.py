@@ -48,8 +48,14 @@ MIB: Final = 1024 * 1024
 # Above what we accept, so that a message that is too large is refused with our sentence and never with
 # RESOURCE_EXHAUSTED, which clients retry for ever.
 REQUEST_SIZE_MAX_BYTES: Final = 64 * MIB
+# gRPC receives this much of every call before the broker has looked at it, however many there are. By itself it lets
+# that grow to megabytes (a bandwidth-delay probe), and a thousand calls of 1 MiB beside a busy loop took a gigabyte. Of
+# a request that is being read all of it comes at once all the same: only one beyond this takes a round trip more.
+UNREAD_MAX_BYTES: Final = 32 * 1024
 OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", UNREAD_MAX_BYTES),
     ("grpc.max_receive_message_length", REQUEST_SIZE_MAX_BYTES),
     ("grpc.max_send_message_length", -1),
     # A client whose machine vanished is noticed, and its messages go to others.
@@ -156,7 +162,7 @@ class Doors:
             tables={"SendMessage": SEND},
             admission=self._clients,
             size_max_bytes={"SendMessage": data.MESSAGE_SIZE_MAX_BYTES},
-            busy={"SendMessage": broker.wal.committer.pressure.why_busy},
+            pressure={"SendMessage": broker.wal.committer.pressure},
         )
         consumers = handler_of(
             api["ConsumerService"],

@@ -27,6 +27,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from pydanube.api.admission import Admitting, Intake
 from pydanube.errors import DanubeError
+from pydanube.log.pressure import Pressure
 from pydanube.telemetry import RpcMetrics, Telemetry
 from pydanube.wire.status import STATUS, Code, Status, Table, cut, status
 
@@ -57,13 +58,13 @@ def handler_of(
     table: Table = STATUS,
     tables: Mapping[str, Table] = {},
     size_max_bytes: Mapping[str, int] = {},
-    busy: Mapping[str, Callable[[], DanubeError | None]] = {},
+    pressure: Mapping[str, Pressure] = {},
     forwarder: Forwarder | None = None,
     admission: Admission | None = None,
     orders: Orders | None = None,
 ) -> grpc.GenericRpcHandler:
-    """`tables` and `size_max_bytes` are by method, for those that differ. `busy` says why a request is not even to be
-    decoded now, by method; such methods are bounded in what they receive at the same time (`admission.py`).
+    """`tables` and `size_max_bytes` are by method, for those that differ. So is `pressure`, which says when a request
+    is not even to be decoded; such methods are bounded in what they receive at the same time (`admission.py`).
     `admission`: of connections, by the server it is for. `orders` hears of those that succeeded.
     """
     methods = {}
@@ -89,8 +90,8 @@ def handler_of(
             )
         read = _reader(method, size_max_bytes.get(method.name))
         write = GetMessageClass(method.output_type).SerializeToString
-        if (why := busy.get(method.name)) is not None:
-            intake = Intake(why)
+        if (bound := pressure.get(method.name)) is not None:
+            intake = Intake(bound)
             careful = intake.carefully(behaviour, _refuser(name, metrics, codes))
             path = f"/{service.full_name}/{method.name}"
             admitted.append(
@@ -100,7 +101,7 @@ def handler_of(
                     grpc.stream_unary_rpc_method_handler(careful, request_deserializer=read, response_serializer=write),
                 )
             )
-            read = _reader(method, size_max_bytes.get(method.name), why, codes, intake.received)
+            read = _reader(method, size_max_bytes.get(method.name), bound.why_busy, codes, intake.received)
         methods[method.name] = make(behaviour, request_deserializer=read, response_serializer=write)
     handler = grpc.method_handlers_generic_handler(service.full_name, methods)
     for path, intake, careful_handler in admitted:
