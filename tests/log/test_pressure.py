@@ -329,6 +329,19 @@ def test_nobody_is_held_by_frames_alone_for_nobody_would_wake_him() -> None:
     pressure.check()
 
 
+def test_frames_that_have_come_in_part_take_half_of_the_bound_from_calls_and_never_all_of_it() -> None:
+    pressure = Pressure(100, lambda: 0)
+    pressure.partial_bytes = 100
+    pressure.add(50)
+    pressure.check()
+    pressure.add(1)
+    with pytest.raises(LogBusy):
+        pressure.check()
+    pressure.partial_bytes = 1000
+    pressure.remove(1)
+    pressure.check()
+
+
 def test_those_that_wait_are_called_once_when_half_of_the_bound_is_free() -> None:
     pressure = Pressure(100, lambda: 0)
     called: list[int] = []

@@ -44,7 +44,7 @@ class Intake:
         now = asyncio.get_running_loop().time()
         while self._begun and now - self._begun[0] > FORGOTTEN_SECONDS:
             self._begun.popleft()
-        if self._pressure.is_over or len(self._begun) >= RECEIVING_MAX:
+        if self._pressure.refuses or len(self._begun) >= RECEIVING_MAX:
             return False
         self._begun.append(now)
         return True

@@ -47,6 +47,13 @@ class Pressure:
         queued = self.queued_bytes
         return queued > 0 and queued + self.partial_bytes > self.limit_bytes
 
+    @property
+    def refuses(self) -> bool:
+        """Whether a call that cannot be made to wait has to be tried again. Frames that have come in part take up to
+        half of the bound from calls: not all of it, and they do not come on top of a whole bound of calls.
+        """
+        return self.queued_bytes + min(self.partial_bytes, self.limit_bytes // 2) > self.limit_bytes
+
     def check(self) -> None:
         """Raises LogBusy if nothing more should be taken."""
         if (busy := self.why_busy()) is not None:
@@ -54,11 +61,10 @@ class Pressure:
 
     def why_busy(self) -> LogBusy | None:
         """The same, as a value. Whoever gets one refuses something."""
-        queued = self.queued_bytes
-        if queued <= self.limit_bytes:
+        if not self.refuses:
             return None
         self.refused += 1
-        return LogBusy(queued, self.limit_bytes)
+        return LogBusy(self.queued_bytes + self.partial_bytes, self.limit_bytes)
 
     def add(self, size_bytes: int) -> None:
         self._waiting_bytes += size_bytes
