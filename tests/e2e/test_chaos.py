@@ -159,7 +159,7 @@ def test_a_command_that_means_nothing_is_one_line(
 
 
 def commands() -> Sequence[list[str]]:
-    lines = re.findall(r"^\s*(?:\.venv/bin/)?python -m pydanube\.testing\.chaos (.*)$", PAGE, re.MULTILINE)
+    lines = re.findall(r"^\s*(?:\.venv/bin/)?python -m tools\.chaos (.*)$", PAGE, re.MULTILINE)
     return [shlex.split(line, comments=True) for line in lines]
 
 

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect
 import pydanube
 from pydanube.testing.ports import free_ports
 from tests.e2e.clusters import ClusterProcesses, cluster_in
-from tests.e2e.processes import BrokerProcess, danube_here
+from tests.e2e.processes import BrokerProcess, danube_here, until
 from tests.e2e.web_admin import aside, chromium, web_admin
 from tests.pages import DOCS, blocks
 
@@ -305,8 +305,13 @@ def test_a_page_whose_broker_is_gone_goes_on_with_another_and_says_so_first(scen
     expect(row).to_contain_text("gone since", timeout=40_000)
     expect(row).to_contain_text("unknown")
     expect(banner).to_contain_text("is gone")
-    events = aside(danube_here, "admin", "--endpoint", scene.cluster[1].endpoint, "events").stdout
-    assert "its lease ran out" in events, events
+
+    def is_told() -> bool:
+        return (
+            "its lease ran out" in aside(danube_here, "admin", "--endpoint", scene.cluster[1].endpoint, "events").stdout
+        )
+
+    until(is_told, "event of the broker that is gone")  # the leader, perhaps a new one, writes it down
 
 
 # --- beside a standalone broker -----------------------------------------------------------------------------

@@ -50,6 +50,7 @@ NEVER: Final[Mapping[str, str]] = {
     "Broker.check_directory": "the lock of a real directory, looked at before a process starts",
     "Broker.run": "threads, for who serves requests",
     "Broker.listens": "simulated brokers have no servers with addresses",
+    "BaseSubscription.is_wanted": "only the gRPC server asks a volatile subscription, and it wants everything",
     "Topic.discard_orphan": "an operator gives up acknowledged messages: nothing is promised of them",
     "Topic.swap_objects": "compaction by Spark, which writes objects itself",
     "TopicTier.damaged": "objects that the store has changed: it never does here",
