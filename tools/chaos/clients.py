@@ -1,6 +1,6 @@
 """Applications that use a cluster while it is broken, and write down what they are told.
 
-Native producers and consumers share the event loop of the harness; official ones are processes (chaos_official.py),
+Native producers and consumers share the event loop of the harness; official ones are processes (official.py),
 which are started again when they die, or when they have been silent for long although there is something to receive.
 
     topic   producers                 subscriptions
@@ -31,7 +31,7 @@ from pydanube.testing.history import Acked, Done, Got, Sent, Subscribed
 from tools.chaos.net import Network
 from tools.chaos.recorder import Recorder
 
-OFFICIAL: Final = Path(__file__).with_name("chaos_official.py")
+OFFICIAL: Final = Path(__file__).with_name("official.py")
 KINDS: Final = {
     "exclusive": "Exclusive",
     "shared": "Shared",

@@ -1,6 +1,6 @@
 """Becomes another program, in a network of its own, that does not outlive its parent.
 
-    chaos_guard.py PARENT_PID NETWORK PROGRAM [ARGUMENT ...]
+    guard.py PARENT_PID NETWORK PROGRAM [ARGUMENT ...]
 
 NETWORK is the file that keeps a network namespace, or "-". A script, run by a fresh interpreter: a process with threads
 may do very little between fork and exec. The pid stays the same through exec.

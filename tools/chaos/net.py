@@ -34,7 +34,7 @@ CLONE_NEWNET: Final = 0x4000_0000
 MS_REC: Final = 0x4000
 MS_PRIVATE: Final = 1 << 18
 MNT_DETACH: Final = 2
-GUARD: Final = Path(__file__).with_name("chaos_guard.py")
+GUARD: Final = Path(__file__).with_name("guard.py")
 
 
 class Network:
@@ -75,7 +75,7 @@ class Network:
         self._libc.umount2(bytes(path), MNT_DETACH)
 
     def guarded(self, command: Sequence[str], broker: int | None = None) -> list[str]:
-        """The command in its place, as a program that does not outlive us (chaos_guard.py)."""
+        """The command in its place, as a program that does not outlive us (guard.py)."""
         return [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), self._place(broker), *command]
 
     # --- inside -------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The official client as an application that is broken with its cluster: a script, in a process of its own.
 
-    chaos_official.py produce URL TOPIC NAME FIRST PAUSE_SECONDS
-    chaos_official.py consume URL TOPIC SUBSCRIPTION TYPE NAME
+    official.py produce URL TOPIC NAME FIRST PAUSE_SECONDS
+    official.py consume URL TOPIC SUBSCRIPTION TYPE NAME
 
 Prints a JSON object per line. What the client cannot recover from ends the process, and whoever runs it starts it anew,
 as applications are run. A producer sends while its last line of input was "go", and numbers its messages from FIRST; to
