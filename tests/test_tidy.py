@@ -91,7 +91,7 @@ EXEMPT = (
     Exempt("cli/log.py", "stores", "opens that directory through the Disk adapter"),
     Exempt("cli/pipeline.py", "pipeline.run", "starts jobs, which live in a room of their own with Spark's weight"),
     Exempt("pipeline/__main__.py", "cli.main", "is the same command under another name"),
-    Exempt("web/", "wire._pb", "speaks the admin services, which the native client does not"),
+    Exempt("web/", "wire._pb", "speaks the admin services, which the client does not"),
     Exempt("web/", "cli.rpc", "one way to call a broker and to say what it answered"),
     Exempt("cli/serve.py", "web", "is the web admin as a process of its own"),
     Exempt("cli/top.py", "web", "shows the same samples on a terminal"),
@@ -99,9 +99,8 @@ EXEMPT = (
     Exempt("api/process.py", "web", "a standalone broker has the web admin beside it"),
     Exempt("cli/broker.py", "api.check", "checks what that broker would be started with"),
     Exempt("cli/broker.py", "api.process", "is the server: the one command that runs a broker instead of calling one"),
-    # Until client/ exists. Afterwards these go through it, as the map says.
     *(
-        Exempt(f"cli/{name}.py", "wire._pb", "speaks the compatibility protocol itself while there is no client")
+        Exempt(f"cli/{name}.py", "wire._pb", "speaks the admin and gRPC data services, which the client does not")
         for name in (
             "rpc",
             "owners",
