@@ -75,7 +75,9 @@ def test_a_whole_history_is_exit_code_0(broker: BrokerProcess, topic: str) -> No
     done = admin(broker, "storage", "verify", topic)
     assert done.returncode == 0
     assert "everything verifies" in done.stdout.splitlines()[-1] and done.stderr == ""
-    report = json.loads(admin(broker, "storage", "verify", topic, "-o", "json").stdout)
+    done = admin(broker, "storage", "verify", topic, "-o", "json")
+    assert done.returncode == 0, done
+    report = json.loads(done.stdout)
     assert report["ok"] and report["problems"] == [] and report["messages"] == MESSAGES
 
 
