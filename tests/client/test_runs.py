@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import threading
 
 import pytest
 
@@ -18,10 +17,6 @@ from tests.client.test_workers import SUB, TOPIC, fill
 from tests.harness.wired import Wires, wired
 
 
-@pytest.mark.skipif(
-    threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL,
-    reason="somebody else hears of SIGTERM here",
-)
 def test_sigterm_ends_every_run_of_the_program() -> None:
     async def main() -> None:
         async with pydanube.testing.broker(memory=True) as broker, pydanube.connect(broker.url) as client:
