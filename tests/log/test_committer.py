@@ -13,6 +13,7 @@ from pydanube.formats.batch import Batch
 from pydanube.log.commit_context import EncodedPart
 from pydanube.log.layout import BALLAST
 from pydanube.log.wal import TopicLog, Wal
+from pydanube.testing.faulty_disk import Aim
 from tests.harness.logs import (
     OTHER_TOPIC,
     TOPIC,
@@ -585,6 +586,25 @@ async def test_publishing_resumes_by_itself_when_there_is_room_and_nothing_is_mi
     machine.cut_power()
     log = await machine.reopened(epoch=2)
     assert await contents(log) == expected
+    assert log.recovered.damage == []
+
+
+@simulated
+async def test_a_refused_group_that_cannot_even_be_cut_off_for_lack_of_room_stops_nobody() -> None:
+    machine = Machine(capacity_bytes=ROOMY)
+    wal = await machine.boot(group_bytes=4096)
+    log = await wal.topic(TOPIC, epoch=1)
+    # As where a file system copies on write: first of zeros ahead, then of the group.
+    machine.hardware.aims += [Aim("truncate", 1, "ENOSPC", ".wal") for _ in range(2)]
+    stored = await filled_up(machine, log)
+    make_room(machine)
+    await machine.clock.sleep(1)
+    assert machine.hardware.aims == []
+    await fill(log, "after")
+    assert wal.committer.stopped is None
+    machine.cut_power()
+    log = await machine.reopened(epoch=2)
+    assert await contents(log) == numbered(*stored, "after")
     assert log.recovered.damage == []
 
 

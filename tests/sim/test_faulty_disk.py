@@ -571,6 +571,20 @@ def test_overwriting_finds_no_room_where_a_file_system_copies_on_write() -> None
     assert isinstance(full, DiskFull)
 
 
+def test_a_cut_finds_no_room_on_a_full_disk_only_where_a_file_system_copies_on_write() -> None:
+    async def main(copies: bool) -> None:
+        disk = FaultyDisk(Random(1))
+        process = disk.process()
+        await put(process, "a", OLD)
+        disk.faults.overwrites_need_room = copies
+        disk.capacity_bytes = disk.used_bytes - 10  # somebody else has taken more than there was
+        await process.truncate("a", 1)
+
+    run(main(False), 1)
+    with pytest.raises(DiskFull):
+        run(main(True), 1)
+
+
 def test_names_find_no_room_on_a_full_disk_if_names_need_any() -> None:
     async def main() -> None:
         disk = FaultyDisk(Random(1), capacity_bytes=0, faults=Faults(latency_seconds_max=0.0, names_need_room=True))

@@ -55,7 +55,7 @@ class IdempotentProducer:
         self._unacked: dict[int, Sent] = {}  # by number, in order
         # The newest of the session, acknowledged or not: whoever lost the answers sends them all again.
         self._recent: deque[Sent] = deque(maxlen=RECENT_MAX)
-        self._used_at = 0.0  # when what the session has for certain was sent
+        self._used_at = 0.0  # when what the session has for certain was sent, or the session asked for
         self._sent_at: dict[int, float] = {}  # by number
         self._unknown: set[int] = set()  # perhaps stored, by an owner that was not allowed to say so
         # Batch, answer, and whether nothing was before it: then there is no excuse for refusing it.
@@ -145,6 +145,9 @@ class IdempotentProducer:
     async def _open(self, boot: Boot, log: TopicLog) -> None:
         """A new session. What the old one left unacknowledged may be stored or not; it is not sent again."""
         old, old_sequence = self._session, self._next_sequence
+        asked_at = (
+            asyncio.get_running_loop().time()
+        )  # the record has its time from the log, somewhere before the answer
         self._session = None  # from here on the old one may be fenced, whatever the answer
         self._unacked.clear()
         self._recent.clear()
@@ -160,7 +163,7 @@ class IdempotentProducer:
             await asyncio.sleep(0.05)  # as long as one of them may live
             raise LogClosed(log.topic) from None
         self._next_sequence = 0
-        self._used_at = asyncio.get_running_loop().time()
+        self._used_at = asked_at
         self._history.say(f"session {self._model.topic} {self._producer_id}")
         if old is not None and self._dice.random() < 0.3:
             await self._try_fenced(boot, log, old, old_sequence)

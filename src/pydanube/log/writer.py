@@ -12,7 +12,7 @@ from typing import assert_never
 
 from pydanube.core.commit.machine import by_severity
 from pydanube.core.commit.values import Refuse, Stop, WriteAgain
-from pydanube.errors import DiskFailed, DiskFull, ResourcesShort
+from pydanube.errors import DiskFailed, DiskFull
 from pydanube.log.commit_context import Answer, CommitContext, EncodedPart
 from pydanube.log.journal_writer import JournalWriter
 from pydanube.log.layout import write_and_sync
@@ -135,6 +135,6 @@ class GroupWriter:
         segment = each.segment
         self._context.answer(effect.answers)
         await self._space.disk_is_full(effect.error)
-        with contextlib.suppress(ResourcesShort):  # what stands there is overwritten all the same
+        with contextlib.suppress(DiskFull):  # or no descriptor: what stands there is overwritten all the same
             await self._context.disk.truncate(segment.path, segment.copied)  # the journal has what is behind it
         segment.filled = segment.zeroed = segment.copied

@@ -28,8 +28,8 @@ A rate meets a call site in proportion to how often it is called, so those that 
 never. Therefore one call may also be aimed at: `Aim("rename", 3, "lost")` makes the third rename, and tells its caller
 that it failed. Whatever the program calls, every such call can be hit by everything that `MEETS` names for it.
 
-Disks differ: files may be `sparse` (holes take no room), overwriting may need room (`overwrites_need_room`, as in
-file systems that copy on write), and so may names (`names_need_room`).
+Disks differ: files may be `sparse` (holes take no room), overwriting and cutting may need room
+(`overwrites_need_room`, as in file systems that copy on write), and so may names (`names_need_room`).
 
 Everything is drawn from the generator given, so the same seed on the same loop breaks the same things.
 """
@@ -64,7 +64,7 @@ MEETS: Final[Mapping[str, tuple[str, ...]]] = {
     "create": ("EIO", "ENOSPC", "EMFILE", "lost", *_ENDS),
     "write": ("EIO", "ENOSPC", "EMFILE", "lost", *_ENDS),
     "sync": ("EIO", "ENOSPC", "EMFILE", "lost", *_ENDS),
-    "truncate": ("EIO", "EMFILE", "lost", *_ENDS),
+    "truncate": ("EIO", "ENOSPC", "EMFILE", "lost", *_ENDS),
     "read": ("EIO", "EMFILE", *_ENDS),
     "size": ("EIO", "EMFILE", *_ENDS),
     "sync_directory": ("EIO", "EMFILE", "lost", *_ENDS),
@@ -329,6 +329,13 @@ class FaultyDisk:
             self.counts["no room to overwrite"] += 1
             room = free
         return room
+
+    def _lacks_room_to_cut(self, file: _File, length: int) -> bool:
+        """A file that grows needs room; one that is cut, only where its blocks are copied for that."""
+        more = length - len(file.content)
+        if more > 0:
+            return not self.sparse and more > self.free_bytes
+        return self.faults.overwrites_need_room and self.free_bytes <= 0
 
     def _truncate(self, file: _File, length: int) -> None:
         content = file.content
@@ -629,7 +636,7 @@ class ProcessDisk:
         def truncate() -> None:
             disk = self._disk
             file = disk._find(path)
-            if not disk.sparse and length - len(file.content) > disk.free_bytes:
+            if disk._lacks_room_to_cut(file, length):
                 disk.counts["no room"] += 1
                 raise self._tell("truncate", path, "ENOSPC")
             self._wrote(file)
