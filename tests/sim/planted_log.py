@@ -200,6 +200,16 @@ STOPS_UNLESS_PREPARED = """\
     del"""
 
 
+def a_batch_goes_beyond_the_reservation(patch: pytest.MonkeyPatch) -> None:
+    """Where it begins is looked at, and not where it ends."""
+    exchange(
+        patch,
+        CommitMachine,
+        "_form_part",
+        ("part.end_offset + header.rows > of.reserved_end", "part.end_offset >= of.reserved_end"),
+    )
+
+
 # --- failures -----------------------------------------------------------------------------------------
 
 
@@ -298,6 +308,7 @@ PLANTED: dict[str, type[Careless] | Plant] = {
     "sessions kept when a group fails": sessions_are_kept_when_a_group_fails,
     "repetition acknowledged before the sync": a_repetition_is_acknowledged_before_the_sync,
     "snapshot forgets the oldest batch": a_snapshot_forgets_the_oldest_batch,
+    "batch beyond the reservation": a_batch_goes_beyond_the_reservation,
     "segment in doubt forgotten": a_segment_in_doubt_is_forgotten,
     "journal used again after a failed sync": a_journal_whose_sync_failed_is_used_again,
     "removed file of a reopened topic stops the log": a_removed_file_stops_the_log,

@@ -265,11 +265,13 @@ class PlainProducer:
 
     async def _append(self, boot: Boot, log: TopicLog) -> None:
         sent = self._make()
+        since = len(self._model.reservations)
         try:
             receipt = await boot.process.call(log.append(sent.batch))
         except (*NO_ROOM, LogClosed):
             self._model.forbidden.add(sent.number)  # it was said not to be stored, and never will be
             raise
+        self._model.check_reserved(sent, receipt.offset, since)
         self._model.receipt(sent, receipt.offset, receipt.epoch)
         self._acknowledged(sent, receipt)
 
@@ -318,11 +320,13 @@ def _submit(
 
     submit: Callable[..., asyncio.Future[Receipt]] = log.submit
     answer = boot.process.run(submit, sent.batch, tell if told else None)
-    answer.add_done_callback(partial(_answered, history, model, log, sent))
+    answer.add_done_callback(partial(_answered, history, model, log, sent, len(model.reservations)))
     return answer
 
 
-def _answered(history: History, model: TopicModel, log: TopicLog, sent: Sent, answer: asyncio.Future[Receipt]) -> None:
+def _answered(
+    history: History, model: TopicModel, log: TopicLog, sent: Sent, reservations: int, answer: asyncio.Future[Receipt]
+) -> None:
     if answer.cancelled() or answer.exception() is not None:
         return
     receipt = answer.result()
@@ -332,6 +336,8 @@ def _answered(history: History, model: TopicModel, log: TopicLog, sent: Sent, an
                 f"{model._name(sent.number)} is acknowledged at offset {receipt.offset}, "
                 f"and {model.topic} is committed up to {log.head}"
             )
+        if not receipt.duplicate:  # else it was stored before, perhaps below a reservation that was given back since
+            model.check_reserved(sent, receipt.offset, reservations)
         model.receipt(sent, receipt.offset, receipt.epoch)
     except Broken as broken:
         history.fail(broken)

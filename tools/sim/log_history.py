@@ -351,7 +351,7 @@ class History:
             self.say(f"boot {boot.number} goes on")
             for model in self.models:
                 if model.reserves:
-                    boot.process.run(self.reserve, boot.logs[model.topic])
+                    boot.process.run(self.reserve, boot.logs[model.topic], model)
             if not await self._drained(boot, clients):
                 self._end(boot, power=self.dice.random() < 0.5)
                 boot = None
@@ -512,15 +512,16 @@ class History:
             raise Broken(f"damage where none was done: {log.recovered.damage}")
         await self._audit(log, model)
         if model.reserves:
-            self.reserve(log)
+            self.reserve(log, model)
         model.may_lose = False
         model.end = max(model.end, log.head)
         self.say(f"open {model.topic} epoch {log.epoch} [{log.first_offset}, {log.head})")
         return log
 
-    def reserve(self, log: TopicLog) -> None:
+    def reserve(self, log: TopicLog, model: TopicModel) -> None:
         """Offsets are given out only below a reservation, which somebody must renew in time."""
-        log.reserve(1 << 40 if self.quiet else log.head + self.dice.randrange(200))
+        model.reservations.append(1 << 40 if self.quiet else log.head + self.dice.randrange(200))
+        log.reserve(model.reservations[-1])
 
     async def _topic(self, wal: Wal, model: TopicModel, start: int | None) -> TopicLog:
         log = await wal.topic(model.topic, epoch=self._epoch, start_offset=start, durability=model.durability)

@@ -66,6 +66,7 @@ class TopicModel:
         self.starts: set[int] = set()  # offsets at which somebody else told the log to go on: holes end here
         self.end = 0  # of everything that was ever promised or seen
         self.reserves = False  # offsets are given out only below a reservation
+        self.reservations: list[int] = []  # where each ended, in their order; the last one holds
         self.may_lose = False  # durability os, and the power went
         self.is_damaged = False  # and that left a hole, which is found again at every start
         self.checked = 0
@@ -98,6 +99,14 @@ class TopicModel:
         self._put(offset, number)
         self.acknowledged[number] = offset
         self.epochs[number] = epoch
+
+    def check_reserved(self, sent: Sent, offset: int, since: int) -> None:
+        """A batch that was sent when `since` reservations had been made, and is new, lies below that or a later one."""
+        end = max(self.reservations[max(0, since - 1) :], default=0)
+        if self.reserves and offset + sent.rows > end:
+            raise Broken(
+                f"{self._name(sent.number)} is acknowledged at offset {offset}, and offsets were reserved up to {end}"
+            )
 
     def read(self, batch: Batch) -> int:
         """Somebody was shown this batch. Returns its number."""

@@ -62,7 +62,7 @@ class Troubles:
                 log = boot.logs[model.topic]
                 check_sizes(boot.wal)
                 if model.reserves and not log.closed:
-                    boot.process.run(history.reserve, log)
+                    boot.process.run(history.reserve, log, model)
                 if history.sessions_end:
                     self._counts["sessions ended"] += boot.process.run(partial(log.end_idle_sessions, is_sure=True))
                 await dice.choice(self._all)(boot, log, model)
