@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -16,7 +16,7 @@ from pydanube.core.names import BrokerId, SubscriptionName, TopicName
 from pydanube.errors import DiskFailed, DiskFull, Unreachable
 from pydanube.ports import Compare, Put
 from pydanube.stores.metadata.memory import MemoryMetadataStore
-from pydanube.testing.cluster_aims import ACTIONS, METADATA_TARGETS, TARGETS, Aim, Aims, draw, kind_of
+from pydanube.testing.cluster_aims import ACTIONS, METADATA_TARGETS, TARGETS, Aim, Aims, Shot, draw, kind_of
 from pydanube.testing.cluster_disk import WatchedDisk
 from pydanube.testing.faulty_disk import FaultyDisk
 from pydanube.testing.faulty_metadata import FaultyMetadata
@@ -89,6 +89,22 @@ def test_every_call_is_aimed_at_and_meets_every_fate() -> None:
     assert {aim.target for aim in drawn} == set(TARGETS)
     assert {aim.what for aim in drawn} == set(ACTIONS)
     assert all(aim.what != "late" for aim in drawn if aim.target.startswith("disk"))
+
+
+@pytest.mark.slow
+def test_every_call_that_brokers_make_can_be_aimed_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: set[str] = set()
+    meet = Aims.meet
+
+    def noted(self: Aims, node: Any, call: str, about: Sequence[str]) -> Shot | None:
+        made.update({f"{call} {kind_of(key)}" for key in about} if about else {call})
+        return meet(self, node, call, about)
+
+    monkeypatch.setattr(Aims, "meet", noted)
+    for seed in range(2):
+        run_seed(seed)
+    assert made - set(TARGETS) == set()
+    assert len(made) > len(TARGETS) / 2
 
 
 def test_a_schedule_aims_at_something_in_nearly_every_seed() -> None:

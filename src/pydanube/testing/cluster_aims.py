@@ -36,12 +36,20 @@ _WRITTEN: Final = (
 )
 _GOT: Final = ("owner", "seal", "history", "reserve", "registration", "state", "lost", "rescue", "leader", "policy")
 _LISTED: Final = ("storage", "topic", "assignment", "orphan", "void", "rescue", "cluster")
-METADATA_TARGETS: Final = (
+_OFTEN: Final = (
     *(f"transact {kind}" for kind in _WRITTEN),
     *(f"get {kind}" for kind in _GOT),
     *(f"list {kind}" for kind in _LISTED),
     *("grant", "renew", "revoke"),
 )
+# What little depends on, drawn seldom and by dice of their own: a seed that does not aim at them is what it was.
+_SELDOM: Final = (
+    *("transact seen", "transact events", "transact policy", "transact rebalancing_history"),
+    *("get topic", "get subscription", "get cursor", "get marker", "get assignment", "get seen"),
+    *("list subscription", "list events"),
+)
+SELDOM_SHARE: Final = 0.08
+METADATA_TARGETS: Final = (*_OFTEN, *_SELDOM)
 OBJECT_TARGETS: Final = ("object put", "object get", "object head", "object delete", "object list")
 DISK_TARGETS: Final = (
     *("disk create", "disk write", "disk sync", "disk sync_directory", "disk rename", "disk remove"),
@@ -103,7 +111,7 @@ class Aim:
 
 def draw(dice: Random, *, node: int, ttl_seconds: float) -> Aim:
     """Some call, and what happens to it."""
-    target = dice.choice((*TARGETS, *_HOT))
+    target = dice.choice((*_OFTEN, *OBJECT_TARGETS, *DISK_TARGETS, *_HOT))
     what = dice.choice(DISK_ACTIONS if target.startswith("disk") else ACTIONS)
     if what.startswith("pause"):
         seconds = dice.choice((dice.uniform(0.1, 4.0), ttl_seconds * dice.uniform(1.1, 2.0)))
@@ -114,7 +122,11 @@ def draw(dice: Random, *, node: int, ttl_seconds: float) -> Aim:
     calls = 3 if target in _RARE else 12
     # Whoever is killed or stopped once is hit; what is not answered may not be answered again.
     shots = 1 if what.startswith(("kill", "pause")) else dice.choice((1, 1, 1, 2, 4))
-    return Aim(target, dice.randint(1, calls), what, seconds, shots, node if dice.random() < 0.3 else 0)
+    aim = Aim(target, dice.randint(1, calls), what, seconds, shots, node if dice.random() < 0.3 else 0)
+    own = Random(str(aim))
+    if own.random() < SELDOM_SHARE:
+        aim.target = own.choice(_SELDOM)
+    return aim
 
 
 class Shot(NamedTuple):
