@@ -1,4 +1,7 @@
-"""The public operations of brokers and of the cluster, which simulated clusters are to meet: see coverage.py."""
+"""The public operations of brokers and of the cluster, which simulated clusters are to meet: see coverage.py.
+
+All but what only tells people how things are (Observer, Overview, StorageDesk): no client and no broker waits for it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,12 @@ from pydanube.broker.base_topic import BaseTopic
 from pydanube.broker.catalog import Catalog
 from pydanube.broker.cursors import Cursors
 from pydanube.broker.dispatcher import Dispatcher
+from pydanube.broker.events import Events
+from pydanube.broker.gather import Gatherer
+from pydanube.broker.hand_over import LastSnapshots
+from pydanube.broker.load_meter import LoadMeter
 from pydanube.broker.move_log import MoveLog
+from pydanube.broker.namespace_limits import NamespaceLimits
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.rescue import Rescuer
 from pydanube.broker.reservation import Reservation
@@ -30,7 +38,10 @@ from pydanube.cluster.leadership import Leadership
 from pydanube.cluster.lease import Lease
 from pydanube.cluster.load_manager import LoadManager
 from pydanube.cluster.membership import Membership
+from pydanube.cluster.reports import Reports
 from pydanube.cluster.requests import Requests
+from pydanube.cluster.returning import Returning
+from pydanube.cluster.upkeep import Upkeep
 from pydanube.cluster.view import View
 from pydanube.core.cluster.leader import Leading
 from pydanube.history.maintenance import Tidy
@@ -39,10 +50,12 @@ from pydanube.history.uploader import Tiering
 
 OPERATIONS: Final = (
     *(Broker, Catalog, TopicTable, TopicDirectory, MoveLog, Opener, Ownership, Reservation),
+    *(Events, Gatherer, LastSnapshots, LoadMeter, NamespaceLimits),
     *(BaseTopic, TopicReader, Topic, VolatileTopic),
     *(BaseSubscription, Dispatcher, Shipper, Subscription, VolatileSubscription),
     *(Rescuer, Tiering, Cursors, RetentionDesk, TopicTier, Tidy),
     *(Cluster, Membership, Lease, Duties, Requests, View, Leadership, LoadManager, Leading),
+    *(Reports, Returning, Upkeep),
 )
 # What no simulated cluster does, and why.
 NEVER: Final[Mapping[str, str]] = {
@@ -50,6 +63,7 @@ NEVER: Final[Mapping[str, str]] = {
     "Broker.check_directory": "the lock of a real directory, looked at before a process starts",
     "Broker.run": "threads, for who serves requests",
     "Broker.listens": "simulated brokers have no servers with addresses",
+    "Events.newest": "people ask for what happened; nothing depends on it",
     "BaseSubscription.is_wanted": "only the gRPC server asks a volatile subscription, and it wants everything",
     "Topic.discard_orphan": "an operator gives up acknowledged messages: nothing is promised of them",
     "Topic.swap_objects": "compaction by Spark, which writes objects itself",
