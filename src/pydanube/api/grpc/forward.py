@@ -89,7 +89,7 @@ class Forwarder:
                 async for message in self._peers.stream(owner, path, request, answer, seconds=context.time_remaining()):
                     await context.write(message)
             except grpc.aio.AioRpcError as error:
-                raise passed(error, owner) from error
+                raise passed(error.code(), self._peers.said(error, owner), owner) from error
             return True
 
         return forward
@@ -108,7 +108,7 @@ class Forwarder:
             await self._refresh()
             if self._peers.owner_of(TopicName(request.topic)) != owner:
                 return
-        raise passed(error, owner) from error
+        raise passed(error.code(), self._peers.said(error, owner), owner) from error
 
 
 def is_forwarded(context: Any) -> bool:
@@ -116,9 +116,9 @@ def is_forwarded(context: Any) -> bool:
     return any(key == FORWARDED for key, _ in context.invocation_metadata() or ())
 
 
-def passed(error: grpc.aio.AioRpcError, owner: BrokerId) -> Refusal:
+def passed(status: grpc.StatusCode, sentence: str, owner: BrokerId) -> Refusal:
     """The owner's refusal, as the caller is told."""
-    code, sentence = Code[error.code().name], error.details() or "no reason given"
+    code = Code[status.name]
     if code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED, Code.UNKNOWN):
         return Refusal(Code.UNAVAILABLE, f"broker {owner} has the topic: {sentence}")
     return Refusal(code, sentence)

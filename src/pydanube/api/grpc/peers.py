@@ -105,6 +105,21 @@ class Peers:
             channel = self._channels[address] = grpc.aio.insecure_channel(address, options=OPTIONS)
         return channel
 
+    def said(self, error: grpc.aio.AioRpcError, peer: BrokerId) -> str:
+        """The peer's own sentence, or that it says nothing: gRPC's words are of a connection that is ours alone."""
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return "it did not answer in time"
+        cluster = self._broker.cluster
+        registration = cluster.peers.get(peer) if cluster is not None else None
+        if registration is None:
+            return "it is not registered any more"
+        if error.code() is grpc.StatusCode.UNAVAILABLE and not self._hears(peer):
+            return f"nobody answers at {registration.broker_url.rpartition('://')[2]}"
+        return error.details() or "no reason given"
+
+    def _hears(self, peer: BrokerId) -> bool:
+        return self._channel(peer).get_state() is grpc.ChannelConnectivity.READY
+
     # --- what topics ask ----------------------------------------------------------------------------------
 
     async def delete(self, topic: TopicName) -> None:
@@ -126,12 +141,11 @@ class Peers:
         try:
             return await self.call(owner, f"{SERVICE}/{method}", request, answer)
         except grpc.aio.AioRpcError as error:
-            raise error_of(error, owner, topic) from error
+            raise error_of(error.code(), self.said(error, owner), owner, topic) from error
 
 
-def error_of(error: grpc.aio.AioRpcError, peer: BrokerId, topic: TopicName) -> DanubeError:
+def error_of(code: grpc.StatusCode, sentence: str, peer: BrokerId, topic: TopicName) -> DanubeError:
     """What another broker said, in the words of this one."""
-    code, sentence = error.code(), error.details() or "no reason given"
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
         return Unreachable(f"broker {peer}, which has {topic},", sentence)
     if code is grpc.StatusCode.NOT_FOUND:
