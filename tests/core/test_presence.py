@@ -58,11 +58,12 @@ def test_a_broker_that_dies_stays_listed_for_a_day_and_is_told_once() -> None:
     story = Story()
     story.step(0, A, B)
     assert story.step(1, A, B) == []
-    (gone,) = story.step(10, B)
+    (gone,) = story.step(60, B)
     assert gone.kind == "died" and "with 2 topics" in gone.sentence
-    assert story.records[A].gone_ms == 10_000
-    assert story.step(11, B) == [] and story.step(10 + STALE_MS / 1000 - 1, B) == []
-    story.step(10 + STALE_MS / 1000, B)
+    silent = story.records[A].gone_ms
+    assert silent == 60_000 - int(TTL * 2000 / 3)  # it missed the renewal at a third of its lease
+    assert story.step(61, B) == [] and story.step((silent + STALE_MS) / 1000 - 1, B) == []
+    story.step((silent + STALE_MS) / 1000, B)
     assert A not in story.records
     assert story.told == ["came", "came", "died"]
 
@@ -73,6 +74,14 @@ def test_one_that_stopped_in_order_did_not_die() -> None:
     left = BrokerState(mode=Mode.ACTIVE, has_left=True)
     (gone,) = story.step(5, states={A: left})
     assert gone.kind == "stopped" and story.records[A].in_order
+    assert story.records[A].gone_ms == 5_000
+
+
+def test_a_broker_is_not_said_to_be_gone_before_it_came() -> None:
+    story = Story()
+    story.step(50, A)
+    story.step(52)
+    assert story.records[A].gone_ms == 50_000
 
 
 def test_a_new_leader_gives_brokers_that_it_has_not_seen_the_time_of_a_lease() -> None:

@@ -199,4 +199,4 @@ def opened_town(count: int, **load_manager: Any) -> Iterator[tuple[Browser, Town
 
 async def _site(admin_url: str, stream_url: str) -> Site:
     gateway = Gateway(admin_url, stream_url=stream_url, cache_seconds=0.0)
-    return Site(gateway, Sampler(gateway.brokers), Operations())
+    return Site(gateway, Sampler(gateway.brokers, look=gateway.status), Operations())

@@ -56,6 +56,16 @@ def test_a_broker_that_does_not_answer_is_said_in_red_and_its_share_is_unknown()
         assert "In unknown" in broker.text and "Memory unknown" in broker.text
 
 
+def test_a_silence_begins_when_the_broker_falls_silent_and_not_when_somebody_opens_a_page() -> None:
+    with opened_town(2) as (browser, town):
+        browser.run(town.node(2).doors._admin.stop(None))
+        browser.sample()  # nobody looks
+        looked_us = browser.run(_now_us(town))
+        found = browser.run(browser.site.gateway.status())
+        [since_us] = [each.since_us for each in found.brokers if each.life == "silent"]
+        assert since_us < looked_us
+
+
 def test_lag_beside_messages_that_wait_for_rescue_is_lag_all_the_same() -> None:
     with opened() as web:
         web.run(web.client.create_topic("/default/orders"))
@@ -93,6 +103,10 @@ def test_what_went_well_is_not_shown_above_an_outage() -> None:
 async def _begin(site: Site, subject: str, act: Callable[[Operation], Awaitable[None]]) -> None:
     site.operations.begin("move", subject, "Move", act)
     await settle()
+
+
+async def _now_us(town: Town) -> int:
+    return town.clock.time_us()
 
 
 async def _subscribe(town: Town, topic: str) -> None:

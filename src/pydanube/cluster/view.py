@@ -19,7 +19,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from pydanube.core import keys
 from pydanube.core.cluster.leader import World
-from pydanube.core.cluster.lifecycle import BrokerState, Lost, Registration
+from pydanube.core.cluster.lifecycle import BrokerState, Lost, Registration, silent_before_end
 from pydanube.core.cluster.load import LoadReport, Tally
 from pydanube.core.cluster.placement import Marker, Move
 from pydanube.core.cluster.presence import Presence
@@ -144,6 +144,11 @@ class View:
         """Since how many seconds it is not registered any more; None: it is, or this process never saw it."""
         life = self._lives.get(broker)
         return None if life is None or life.until is None else self._clock.elapsed() - life.until
+
+    @property
+    def silent_before_end(self) -> float:
+        """For how many seconds a broker had said nothing, at least, when its lease ran out."""
+        return silent_before_end(self._ttl_seconds)
 
     def doubt(self) -> None:
         """This process lost its own lease: it has seen nobody die, perhaps the store was away for all of them."""

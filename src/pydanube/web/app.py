@@ -100,7 +100,7 @@ async def web_admin(settings: WebSettings, *, flag: str = "--broker-endpoint") -
         call_seconds=settings.call_seconds,
         cache_seconds=settings.cache_seconds,
     )
-    sampler = Sampler(gateway.brokers)
+    sampler = Sampler(gateway.brokers, look=gateway.status)
     operations = Operations()
     sampling = asyncio.create_task(sampler.run(), name="sample metrics")
     try:

@@ -27,10 +27,19 @@ SIZE_MAX_BYTES: Final = 64 * 1024 * 1024
 
 
 class Sampler:
-    """`brokers` are asked for anew in every round."""
+    """`brokers` are asked for anew in every round.
 
-    def __init__(self, brokers: Callable[[], Awaitable[Sequence[Broker]]], samples: Samples | None = None) -> None:
+    So is how they are doing (`look`), of several: whoever is asked remembers since when another says nothing.
+    """
+
+    def __init__(
+        self,
+        brokers: Callable[[], Awaitable[Sequence[Broker]]],
+        samples: Samples | None = None,
+        look: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
         self.samples = samples or Samples()
+        self._look = look
         self.unreachable: str = ""  # why the brokers themselves are not known
         self._brokers = brokers
         self._watched_at = time.monotonic()
@@ -67,9 +76,14 @@ class Sampler:
                 self.samples.failed(broker, str(error))
             return
         self.unreachable = ""
-        await asyncio.gather(*(self._sample(broker) for broker in brokers))
+        await asyncio.gather(self._ask(len(brokers)), *(self._sample(broker) for broker in brokers))
         for _ in self.samples.end_round_in_steps([each.broker_id for each in brokers], time.time()):
             await asyncio.sleep(0)
+
+    async def _ask(self, brokers: int) -> None:
+        if self._look is not None and brokers > 1:
+            with contextlib.suppress(DanubeError):  # the pages ask as well, and say why
+                await self._look()
 
     async def _sample(self, broker: Broker) -> None:
         try:

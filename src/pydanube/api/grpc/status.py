@@ -183,8 +183,12 @@ class Status:
             record = view.seen[broker].value if broker in view.seen else None
             registration = view.registrations[broker].value if broker in view.registrations else None
             state = view.states[broker].value if broker in view.states else None
-            life, since_us = self._life(broker, registration is not None, broker in said, record, view.gone_for(broker))
-            if life is Life.GONE and state is not None and state.has_left:
+            has_left = state is not None and state.has_left
+            gone_for = view.gone_for(broker)
+            if gone_for is not None and not has_left:
+                gone_for += view.silent_before_end  # before its lease ran out, as the leader writes it down
+            life, since_us = self._life(broker, registration is not None, broker in said, record, gone_for)
+            if life is Life.GONE and has_left:
                 life = Life.STOPPED  # it said so itself, before the leader wrote it down
             found.append(
                 pb.BrokerState(

@@ -274,6 +274,11 @@ def renewal_interval(ttl_seconds: float) -> float:
     return ttl_seconds / 3
 
 
+def silent_before_end(ttl_seconds: float) -> float:
+    """How long before its lease ran out a broker had fallen silent, at least: it would have renewed it by then."""
+    return ttl_seconds - renewal_interval(ttl_seconds)
+
+
 def retry_delay(failures: int, ttl_seconds: float) -> float:
     """How long to wait after this many failed renewals in a row: 1, 2, 4, 5, 5, … seconds at the default TTL."""
     assert failures > 0

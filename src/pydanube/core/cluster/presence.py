@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple, Self
 
 from pydanube.core.cluster.conditions import STALE_MS, count
-from pydanube.core.cluster.lifecycle import BrokerState, Registration
+from pydanube.core.cluster.lifecycle import BrokerState, Registration, silent_before_end
 from pydanube.core.names import BrokerId
 
 STARTS_MAX: Final = 10  # that are remembered
@@ -28,7 +28,7 @@ class Presence:
     address: str
     session: int
     since_ms: int  # that it is here, or was when it went
-    gone_ms: int | None = None
+    gone_ms: int | None = None  # when it stopped; of one that died, when it had fallen silent, as its lease tells
     in_order: bool = False  # it stopped by itself
     mode: str = ""
     reason: str = ""
@@ -106,10 +106,12 @@ class Attendance:
         if broker not in self._seen_alive and now - since < self._ttl_seconds:
             return
         in_order = state is not None and state.has_left
-        gone = replace(record, gone_ms=now_ms, in_order=in_order)
         if in_order:
+            gone = replace(record, gone_ms=now_ms, in_order=True)
             yield Change(broker, gone, "stopped", f"broker {record.address} stopped, in order")
         else:
+            silent_ms = now_ms - int(silent_before_end(self._ttl_seconds) * 1000)
+            gone = replace(record, gone_ms=max(record.since_ms, silent_ms), in_order=False)
             had = f", with {count(topics, 'topic')}" if topics else ""
             yield Change(broker, gone, "died", f"broker {record.address} is gone: its lease ran out{had}")
 
