@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from pydanube.client.client import Client
-from pydanube.web.status_pages import SubscriptionRow, grouped
+from pydanube.web.status_pages import ConnectionRow, SubscriptionRow, grouped, grouped_connections
 from pydanube.wire._pb.pydanube import status_pb2
 from tests.web.pages import Web, opened
 
@@ -79,6 +79,41 @@ def test_who_is_connected_is_named(web: Web) -> None:
     assert "Nobody is connected" in web.get("/connections?topic=/default/quiet").text
     missing = web.get("/connections?topic=/default/nothing")
     assert missing.status == 404 and "/default/nothing" in missing.text
+
+
+def test_a_consumer_of_a_partitioned_topic_is_one_line() -> None:
+    def row(topic: str, name: str, port: int, broker: int, unacked: int = 1) -> ConnectionRow:
+        state = status_pb2.ConnectionState(
+            kind="consumer",
+            name=name,
+            topic=topic,
+            subscription="audit",
+            address=f"10.0.0.5:{port}",
+            since_us=port,
+            unacked=unacked,
+            rate=2.5,
+            broker_id=broker,
+        )
+        return ConnectionRow.of(state, {"1": "a:1", "2": "b:1"})
+
+    parts = [row(f"/default/clicks-part-{number}", "worker", 50 + number, 1 + number % 2) for number in (0, 1, 2)]
+    one, other, alone = grouped_connections(
+        [*parts, row("/default/clicks-part-2", "another", 60, 2), row("/default/orders", "worker", 70, 1)]
+    )
+    assert (one.state.topic, one.state.name, one.state.address) == ("/default/clicks", "worker", "10.0.0.5")
+    assert (one.since_us, one.unacked, one.rate, one.broker, len(one.parts)) == (50, 3, 7.5, "2 brokers", 3)
+    assert (other.state.topic, other.state.address, other.parts) == ("/default/clicks-part-2", "10.0.0.5:60", ())
+    assert alone.state.topic == "/default/orders"
+
+
+def test_the_page_of_connections_has_one_line_for_a_producer_of_all_partitions(web: Web) -> None:
+    clicks = web.client.producer("/default/clicks", name="clicker", partitions=3)
+    web.run(clicks.open())
+    try:
+        text = web.get("/connections?topic=/default/clicks").text
+    finally:
+        web.run(clicks.close())
+    assert text.count("clicker") == 1 and "3 partitions" in text and "/default/clicks-part" not in text
 
 
 def test_an_order_of_the_web_admin_says_for_whom_it_was(web: Web) -> None:

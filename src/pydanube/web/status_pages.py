@@ -6,7 +6,7 @@ A broker that does not answer is named on the page: what it has is not known, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from starlette.requests import Request
@@ -97,6 +97,7 @@ class ConnectionRow(NamedTuple):
     unacked: int | None
     rate: float | None
     broker: str
+    parts: Sequence[ConnectionRow] = ()  # of a partitioned topic, by number
 
     @classmethod
     def of(cls, state: status_pb2.ConnectionState, addresses: Mapping[str, str]) -> ConnectionRow:
@@ -107,6 +108,44 @@ class ConnectionRow(NamedTuple):
             state.rate if state.HasField("rate") else None,
             addresses.get(str(state.broker_id), str(state.broker_id)),
         )
+
+    @classmethod
+    def of_parts(cls, base: str, parts: Sequence[ConnectionRow]) -> ConnectionRow:
+        """One producer or consumer of a partitioned topic: from when it came first, what it does added up."""
+        parts = sorted(parts, key=lambda row: TopicName(row.state.topic).partition_number or 0)
+        first = parts[0].state
+        state = status_pb2.ConnectionState(
+            kind=first.kind,
+            name=first.name,
+            topic=base,
+            subscription=first.subscription,
+            # A connection to each broker: their ports differ.
+            address=_one_of({row.state.address.rpartition(":")[0] for row in parts}, "addresses"),
+            client=first.client,
+            protocol=first.protocol,
+        )
+        return cls(
+            state,
+            min((row.since_us for row in parts if row.since_us is not None), default=None),
+            None if any(row.unacked is None for row in parts) else sum(row.unacked or 0 for row in parts),
+            None if any(row.rate is None for row in parts) else sum(row.rate or 0.0 for row in parts),
+            _one_of({row.broker for row in parts}, "brokers"),
+            parts,
+        )
+
+
+def grouped_connections(rows: Sequence[ConnectionRow]) -> list[ConnectionRow]:
+    """What one producer or consumer has with several partitions of a topic as one, in the order they came."""
+    found: dict[tuple[str, ...], list[ConnectionRow]] = {}
+    for row in rows:
+        state, topic = row.state, TopicName(row.state.topic)
+        base = topic.base if topic.partition_number is not None else topic
+        found.setdefault((base, state.kind, state.name, state.subscription, state.client), []).append(row)
+    return [own[0] if len(own) == 1 else ConnectionRow.of_parts(base, own) for (base, *_), own in found.items()]
+
+
+def _one_of(words: Collection[str], several: str) -> str:
+    return next(iter(words)) if len(words) == 1 else f"{len(words)} {several}"
 
 
 def _addresses(brokers: Sequence[Broker]) -> dict[str, str]:
@@ -139,7 +178,7 @@ async def connections(site: Site, request: Request) -> Response:
         request,
         "connections.html",
         active="connections",
-        rows=[ConnectionRow.of(each, addresses) for each in found.connections],
+        rows=grouped_connections([ConnectionRow.of(each, addresses) for each in found.connections]),
         left_out=found.left_out,
         unknown=list(found.unknown),
         topic=topic,
