@@ -181,6 +181,19 @@ def test_the_log_of_what_happened_is_bounded_however_much_happens() -> None:
     simulate(story(), None)
 
 
+@served()
+async def test_what_was_done_through_another_port_is_an_order_when_it_is_noted(calls: Calls) -> None:
+    await calls.status.NoteOrder(pb.NoteOrderRequest(order="RedriveLetters", topic=TOPIC, to_topic="/a/b", count=3))
+    for wrong in (
+        pb.NoteOrderRequest(order="rm -rf", topic=TOPIC),
+        pb.NoteOrderRequest(order="RedriveLetters", topic="nothing"),
+        pb.NoteOrderRequest(order="RedriveLetters", topic=TOPIC, to_topic="nothing"),
+    ):
+        assert (await refused(calls.status.NoteOrder(wrong))).code is StatusCode.INVALID_ARGUMENT
+    [noted] = await told(calls, 1)
+    assert (noted.kind, noted.sentence) == ("order", f"RedriveLetters topic={TOPIC} to_topic=/a/b count=3")
+
+
 # --- together --------------------------------------------------------------------------------------------
 
 

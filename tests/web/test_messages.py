@@ -199,11 +199,15 @@ def test_dead_letters_are_grouped_copied_discarded_and_retried_one_by_one(web: W
     assert web.run(web.client.describe_topic("/default/jobs-dlq")).head == 2  # the log keeps it
 
     web.post("/dead-letters/redrive", topic="/default/jobs-dlq", dry_run="0", first="0", end="0")
-    assert "1 dead letters sent" in web.until(letters, "letters sent").text
+    web.until(letters, "1 dead letter sent")
     web.post("/dead-letters/redrive", topic="/default/jobs-dlq", dry_run="0")
     assert "0 dead letters sent" in web.until(letters, "0 dead letters sent").text  # neither the retried nor the other
     assert web.run(web.client.describe_topic("/default/jobs")).head == 3
     assert "Every letter on this page was redriven or discarded" in web.get(letters).text
+    told = "Redrive letters: topic /default/jobs-dlq, count 1"
+    for order in (told, "Discard letters: topic /default/jobs-dlq, count 1", "Copy letter: topic /default/jobs-dlq"):
+        web.until("/events", order)
+    assert web.get("/events").text.count("Redrive letters") == 1  # that which found none sent nothing
 
 
 def test_a_group_is_discarded_by_its_exact_reason(web: Web) -> None:

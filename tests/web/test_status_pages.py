@@ -130,6 +130,23 @@ def test_an_order_of_the_web_admin_says_for_whom_it_was(web: Web) -> None:
     assert by.startswith("127.0.0.1:") and by.endswith("(web admin, for 127.0.0.1)")
 
 
+def test_a_message_that_was_published_by_hand_is_an_order(web: Web) -> None:
+    async def order_told(words: str) -> str:
+        async with asyncio.timeout(10):
+            while True:
+                for each in await web.site.gateway.events(100):
+                    if each.sentence.startswith(words):
+                        return f"{each.sentence} by {each.by}"
+                await asyncio.sleep(0.01)
+
+    web.post(f"/topics{ORDERS}/publish", payload="by hand", encoding="text", key="", attributes="")
+    offset = web.run(web.client.describe_topic(ORDERS)).head - 1
+    told = web.run(order_told("PublishMessage"))
+    assert told.startswith(f"PublishMessage topic={ORDERS} offset={offset} by 127.0.0.1:")
+    assert told.endswith("(web admin, for 127.0.0.1)")
+    assert f"Publish message: topic {ORDERS}, offset {offset}" in web.get("/events").text
+
+
 def test_what_happened_is_listed(web: Web) -> None:
     page = web.get("/events")
     assert page.status == 200 and "newest first" in page.text

@@ -25,8 +25,8 @@ MORE_QUESTIONS: Final = frozenset(
     {"ClusterStatus", "BrokerStatus", "MovePhases", "TopicState", "RebalancingHistory", "StorageList", "StorageVerify"}
 )
 FIELDS: Final = (
-    "topic", "name", "base_name", "partitions", "subscription", "namespace", "offset", "broker_id", "node_id",
-    "to_broker", "first", "heartbeat", "reason",
+    "topic", "name", "base_name", "partitions", "subscription", "namespace", "to_topic", "offset", "count",
+    "broker_id", "node_id", "to_broker", "first", "heartbeat", "reason",
 )  # fmt: skip
 VALUE_MAX: Final = 100
 # Of the native protocol, by the admin services' names. What producers and consumers do for themselves is no order, nor
@@ -37,6 +37,8 @@ NATIVE: Final = {
     "unsubscribe": "Unsubscribe",
     "seek": "SeekSubscription",
 }
+
+NOTED: Final = "NoteOrder"  # names what was done through the native port, as a call
 
 Told: TypeAlias = Callable[[Any, Any], None]
 
@@ -61,9 +63,8 @@ class Orders:
                 return
             by = unquote(context.peer() or "").removeprefix("ipv4:").removeprefix("ipv6:")
             for_whom = _asked_by(context)
-            self._broker.events.tell(
-                "order", sentence_of(method.name, request), f"{by} ({for_whom})" if for_whom else by
-            )
+            call = request.order if method.name == NOTED else method.name
+            self._broker.events.tell("order", sentence_of(call, request), f"{by} ({for_whom})" if for_whom else by)
 
         return tell
 

@@ -309,10 +309,12 @@ def start_redrive(site: Site, topic: TopicName, form: Mapping[str, str]) -> Oper
         client = await site.gateway.client()
         outcome = await redrive(client, topic, selection, to=to, dry_run=dry_run, limit=limit, progress=tell)
         site.gateway.forget()
+        if outcome.sent:
+            await site.gateway.note("RedriveLetters", topic, to=to or "", sent=outcome.sent)
         operation.facts = outcome_facts(outcome)
         verb = "would be sent" if dry_run else "sent"
         number = outcome.selected if dry_run else outcome.sent
-        operation.sentence = f"{number:,} dead letters {verb}"
+        operation.sentence = f"{counted(number, 'dead letter')} {verb}"
         operation.failure = "; ".join(f"{name}: {why}" for name, why in outcome.failures.items())
 
     title = f"{'Try to redrive' if dry_run else 'Redrive'} {topic}"

@@ -392,6 +392,14 @@ class Gateway:
         finally:
             self.forget()
 
+    async def note(
+        self, order: str, topic: str, *, to: str = "", offset: int | None = None, sent: int | None = None
+    ) -> None:
+        """For the log of what happened: what was done by the native client. Nothing depends on it."""
+        request = status_pb2.NoteOrderRequest(order=order, topic=topic, to_topic=to, offset=offset, count=sent)
+        with contextlib.suppress(DanubeError):
+            await self.order(f"{STATUS}/NoteOrder", request, status_pb2.NoteOrderResponse)
+
     def forget(self) -> None:
         for cached in (self._brokers, self._topics, self._balance, self._status):
             cached.forget()

@@ -127,6 +127,7 @@ async def discard_letters(site: Site, request: Request) -> Response:
         site.gateway.forget()
     if not count:
         return site.back(here(topic), failed="Nothing was discarded: it was redriven or discarded before, or is gone.")
+    await site.gateway.note("DiscardLetters", topic, sent=count)
     noun = "dead letter was" if count == 1 else "dead letters were"
     return site.back(
         here(topic),
@@ -156,6 +157,7 @@ async def copy_letter(site: Site, request: Request) -> Response:
             )
     except DanubeError as error:
         return site.back(here(topic), failed=sentence_of(error))
+    await site.gateway.note("CopyLetter", topic, to=receipt.topic, offset=offset)
     return site.back(
         here(topic), said=f"Copied to offset {receipt.offset:,} of {receipt.topic}. It is still open here."
     )

@@ -334,6 +334,7 @@ async def send_one(
     is_reliable = (await site.gateway.describe(first)).delivery == RELIABLE
     async with client.producer(name, create=False, reliable=is_reliable) as producer:
         receipt = await producer.send(payload, key=key, attributes=dict(attributes))
+    await site.gateway.note("PublishMessage", receipt.topic, offset=receipt.offset if is_reliable else None)
     if not is_reliable:
         return site.back(topic_url(name), said="It was sent. The topic is not reliable: only who is connected gets it.")
     stored = topic_url(receipt.topic, "messages", str(receipt.offset))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import re
 import resource
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -48,6 +49,7 @@ from pydanube.wire.status import Code
 M = TypeVar("M", bound=Message)
 
 SERVICE: Final = "pydanube.admin.v1.Status"
+ORDER: Final = re.compile(r"[A-Z][A-Za-z]{1,39}")
 ASK_SECONDS: Final = 2.0  # a broker that does not answer for so long is silent
 LOOKS_APART_US: Final = 60_000_000  # further apart, two looks in vain may be two silences
 ROWS_DEFAULT: Final = 1_000
@@ -227,6 +229,14 @@ class Status:
             known.append(first_us)
         life = Life.STOPPED if record is not None and record.in_order else Life.GONE
         return life, min(known, default=None)
+
+    async def NoteOrder(self, request: pb.NoteOrderRequest) -> pb.NoteOrderResponse:
+        """Like every order it is told when it has succeeded (`api/orders.py`): only its words are looked at here."""
+        if not ORDER.fullmatch(request.order):
+            raise Refusal(Code.INVALID_ARGUMENT, f"order {request.order[:40]!r} is no name of a call")
+        for name in (request.topic, *filter(None, [request.to_topic])):
+            TopicName(name)
+        return pb.NoteOrderResponse()
 
     async def ForgetBroker(self, request: pb.ForgetBrokerRequest) -> pb.ForgetBrokerResponse:
         cluster = self._broker.cluster

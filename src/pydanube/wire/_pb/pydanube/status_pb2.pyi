@@ -301,3 +301,21 @@ class ForgetBrokerRequest(_message.Message):
 class ForgetBrokerResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class NoteOrderRequest(_message.Message):
+    __slots__ = ("order", "topic", "to_topic", "offset", "count")
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TO_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    order: str
+    topic: str
+    to_topic: str
+    offset: int
+    count: int
+    def __init__(self, order: _Optional[str] = ..., topic: _Optional[str] = ..., to_topic: _Optional[str] = ..., offset: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class NoteOrderResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -64,6 +64,11 @@ class StatusStub(object):
                 request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_status__pb2.ForgetBrokerRequest.SerializeToString,
                 response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_status__pb2.ForgetBrokerResponse.FromString,
                 _registered_method=True)
+        self.NoteOrder = channel.unary_unary(
+                '/pydanube.admin.v1.Status/NoteOrder',
+                request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_status__pb2.NoteOrderRequest.SerializeToString,
+                response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_status__pb2.NoteOrderResponse.FromString,
+                _registered_method=True)
 
 
 class StatusServicer(object):
@@ -111,6 +116,13 @@ class StatusServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def NoteOrder(self, request, context):
+        """Something that an operator did through another port than this one, for the log of what happened.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StatusServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +155,11 @@ def add_StatusServicer_to_server(servicer, server):
                     servicer.ForgetBroker,
                     request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_status__pb2.ForgetBrokerRequest.FromString,
                     response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_status__pb2.ForgetBrokerResponse.SerializeToString,
+            ),
+            'NoteOrder': grpc.unary_unary_rpc_method_handler(
+                    servicer.NoteOrder,
+                    request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_status__pb2.NoteOrderRequest.FromString,
+                    response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_status__pb2.NoteOrderResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +324,33 @@ class Status(object):
             '/pydanube.admin.v1.Status/ForgetBroker',
             pydanube_dot_wire_dot___pb_dot_pydanube_dot_status__pb2.ForgetBrokerRequest.SerializeToString,
             pydanube_dot_wire_dot___pb_dot_pydanube_dot_status__pb2.ForgetBrokerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NoteOrder(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pydanube.admin.v1.Status/NoteOrder',
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_status__pb2.NoteOrderRequest.SerializeToString,
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_status__pb2.NoteOrderResponse.FromString,
             options,
             channel_credentials,
             insecure,
