@@ -59,6 +59,24 @@ def with_readings(test: Test) -> Callable[[], None]:
 
 
 @with_readings
+async def test_a_message_has_the_time_at_which_the_broker_stored_it(
+    client: pydanube.Client, batch: MessageBatch
+) -> None:
+    async with client.consumer(TOPIC, subscription="times", start="earliest") as consumer:
+        first = await consumer.receive()
+        second = await consumer.receive()
+    assert first.append_time is not None and second.append_time is not None
+    assert first.publish_time <= first.append_time <= second.append_time <= datetime.now(UTC)
+    await client.create_topic("/default/passing", reliable=False)
+    async with (
+        client.consumer("/default/passing", subscription="s", type="exclusive") as consumer,
+        client.producer("/default/passing", reliable=False) as producer,
+    ):
+        await producer.send(b"x")
+        assert (await consumer.receive()).append_time is None  # it was not stored
+
+
+@with_readings
 async def test_a_batch_is_a_pandas_frame(client: pydanube.Client, batch: MessageBatch) -> None:
     frame = batch.arrow.to_pandas()
     assert list(frame.columns) == batch.arrow.schema.names

@@ -176,6 +176,23 @@ def test_a_client_knows_whether_it_is_connected_and_how_often_that_ended() -> No
     run(inside())
 
 
+def test_an_application_is_told_when_a_connection_opens_and_when_it_is_lost() -> None:
+    told: list[tuple[str, str]] = []
+
+    def tell(url: str, error: pydanube.DanubeError | None) -> None:
+        told.append((url, type(error).__name__))
+        raise ValueError("an application's mistake")
+
+    async def inside() -> None:
+        async with ScriptedBroker() as broker, pydanube.connect(broker.url, timeout=5, on_connection=tell) as client:
+            broker.drop()
+            await client.ping()
+            url = broker.url
+        assert told == [(url, "NoneType"), (url, "Unreachable"), (url, "NoneType")]  # closing it is no loss
+
+    run(inside())
+
+
 def test_a_ping_that_nobody_answers_says_why() -> None:
     async def inside() -> None:
         broker = ScriptedBroker()

@@ -27,7 +27,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import pyarrow as pa
 
 from pydanube.client import admin, client, consumer, messages, producer
-from pydanube.client.brokers import within
+from pydanube.client.brokers import OnConnection, within
 from pydanube.client.messages import (
     BatchView,
     Delivery,
@@ -66,8 +66,9 @@ def connect(
     token: str = "",
     tls: ssl.SSLContext | None = None,
     timeout: float = client.TIMEOUT_SECONDS,
+    on_connection: OnConnection | None = None,
 ) -> Client:
-    """As `pydanube.connect`.
+    """As `pydanube.connect`. `on_connection` is called in the client's own thread: it must not wait for the client.
 
     >>> with pydanube.blocking.connect(url) as client:
     ...     with client.producer("/default/notes") as notes:
@@ -79,16 +80,22 @@ def connect(
     0
     b'buy milk'
     """
-    return Client(url, token=token, tls=tls, timeout=timeout)
+    return Client(url, token=token, tls=tls, timeout=timeout, on_connection=on_connection)
 
 
 class Client:
     """See `pydanube.Client`."""
 
     def __init__(
-        self, url: str | Iterable[str], *, token: str = "", tls: ssl.SSLContext | None = None, timeout: float
+        self,
+        url: str | Iterable[str],
+        *,
+        token: str = "",
+        tls: ssl.SSLContext | None = None,
+        timeout: float,
+        on_connection: OnConnection | None = None,
     ) -> None:
-        self._client = client.Client(url, token=token, tls=tls, timeout=timeout)
+        self._client = client.Client(url, token=token, tls=tls, timeout=timeout, on_connection=on_connection)
         self._thread: LoopThread | None = None
         self._was_opened = False
 

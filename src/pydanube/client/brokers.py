@@ -18,7 +18,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from random import Random
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from pydanube.client.connection import Link, tls_refusal
@@ -82,6 +82,10 @@ def addresses_of(urls: str | Iterable[str]) -> list[Address]:
     return found
 
 
+# Called with a broker's URL when a connection to it is open, and with the reason too when it is lost.
+OnConnection: TypeAlias = Callable[[str, DanubeError | None], None]
+
+
 class Backoff:
     """Waits longer each time, up to a bound, and never for the same time as everybody else."""
 
@@ -119,8 +123,10 @@ class Brokers:
         token: str = "",
         tls: ssl.SSLContext | None = None,
         connector: Connector = SYSTEM,
+        on_connection: OnConnection | None = None,
     ) -> None:
         self.connector = connector
+        self._on_connection = on_connection
         self._known = dict.fromkeys(addresses)  # in order of appearance
         self._token = token
         self._tls = tls
@@ -285,6 +291,14 @@ class Brokers:
         if not self._closed:
             self._lost += 1
             self._last_error = link.ended
+            self._tell(link.url, link.ended)
+
+    def _tell(self, url: str, error: DanubeError | None) -> None:
+        if self._on_connection is not None:
+            try:
+                self._on_connection(url, error)
+            except Exception:  # the application's mistake: connections live on
+                log.exception("on_connection failed", extra={"broker": url})
 
     async def _dial(self, address: Address) -> Link:
         url = str(address)
@@ -317,6 +331,7 @@ class Brokers:
         self._opened += 1
         link.closed.add_done_callback(lambda _: self._gone(link))
         log.debug("connected", extra={"broker": url})
+        self._tell(url, None)
         return link
 
     def _check_open(self) -> None:

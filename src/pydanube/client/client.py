@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias
 
 from pydanube.client.admin import Admin, Fetch
-from pydanube.client.brokers import Brokers, addresses_of
+from pydanube.client.brokers import Brokers, OnConnection, addresses_of
 from pydanube.client.connector import SYSTEM, Connector
 from pydanube.client.consumer import Consumer
 from pydanube.client.messages import (
@@ -53,11 +53,13 @@ def connect(
     token: str = "",
     tls: ssl.SSLContext | None = None,
     timeout: float = TIMEOUT_SECONDS,
+    on_connection: OnConnection | None = None,
 ) -> Client:
     """A client for the brokers at `url`: one URL, a list of them, or several with commas between them.
 
     Use it as an async context manager; entering it waits until one broker answers. `danube+tls://` encrypts, with the
     system's certificates or with `tls`. `timeout` is the deadline, in seconds, of every call that gets none of its own.
+    `on_connection(url, error)` is called when a connection is open (`error` is None) and when it is lost.
 
     >>> async with pydanube.connect(url) as client:
     ...     async with client.producer("/default/orders") as orders:
@@ -65,7 +67,7 @@ def connect(
     ...     print(receipt.topic, receipt.offset)
     /default/orders 0
     """
-    return Client(url, token=token, tls=tls, timeout=timeout)
+    return Client(url, token=token, tls=tls, timeout=timeout, on_connection=on_connection)
 
 
 class Client:
@@ -78,12 +80,15 @@ class Client:
         token: str = "",
         tls: ssl.SSLContext | None = None,
         timeout: float = TIMEOUT_SECONDS,
+        on_connection: OnConnection | None = None,
         connector: Connector = SYSTEM,
     ) -> None:
         """`connector`: where connections, the date and random numbers come from; another one is for simulations."""
         if timeout <= 0:
             raise ConfigError("timeout", timeout, "seconds, more than 0")
-        self._brokers = Brokers(addresses_of(url), token=token, tls=tls, connector=connector)
+        self._brokers = Brokers(
+            addresses_of(url), token=token, tls=tls, connector=connector, on_connection=on_connection
+        )
         self._admin = Admin(self._brokers, timeout)
         self.timeout = timeout
 

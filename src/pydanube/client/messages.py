@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -188,6 +188,12 @@ class MessageView:
         """By the producer's clock."""
         time: datetime = self._delivery.column("publish_time")[self._row]
         return time
+
+    @property
+    def append_time(self) -> datetime | None:
+        """When the broker stored it, by the broker's clock; None in a topic that keeps nothing."""
+        stored_us = self._delivery.batch.header.append_time
+        return EPOCH + timedelta(microseconds=stored_us) if stored_us else None
 
     @property
     def schema_id(self) -> int | None:
