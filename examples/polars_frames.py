@@ -6,7 +6,6 @@ python examples/polars_frames.py danube://127.0.0.1:6651
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 
 import polars as pl
@@ -21,9 +20,8 @@ SHAPE = pl.Struct({"sensor": pl.String, "celsius": pl.Float64})
 async def write(client: pydanube.Client, frame: pl.DataFrame) -> None:
     """One message per row, as JSON, keyed by sensor."""
     async with client.producer(TOPIC, compression="zstd") as producer:
-        for row in frame.iter_rows(named=True):
-            await producer.room()
-            producer.send_nowait(json.dumps(row).encode(), key=row["sensor"])
+        rows = frame.select(payload=pl.struct(pl.all()).struct.json_encode(), key="sensor")
+        await producer.send_many(rows)
 
 
 def rows_of(batch: pydanube.MessageBatch | pa.Table) -> pl.DataFrame:

@@ -77,6 +77,34 @@ async def test_a_message_has_the_time_at_which_the_broker_stored_it(
 
 
 @with_readings
+async def test_rows_of_a_frame_a_table_and_a_batch_are_messages(client: pydanube.Client, batch: MessageBatch) -> None:
+    frames = [
+        pl.DataFrame({"payload": ["a", "b"], "key": ["k", None], "celsius": [1.0, 2.0]}),
+        pd.DataFrame({"payload": [b"c"]}),
+        pa.table({"payload": [b""], "attributes": pa.array([[("unit", "C")]], pa.map_(pa.string(), pa.string()))}),
+        batch,
+    ]
+    async with client.producer("/default/copies", compression="zstd", buffer_bytes=200) as copies:
+        assert [await copies.send_many(frame) for frame in frames] == [2, 1, 1, 30]
+    stored = (await client.fetch("/default/copies").table()).to_pylist()
+    rows = [(row["payload"], row["routing_key"], dict(row["attributes"])) for row in stored]
+    assert rows[:4] == [(b"a", "k", {}), (b"b", None, {}), (b"c", None, {}), (b"", None, {"unit": "C"})]
+    assert rows[4:6] == [(b"0", "kitchen", {"unit": "C"}), (b"1", "garden", {"unit": "C"})] and len(rows) == 34
+
+
+@with_readings
+async def test_rows_that_are_no_messages_are_refused_before_any_is_sent(
+    client: pydanube.Client, batch: MessageBatch
+) -> None:
+    head = (await client.describe_topic(TOPIC)).head
+    async with client.producer(TOPIC) as producer:
+        for rows in (pa.table({"value": [b"x"]}), pa.table({"payload": [b"x", None]})):
+            with pytest.raises(pydanube.errors.ConfigError, match="payload"):
+                await producer.send_many(rows)
+    assert (await client.describe_topic(TOPIC)).head == head
+
+
+@with_readings
 async def test_a_batch_is_a_pandas_frame(client: pydanube.Client, batch: MessageBatch) -> None:
     frame = batch.arrow.to_pandas()
     assert list(frame.columns) == batch.arrow.schema.names

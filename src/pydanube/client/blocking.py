@@ -270,6 +270,10 @@ class Producer:
             self._handed_bytes += message[-1]
         return future
 
+    @_like(producer.Producer.send_many)
+    def send_many(self, *args: Any, **kwargs: Any) -> int:
+        return self._thread.call(self._producer.send_many(*args, **kwargs))
+
     def flush(self, *, timeout: float | None = None) -> None:
         self._thread.call(self._producer.flush(timeout=timeout))
         self._raise()

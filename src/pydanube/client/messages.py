@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -310,6 +310,25 @@ class MessageBatch(BatchView):
         self._delivery.lane.nack(self._delivery.ranges, delay, reason, self._delivery.seeks)
 
 
+def messages_of(rows: Any) -> Iterator[list[tuple[bytes, str | None, dict[str, str] | None]]]:
+    """Payload, key and attributes of every row of something that Arrow can read, some rows at a time."""
+    table = pa.table(rows)
+    names = table.column_names
+    if "payload" not in names:
+        raise ConfigError("send_many", ", ".join(names), "rows with a column payload (and perhaps key, attributes)")
+    if table["payload"].null_count:
+        raise ConfigError("send_many", "payload", "a payload in every row: an empty one is b''")
+    key = next((name for name in ("key", "routing_key") if name in names), None)
+    for chunk in table.to_batches(max_chunksize=ROWS_AT_ONCE):
+        nothing: list[Any] = [None] * chunk.num_rows
+        keys = nothing if key is None else chunk[key].to_pylist()
+        attributes = chunk["attributes"].to_pylist() if "attributes" in names else nothing
+        yield [
+            (payload.encode() if isinstance(payload, str) else payload, key, dict(more) if more else None)
+            for payload, key, more in zip(chunk["payload"].to_pylist(), keys, attributes, strict=True)
+        ]
+
+
 def offsets_from(first: int, count: int) -> pa.Array:
     """first, first + 1, ... as an Arrow column."""
     # Arrow's own ways to do so are slower: they look for pandas on every call.
@@ -322,6 +341,7 @@ def with_offsets(rows: pa.RecordBatch, base_offset: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema([OFFSET, *rows.schema]))
 
 
+ROWS_AT_ONCE: Final = 1_000
 OFFSET: Final = pa.field("offset", pa.int64(), nullable=False)
 
 

@@ -3,6 +3,7 @@
 send         waits for room, then for the receipt
 send_nowait  waits for nothing; `flush` tells what became of it
 send_soon    waits for nothing; a future tells what became of it
+send_many    rows of a DataFrame or an Arrow table; waits until all are stored
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from contextlib import suppress
 from copy import copy
 from functools import lru_cache
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 from pydanube.client.brokers import Brokers, within
-from pydanube.client.messages import Receipt
+from pydanube.client.messages import Receipt, messages_of
 from pydanube.client.open_batch import MESSAGE_OVERHEAD_BYTES, ProducerSettings
 from pydanube.client.partition_producer import ProducerLane
 from pydanube.core.names import partition_of_key
@@ -227,6 +228,30 @@ class Producer:
         waiter: asyncio.Future[Receipt] = self._loop.create_future()
         self.take(*message, waiter)
         return waiter
+
+    async def send_many(self, rows: Any, *, timeout: float | None = None) -> int:
+        """Sends a message per row of a DataFrame, an Arrow table or a batch, and returns how many when all are stored.
+
+        The column `payload` is bytes or text. `key` (or `routing_key`, as batches have it) and `attributes` may be
+        there too; other columns are left out. `timeout` is that of every wait for room, and of the last receipt. Raises
+        as `flush` does: then some may be stored and others not.
+
+        >>> import pyarrow
+        >>> rows = pyarrow.table({"payload": [b"21.5", b"22.0"], "key": ["attic", "cellar"]})
+        >>> async with client.producer("/default/readings") as readings:
+        ...     print(await readings.send_many(rows))
+        2
+        """
+        self._check_open()
+        sent = 0
+        for some in messages_of(rows):
+            for payload, key, attributes in some:
+                await self.room(timeout=timeout)
+                self.send_nowait(payload, key=key, attributes=attributes)
+            sent += len(some)
+            await asyncio.sleep(0)  # others have their turn
+        await self.flush(timeout=timeout)
+        return sent
 
     def prepare(self, payload: Payload, key: str | None, attributes: Mapping[str, str] | None) -> Prepared:
         """A copy of a message for `take`, and at its end how much of the buffer it takes. For facades, in any thread.
