@@ -29,6 +29,7 @@ from pydanube.broker.outbox import Budget
 from pydanube.broker.quorum import Members
 from pydanube.broker.rescue import Rescuer
 from pydanube.broker.sources import cluster_now, program_version
+from pydanube.broker.starts import Starts
 from pydanube.broker.stores import Stores
 from pydanube.broker.take_over import Cloud, Rooms
 from pydanube.broker.timer import Timer
@@ -40,7 +41,7 @@ from pydanube.config import Config, reachable
 from pydanube.core.cluster.load import Usage
 from pydanube.core.names import BrokerId, NamespaceName, TopicName, parse_broker_id
 from pydanube.core.policies import TopicPolicy
-from pydanube.errors import DanubeError, LogStopped
+from pydanube.errors import DanubeError, LogStopped, Unavailable
 from pydanube.formats.batch import Envelope
 from pydanube.history.reader import CloudReader
 from pydanube.history.uploader import Tiering
@@ -111,6 +112,7 @@ class Broker:
         self.wal: Wal
         self.cursors: Cursors
         self.events: Events
+        self.starts: Starts | None = None  # of a broker that is alone
 
     @property
     def proxy(self) -> bool:
@@ -219,6 +221,8 @@ class Broker:
         self._run_beside(self._build(store, objects, known))
         if self.cluster is not None:
             await self.cluster.register(self.topics)  # from here on topics are claimed only as a member
+        if self.starts is not None:
+            await self.starts.begin(self.broker_url.rpartition("://")[2])
         await self._open_topics()
         log.info("broker started", extra={"broker_id": self.broker_id, "topics": len(self.topics.loaded)})
 
@@ -253,6 +257,8 @@ class Broker:
             self.cluster = self._cluster(store)
             metadata = self.cluster.store
         self.events = Events(metadata, self.clock, self.broker_id)
+        if self.cluster is None:
+            self.starts = Starts(metadata, self.clock, self.broker_id, self.events)
         timer = Timer(self.clock)
         self.cursors = Cursors(metadata, self.clock, self.telemetry.moves.acks_cut)
         kept = Kept(config.dispatch.decoded_bytes, self.clock, timer)
@@ -294,6 +300,7 @@ class Broker:
                     kept.size_bytes, kept.limit_bytes, outboxes.size_bytes, outboxes.limit_bytes
                 ),
                 unopened=self.topics.unopened.__len__,
+                crashes=self.starts.crashes if self.starts is not None else None,
                 waiting=self.cloud.tiering.standing if self.cloud is not None else None,
             )
         )
@@ -434,6 +441,9 @@ class Broker:
         await self.topics.close_all("the broker is shutting down")
         if self.cluster is not None:
             await self.cluster.stop()
+        if self.starts is not None:
+            with contextlib.suppress(Unavailable):  # then the next start counts as one after a crash
+                await self.starts.end()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

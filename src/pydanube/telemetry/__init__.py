@@ -82,6 +82,7 @@ class Sources:
     cluster: Callable[[], ClusterNow] | None = None  # None: a broker that is alone
     dispatch: Callable[[], DispatchNow] | None = None
     unopened: Callable[[], int] | None = None  # topics that could not be opened
+    crashes: Callable[[], int] | None = None  # starts without an orderly stop before, of a broker that is alone
     room: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
     # Topics with something to upload, how many offsets, and since how many seconds; None: there is no cloud tier.
     waiting: Callable[[], tuple[int, int, float]] | None = None
@@ -106,6 +107,7 @@ class Telemetry:
         self.cluster: Callable[[], ClusterNow] | None = None  # None: a broker that is alone
         self.dispatch: Callable[[], DispatchNow] | None = None
         self.unopened: Callable[[], int] | None = None  # topics that could not be opened
+        self.crashes: Callable[[], int] | None = None
         self.room: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
         self.waiting: Callable[[], tuple[int, int, float]] | None = None  # for the object store
         self._topics: dict[str, TopicMetrics] = {}
@@ -124,6 +126,7 @@ class Telemetry:
         self.cluster = sources.cluster
         self.dispatch = sources.dispatch
         self.unopened = sources.unopened
+        self.crashes = sources.crashes
         self.room = sources.room
         self.waiting = sources.waiting
 
@@ -198,6 +201,7 @@ class Telemetry:
                 dict(self.redirects),
                 self.unopened() if self.unopened is not None else 0,
                 self.dispatch() if self.dispatch is not None else None,
+                self.crashes() if self.crashes is not None else None,
             ),
             room=self.room,
             process=self._process,

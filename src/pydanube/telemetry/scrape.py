@@ -307,6 +307,7 @@ class BrokerNow(NamedTuple):
     redirects: dict[tuple[str, str], int]
     unopened: int
     dispatch: DispatchNow | None = None
+    crashes: int | None = None  # of a broker that is alone
 
 
 class DiskSpace(NamedTuple):
@@ -447,6 +448,10 @@ class Snapshot(NamedTuple):
         yield _gauge("danube_broker_topics_owned", "Topics served here", (), [((), len(self.topics))])
         text = "Topics that are this broker's and could not be opened"
         yield _gauge("danube_broker_topics_unopened", text, (), [((), self.broker.unopened)])
+        crashes = self.cluster.crashes if self.cluster is not None else self.broker.crashes
+        if crashes is not None:
+            text = "How often this broker began anew without an orderly stop before, in all its lives"
+            yield _gauge("danube_broker_unexpected_starts", text, (), [((), float(crashes))])
         text = "Ranges of offsets of the topics here that only the disk of a lost broker has"
         yield _gauge("danube_broker_orphan_ranges", text, (), [((), sum(each.orphans[0] for each in self.topics))])
         done = [((service, method, "ok"), ok) for service, method, ok, _ in self.rpcs]
@@ -545,8 +550,6 @@ class Snapshot(NamedTuple):
         drained = {now.drained_for: 1} if now.drained_for else {}
         text = "1 for the reason why this broker is drained"
         yield _gauge("danube_broker_drained", text, ("reason",), _by_word(DRAINED_FOR, drained))
-        text = "How often this broker began anew without an orderly stop before, in all its lives"
-        yield _gauge("danube_broker_unexpected_starts", text, (), [((), float(now.crashes))])
         text = "1 if this broker leads the cluster"
         yield _gauge("danube_leader_election_state", text, (), [((), float(now.is_leader))])
         yield _gauge("danube_cluster_brokers", "Living brokers, as this one sees them", (), [((), float(now.brokers))])

@@ -156,6 +156,7 @@ class Status:
                     address=state.address,
                     life=Life.ANSWERS,
                     mode="active",
+                    starts_ms=self._broker.starts.unexpected_ms if self._broker.starts is not None else (),
                     own=self._observer.watch.conditions,
                     orphans=self._observer.orphans,
                 )
