@@ -30,7 +30,8 @@ SOURCE = REPOSITORY / "src" / "pydanube"
 
 # --- the map --------------------------------------------------------------------------------------
 #
-#   cli  web  spark  pipeline        enter through the client, like everyone else
+#   cli  web  spark  pipeline        enter through the client and admin, like everyone else
+#   admin                            what operators ask and order, in values
 #   client              api          the front door on either side of the wire
 #                       broker       service.py alone chooses adapters
 #   cluster      history             history reads the log
@@ -57,12 +58,14 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "api": SHARED | LAYERS | {"broker"},
     # A producer encodes the very batch that the log keeps.
     "client": SHARED | {"wire", "formats"},
-    "cli": SHARED | {"client", ROOT},
+    # What operators ask and order, in values: the only one beside the servers that knows the admin services.
+    "admin": SHARED | {"client", "wire", "formats"},
+    "cli": SHARED | {"client", "admin", ROOT},
     # Executors read objects and batches themselves: history costs the brokers nothing.
     "spark": SHARED | {"client", ROOT, "formats", "history", "stores"},
     "pipeline": SHARED | {"client", ROOT, "formats", "history", "stores", "spark"},
     # Pages are a guest too, in a browser: they call brokers as the command line does.
-    "web": SHARED | {"client", ROOT},
+    "web": SHARED | {"client", "admin", ROOT},
     ROOT: GROUND | {"client", "blocking"},
     "blocking": frozenset({"client"}),  # a name at the front door
     "__main__": frozenset({"cli"}),
@@ -92,7 +95,6 @@ EXEMPT = (
     Exempt("cli/pipeline.py", "pipeline.run", "starts jobs, which live in a room of their own with Spark's weight"),
     Exempt("pipeline/__main__.py", "cli.main", "is the same command under another name"),
     Exempt("web/", "wire._pb", "speaks the admin services, which the client does not"),
-    Exempt("web/", "cli.rpc", "one way to call a broker and to say what it answered"),
     Exempt("cli/serve.py", "web", "is the web admin as a process of its own"),
     Exempt("cli/top.py", "web", "shows the same samples on a terminal"),
     Exempt("cli/top.py", "wire._pb", "shows what brokers say of how they are"),
@@ -102,22 +104,10 @@ EXEMPT = (
     *(
         Exempt(f"cli/{name}.py", "wire._pb", "speaks the admin and gRPC data services, which the client does not")
         for name in (
-            "rpc",
-            "owners",
             "producing",
             "consuming",
-            "admin",
-            "subscriptions",
-            "storage",
-            "cluster",
-            "maintenance",
-            "moves",
-            "status",
-            "limits",
         )
     ),
-    Exempt("cli/listening.py", "wire.frames", "tells a native port by the frame that it answers strangers with"),
-    Exempt("cli/completion.py", "wire._pb", "asks the admin services for names, as `danube admin` does"),
 )
 
 # --- what must stay behind ports ------------------------------------------------------------------
@@ -129,7 +119,7 @@ NOT_IN_CORE = frozenset(
     | {"os", "shutil", "tempfile"}
     | {"random", "secrets", "uuid"}
 )
-ADAPTERS = frozenset({"stores", "api", "client", "cli", "spark", "pipeline", "web"})
+ADAPTERS = frozenset({"stores", "api", "client", "admin", "cli", "spark", "pipeline", "web"})
 MODULES_BEHIND_PORTS = frozenset({"uvloop", "grpc", "time", "random", "secrets", "uuid", "threading", "concurrent"})
 FUNCTIONS_BEHIND_PORTS = frozenset({"to_thread", "run_in_executor", "urandom", "getrandom"})
 CLOCK_READERS = frozenset({"now", "utcnow", "today"})  # of datetime and date; Clock has a now() too

@@ -10,7 +10,7 @@ import pytest
 
 import pydanube
 from pydanube.cli.exits import Exit
-from pydanube.cli.rpc import target
+from pydanube.client.grpc.connection import target
 from pydanube.errors import ConfigError
 from pydanube.testing.brokers import TestBroker
 from tests.e2e.processes import danube_here

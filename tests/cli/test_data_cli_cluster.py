@@ -9,7 +9,7 @@ import pytest
 
 from pydanube.cli.consuming import Wish, consume
 from pydanube.cli.producing import Order, Outgoing, Sent, produce
-from pydanube.cli.rpc import Connection
+from pydanube.client.grpc.connection import GrpcConnection
 from pydanube.core.names import TopicName
 from tests.e2e.processes import danube_here
 from tests.harness.clustered import Town, clustered
@@ -24,7 +24,7 @@ async def messages(payloads: Iterable[bytes]) -> AsyncIterator[Outgoing]:
         yield Outgoing(payload)
 
 
-async def send(connection: Connection, *payloads: bytes) -> list[Sent]:
+async def send(connection: GrpcConnection, *payloads: bytes) -> list[Sent]:
     sent: list[Sent] = []
     order = Order(topic=TOPIC, producer="p", reliable=True)
     await produce(connection, order, messages(payloads), sent.append)
@@ -35,7 +35,7 @@ async def send(connection: Connection, *payloads: bytes) -> list[Sent]:
 async def test_a_topic_is_found_and_followed_from_a_broker_that_does_not_have_it(town: Town) -> None:
     await town.create(TOPIC, on=1)
     asked, endpoint = (f"http://{getattr(town.node(2).doors, name)}" for name in ("client_addr", "admin_addr"))
-    async with Connection(asked) as connection:
+    async with GrpcConnection(asked) as connection:
         received: list[bytes] = []
         subscribed, arrived = asyncio.Event(), asyncio.Event()
 
@@ -58,5 +58,5 @@ async def test_a_topic_is_found_and_followed_from_a_broker_that_does_not_have_it
 @clustered(2)
 async def test_a_new_topic_is_made_by_whoever_is_asked_and_served_by_whoever_gets_it(town: Town) -> None:
     for number in (1, 2):
-        async with Connection(f"http://{town.node(number).doors.client_addr}") as connection:
+        async with GrpcConnection(f"http://{town.node(number).doors.client_addr}") as connection:
             assert [each.error for each in await send(connection, b"%d" % number)] == [None]

@@ -6,14 +6,14 @@ import pytest
 
 from pydanube import errors
 from pydanube.cli.exits import MEANINGS, Exit, NotThere, Usage, code_of
-from pydanube.cli.rpc import BrokerRefused, WrongPort
+from pydanube.client.grpc.connection import BrokerRefused, WrongPort
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
         (Usage("say where"), Exit.USAGE),
-        (WrongPort("that is the client port"), Exit.USAGE),
+        (WrongPort("--endpoint", "127.0.0.1:6650", "that is the client port"), Exit.USAGE),
         (errors.ConfigError("--count", 0, "at least 1"), Exit.USAGE),
         (errors.InvalidName("topic name", "x", "/a/b"), Exit.USAGE),
         (BrokerRefused("INVALID_ARGUMENT", "no such heartbeat"), Exit.USAGE),

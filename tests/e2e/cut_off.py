@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pydanube
-from pydanube.cli.admin import BROKERS
-from pydanube.cli.rpc import Connection
+from pydanube.admin import calls
+from pydanube.client.grpc.connection import GrpcConnection
 from pydanube.errors import DanubeError
-from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from tools.chaos.net import SIDES, Network
 from tools.chaos.processes import Server, answers, until
 
@@ -59,8 +58,8 @@ class Member(Server):
 async def states(asked: Member) -> dict[str, str]:
     """Of every registered broker, by its admin address; empty if it does not answer."""
     try:
-        async with asyncio.timeout(10), Connection(asked.admin_url) as broker:
-            listed = await broker.call(f"{BROKERS}/ListBrokers", pb.Empty(), pb.BrokerListResponse)
+        async with asyncio.timeout(10), GrpcConnection(asked.admin_url) as broker:
+            listed = await broker.ask(calls.list_brokers())
             return {each.admin_addr: each.broker_status for each in listed.brokers}
     except (DanubeError, TimeoutError):
         return {}

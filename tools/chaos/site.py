@@ -9,11 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from pydanube.cli.admin import BROKERS, OURS
-from pydanube.cli.rpc import Connection
+from pydanube.admin import calls
+from pydanube.client.grpc.connection import GrpcConnection
 from pydanube.errors import DanubeError
-from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
-from pydanube.wire._pb.pydanube import admin_pb2 as ours
 from tools.chaos.net import Network
 from tools.chaos.processes import (
     START_SECONDS,
@@ -83,8 +81,8 @@ class Site:
         listed: list[str] = []
         while asyncio.get_running_loop().time() < deadline:
             with contextlib.suppress(DanubeError, TimeoutError):
-                async with asyncio.timeout(CALL_SECONDS), Connection(brokers[0].admin_url) as asked:
-                    found = await asked.call(f"{BROKERS}/ListBrokers", pb.Empty(), pb.BrokerListResponse)
+                async with asyncio.timeout(CALL_SECONDS), GrpcConnection(brokers[0].admin_url) as asked:
+                    found = await asked.ask(calls.list_brokers())
                     listed = [f"{each.broker_id} {each.broker_status}" for each in found.brokers]
                     if any(each.broker_id in ids and each.broker_status == "active" for each in found.brokers):
                         return
@@ -131,11 +129,11 @@ class Site:
 
     async def move(self, topic: str, asked: Broker) -> bool:
         """Somebody else shall serve the topic. It may not be possible just now."""
-        request = ours.UnloadTopicRequest(topic=topic, wait=True, timeout_seconds=MOVE_SECONDS)
+        call = calls.move_topic(topic, wait=True, timeout_seconds=MOVE_SECONDS)
         moved = False
         with contextlib.suppress(DanubeError, TimeoutError):
-            async with asyncio.timeout(MOVE_SECONDS + CALL_SECONDS), Connection(asked.admin_url) as broker:
-                async for answer in broker.stream(f"{OURS}/UnloadTopic", request, ours.UnloadTopicResponse):
+            async with asyncio.timeout(MOVE_SECONDS + CALL_SECONDS), GrpcConnection(asked.admin_url) as broker:
+                async for answer in broker.follow(call):
                     moved = answer.HasField("result") and not answer.result.failure
         self.moved += moved
         self.not_moved += not moved
@@ -170,22 +168,21 @@ class Site:
         return ""
 
     async def _activate(self) -> str:
-        async with Connection(self.brokers[0].admin_url) as broker:
-            listed = await broker.call(f"{BROKERS}/ListBrokers", pb.Empty(), pb.BrokerListResponse)
+        async with GrpcConnection(self.brokers[0].admin_url) as broker:
+            listed = await broker.ask(calls.list_brokers())
             for each in listed.brokers:
                 if each.broker_status != "active":
-                    request = pb.ActivateBrokerRequest(broker_id=each.broker_id, reason="the fault is over")
-                    await broker.call(f"{BROKERS}/ActivateBroker", request, pb.ActivateBrokerResponse)
+                    await broker.ask(calls.activate_broker(each.broker_id, "the fault is over"))
                     return f"broker {each.broker_id} was {each.broker_status}"
         here = len(listed.brokers)
         return "" if here == len(self.brokers) else f"{here} of {len(self.brokers)} brokers are registered"
 
     async def problems(self, topic: str, asked: Broker) -> list[str]:
         """What is wrong with the objects that hold the topic's history, every byte of them read. Raises DanubeError."""
-        request = ours.StorageVerifyRequest(topic=topic)
+        call = calls.verify_storage(topic, repair=False)
         found: list[str] = []
-        async with asyncio.timeout(VERIFY_SECONDS), Connection(asked.admin_url) as broker:
-            async for answer in broker.stream(f"{OURS}/StorageVerify", request, ours.StorageVerifyResponse):
+        async with asyncio.timeout(VERIFY_SECONDS), GrpcConnection(asked.admin_url) as broker:
+            async for answer in broker.follow(call):
                 found += [each.text for each in answer.report.findings if each.is_problem]
         return found
 

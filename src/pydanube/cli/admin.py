@@ -13,11 +13,12 @@ import sys
 from collections.abc import Iterable
 from contextvars import ContextVar
 from enum import StrEnum
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 from google.protobuf.message import Message
 
+from pydanube.admin import calls, values
 from pydanube.cli.completion import broker_ids, namespace_names, subscription_names, topic_names
 from pydanube.cli.contexts import DEFAULT_ENDPOINT, resolve
 from pydanube.cli.exits import NotThere, Usage
@@ -31,20 +32,13 @@ from pydanube.cli.output import (
     print_fields,
     print_rows,
 )
-from pydanube.cli.rpc import CALL_SECONDS, Connection, is_passing
+from pydanube.client.grpc.connection import CALL_SECONDS, Call, GrpcConnection, is_passing
 from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError, DanubeError
-from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
-from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 M = TypeVar("M", bound=Message)
 
 ENDPOINT: ContextVar[str] = ContextVar("endpoint", default=DEFAULT_ENDPOINT)
-BROKERS: Final = "danube_admin.BrokerAdmin"
-NAMESPACES: Final = "danube_admin.NamespaceAdmin"
-TOPICS: Final = "danube_admin.TopicAdmin"
-OURS: Final = "pydanube.admin.v1.Admin"
-RELIABLE: Final = "Reliable"  # as a broker says it
 
 app = typer.Typer(no_args_is_help=True)
 brokers = typer.Typer(no_args_is_help=True)
@@ -82,14 +76,19 @@ def options(
     ENDPOINT.set(endpoint)
 
 
-def ask(service: str, method: str, request: Message, answer: type[M], *, seconds: float = CALL_SECONDS) -> M:
-    """The answer. Raises BrokerRefused or Unreachable."""
+def ask(call: Call[M], *, seconds: float = CALL_SECONDS) -> M:
+    """The answer of the broker at --endpoint. Raises BrokerRefused, Unreachable or WrongPort."""
 
-    async def call() -> M:
-        async with Connection(ENDPOINT.get(), "--endpoint") as broker:
-            return await broker.call(f"{service}/{method}", request, answer, seconds=seconds)
+    async def run() -> M:
+        async with connected() as broker:
+            return await broker.ask(call, seconds=seconds)
 
-    return asyncio.run(call())
+    return asyncio.run(run())
+
+
+def connected() -> GrpcConnection:
+    """To the broker at --endpoint."""
+    return GrpcConnection(ENDPOINT.get(), "--endpoint")
 
 
 # --- brokers ------------------------------------------------------------------------------------------
@@ -98,7 +97,7 @@ def ask(service: str, method: str, request: Message, answer: type[M], *, seconds
 @brokers.command("list")
 def list_brokers(output: OutputOption = Output.table) -> None:
     """The brokers that are there, and where."""
-    found = ask(BROKERS, "ListBrokers", pb.Empty(), pb.BrokerListResponse).brokers
+    found = ask(calls.list_brokers()).brokers
     columns = ("broker_id", "broker_status", "broker_addr", "broker_role", "admin_addr", "metrics_addr")
     print_rows([{name: getattr(each, name) for name in columns} for each in found], columns, output)
 
@@ -106,7 +105,7 @@ def list_brokers(output: OutputOption = Output.table) -> None:
 @brokers.command("leader-broker")
 def leader_broker(output: OutputOption = Output.table) -> None:
     """The broker that leads."""
-    leader = ask(BROKERS, "GetLeaderBroker", pb.Empty(), pb.BrokerResponse).leader
+    leader = ask(calls.leader()).leader
     if output is Output.json:
         print_fields({"leader": leader}, output)
     else:
@@ -120,7 +119,7 @@ def list_namespaces(output: OutputOption = Output.table) -> None:
 
 
 def _namespaces() -> list[str]:
-    return list(ask(BROKERS, "ListNamespaces", pb.Empty(), pb.NamespaceListResponse).namespaces)
+    return list(ask(calls.list_namespaces()).namespaces)
 
 
 # --- namespaces ---------------------------------------------------------------------------------------
@@ -135,8 +134,7 @@ def list_all_namespaces(output: OutputOption = Output.table) -> None:
 @namespaces.command("topics")
 def namespace_topics(namespace: NamespaceArgument, output: OutputOption = Output.table) -> None:
     """The topics of a namespace."""
-    request = pb.NamespaceRequest(name=namespace)
-    found = ask(NAMESPACES, "GetNamespaceTopics", request, pb.TopicListResponse).topics
+    found = ask(calls.topic_names(namespace)).topics
     if not found:
         _require_namespace(namespace)
     _print_names([f"/{name.lstrip('/')}" for name in found], "Topic", output)
@@ -145,21 +143,20 @@ def namespace_topics(namespace: NamespaceArgument, output: OutputOption = Output
 @namespaces.command("policies")
 def namespace_policies(namespace: NamespaceArgument, output: OutputOption = Output.table) -> None:
     """The limits of a namespace; 0 is none."""
-    request = pb.NamespaceRequest(name=namespace)
-    print_fields(json.loads(ask(NAMESPACES, "GetNamespacePolicies", request, pb.PolicyResponse).policies), output)
+    print_fields(json.loads(ask(calls.namespace_policies(namespace)).policies), output)
 
 
 @namespaces.command("create")
 def create_namespace(namespace: NamespaceArgument, output: OutputOption = Output.table) -> None:
     """Create a namespace, without limits."""
-    ask(NAMESPACES, "CreateNamespace", pb.NamespaceRequest(name=namespace), pb.NamespaceResponse)
+    ask(calls.create_namespace(namespace))
     print_done("Namespace Created: true", output, namespace=namespace)
 
 
 @namespaces.command("delete")
 def delete_namespace(namespace: NamespaceArgument, output: OutputOption = Output.table) -> None:
     """Delete a namespace that has no topics."""
-    ask(NAMESPACES, "DeleteNamespace", pb.NamespaceRequest(name=namespace), pb.NamespaceResponse)
+    ask(calls.delete_namespace(namespace))
     print_done("Namespace Deleted: true", output, namespace=namespace)
 
 
@@ -190,11 +187,9 @@ def list_topics(
         raise Usage("give one of NAMESPACE, --namespace and --broker, or none for all topics")
     namespace = only if namespace is None else namespace
     if broker is not None:
-        found = list(
-            ask(TOPICS, "ListBrokerTopics", pb.BrokerRequest(broker_id=broker), pb.TopicInfoListResponse).topics
-        )
+        found = list(ask(calls.topics_of_broker(broker)).topics)
         if not found:
-            known = ask(BROKERS, "ListBrokers", pb.Empty(), pb.BrokerListResponse).brokers
+            known = ask(calls.list_brokers()).brokers
             if broker not in {each.broker_id for each in known}:
                 raise NotThere(f"there is no broker {broker}: `danube admin brokers list` shows those that are")
     elif namespace is not None:
@@ -224,17 +219,15 @@ def require_topic(topic: str) -> list[str]:
     return found
 
 
-def _topics_of(names: Iterable[str]) -> list[pb.TopicInfo]:
-    async def call() -> list[pb.TopicInfo]:
-        found: list[pb.TopicInfo] = []
-        async with Connection(ENDPOINT.get(), "--endpoint") as broker:
+def _topics_of(names: Iterable[str]) -> list[values.TopicEntry]:
+    async def run() -> list[values.TopicEntry]:
+        found: list[values.TopicEntry] = []
+        async with connected() as broker:
             for name in sorted(names):
-                request = pb.NamespaceRequest(name=name)
-                listed = await broker.call(f"{TOPICS}/ListNamespaceTopics", request, pb.TopicInfoListResponse)
-                found += listed.topics
+                found += (await broker.ask(calls.list_topics(name))).topics
         return found
 
-    return asyncio.run(call())
+    return asyncio.run(run())
 
 
 @topics.command("create")
@@ -251,24 +244,18 @@ def create_topic(
 ) -> None:
     """Create a topic, or all partitions of one."""
     name = TopicName(f"/{namespace}/{topic.lstrip('/')}" if namespace is not None and topic.count("/") < 2 else topic)
-    strategy = pb.Reliable if dispatch_strategy is Dispatch.reliable else pb.NonReliable
-    if partitions is None:
-        request = pb.NewTopicRequest(name=name, schema_subject=schema_subject, dispatch_strategy=strategy)
-        ask(TOPICS, "CreateTopic", request, pb.TopicResponse)
-        _set_on_crash(name, on_crash)
-        print_done(f"Topic created: {name}", output, topic=name)
-        return
-    partitioned = pb.PartitionedTopicRequest(
-        base_name=name, partitions=partitions, schema_subject=schema_subject, dispatch_strategy=strategy
-    )
-    ask(TOPICS, "CreatePartitionedTopic", partitioned, pb.TopicResponse)
+    reliable = dispatch_strategy is Dispatch.reliable
+    ask(calls.create_topic(name, reliable=reliable, partitions=partitions or 0, schema_subject=schema_subject))
     _set_on_crash(name, on_crash)
-    print_done(f"Partitioned topic created: {name}", output, topic=name, partitions=partitions)
+    if partitions is None:
+        print_done(f"Topic created: {name}", output, topic=name)
+    else:
+        print_done(f"Partitioned topic created: {name}", output, topic=name, partitions=partitions)
 
 
 def _set_on_crash(topic: str, on_crash: OnCrash) -> None:
     if on_crash is OnCrash.wait:
-        ask(OURS, "SetOnCrash", ours.SetOnCrashRequest(topic=topic, wait=True), ours.SetOnCrashResponse)
+        ask(calls.set_on_crash(topic, wait=True))
 
 
 @topics.command("set-heartbeat")
@@ -287,8 +274,7 @@ def set_topic_heartbeat(
     wanted = "" if heartbeat == "default" else heartbeat
     targets, now = require_topic(topic), ""
     for each in targets:
-        request = ours.SetHeartbeatRequest(topic=each, heartbeat=wanted)
-        now = ask(OURS, "SetHeartbeat", request, ours.SetHeartbeatResponse).heartbeat
+        now = ask(calls.set_heartbeat(each, wanted)).heartbeat
     print_done(f"Heartbeat: {now}", output, heartbeat=now, topics=targets)
 
 
@@ -303,23 +289,22 @@ def set_on_crash(
     A topic that waits already is taken over as soon as it is told `take-over`; what only the lost broker's disk has
     comes late, or never if that disk is gone.
     """
-    request = ours.SetOnCrashRequest(topic=topic, wait=what is OnCrash.wait)
-    done = ask(OURS, "SetOnCrash", request, ours.SetOnCrashResponse)
+    done = ask(calls.set_on_crash(topic, wait=what is OnCrash.wait))
     print_done(f"On crash: {what.value}", output, topics=list(done.topics), on_crash=what.value)
 
 
 @topics.command("delete")
 def delete_topic(topic: TopicArgument, output: OutputOption = Output.table) -> None:
     """Delete a topic with everything it has; of a partitioned topic, all partitions."""
-    ask(TOPICS, "DeleteTopic", pb.TopicRequest(name=topic), pb.TopicResponse)
+    ask(calls.delete_topic(topic))
     print_done("Topic Deleted: true", output, topic=topic)
 
 
 @topics.command("describe")
 def describe_topic(topic: TopicArgument, output: OutputOption = Output.table) -> None:
     """Who serves it, or why nobody does; how it delivers, its schema, its subscriptions and where its messages are."""
-    found = ask(TOPICS, "DescribeTopic", pb.DescribeTopicRequest(name=topic), pb.DescribeTopicResponse)
-    state = ask(OURS, "TopicState", ours.TopicStateRequest(topic=topic), ours.TopicStateResponse)
+    found = ask(calls.describe_topic(topic))
+    state = ask(calls.topic_state(topic))
     schema = ("schema_subject", "schema_id", "schema_version", "schema_type", "compatibility_mode")
     fields = {
         "topic": found.name,
@@ -329,10 +314,9 @@ def describe_topic(topic: TopicArgument, output: OutputOption = Output.table) ->
         **{name: getattr(found, name) if found.HasField(name) else None for name in schema},
         "subscriptions": list(found.subscriptions),
     }
-    if found.delivery == RELIABLE:
-        request = ours.StorageListRequest(topic=topic, summary=True)
+    if found.delivery == calls.RELIABLE:
         try:
-            tiers = ask(OURS, "StorageList", request, ours.StorageListResponse).tiers
+            tiers = ask(calls.list_storage(topic, summary=True)).tiers
         except DanubeError as error:
             if not is_passing(error):
                 raise
@@ -342,7 +326,7 @@ def describe_topic(topic: TopicArgument, output: OutputOption = Output.table) ->
     print_fields(fields, output)
 
 
-def _state_fields(state: ours.TopicStateResponse, output: Output) -> dict[str, object]:
+def _state_fields(state: values.TopicState, output: Output) -> dict[str, object]:
     """Where it is: active, moving or unassigned; and what of it waits on the disk of a lost broker."""
     if output is Output.json:
         return {
@@ -368,13 +352,13 @@ def _state_fields(state: ours.TopicStateResponse, output: Output) -> dict[str, o
     }
 
 
-def orphan_fields(orphan: ours.OrphanState) -> dict[str, object]:
+def orphan_fields(orphan: values.OrphanState) -> dict[str, object]:
     """Offsets that only a lost broker's disk may have, for JSON and tables."""
     names = ("first", "end", "epoch", "sentence")
     return {**{name: getattr(orphan, name) for name in names}, "broker_id": id_text(orphan.broker_id)}
 
 
-def tier_fields(tiers: ours.Tiers) -> dict[str, object]:
+def tier_fields(tiers: values.Tiers) -> dict[str, object]:
     """Where a topic's offsets are, for JSON; one may be in both."""
     return {
         "first_offset": tiers.first_offset,
@@ -384,7 +368,7 @@ def tier_fields(tiers: ours.Tiers) -> dict[str, object]:
     }
 
 
-def tier_texts(tiers: ours.Tiers) -> dict[str, object]:
+def tier_texts(tiers: values.Tiers) -> dict[str, object]:
     """The same for people."""
     cloud = [offsets_text(each.first, each.end) for each in tiers.cloud]
     return {
@@ -394,7 +378,7 @@ def tier_texts(tiers: ours.Tiers) -> dict[str, object]:
     }
 
 
-def ranges(found: Iterable[ours.Range]) -> list[dict[str, int]]:
+def ranges(found: Iterable[values.OffsetSpan]) -> list[dict[str, int]]:
     return [{"first": each.first, "end": each.end} for each in found]
 
 
@@ -408,8 +392,7 @@ def topic_subscriptions(topic: TopicArgument, output: OutputOption = Output.tabl
     """The subscriptions of a topic; of a partitioned topic, of all partitions."""
 
     def of(name: str) -> set[str]:
-        request = pb.TopicRequest(name=name)
-        return set(ask(TOPICS, "ListSubscriptions", request, pb.SubscriptionListResponse).subscriptions)
+        return set(ask(calls.subscriptions_of(name)).subscriptions)
 
     found = of(topic) or set().union(*(of(each) for each in require_topic(topic)))
     _print_names(sorted(found), "Subscription", output)
@@ -425,8 +408,7 @@ def unsubscribe(
     output: OutputOption = Output.table,
 ) -> None:
     """Remove a subscription and its place. Refused while a consumer is connected."""
-    request = pb.SubscriptionRequest(topic=topic, subscription=subscription)
-    ask(TOPICS, "Unsubscribe", request, pb.SubscriptionResponse)
+    ask(calls.unsubscribe(topic, subscription))
     print_done("Unsubscribed: true", output, topic=topic, subscription=subscription)
 
 
@@ -438,8 +420,7 @@ def peek(
     output: OutputOption = Output.table,
 ) -> None:
     """Look at messages of a reliable topic, without a subscription and without a trace."""
-    request = ours.PeekTopicRequest(topic=topic, offset=offset, count=count)
-    found = ask(OURS, "PeekTopic", request, ours.PeekTopicResponse)
+    found = ask(calls.peek(topic, offset, count))
     if output is Output.json:
         print_fields(
             {
@@ -465,7 +446,7 @@ def peek(
     print(f"{topic} has offsets {found.first_offset} up to {found.head}")
 
 
-def _peeked(message: ours.PeekedMessage) -> dict[str, object]:
+def _peeked(message: values.PeekedMessage) -> dict[str, object]:
     return {
         "offset": message.offset,
         "producer_name": message.producer_name,

@@ -20,16 +20,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pydanube.cli.admin import BROKERS, ENDPOINT, OURS, TOPICS, ask, brokers
+from pydanube.admin import calls, values
+from pydanube.cli.admin import ask, brokers, connected
 from pydanube.cli.completion import broker_ids
 from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, id_text, print_done, print_fields, print_rows
-from pydanube.cli.rpc import CALL_SECONDS, Connection
+from pydanube.client.grpc.connection import CALL_SECONDS, GrpcConnection
 from pydanube.errors import ConfigError, DanubeError, Unreachable
-from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
-from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
-CLUSTER: Final = "danube_admin.ClusterAdmin"
 HELP: Final = "The members of the metadata store: status, add-node, promote-node, remove-node."
 WATCH_SECONDS: Final = 0.5
 
@@ -64,7 +62,7 @@ def unload_broker(
     output: OutputOption = Output.table,
 ) -> None:
     """Move a broker's topics to others. It is drained afterwards: it gets no topics until `brokers activate`."""
-    request = pb.UnloadBrokerRequest(
+    request = values.UnloadBrokerRequest(
         broker_id=_one_of(broker, broker_id),
         max_parallel=max_parallel,
         namespaces_include=namespaces_include or (),
@@ -86,31 +84,29 @@ def unload_broker(
         raise typer.Exit(Exit.NOT_GOOD if found.succeeded else Exit.REFUSED)
 
 
-async def _unload(request: pb.UnloadBrokerRequest) -> pb.UnloadBrokerResponse:
+async def _unload(request: values.UnloadBrokerRequest) -> values.DrainResult:
     """The answer comes at the end; until then, on a terminal, how many topics the broker still has."""
     seconds = request.timeout_seconds + CALL_SECONDS
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        async with Connection(ENDPOINT.get(), "--endpoint") as broker:
+        async with connected() as broker:
             watching = asyncio.create_task(_watch(broker, request.broker_id, bar)) if console.is_terminal else None
             try:
-                method = f"{BROKERS}/UnloadBroker"
-                return await broker.call(method, request, pb.UnloadBrokerResponse, seconds=seconds)
+                return await broker.ask(calls.drain_broker(request), seconds=seconds)
             finally:
                 if watching is not None:
                     watching.cancel()
                     await asyncio.gather(watching, return_exceptions=True)
 
 
-async def _watch(broker: Connection, broker_id: str, bar: Progress) -> None:
+async def _watch(broker: GrpcConnection, broker_id: str, bar: Progress) -> None:
     """Until it is cancelled. What cannot be asked is not shown."""
     task = bar.add_task("moving topics", total=None)
     total = 0
     while True:
         with suppress(DanubeError):
-            request = pb.BrokerRequest(broker_id=broker_id)
-            left = len((await broker.call(f"{TOPICS}/ListBrokerTopics", request, pb.TopicInfoListResponse)).topics)
+            left = len((await broker.ask(calls.topics_of_broker(broker_id))).topics)
             total = max(total, left)
             bar.update(task, total=total, completed=total - left)
         await asyncio.sleep(WATCH_SECONDS)
@@ -124,9 +120,9 @@ def activate_broker(
     output: OutputOption = Output.table,
 ) -> None:
     """Let a drained broker be given topics again."""
-    request = pb.ActivateBrokerRequest(broker_id=_one_of(broker, broker_id), reason=reason)
-    ask(BROKERS, "ActivateBroker", request, pb.ActivateBrokerResponse)
-    print_done("ActivateBroker success=true", output, broker_id=request.broker_id)
+    chosen = _one_of(broker, broker_id)
+    ask(calls.activate_broker(chosen, reason))
+    print_done("ActivateBroker success=true", output, broker_id=chosen)
 
 
 def _one_of(argument: str | None, option: str | None) -> str:
@@ -138,7 +134,7 @@ def _one_of(argument: str | None, option: str | None) -> str:
 @brokers.command("balance")
 def balance(output: OutputOption = Output.table) -> None:
     """How evenly the load lies on the active brokers."""
-    found = ask(BROKERS, "GetClusterBalance", pb.ClusterBalanceRequest(), pb.ClusterBalanceResponse)
+    found = ask(calls.balance())
     fields = {
         "assignment_strategy": found.assignment_strategy,
         "coefficient_of_variation": round(found.coefficient_of_variation, 4),
@@ -174,8 +170,7 @@ def rebalance(
     also if the load is even already; 5 if a rule stopped it: the blacklist, too few active brokers, or topics that are
     moving already.
     """
-    request = pb.RebalanceRequest(dry_run=dry_run, max_moves=max_moves)
-    found = ask(BROKERS, "TriggerRebalance", request, pb.RebalanceResponse)
+    found = ask(calls.rebalance(values.RebalanceRequest(dry_run=dry_run, max_moves=max_moves)))
     columns = ("topic_name", "from_broker", "to_broker", "estimated_load", "reason")
     ids = ("from_broker", "to_broker")
     rows = [
@@ -203,8 +198,7 @@ def history(
     output: OutputOption = Output.table,
 ) -> None:
     """What rebalancing has moved, newest first."""
-    request = ours.RebalancingHistoryRequest(count_max=count)
-    found = ask(OURS, "RebalancingHistory", request, ours.RebalancingHistoryResponse).moves
+    found = ask(calls.rebalancing_history(count)).moves
     columns = ("time", "topic", "from_broker", "to_broker", "estimated_load", "reason")
     rows = [
         {
@@ -226,7 +220,7 @@ def history(
 @app.command("status")
 def status(output: OutputOption = Output.table) -> None:
     """Who keeps the metadata, and who leads there."""
-    found = ask(CLUSTER, "ClusterStatus", pb.Empty(), pb.ClusterStatusResponse)
+    found = ask(calls.metadata_status())
     fields = {
         "self_node_id": id_text(found.self_node_id),
         "raft_addr": found.raft_addr,
@@ -255,20 +249,19 @@ def add_node(
 ) -> None:
     """Make a member of a node that is running. A broker that is started with --join does this by itself."""
     new = _status_of(node_addr)
-    request = pb.AddNodeRequest(addr=new.raft_addr, node_id=new.self_node_id)
-    found = ask(CLUSTER, "AddNode", request, pb.AddNodeResponse)
+    found = ask(calls.add_member(new.raft_addr, new.self_node_id))
     print_done(
         f"Success: node {found.node_id}: {found.message}", output, node_id=id_text(found.node_id), message=found.message
     )
 
 
-def _status_of(url: str) -> pb.ClusterStatusResponse:
-    async def call() -> pb.ClusterStatusResponse:
-        async with Connection(url, "--node-addr") as node:
-            return await node.call(f"{CLUSTER}/ClusterStatus", pb.Empty(), pb.ClusterStatusResponse)
+def _status_of(url: str) -> values.MetadataStatus:
+    async def run() -> values.MetadataStatus:
+        async with GrpcConnection(url, "--node-addr") as node:
+            return await node.ask(calls.metadata_status())
 
     try:
-        return asyncio.run(call())
+        return asyncio.run(run())
     except Unreachable as error:
         raise ConfigError("--node-addr", url, f"{error.why}; start it with --join, and it adds itself") from error
 
@@ -276,12 +269,12 @@ def _status_of(url: str) -> pb.ClusterStatusResponse:
 @app.command("promote-node")
 def promote_node(node_id: NodeOption, output: OutputOption = Output.table) -> None:
     """Let a learner that has caught up vote."""
-    found = ask(CLUSTER, "PromoteNode", pb.PromoteNodeRequest(node_id=node_id), pb.PromoteNodeResponse)
+    found = ask(calls.promote_member(node_id))
     print_done(f"Success: {found.message}", output, node_id=id_text(node_id), message=found.message)
 
 
 @app.command("remove-node")
 def remove_node(node_id: NodeOption, output: OutputOption = Output.table) -> None:
     """Remove a member. To come back it joins with an empty directory."""
-    found = ask(CLUSTER, "RemoveNode", pb.RemoveNodeRequest(node_id=node_id), pb.RemoveNodeResponse)
+    found = ask(calls.remove_member(node_id))
     print_done(f"Success: {found.message}", output, node_id=id_text(node_id), message=found.message)

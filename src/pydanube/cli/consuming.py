@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pydanube.cli.catching_up import Course, Progress
 from pydanube.cli.exits import NotThere, Usage
-from pydanube.cli.owners import Owners
-from pydanube.cli.rpc import BrokerRefused, Connection, is_passing, with_retries
+from pydanube.client.grpc.connection import BrokerRefused, GrpcConnection, is_passing, with_retries
+from pydanube.client.grpc.owners import Owners
 from pydanube.core.names import TopicName
 from pydanube.errors import DanubeError
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
@@ -64,7 +64,7 @@ class Wish:
 
 
 async def consume(
-    connection: Connection, wish: Wish, show: Callable[[Received], None], note: Callable[[str], None]
+    connection: GrpcConnection, wish: Wish, show: Callable[[Received], None], note: Callable[[str], None]
 ) -> bool:
     """Returns whether everything wished for came: False if silence ended it before `count`.
 
@@ -150,7 +150,7 @@ def nothing_kept(topic: TopicName) -> Usage:
     return Usage(f"--once is for reliable topics: {topic} keeps no messages to catch up with")
 
 
-async def _topics(connection: Connection, topic: TopicName) -> list[str]:
+async def _topics(connection: GrpcConnection, topic: TopicName) -> list[str]:
     request = pb.TopicLookupRequest(request_id=1, topic=topic)
     answer = await with_retries(
         lambda: connection.call("danube.Discovery/TopicPartitions", request, pb.TopicPartitionsResponse),

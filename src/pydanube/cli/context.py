@@ -82,14 +82,14 @@ def add(
 
 
 def _check_endpoint(url: str) -> None:
-    from pydanube.cli.rpc import target
+    from pydanube.client.grpc.connection import target
 
     target(url, "--endpoint")
 
 
 def _check_service(url: str) -> None:
-    from pydanube.cli.rpc import target
     from pydanube.client.brokers import addresses_of
+    from pydanube.client.grpc.connection import target
 
     if url.startswith(("http:", "https:")):
         target(url, "--service-addr")

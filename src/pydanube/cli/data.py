@@ -26,8 +26,8 @@ from pydanube.cli.output import Output, OutputOption, Progress, payload_fields, 
 from pydanube.cli.places import PLACES, parse_place
 from pydanube.cli.producing import Order, Outgoing, Schema, Sent, by_line, repeated
 from pydanube.cli.producing import produce as produce_grpc
-from pydanube.cli.rpc import Connection
 from pydanube.cli.streams import ends_with_reader
+from pydanube.client.grpc.connection import GrpcConnection
 from pydanube.core.cluster.conditions import noun
 from pydanube.core.names import TopicName
 from pydanube.core.policies import type_name
@@ -191,7 +191,7 @@ def produce(
 
 async def _produce(way: Protocol, address: str, order: Order, source: AsyncIterator[Outgoing], report: Report) -> None:
     if way is Protocol.grpc:
-        async with Connection(address) as connection:
+        async with GrpcConnection(address) as connection:
             await produce_grpc(connection, order, source, report)
     else:
         from pydanube.cli import native  # brings Arrow along
@@ -384,7 +384,7 @@ def consume(
 
 async def _consume(way: Protocol, address: str, wish: Wish, screen: Screen) -> bool:
     if way is Protocol.grpc:
-        async with Connection(address) as connection:
+        async with GrpcConnection(address) as connection:
             return await consume_grpc(connection, wish, screen.show, screen.note)
     from pydanube.cli import native  # brings Arrow along
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from pydanube.cli.admin import OURS, NamespaceArgument, ask, namespaces
+from pydanube.admin import calls, values
+from pydanube.cli.admin import NamespaceArgument, ask, namespaces
 from pydanube.cli.output import Output, OutputOption, print_json
 from pydanube.core.policies import LIMITS
-from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 U32_MAX = 2**32 - 1
 
@@ -58,7 +58,7 @@ def set_policies(
     configuration says. Nobody who is connected is sent away. A native producer that is open learns of a larger
     --max-message-size when it connects again. How long history is kept is `namespaces retention`.
     """
-    limits = ours.NamespaceLimits(
+    limits = values.NamespaceLimits(
         max_producers_per_topic=max_producers_per_topic,
         max_subscriptions_per_topic=max_subscriptions_per_topic,
         max_consumers_per_topic=max_consumers_per_topic,
@@ -67,12 +67,12 @@ def set_policies(
         max_subscription_dispatch_rate=max_subscription_dispatch_rate,
         max_message_size=max_message_size,
     )
-    request = ours.SetNamespaceLimitsRequest(namespace=namespace, limits=limits, reset=reset or [])
-    found = ask(OURS, "SetNamespaceLimits", request, ours.NamespaceLimitsResponse)
+    request = values.SetNamespaceLimitsRequest(namespace=namespace, limits=limits, reset=reset or [])
+    found = ask(calls.set_namespace_limits(request))
     print_changes(found.changes, output, namespace=namespace, topics=found.topics, set_by_operator=list(found.set_here))
 
 
-def print_changes(changes: Iterable[ours.Change], output: Output, **fields: object) -> None:
+def print_changes(changes: Iterable[values.SettingChange], output: Output, **fields: object) -> None:
     """What an order changed, one line each; that nothing did is said, too."""
     changed = list(changes)
     if output is Output.json:

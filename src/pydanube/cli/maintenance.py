@@ -22,13 +22,13 @@ from typing import Annotated, Final, TypeVar
 import typer
 from google.protobuf.message import Message
 
-from pydanube.cli.admin import BROKERS, ENDPOINT, brokers
+from pydanube.admin import calls, values
+from pydanube.cli.admin import ENDPOINT, brokers
 from pydanube.cli.completion import broker_ids
 from pydanube.cli.output import Output, OutputOption, print_fields
-from pydanube.cli.rpc import CALL_SECONDS, BrokerRefused, Connection
+from pydanube.client.grpc.connection import CALL_SECONDS, BrokerRefused, Call, GrpcConnection
 from pydanube.core.cluster.conditions import count
 from pydanube.errors import ConfigError, DanubeError, Unreachable
-from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 
 M = TypeVar("M", bound=Message)
 
@@ -57,10 +57,10 @@ class Operator:
         """How many topics left it. Raises MaintenanceEnded if some are still there."""
         await self.status()  # also learns whom else to ask
         deadline = time.monotonic() + seconds
-        request = pb.UnloadBrokerRequest(
+        request = values.UnloadBrokerRequest(
             broker_id=self.broker_id, max_parallel=parallel_max, timeout_seconds=max(1, round(seconds))
         )
-        found = await self._call("UnloadBroker", request, pb.UnloadBrokerResponse, seconds + CALL_SECONDS)
+        found = await self._ask(calls.drain_broker(request), seconds + CALL_SECONDS)
         await self._until(
             lambda status: status == "drained",
             max(deadline - time.monotonic(), LOOK_SECONDS),
@@ -87,8 +87,7 @@ class Operator:
         )
 
     async def activate(self) -> None:
-        request = pb.ActivateBrokerRequest(broker_id=self.broker_id, reason=REASON)
-        await self._call("ActivateBroker", request, pb.ActivateBrokerResponse)
+        await self._ask(calls.activate_broker(self.broker_id, REASON))
         await self._until(
             lambda status: status == "active",
             CALL_SECONDS,
@@ -97,7 +96,7 @@ class Operator:
 
     async def status(self) -> str | None:
         """active, draining or drained; None if it is not registered."""
-        listed = await self._call("ListBrokers", pb.Empty(), pb.BrokerListResponse)
+        listed = await self._ask(calls.list_brokers())
         others = [each.admin_addr for each in listed.brokers if each.broker_id != self.broker_id and each.admin_addr]
         self._endpoints = [*dict.fromkeys([*self._endpoints, *others])]
         return next((each.broker_status for each in listed.brokers if each.broker_id == self.broker_id), None)
@@ -120,13 +119,13 @@ class Operator:
                 raise MaintenanceEnded(self.broker_id, why)
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _call(self, method: str, request: Message, answer: type[M], seconds: float = CALL_SECONDS) -> M:
+    async def _ask(self, call: Call[M], seconds: float = CALL_SECONDS) -> M:
         """Raises BrokerRefused, or Unreachable if nobody answers."""
         failure: DanubeError | None = None
         for endpoint in list(self._endpoints):
             try:
-                async with Connection(endpoint, "--endpoint") as broker:
-                    found = await broker.call(f"{BROKERS}/{method}", request, answer, seconds=seconds)
+                async with GrpcConnection(endpoint, "--endpoint") as broker:
+                    found = await broker.ask(call, seconds=seconds)
             except (Unreachable, BrokerRefused) as error:
                 if isinstance(error, BrokerRefused) and error.code != "UNAVAILABLE":
                     raise

@@ -17,14 +17,14 @@ from typing import Annotated, Final
 
 import typer
 
-from pydanube.cli.admin import ENDPOINT, OURS, TopicArgument, ask, orphan_fields, topics
+from pydanube.admin import calls, values
+from pydanube.cli.admin import TopicArgument, ask, connected, orphan_fields, topics
 from pydanube.cli.completion import broker_ids, namespace_names
 from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, id_text, print_done, print_json, print_rows
-from pydanube.cli.rpc import Connection
+from pydanube.client.grpc.connection import Call
 from pydanube.core.names import parse_broker_id
 from pydanube.errors import ConfigError
-from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 HELP: Final = "What a lost broker may have written, and nobody else has."
 
@@ -57,10 +57,9 @@ def unload_topic(
 ) -> None:
     """Let another broker serve the topic, or each partition of it. Returns when the old one has let go."""
     topic = _in_namespace(topic, namespace)
-    request = ours.UnloadTopicRequest(
-        topic=topic, to_broker=parse_broker_id(to) if to is not None else 0, wait=wait, timeout_seconds=timeout
-    )
-    results = asyncio.run(_unload(request, tell=wait and output is Output.table))
+    to_broker = parse_broker_id(to) if to is not None else 0
+    call = calls.move_topic(topic, to_broker=to_broker, wait=wait, timeout_seconds=timeout)
+    results = asyncio.run(_unload(call, tell=wait and output is Output.table))
     moved = all(not result.failure for result in results)
     if output is Output.json:
         print_json({"success": moved, "topic": topic, "results": [_result(each) for each in results]})
@@ -86,10 +85,10 @@ def _in_namespace(topic: str, namespace: str | None) -> str:
     return topic
 
 
-async def _unload(request: ours.UnloadTopicRequest, *, tell: bool) -> list[ours.UnloadResult]:
+async def _unload(call: Call[values.MoveAnswer], *, tell: bool) -> list[values.MoveResult]:
     results = []
-    async with Connection(ENDPOINT.get(), "--endpoint") as broker:
-        async for answer in broker.stream(f"{OURS}/UnloadTopic", request, ours.UnloadTopicResponse):
+    async with connected() as broker:
+        async for answer in broker.follow(call):
             if answer.HasField("result"):
                 results.append(answer.result)
             elif tell:
@@ -97,7 +96,7 @@ async def _unload(request: ours.UnloadTopicRequest, *, tell: bool) -> list[ours.
     return results
 
 
-def _result(result: ours.UnloadResult) -> dict[str, object]:
+def _result(result: values.MoveResult) -> dict[str, object]:
     return {
         "topic": result.topic,
         "from_broker": id_text(result.from_broker),
@@ -108,25 +107,25 @@ def _result(result: ours.UnloadResult) -> dict[str, object]:
     }
 
 
-def _line(result: ours.UnloadResult) -> str:
+def _line(result: values.MoveResult) -> str:
     if result.failure:
         return f"  {result.topic}: {result.failure}"
     target = f"broker {result.to_broker}" if result.to_broker else "another broker"
     return f"  {result.topic}: broker {result.from_broker} -> {target}; {_phases_text(result.phases)}"
 
 
-def _milliseconds(phases: Iterable[ours.Phase]) -> dict[str, float]:
+def _milliseconds(phases: Iterable[values.MovePhase]) -> dict[str, float]:
     return {phase.name: round(phase.duration_ms, 1) for phase in phases}
 
 
-def _phases_text(phases: Iterable[ours.Phase]) -> str:
+def _phases_text(phases: Iterable[values.MovePhase]) -> str:
     return ", ".join(f"{name} {ms:g} ms" for name, ms in _milliseconds(phases).items()) or "its phases are not known"
 
 
 @topics.command("moves")
 def moves(topic: TopicArgument, output: OutputOption = Output.table) -> None:
     """The last moves of a topic, newest first, and how long each phase took; as long as the old owners remember."""
-    found = ask(OURS, "MovePhases", ours.MovePhasesRequest(topic=topic), ours.MovePhasesResponse).moves
+    found = ask(calls.topic_moves(topic)).moves
     rows = [
         {
             "time": datetime.fromtimestamp(each.started_at_us / 1e6, UTC).isoformat(timespec="milliseconds"),
@@ -147,7 +146,7 @@ def moves(topic: TopicArgument, output: OutputOption = Output.table) -> None:
 @orphans.command("list")
 def list_orphans(topic: TopicArgument, output: OutputOption = Output.table) -> None:
     """Offsets that only the disk of a lost broker may have, and what brings them back."""
-    found = ask(OURS, "TopicState", ours.TopicStateRequest(topic=topic), ours.TopicStateResponse).orphans
+    found = ask(calls.topic_state(topic)).orphans
     columns = ("first", "end", "broker_id", "epoch", "sentence")
     print_rows([orphan_fields(each) for each in found], columns, output)
 
@@ -162,6 +161,5 @@ def discard_orphan(
     """Give up what the lost broker may have there: it will never be delivered, even if the broker comes back."""
     if not yes:
         typer.confirm(f"Give up what may be in {topic} from offset {start} on, for ever?", abort=True, err=True)
-    request = ours.DiscardOrphanRequest(topic=topic, first=start)
-    done = ask(OURS, "DiscardOrphan", request, ours.DiscardOrphanResponse)
+    done = ask(calls.discard_orphan(topic, start))
     print_done(f"Orphan Discarded: {done.first} up to {done.end}", output, first=done.first, end=done.end)

@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from pydanube.cli import listening
 from pydanube.cli.catching_up import Course, Progress
 from pydanube.cli.consuming import Received, Wish, no_topic, nothing_kept
 from pydanube.cli.exits import Usage
 from pydanube.cli.producing import Order, Outgoing, Sent
 from pydanube.client.brokers import addresses_of
 from pydanube.client.client import connect
+from pydanube.client.grpc import listening
 from pydanube.errors import (
     DanubeError,
     DeadlineExceeded,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from pydanube.errors import ConfigError
@@ -33,8 +33,3 @@ def parse_time(key: str, text: str, allowed: str = TIMES) -> datetime:
     except ValueError:
         raise ConfigError(key, text, allowed) from None
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-
-
-def microseconds(time: datetime) -> int:
-    """Since 1970."""
-    return (time - EPOCH) // timedelta(microseconds=1)

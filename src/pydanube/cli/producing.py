@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
-from pydanube.cli.owners import Owners
-from pydanube.cli.rpc import BrokerRefused, Connection, is_passing, with_retries
+from pydanube.client.grpc.connection import BrokerRefused, GrpcConnection, is_passing, with_retries
+from pydanube.client.grpc.owners import Owners
 from pydanube.core.names import TopicName, partition_of_key
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
@@ -130,7 +130,7 @@ async def _chunks(file: int) -> AsyncIterator[bytes]:
 
 
 async def produce(
-    connection: Connection, order: Order, messages: AsyncIterator[Outgoing], report: Callable[[Sent], None]
+    connection: GrpcConnection, order: Order, messages: AsyncIterator[Outgoing], report: Callable[[Sent], None]
 ) -> None:
     """Sends everything; `report` hears of each message. Raises if the broker stays away, or accepts no producer."""
     async with Owners(connection) as owners:
@@ -174,7 +174,7 @@ class Producers:
         self._order = order
         self._names = order.topic.partition_names(order.partitions) if order.partitions else [order.topic]
         self._ids: dict[str, int] = {}
-        self._opened_at: dict[str, Connection] = {}
+        self._opened_at: dict[str, GrpcConnection] = {}
         self._turns = itertools.count()
         self._request_ids = itertools.count(1)
         self._schema_id: int | None = None
@@ -207,7 +207,7 @@ class Producers:
     def _producer_name(self, number: int) -> str:
         return f"{self._order.producer}-{number}" if self._order.partitions else self._order.producer
 
-    async def _at_owner(self, topic: str) -> Connection:
+    async def _at_owner(self, topic: str) -> GrpcConnection:
         """The broker that serves the topic, with a producer there."""
         broker = await self._owners.of(topic)
         if self._opened_at.get(topic) is not broker:
@@ -219,7 +219,7 @@ class Producers:
             self._opened_at[topic] = broker
         return broker
 
-    async def _create_as_it_is(self, broker: Connection, number: int, topic: str) -> int:
+    async def _create_as_it_is(self, broker: GrpcConnection, number: int, topic: str) -> int:
         """A topic that is there and of the other kind is taken as it is, unless it was said what it should be."""
         try:
             return await self._create(broker, number, topic)
@@ -229,7 +229,7 @@ class Producers:
         self._reliable = not self._reliable
         return await self._create(broker, number, topic)
 
-    async def _create(self, broker: Connection, number: int, topic: str) -> int:
+    async def _create(self, broker: GrpcConnection, number: int, topic: str) -> int:
         schema = self._order.schema
         reference = None
         if schema is not None and schema.version is not None:

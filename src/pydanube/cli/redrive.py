@@ -22,7 +22,7 @@ from pydanube.cli.contexts import native_address
 from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, payload_fields, payload_text, print_fields, print_rows
 from pydanube.cli.places import parse_time
-from pydanube.cli.rpc import target
+from pydanube.client.grpc.connection import target
 from pydanube.core.cluster.conditions import count as counted
 from pydanube.errors import ConfigError
 

@@ -14,7 +14,7 @@ import typer
 
 from pydanube.cli.admin import ENDPOINT, app
 from pydanube.cli.contexts import native_address
-from pydanube.cli.rpc import target
+from pydanube.client.grpc.connection import target
 from pydanube.errors import ConfigError
 
 

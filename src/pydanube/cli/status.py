@@ -22,6 +22,7 @@ from google.protobuf.message import Message
 from rich.console import Console
 from rich.text import Text
 
+from pydanube.admin import calls, values
 from pydanube.cli.admin import app, ask, brokers
 from pydanube.cli.cluster import BrokerArgument
 from pydanube.cli.completion import namespace_names, topic_names
@@ -31,9 +32,7 @@ from pydanube.cli.subscriptions import app as subscriptions
 from pydanube.core.cluster.conditions import Severity, words
 from pydanube.core.cluster.conditions import count as counted
 from pydanube.errors import ConfigError
-from pydanube.wire._pb.pydanube import status_pb2 as pb
 
-STATUS: Final = "pydanube.admin.v1.Status"
 UNKNOWN: Final = "unknown"
 
 TopicOption = Annotated[str, typer.Option(help="Only this topic.", autocompletion=topic_names)]
@@ -43,7 +42,7 @@ CountOption = Annotated[int, typer.Option("--count", "-c", min=1, max=10_000, he
 @app.command("status")
 def status(output: OutputOption = Output.table) -> None:
     """What is wrong, in words, and how every broker is doing. Exit code 9 if something is critical."""
-    found = ask(STATUS, "ClusterStatus", pb.ClusterStatusRequest(), pb.ClusterStatusResponse)
+    found = ask(calls.cluster_status())
     if output is Output.json:
         print(json.dumps(status_fields(found), indent=2, ensure_ascii=False))
     else:
@@ -52,7 +51,7 @@ def status(output: OutputOption = Output.table) -> None:
         raise typer.Exit(Exit.CRITICAL)
 
 
-def status_fields(found: pb.ClusterStatusResponse) -> dict[str, object]:
+def status_fields(found: values.ClusterStatus) -> dict[str, object]:
     return {
         "conditions": [
             {
@@ -77,7 +76,7 @@ def status_fields(found: pb.ClusterStatusResponse) -> dict[str, object]:
     }
 
 
-def _broker_fields(each: pb.BrokerState) -> dict[str, object]:
+def _broker_fields(each: values.BrokerState) -> dict[str, object]:
     own = each.status if each.HasField("status") else None
     numbers = (
         "cpu_share", "memory_bytes", "disk_used_bytes", "disk_free_bytes", "log_size_bytes", "log_limit_bytes",
@@ -103,11 +102,11 @@ def _broker_fields(each: pb.BrokerState) -> dict[str, object]:
     }
 
 
-def _latency(latency: pb.Latency | None) -> dict[str, float | None]:
+def _latency(latency: values.Latency | None) -> dict[str, float | None]:
     return {name: _optional(latency, f"{name}_ms") for name in ("p50", "p95", "p99")}
 
 
-def _print_status(found: pb.ClusterStatusResponse) -> None:
+def _print_status(found: values.ClusterStatus) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH, no_color=True)
     if not found.conditions:
         console.print(Text("All is well.", style="green"))
@@ -127,7 +126,7 @@ def _print_status(found: pb.ClusterStatusResponse) -> None:
     print_rows([_broker_row(each) for each in found.brokers], columns, Output.table)
 
 
-def _broker_row(each: pb.BrokerState) -> dict[str, object]:
+def _broker_row(each: values.BrokerState) -> dict[str, object]:
     own = each.status if each.HasField("status") else None
     since = f" for {_ago(each, 'since_us')}" if each.HasField("since_us") else ""
     state = f"{each.mode}{', leads' if each.is_leader else ''}" if each.life == "answers" else f"{each.life}{since}"
@@ -148,7 +147,7 @@ def _broker_row(each: pb.BrokerState) -> dict[str, object]:
     }
 
 
-def _ms(latency: pb.Latency | None) -> str | None:
+def _ms(latency: values.Latency | None) -> str | None:
     value = _optional(latency, "p99_ms")
     return None if value is None else f"{value:,.1f} ms"
 
@@ -158,7 +157,7 @@ def forget_broker(broker: BrokerArgument = None, output: OutputOption = Output.t
     """A broker that is gone and will not come back is not listed any more."""
     if broker is None or not broker.isdecimal():
         raise ConfigError("BROKER", broker, "the id of a broker that is gone: `danube admin status` shows it")
-    ask(STATUS, "ForgetBroker", pb.ForgetBrokerRequest(broker_id=int(broker)), pb.ForgetBrokerResponse)
+    ask(calls.forget_broker(int(broker)))
     print_done(f"Broker {broker} is forgotten", output, broker_id=broker)
 
 
@@ -173,8 +172,7 @@ def list_subscriptions(
     output: OutputOption = Output.table,
 ) -> None:
     """All subscriptions of the cluster, furthest behind first, in messages and in time."""
-    request = pb.ListSubscriptionsRequest(namespace=namespace, topic=topic, count_max=count)
-    found = ask(STATUS, "ListSubscriptions", request, pb.ListSubscriptionsResponse)
+    found = ask(calls.list_subscriptions(count, namespace=namespace, topic=topic))
     if output is Output.json:
         rows = [_subscription_fields(each) for each in found.subscriptions]
         _print_all("subscriptions", rows, found.left_out, found.unknown)
@@ -184,7 +182,7 @@ def list_subscriptions(
     _print_rest(found.left_out, found.unknown, "subscriptions")
 
 
-def _subscription_fields(each: pb.SubscriptionState) -> dict[str, object]:
+def _subscription_fields(each: values.SubscriptionState) -> dict[str, object]:
     return {
         "topic": each.topic,
         "subscription": each.name,
@@ -198,7 +196,7 @@ def _subscription_fields(each: pb.SubscriptionState) -> dict[str, object]:
     }
 
 
-def _subscription_row(each: pb.SubscriptionState) -> dict[str, object]:
+def _subscription_row(each: values.SubscriptionState) -> dict[str, object]:
     lag, seconds, hope = (_optional(each, name) for name in ("lag_messages", "lag_seconds", "catch_up_seconds"))
     behind = words(seconds) if seconds is not None else UNKNOWN if lag else None
     return {
@@ -219,8 +217,7 @@ def _subscription_row(each: pb.SubscriptionState) -> dict[str, object]:
 @app.command("connections")
 def connections(topic: TopicOption = "", count: CountOption = 1_000, output: OutputOption = Output.table) -> None:
     """Who is connected: producers and consumers, from where, since when, with what client."""
-    request = pb.ListConnectionsRequest(topic=topic, count_max=count)
-    found = ask(STATUS, "ListConnections", request, pb.ListConnectionsResponse)
+    found = ask(calls.list_connections(topic, count))
     if output is Output.json:
         rows = [_connection_fields(each) for each in found.connections]
         _print_all("connections", rows, found.left_out, found.unknown)
@@ -230,7 +227,7 @@ def connections(topic: TopicOption = "", count: CountOption = 1_000, output: Out
     _print_rest(found.left_out, found.unknown, "connections")
 
 
-def _connection_fields(each: pb.ConnectionState) -> dict[str, object]:
+def _connection_fields(each: values.ConnectionState) -> dict[str, object]:
     return {
         "topic": each.topic,
         "kind": each.kind,
@@ -243,7 +240,7 @@ def _connection_fields(each: pb.ConnectionState) -> dict[str, object]:
     }
 
 
-def _connection_row(each: pb.ConnectionState) -> dict[str, object]:
+def _connection_row(each: values.ConnectionState) -> dict[str, object]:
     rate, unacked = _optional(each, "rate"), _optional(each, "unacked")
     return {
         "topic": each.topic,
@@ -264,7 +261,7 @@ def _connection_row(each: pb.ConnectionState) -> dict[str, object]:
 @app.command("events")
 def events(count: CountOption = 100, output: OutputOption = Output.table) -> None:
     """What happened, newest first: brokers that came and went, drains, moves, orders and who gave them."""
-    found = ask(STATUS, "ListEvents", pb.ListEventsRequest(count_max=count), pb.ListEventsResponse).events
+    found = ask(calls.list_events(count)).events
     rows = [
         {"time": _iso(each.time_us), "kind": each.kind, "sentence": each.sentence, "by": each.by or None}
         for each in found
@@ -275,7 +272,9 @@ def events(count: CountOption = 100, output: OutputOption = Output.table) -> Non
 # --- helpers --------------------------------------------------------------------------------------------
 
 
-def _print_all(name: str, rows: Sequence[Mapping[str, object]], left_out: int, unknown: Sequence[pb.Unknown]) -> None:
+def _print_all(
+    name: str, rows: Sequence[Mapping[str, object]], left_out: int, unknown: Sequence[values.UnknownBroker]
+) -> None:
     silent = [
         {"broker_id": id_text(each.broker_id), "broker_addr": each.address, "why": each.why, "topics": each.topics}
         for each in unknown
@@ -283,7 +282,7 @@ def _print_all(name: str, rows: Sequence[Mapping[str, object]], left_out: int, u
     print(json.dumps({name: rows, "left_out": left_out, "unknown": silent}, indent=2, ensure_ascii=False))
 
 
-def _print_rest(left_out: int, unknown: Sequence[pb.Unknown], what: str) -> None:
+def _print_rest(left_out: int, unknown: Sequence[values.UnknownBroker], what: str) -> None:
     """On standard error: whoever counts lines is not to count these."""
     if left_out:
         print(f"… and {left_out:,} more; --count shows more of them", file=sys.stderr)

@@ -20,12 +20,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from pydanube.admin import calls, values
 from pydanube.cli.admin import (
-    ENDPOINT,
-    OURS,
     NamespaceArgument,
     TopicArgument,
     ask,
+    connected,
     namespaces,
     offsets_text,
     ranges,
@@ -34,10 +34,9 @@ from pydanube.cli.admin import (
 )
 from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, id_text, print_done, print_fields, print_rows
-from pydanube.cli.rpc import BrokerRefused, Connection
+from pydanube.client.grpc.connection import BrokerRefused
 from pydanube.core.cluster.conditions import count as counted
 from pydanube.errors import ConfigError
-from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 HELP: Final = "History in the object store: list objects, verify them, apply retention."
 
@@ -65,7 +64,7 @@ def list_objects(
 
     `paths` prints exactly the objects that are described, one a line: whatever else lies in the bucket is not history.
     """
-    found = ask(OURS, "StorageList", ours.StorageListRequest(topic=topic), ours.StorageListResponse)
+    found = ask(calls.list_storage(topic))
     if output is ListOutput.json:
         print(json.dumps(_listing(found), indent=2, ensure_ascii=False))
     elif output is ListOutput.paths:
@@ -74,7 +73,7 @@ def list_objects(
         _print_listing(found)
 
 
-def _print_paths(found: ours.StorageListResponse) -> None:
+def _print_paths(found: values.StorageListing) -> None:
     for each in found.objects:
         if each.format == "parquet":
             print(each.url)
@@ -85,7 +84,7 @@ def _print_paths(found: ours.StorageListResponse) -> None:
             )
 
 
-def _print_listing(found: ours.StorageListResponse) -> None:
+def _print_listing(found: values.StorageListing) -> None:
     rows = [
         {
             "offsets": offsets_text(each.first, each.end),
@@ -116,7 +115,7 @@ def _print_listing(found: ours.StorageListResponse) -> None:
         print(f"nothing is uploaded at the moment: {found.upload_failing}")
 
 
-def _listing(found: ours.StorageListResponse) -> dict[str, object]:
+def _listing(found: values.StorageListing) -> dict[str, object]:
     return {
         "topic": found.topic,
         **tier_fields(found.tiers),
@@ -185,15 +184,13 @@ def verify(
         raise typer.Exit(Exit.NOT_GOOD)
 
 
-async def _verify(topic: str, repair: bool) -> ours.VerifyReport:
+async def _verify(topic: str, repair: bool) -> values.VerifyReport:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("looking", total=None)
-        async with Connection(ENDPOINT.get(), "--endpoint") as broker:
-            request = ours.StorageVerifyRequest(topic=topic, repair=repair)
-            answers = broker.stream(f"{OURS}/StorageVerify", request, ours.StorageVerifyResponse)
-            async for answer in answers:
+        async with connected() as broker:
+            async for answer in broker.follow(calls.verify_storage(topic, repair=repair)):
                 if answer.WhichOneof("what") == "report":
                     return answer.report
                 done = answer.progress
@@ -202,7 +199,7 @@ async def _verify(topic: str, repair: bool) -> ours.VerifyReport:
     raise BrokerRefused("UNKNOWN", "the broker ended without a report: ask again")
 
 
-def _print_report(report: ours.VerifyReport, problems: Sequence[ours.Finding]) -> None:
+def _print_report(report: values.VerifyReport, problems: Sequence[values.StorageFinding]) -> None:
     rows = [
         {"offsets": offsets_text(each.first, each.end), "where": each.where, "why": each.why or None}
         for each in report.places
@@ -224,14 +221,14 @@ def _print_report(report: ours.VerifyReport, problems: Sequence[ours.Finding]) -
     print(f"{report.topic}: {read}: {verdict}")
 
 
-def _about(finding: ours.Finding) -> str:
+def _about(finding: values.StorageFinding) -> str:
     if not finding.key:
         return ""
     offsets = f" with offsets {offsets_text(finding.first, finding.end)}" if finding.HasField("end") else ""
     return f"{finding.key}{offsets}: "
 
 
-def _report(report: ours.VerifyReport) -> dict[str, object]:
+def _report(report: values.VerifyReport) -> dict[str, object]:
     numbers = ("topic", "epoch", "first_offset", "head", "objects", "size_bytes", "messages")
     return {
         "ok": not any(each.is_problem for each in report.findings),
@@ -257,7 +254,7 @@ def _report(report: ours.VerifyReport) -> dict[str, object]:
     }
 
 
-def _finding(finding: ours.Finding) -> dict[str, object]:
+def _finding(finding: values.StorageFinding) -> dict[str, object]:
     return {
         "kind": finding.kind,
         "key": finding.key or None,
@@ -289,10 +286,10 @@ def topic_retention(
 ) -> None:
     """How long a topic's history is kept; with --minutes or --mb, from now on. --reset: as its namespace says."""
     if _changes(minutes, mb, reset):
-        request = ours.SetRetentionRequest(topic=topic, minutes=minutes, mb=mb, reset=reset)
-        found = ask(OURS, "SetRetention", request, ours.RetentionResponse)
+        request = values.SetRetentionRequest(topic=topic, minutes=minutes, mb=mb, reset=reset)
+        found = ask(calls.set_retention(request))
     else:
-        found = ask(OURS, "GetRetention", ours.GetRetentionRequest(topic=topic), ours.RetentionResponse)
+        found = ask(calls.retention(topic=topic))
     due = found.due_first_offset if found.HasField("due_first_offset") else None
     fields = {"topic": topic, **_rule(found), "due_objects": found.due_objects, "due_first_offset": due}
     print_fields(fields, output)
@@ -310,18 +307,17 @@ def namespace_retention(
 ) -> None:
     """How long history is kept in topics that have no rule of their own. --reset: as the configuration says."""
     if _changes(minutes, mb, reset):
-        request = ours.SetRetentionRequest(namespace=namespace, minutes=minutes, mb=mb, reset=reset)
-        found = ask(OURS, "SetRetention", request, ours.RetentionResponse)
+        request = values.SetRetentionRequest(namespace=namespace, minutes=minutes, mb=mb, reset=reset)
+        found = ask(calls.set_retention(request))
     else:
-        found = ask(OURS, "GetRetention", ours.GetRetentionRequest(namespace=namespace), ours.RetentionResponse)
+        found = ask(calls.retention(namespace=namespace))
     print_fields({"namespace": namespace, **_rule(found)}, output)
 
 
 @app.command("retain")
 def retain(topic: TopicArgument, output: OutputOption = Output.table) -> None:
     """Forget now what retention would forget at its next look. `topics retention` says what that is."""
-    request = ours.ApplyRetentionRequest(topic=topic)
-    found = ask(OURS, "ApplyRetention", request, ours.ApplyRetentionResponse)
+    found = ask(calls.apply_retention(topic))
     sentence = f"{counted(found.removed_objects, 'object')} forgotten: history begins at offset {found.first_offset}"
     print_done(sentence, output, first_offset=found.first_offset, removed_objects=found.removed_objects)
 
@@ -333,5 +329,5 @@ def _changes(minutes: int | None, mb: int | None, reset: bool) -> bool:
     return given or reset
 
 
-def _rule(found: ours.RetentionResponse) -> dict[str, object]:
+def _rule(found: values.RetentionRule) -> dict[str, object]:
     return {"retention_minutes": found.minutes, "retention_mb": found.mb, "set_by": found.set_by}

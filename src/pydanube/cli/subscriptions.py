@@ -5,21 +5,21 @@ The reference has the failure policy under `topics`, with `-s SUBSCRIPTION`; tha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from google.protobuf.message import Message
 
-from pydanube.cli.admin import OURS, TOPICS, TopicArgument, ask, require_topic, tier_fields, topics
+from pydanube.admin import calls, values
+from pydanube.cli.admin import TopicArgument, ask, require_topic, tier_fields, topics
 from pydanube.cli.completion import subscription_names
 from pydanube.cli.exits import Usage
 from pydanube.cli.limits import print_changes
 from pydanube.cli.output import Output, OutputOption, print_done, print_fields
-from pydanube.cli.places import PLACES, microseconds, parse_place, parse_time
-from pydanube.cli.rpc import BrokerRefused
-from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
-from pydanube.wire._pb.pydanube import admin_pb2 as ours
+from pydanube.cli.places import PLACES, parse_place, parse_time
+from pydanube.client.grpc.connection import BrokerRefused
 
 if TYPE_CHECKING:
     from pydanube.client.messages import Place
@@ -83,7 +83,6 @@ PoisonOption = Annotated[
         "acknowledged (block), or is lost (drop).",
     ),
 ]
-BACKOFF: Final = {Backoff.fixed: pb.Fixed, Backoff.exponential: pb.Exponential}
 STORED: Final[dict[Backoff | Poison, str]] = {
     Backoff.fixed: "Fixed",
     Backoff.exponential: "Exponential",
@@ -91,7 +90,6 @@ STORED: Final[dict[Backoff | Poison, str]] = {
     Poison.block: "Block",
     Poison.drop: "Drop",
 }
-POISON: Final = {Poison.dead_letter: pb.DeadLetter, Poison.block: pb.Block, Poison.drop: pb.Drop}
 
 
 # --- how it stands ------------------------------------------------------------------------------------
@@ -100,8 +98,7 @@ POISON: Final = {Poison.dead_letter: pb.DeadLetter, Poison.block: pb.Block, Pois
 @app.command("explain")
 def explain(topic: TopicArgument, subscription: SubscriptionArgument, output: OutputOption = Output.table) -> None:
     """Why a subscription is, or is not, receiving: one sentence."""
-    request = ours.ExplainSubscriptionRequest(topic=topic, subscription=subscription)
-    found = ask(OURS, "ExplainSubscription", request, ours.ExplainSubscriptionResponse)
+    found = ask(calls.explain(topic, subscription))
     if output is Output.table:
         print(found.sentence)
         return
@@ -120,11 +117,10 @@ def explain(topic: TopicArgument, subscription: SubscriptionArgument, output: Ou
 @app.command("lag")
 def lag(topic: TopicArgument, subscription: SubscriptionArgument, output: OutputOption = Output.table) -> None:
     """How far a subscription is behind."""
-    request = ours.GetSubscriptionLagRequest(topic=topic, subscription=subscription)
-    print_fields(_lag(ask(OURS, "GetSubscriptionLag", request, ours.GetSubscriptionLagResponse).lag), output)
+    print_fields(_lag(ask(calls.lag(topic, subscription)).lag), output)
 
 
-def _lag(found: ours.Lag) -> dict[str, object]:
+def _lag(found: values.SubscriptionLag) -> dict[str, object]:
     return {
         "cursor": _optional(found, "cursor"),
         "head": found.head,
@@ -134,6 +130,10 @@ def _lag(found: ours.Lag) -> dict[str, object]:
         "catch_up_seconds": _optional(found, "catch_up_seconds"),
         "course": found.course or None,
     }
+
+
+def _word(words: Mapping[str, int], number: int) -> str:
+    return next(word for word, each in words.items() if each == number)
 
 
 def _optional(message: Message, name: str) -> object:
@@ -170,16 +170,7 @@ def seek(
         place = parse_time("--time", time)
     elif to is not None:
         place = parse_place("TO", to)
-    request = ours.SeekSubscriptionRequest(topic=topic, subscription=subscription)
-    if place == "earliest":
-        request.earliest.SetInParent()
-    elif place == "latest":
-        request.latest.SetInParent()
-    elif isinstance(place, int):
-        request.offset = place
-    else:
-        request.time_us = microseconds(place)
-    found = ask(OURS, "SeekSubscription", request, ours.SeekSubscriptionResponse).offset
+    found = ask(calls.seek(topic, subscription, place)).offset
     print_done(f"Goes on at offset {found}", output, offset=found)
 
 
@@ -202,8 +193,7 @@ def set_heartbeat(
 ) -> None:
     """Set how often a subscription looks for messages of which no notification told it. At once, and kept."""
     wanted = "" if heartbeat == "default" else heartbeat
-    request = ours.SetHeartbeatRequest(topic=topic, subscription=subscription, heartbeat=wanted)
-    now = ask(OURS, "SetHeartbeat", request, ours.SetHeartbeatResponse).heartbeat
+    now = ask(calls.set_heartbeat(topic, wanted, subscription)).heartbeat
     print_done(f"Heartbeat: {now}", output, heartbeat=now)
 
 
@@ -215,13 +205,8 @@ def set_dispatch_config(
     output: OutputOption = Output.table,
 ) -> None:
     """Set how many messages may be out unacknowledged. At once, and kept."""
-    request = pb.SetSubscriptionDispatchConfigRequest(
-        topic=topic,
-        subscription=subscription,
-        dispatch_config=pb.SubscriptionDispatchConfig(max_unacked_messages=max_unacked_messages),
-    )
     try:
-        ask(TOPICS, "SetSubscriptionDispatchConfig", request, pb.SubscriptionResponse)
+        ask(calls.set_dispatch_config(topic, subscription, max_unacked_messages))
     except BrokerRefused:
         require_topic(topic)  # the reference's code for a topic that does not exist is that of any refusal
         raise
@@ -233,8 +218,7 @@ def get_dispatch_config(
     topic: TopicArgument, subscription: SubscriptionArgument, output: OutputOption = Output.table
 ) -> None:
     """Show how many messages may be out unacknowledged; nothing if the broker's default applies."""
-    request = pb.GetSubscriptionDispatchConfigRequest(topic=topic, subscription=subscription)
-    found = ask(TOPICS, "GetSubscriptionDispatchConfig", request, pb.GetSubscriptionDispatchConfigResponse)
+    found = ask(calls.dispatch_config(topic, subscription))
     is_set = found.HasField("dispatch_config")
     if not is_set:
         require_topic(topic)
@@ -260,7 +244,7 @@ def set_failure_policy(
     30,000 ms, waits 1,000 to 60,000 ms, exponential, and blocks. It holds at once, and may be set before the
     subscription exists.
     """
-    request = ours.ChangeFailurePolicyRequest(
+    request = values.ChangeFailurePolicyRequest(
         topic=topic,
         subscription=subscription,
         max_redelivery_count=max_redelivery_count,
@@ -271,15 +255,15 @@ def set_failure_policy(
         dead_letter_topic=dead_letter_topic,
         poison_policy=None if poison_policy is None else STORED[poison_policy],
     )
-    found = ask(OURS, "ChangeFailurePolicy", request, ours.ChangeFailurePolicyResponse)
+    found = ask(calls.change_failure_policy(request))
     print_changes(map(_as_typed, found.changes), output, topic=topic, subscription=subscription)
 
 
-def _as_typed(change: ours.Change) -> ours.Change:
+def _as_typed(change: values.SettingChange) -> values.SettingChange:
     """In the words of the options."""
     words = {stored: word.value for word, stored in STORED.items()}
     before, after = (words.get(each, each) for each in (change.before, change.after))
-    return ours.Change(name=change.name, before=before, after=after)
+    return values.SettingChange(name=change.name, before=before, after=after)
 
 
 @app.command("get-failure-policy")
@@ -287,8 +271,7 @@ def get_failure_policy(
     topic: TopicArgument, subscription: SubscriptionArgument, output: OutputOption = Output.table
 ) -> None:
     """Show what becomes of messages that fail; nothing if the defaults apply."""
-    request = pb.GetSubscriptionFailurePolicyRequest(topic=topic, subscription=subscription)
-    found = ask(TOPICS, "GetSubscriptionFailurePolicy", request, pb.GetSubscriptionFailurePolicyResponse)
+    found = ask(calls.failure_policy(topic, subscription))
     if not found.HasField("failure_policy"):
         require_topic(topic)
         if output is Output.json:
@@ -300,8 +283,8 @@ def get_failure_policy(
     numbers = ("max_redelivery_count", "ack_timeout_ms", "base_redelivery_delay_ms", "max_redelivery_delay_ms")
     fields = {
         **{name: getattr(policy, name) for name in numbers},
-        "backoff_strategy": next(name.value for name, number in BACKOFF.items() if number == policy.backoff_strategy),
-        "poison_policy": next(name.value for name, number in POISON.items() if number == policy.poison_policy),
+        "backoff_strategy": _word(values.BACKOFF, policy.backoff_strategy),
+        "poison_policy": _word(values.POISON, policy.poison_policy),
         "dead_letter_topic": _optional(policy, "dead_letter_topic"),
     }
     print_fields(fields, output)

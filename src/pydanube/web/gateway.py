@@ -20,8 +20,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
-from pydanube.cli.rpc import BrokerRefused, Connection
 from pydanube.client.client import Client
+from pydanube.client.grpc.connection import BrokerRefused, GrpcConnection
 from pydanube.client.messages import asked_by_header
 from pydanube.client.redrive import Survey, survey
 from pydanube.config import reachable
@@ -139,7 +139,7 @@ class Gateway:
         cache_seconds: float = CACHE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._connections = {(first := Connection(endpoint, flag)).address: first}
+        self._connections = {(first := GrpcConnection(endpoint, flag)).address: first}
         self._current = first.address
         self._open: set[str] = set()
         self._stream_url = stream_url
@@ -202,7 +202,7 @@ class Gateway:
     def _in_turn(self) -> list[str]:
         return [self._current, *(each for each in self._connections if each != self._current)]
 
-    async def _connection(self, address: str) -> Connection:
+    async def _connection(self, address: str) -> GrpcConnection:
         connection = self._connections[address]
         if address not in self._open:
             await connection.__aenter__()
@@ -249,7 +249,7 @@ class Gateway:
     def _remember(self, broker: Broker) -> None:
         """For the day when the one that was given is away."""
         with contextlib.suppress(DanubeError):
-            connection = Connection(reachable(broker.admin_addr.rpartition("://")[2], broker.address))
+            connection = GrpcConnection(reachable(broker.admin_addr.rpartition("://")[2], broker.address))
             if len(self._connections) < MEMBERS_MAX:
                 self._connections.setdefault(connection.address, connection)
 

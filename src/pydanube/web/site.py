@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from pydanube import __version__
-from pydanube.cli.rpc import BrokerRefused
+from pydanube.client.grpc.connection import BrokerRefused
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.errors import ConfigError, DanubeError, InvalidName, TopicUnknown, Unavailable
 from pydanube.web import charts, formats

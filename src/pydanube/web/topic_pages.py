@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pydanube.cli.rpc import BrokerRefused
+from pydanube.client.grpc.connection import BrokerRefused
 from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_DEFAULT
 from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError, DanubeError

@@ -1,10 +1,11 @@
-"""Calls to a broker from the command line: the compatibility services, one call at a time.
+"""A gRPC connection to one port of one broker, and the errors that its calls end with.
 
-    async with Connection("http://127.0.0.1:6650") as broker:
-        answer = await broker.call("danube.Discovery/TopicPartitions", request, pb.TopicPartitionsResponse)
+    async with GrpcConnection("http://127.0.0.1:50051", "--endpoint") as broker:
+        found = await broker.ask(Call("danube_admin.BrokerAdmin/ListBrokers", pb.Empty(), pb.BrokerListResponse))
 
-What a broker refuses is a `BrokerRefused` with its sentence; a broker that is not there is `Unreachable`; an address
-where something else listens is a `WrongPort`. All are one line for the user. There is no TLS yet: an https address is
+A call is a value: what is asked, of which service, and what answers it. `pydanube.admin.calls` makes those of the admin
+services. A refusal by the broker is `BrokerRefused` with the broker's sentence; a broker that cannot be reached is
+`Unreachable`; an address where another server listens is `WrongPort`. TLS does not exist yet: an https address is
 refused, not silently downgraded.
 """
 
@@ -13,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Final, Self, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
 import grpc
 from google.protobuf.message import Message
 
-from pydanube.cli import listening
-from pydanube.cli.exits import Usage
+from pydanube.client.grpc import listening
 from pydanube.errors import ConfigError, DanubeError, Unreachable
 
 T = TypeVar("T")
@@ -48,6 +49,16 @@ OPTIONS: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Call(Generic[M]):
+    """One call of a service: unary, or a stream of answers. `changes` marks those that change something."""
+
+    method: str
+    request: Message
+    answer: type[M]
+    changes: bool = False
+
+
 class BrokerRefused(DanubeError):
     """The broker's answer is no: `code` is gRPC's, `sentence` its own."""
 
@@ -62,12 +73,19 @@ class BrokerRefused(DanubeError):
         return f"{self.sentence} ({self.code})"
 
 
-class WrongPort(Usage):
-    """Somebody listens at the address, but not the port that was wanted."""
+class WrongPort(ConfigError):
+    """Another server listens at the address than the wanted one: `sentence` says which, and where that one is."""
+
+    def __init__(self, key: str, value: object, sentence: str) -> None:
+        super().__init__(key, value, sentence)
+        self.sentence = sentence
+
+    def __str__(self) -> str:
+        return self.sentence
 
 
-class Connection:
-    """To one port of one broker. Nothing is dialled before the first call."""
+class GrpcConnection:
+    """To one port of one broker. Nothing is dialled before the first call. For an `async with` block."""
 
     def __init__(self, url: str, flag: str = "--service-addr") -> None:
         self.address = target(url, flag)
@@ -82,6 +100,14 @@ class Connection:
     async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
+    async def ask(self, call: Call[M], *, seconds: float = CALL_SECONDS) -> M:
+        """Raises BrokerRefused, Unreachable or WrongPort."""
+        return await self.call(call.method, call.request, call.answer, seconds=seconds)
+
+    def follow(self, call: Call[M]) -> AsyncIterator[M]:
+        """The answers of a call that has several. Raises as `ask`."""
+        return self.stream(call.method, call.request, call.answer)
+
     async def call(
         self,
         method: str,
@@ -91,7 +117,7 @@ class Connection:
         seconds: float = CALL_SECONDS,
         headers: Sequence[tuple[str, bytes]] = (),
     ) -> M:
-        """Raises BrokerRefused or Unreachable."""
+        """Raises BrokerRefused, Unreachable or WrongPort."""
         call = self._methods.get(method)
         if call is None:
             call = self._methods[method] = self._channel.unary_unary(
@@ -128,7 +154,7 @@ class Connection:
         return BrokerRefused(code.name, sentence)
 
     async def explained(self, error: grpc.aio.AioRpcError) -> DanubeError:
-        """The failure, after a look at who listens there if it may be somebody else."""
+        """The failure. If another server may be listening there, it is found out which."""
         failure = self.failure(error)
         wanted = "client" if self._flag == CLIENT_FLAG else "admin"
         if isinstance(failure, BrokerRefused) and failure.sentence == NO_METHOD:
@@ -153,7 +179,8 @@ class Connection:
     def _wrong(self, what: str, wanted: str) -> WrongPort:
         """`what` it is, and where the `wanted` one is."""
         default = f"{PORTS[wanted]} unless `danube broker {PORT_FLAGS[wanted]}` says otherwise"
-        return WrongPort(f"{self.address} is {what}; the {wanted} port is {default} ({self._flag})")
+        sentence = f"{self.address} is {what}; the {wanted} port is {default} ({self._flag})"
+        return WrongPort(self._flag, self.address, sentence)
 
 
 def target(url: str, flag: str) -> str:

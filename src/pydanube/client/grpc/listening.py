@@ -1,6 +1,6 @@
-"""Who listens at an address, when it is not whom we wanted: for a sentence that names the right port.
+"""Which server listens at an address that is not the wanted one: for a sentence that names the right port.
 
-A broker has four ports, and giving one for another is the commonest mistake. It is looked at only after a call failed.
+A broker has four ports, and giving one for another is the commonest mistake. Probed only after a call failed.
 """
 
 from __future__ import annotations

@@ -1,28 +1,28 @@
-"""Which broker serves a topic: any broker of a cluster knows, and all but the owner send away whoever brings messages.
+"""Which broker serves a topic: any broker of a cluster tells, and only the owner takes its messages.
 
 async with Owners(connection) as owners:
     broker = await owners.of("/default/orders")
     ...
-    owners.forget("/default/orders")            after a failure: it may be elsewhere by now
+    owners.forget("/default/orders")            after a failure: another broker may have it by now
 """
 
 from __future__ import annotations
 
 from typing import Self
 
-from pydanube.cli.rpc import BrokerRefused, Connection
+from pydanube.client.grpc.connection import BrokerRefused, GrpcConnection
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
 
 NOT_FOUND = "NOT_FOUND"
 
 
 class Owners:
-    """Connections by topic. `first` is the broker that the user named; it stays his to close."""
+    """Connections by topic. `first` is the broker that the user named; the caller closes it."""
 
-    def __init__(self, first: Connection) -> None:
+    def __init__(self, first: GrpcConnection) -> None:
         self.first = first
-        self._found: dict[str, Connection] = {}
-        self._others: dict[str, Connection] = {}
+        self._found: dict[str, GrpcConnection] = {}
+        self._others: dict[str, GrpcConnection] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -31,8 +31,8 @@ class Owners:
         for each in self._others.values():
             await each.__aexit__()
 
-    async def of(self, topic: str) -> Connection:
-        """The first broker, if the topic does not exist yet or nobody has it just now."""
+    async def of(self, topic: str) -> GrpcConnection:
+        """The first broker, if the topic does not exist yet or has no owner at the moment."""
         if topic not in self._found:
             self._found[topic] = await self._look_up(topic)
         return self._found[topic]
@@ -40,7 +40,7 @@ class Owners:
     def forget(self, topic: str) -> None:
         self._found.pop(topic, None)
 
-    async def _look_up(self, topic: str) -> Connection:
+    async def _look_up(self, topic: str) -> GrpcConnection:
         request = pb.TopicLookupRequest(request_id=1, topic=topic)
         try:
             answer = await self.first.call("danube.Discovery/TopicLookup", request, pb.TopicLookupResponse)
@@ -51,5 +51,5 @@ class Owners:
         if answer.response_type != pb.TopicLookupResponse.Redirect:
             return self.first
         if answer.connect_url not in self._others:
-            self._others[answer.connect_url] = await Connection(answer.connect_url).__aenter__()
+            self._others[answer.connect_url] = await GrpcConnection(answer.connect_url).__aenter__()
         return self._others[answer.connect_url]
