@@ -10,18 +10,18 @@ import pytest
 from rich.console import Console
 
 import pydanube
+from pydanube.admin.gateway import KnownBroker, TopicRow
+from pydanube.admin.samples import Numbers, Samples, SubscriptionNumbers, TopicNumbers
 from pydanube.cli.exits import Exit
 from pydanube.cli.top import Look, Sort
 from pydanube.testing.brokers import TestBroker
-from pydanube.web.gateway import Broker, TopicRow
-from pydanube.web.samples import Numbers, Samples, SubscriptionNumbers, TopicNumbers
 from pydanube.wire._pb.pydanube.status_pb2 import BrokerState, ClusterStatusResponse, Condition, Total
 from tests.e2e.processes import danube_here
 
 ORDERS, CLICKS, LONG = "/default/orders", "/shop/clicks", f"/default/{'x' * 190}"
 BROKERS = [
-    Broker("1774639264912345678", "http://10.20.30.41:6650", "Cluster_Leader", "", "", "active"),
-    Broker("2774639264912345678", "http://10.20.30.42:6650", "Cluster_Follower", "", "", "drained"),
+    KnownBroker("1774639264912345678", "http://10.20.30.41:6650", "Cluster_Leader", "", "", "active"),
+    KnownBroker("2774639264912345678", "http://10.20.30.42:6650", "Cluster_Follower", "", "", "drained"),
 ]
 TOPICS = [
     TopicRow(ORDERS, BROKERS[0].broker_id, "Reliable"),

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlencode
 
 import pydanube.testing
+from pydanube.admin.gateway import Gateway
+from pydanube.admin.sampler import Sampler
 from pydanube.client.client import Client
 from pydanube.client.thread import LoopThread
 from pydanube.testing.brokers import TestBroker
 from pydanube.web.app import build
-from pydanube.web.gateway import Gateway
 from pydanube.web.guard import Guard
 from pydanube.web.operations import Operations
-from pydanube.web.sampler import Sampler
 from pydanube.web.site import Site
 from tests.harness.clustered import Town, town_of
 

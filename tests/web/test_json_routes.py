@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pydanube.web.samples import SLOT_SECONDS, Numbers, Samples, SubscriptionNumbers, TopicNumbers
+from pydanube.admin.samples import SLOT_SECONDS, Numbers, Samples, SubscriptionNumbers, TopicNumbers
 from tests.web.pages import Web, opened
 
 ORDERS = "/default/orders"

@@ -7,12 +7,12 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pydanube
+from pydanube.admin.samples import Numbers, SubscriptionNumbers, TopicNumbers
 from pydanube.core.cluster.conditions import Severity
 from pydanube.errors import Unreachable
 from pydanube.web import pages
 from pydanube.web.conditions import Banner
 from pydanube.web.operations import Operation
-from pydanube.web.samples import Numbers, SubscriptionNumbers, TopicNumbers
 from pydanube.web.site import Site
 from pydanube.wire._pb.pydanube import status_pb2 as pb
 from tests.harness.clustered import Town

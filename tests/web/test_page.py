@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from pydanube.admin.gateway import TopicRow
+from pydanube.admin.samples import Thing
 from pydanube.config import Flags, load
 from pydanube.web import topic_pages, views
-from pydanube.web.gateway import TopicRow
 from pydanube.web.json_routes import routes
 from pydanube.web.operations import Operations
-from pydanube.web.samples import Thing
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 from tests.pages import DOCS, blocks, command_named
 from tests.web.pages import Web, opened

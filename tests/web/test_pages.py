@@ -8,11 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from pydanube.admin import calls
+from pydanube.admin.gateway import Gateway
+from pydanube.admin.sampler import Sampler
 from pydanube.client.client import Client
 from pydanube.errors import TopicUnknown
-from pydanube.web.gateway import Gateway
 from pydanube.web.operations import Operations
-from pydanube.web.sampler import Sampler
 from pydanube.web.site import Site
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from tests.web.pages import Web, opened
@@ -78,7 +79,7 @@ def test_topics_are_searched_sorted_and_counted(web: Web) -> None:
 def test_a_topic_page_shows_its_subscriptions_with_the_sentence_and_where_its_messages_are(web: Web) -> None:
     page = web.get("/topics/default/orders")
     assert "billing" in page.text and "30 messages" in page.text
-    explained = web.run(web.site.gateway.explain(ORDERS, "billing"))
+    explained = web.run(web.site.gateway.ask(calls.explain(ORDERS, "billing")))
     assert explained.sentence.split(". ")[0] in page.text  # what follows may tell ages
     assert "Disk 40" in page.text and "Memory 40" in page.text and "0…39" in page.text
     assert "It has not moved" in page.text and "alone keeps all its topics" in page.text
@@ -118,10 +119,10 @@ def test_what_does_not_exist_is_a_sentence_and_not_a_trace(web: Web) -> None:
 def test_a_mistake_in_a_page_is_a_sentence_for_the_reader_and_a_trace_in_the_log(
     web: Web, path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def mistaken(*_: object) -> None:
+    async def mistaken(*_: object, **__: object) -> None:
         raise KeyError("secret of the inside")
 
-    monkeypatch.setattr(Gateway, "describe", mistaken)
+    monkeypatch.setattr(Gateway, "ask", mistaken)
     monkeypatch.setattr(Gateway, "topics", mistaken)
     for headers in ({}, {"x-fragment": "live"}):
         caplog.clear()
@@ -141,7 +142,7 @@ def test_a_mistake_in_an_action_is_a_sentence_too(
     async def mistaken(*_: object, **__: object) -> None:
         raise KeyError("secret of the inside")
 
-    monkeypatch.setattr(Gateway, "order", mistaken)
+    monkeypatch.setattr(Gateway, "ask", mistaken)
     page = web.post("/namespaces/create", name="later")
     assert page.status == 500 and "its log says what" in page.text and "secret" not in page.body
     assert web.order("/ui/v1/topics/actions", action="delete", topic=ORDERS).status == 500
@@ -357,9 +358,7 @@ async def poison(web: Web) -> None:
         dead_letter_topic="/default/jobs-dlq",
         poison_policy=pb.DeadLetter,
     )
-    request = pb.SetSubscriptionFailurePolicyRequest(topic="/default/jobs", subscription="work", failure_policy=policy)
-    method = "danube_admin.TopicAdmin/SetSubscriptionFailurePolicy"
-    await web.site.gateway.order(method, request, pb.SubscriptionResponse)
+    await web.site.gateway.ask(calls.set_failure_policy("/default/jobs", "work", policy))
     async with client.producer("/default/jobs") as jobs:
         await jobs.send(b"one")
         await jobs.send(b"two")

@@ -9,13 +9,13 @@ import re
 
 import pytest
 
+from pydanube.admin.gateway import Cached
+from pydanube.admin.samples import Series
 from pydanube.errors import Unreachable
 from pydanube.telemetry import Telemetry
 from pydanube.web import formats
 from pydanube.web.charts import Line, Part, Tier, chart, nice, spark, tier_bar
-from pydanube.web.gateway import Cached
 from pydanube.web.operations import PHASES, Operation, Operations
-from pydanube.web.samples import Series
 from pydanube.web.sends import log_of, quantile, sends_to
 from tests.support import run, settle
 

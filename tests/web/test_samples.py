@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 
-from pydanube.telemetry import Telemetry
-from pydanube.web.samples import (
+from pydanube.admin.samples import (
     MINUTES,
     SLOT_SECONDS,
     SLOTS,
@@ -17,6 +16,7 @@ from pydanube.web.samples import (
     parse,
     sum_of,
 )
+from pydanube.telemetry import Telemetry
 
 START = 1_000_000.0
 ORDERS = "/default/orders"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pydanube.admin import calls
 from pydanube.client.client import Client
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.web.settings import default_policy
@@ -49,7 +50,7 @@ def test_a_failure_policy_is_shown_changed_and_keeps_what_was_not_named(web: Web
     assert "Set. Now: redeliveries at most 2" in page.text and "Then dead letter" in page.text
     assert "Acknowledge within 30.0 s" in page.text and "No failure policy" not in page.text
     web.post(f"{HERE}/failure-policy", ack_timeout_ms="5000")
-    policy = web.run(web.site.gateway.failure_policy(TOPIC, "work")).failure_policy
+    policy = web.run(web.site.gateway.ask(calls.failure_policy(TOPIC, "work"))).failure_policy
     assert (policy.max_redelivery_count, policy.ack_timeout_ms) == (2, 5_000)
     assert policy.dead_letter_topic == "/default/jobs-dlq"
 
@@ -79,7 +80,7 @@ def test_window_and_heartbeat_are_set(web: Web) -> None:
         assert 'class="flash failed"' in web.post(f"{HERE}/window", max_unacked_messages=wrong).body
     page = web.post(f"{HERE}/heartbeat", heartbeat="low_priority")
     assert "its heartbeat is low_priority" in page.text
-    assert web.run(web.site.gateway.explain(TOPIC, "work")).heartbeat == "low_priority"
+    assert web.run(web.site.gateway.ask(calls.explain(TOPIC, "work"))).heartbeat == "low_priority"
     assert 'class="flash failed"' in web.post(f"{HERE}/heartbeat", heartbeat="often").body
     assert "its heartbeat is normal" in web.post(f"{HERE}/heartbeat", heartbeat="").text
 
@@ -90,7 +91,7 @@ def test_all_partitions_are_set_together_if_that_is_asked_for(web: Web) -> None:
     page = web.post(f"{here}/window", max_unacked_messages="9", all_partitions="1")
     assert "In all 2 partitions." in page.text
     for number in range(2):
-        found = web.run(web.site.gateway.dispatch_config(f"/default/wide-part-{number}", "work"))
+        found = web.run(web.site.gateway.ask(calls.dispatch_config(f"/default/wide-part-{number}", "work")))
         assert found.dispatch_config.max_unacked_messages == 9
 
 
@@ -114,8 +115,14 @@ def test_limits_of_a_namespace_are_changed_and_the_rest_stays(web: Web) -> None:
     page = web.post("/namespaces/limits", name="shop", max_producers_per_topic="3")
     assert "max producers per topic" in page.text and "→ 3" in page.text
     web.post("/namespaces/limits", name="shop", max_message_size="1000")
-    assert json.loads(web.run(web.site.gateway.policies("shop")))["max_producers_per_topic"] == 3
+    assert (
+        json.loads(web.run(web.site.gateway.ask(calls.namespace_policies("shop"))).policies)["max_producers_per_topic"]
+        == 3
+    )
     for form in ({"max_publish_rate": "many"}, {}, {"max_publish_rate": "-1"}):
         assert 'class="flash failed"' in web.post("/namespaces/limits", name="shop", **form).body
     web.post("/namespaces/limits", name="shop", reset="1")
-    assert json.loads(web.run(web.site.gateway.policies("shop")))["max_producers_per_topic"] == 0
+    assert (
+        json.loads(web.run(web.site.gateway.ask(calls.namespace_policies("shop"))).policies)["max_producers_per_topic"]
+        == 0
+    )

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from pydanube.admin import calls
+from pydanube.admin.gateway import Gateway
 from pydanube.client.client import Client
+from pydanube.client.grpc.connection import Call
 from pydanube.web.status_pages import ConnectionRow, SubscriptionRow, grouped, grouped_connections
 from pydanube.wire._pb.pydanube import status_pb2
 from tests.web.pages import Web, opened
@@ -70,7 +74,7 @@ def test_who_is_connected_is_named(web: Web) -> None:
             web.client.consumer(ORDERS, subscription="far", name="worker-1"),
         ):
             await orders.send(b"x")
-            found = await web.site.gateway.connections(ORDERS, 100)
+            found = await web.site.gateway.ask(calls.list_connections(ORDERS, 100))
             return " ".join(sorted(each.name for each in found.connections))
 
     assert web.run(connected()) == "<b>shop worker-1"
@@ -120,7 +124,7 @@ def test_an_order_of_the_web_admin_says_for_whom_it_was(web: Web) -> None:
     async def order_told() -> str:
         async with asyncio.timeout(10):
             while True:
-                for each in await web.site.gateway.events(100):
+                for each in (await web.site.gateway.ask(calls.list_events(100))).events:
                     if each.sentence == "CreateTopic name=/default/made-here":
                         return each.by
                 await asyncio.sleep(0.01)
@@ -157,14 +161,14 @@ def test_a_broker_that_does_not_answer_is_named_and_nothing_is_said_to_be_zero(
 ) -> None:
     silent = status_pb2.Unknown(broker_id=7, address="http://10.0.0.7:6650", why="it did not answer in time", topics=5)
 
-    async def nothing(*_: object) -> status_pb2.ListSubscriptionsResponse:
-        return status_pb2.ListSubscriptionsResponse(unknown=[silent])
+    ask = type(web.site.gateway).ask
 
-    async def nobody(*_: object) -> status_pb2.ListConnectionsResponse:
-        return status_pb2.ListConnectionsResponse(unknown=[silent])
+    async def without_it(gateway: Gateway, call: Call[Any], **more: Any) -> Any:
+        if call.method.endswith(("/ListSubscriptions", "/ListConnections")):
+            return call.answer(unknown=[silent])
+        return await ask(gateway, call, **more)
 
-    monkeypatch.setattr(type(web.site.gateway), "subscriptions", nothing)
-    monkeypatch.setattr(type(web.site.gateway), "connections", nobody)
+    monkeypatch.setattr(type(web.site.gateway), "ask", without_it)
     for path, what in (("/subscriptions", "subscriptions"), ("/connections", "connections")):
         page = web.get(path)
         assert f"Broker 10.0.0.7:6650 does not answer: the {what} of its 5 topics are not known" in page.text

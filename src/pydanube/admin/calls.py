@@ -83,6 +83,14 @@ def list_events(count_max: int) -> Call[status.ListEventsResponse]:
     return Call(f"{STATUS}/ListEvents", status.ListEventsRequest(count_max=count_max), status.ListEventsResponse)
 
 
+def note_order(
+    order: str, topic: str, *, to: str = "", offset: int | None = None, sent: int | None = None
+) -> Call[status.NoteOrderResponse]:
+    """Writes down, among the events, what was done through the native protocol."""
+    request = status.NoteOrderRequest(order=order, topic=topic, to_topic=to, offset=offset, count=sent)
+    return Call(f"{STATUS}/NoteOrder", request, status.NoteOrderResponse, changes=True)
+
+
 def metadata_status() -> Call[values.MetadataStatus]:
     """Of the members of the metadata store."""
     return Call(f"{METADATA}/ClusterStatus", pb.Empty(), pb.ClusterStatusResponse)

@@ -31,9 +31,9 @@ from pydanube.cli.streams import ends_with_reader
 from pydanube.errors import DanubeError
 
 if TYPE_CHECKING:
-    from pydanube.web.gateway import Broker, Gateway, TopicRow
-    from pydanube.web.samples import Samples, Thing
-    from pydanube.wire._pb.pydanube.status_pb2 import BrokerState, ClusterStatusResponse, Condition
+    from pydanube.admin.gateway import Gateway, KnownBroker, TopicRow
+    from pydanube.admin.samples import Samples, Thing
+    from pydanube.admin.values import BrokerState, ClusterStatus, ReportedCondition
 
 LINES_AROUND: Final = 7  # that are neither brokers nor topics
 TOPICS_MIN: Final = 3
@@ -85,8 +85,8 @@ def top(
 
 async def _run(endpoint: str, look: Look, interval: float, once: bool, output: Output) -> None:
     # Here, so that other commands need not wait for it.
-    from pydanube.web.gateway import Gateway
-    from pydanube.web.sampler import Sampler
+    from pydanube.admin.gateway import Gateway
+    from pydanube.admin.sampler import Sampler
 
     async with AsyncExitStack() as stack:
         gateway = Gateway(endpoint, flag="--endpoint", cache_seconds=min(interval, 3.0))
@@ -118,7 +118,7 @@ async def _run(endpoint: str, look: Look, interval: float, once: bool, output: O
                 await _repeat(see, lambda: live.update(draw(), refresh=True), interval)
 
 
-async def _status(gateway: Gateway) -> ClusterStatusResponse | None:
+async def _status(gateway: Gateway) -> ClusterStatus | None:
     """None: nobody says it, as a broker of an earlier version does not."""
     try:
         return await gateway.status()
@@ -151,18 +151,18 @@ class Look:
         self._sort = sort
         self._namespace = namespace
         self._count = count
-        self._brokers: list[Broker] = []
+        self._brokers: list[KnownBroker] = []
         self._topics: list[TopicRow] = []
         self._samples: Samples | None = None
-        self._status: ClusterStatusResponse | None = None
+        self._status: ClusterStatus | None = None
         self.failure = ""  # why nobody could be asked
 
     def update(
         self,
-        brokers: list[Broker],
+        brokers: list[KnownBroker],
         topics: list[TopicRow],
         samples: Samples,
-        status: ClusterStatusResponse | None = None,
+        status: ClusterStatus | None = None,
     ) -> None:
         self._status = status
         self._brokers = sorted(brokers, key=lambda each: each.broker_id)
@@ -199,7 +199,7 @@ class Look:
         known = {each.broker_id for each in self._brokers}
         return [each for each in self._status.brokers if str(each.broker_id) not in known] if self._status else []
 
-    def _broker(self, broker: Broker) -> dict[str, Any]:
+    def _broker(self, broker: KnownBroker) -> dict[str, Any]:
         assert self._samples is not None
         thing = self._samples.broker(broker.broker_id)
         return {
@@ -304,7 +304,7 @@ class Look:
         return _table(("", "broker", "address", "state"), ("topics", "in/s", "out/s"), rows, width, cut=2)
 
 
-def _condition(condition: Condition) -> dict[str, object]:
+def _condition(condition: ReportedCondition) -> dict[str, object]:
     return {
         "name": condition.name,
         "severity": condition.severity,

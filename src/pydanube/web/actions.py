@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pydanube.admin import calls, values
 from pydanube.client.redrive import REASON, Outcome, Selection, redrive
 from pydanube.core.cluster.conditions import count as counted
 from pydanube.core.names import TopicName, parse_broker_id
 from pydanube.errors import ConfigError, DanubeError, MoveRefused
 from pydanube.web.formats import count
-from pydanube.web.gateway import BROKERS, NAMESPACES, OURS, TOPICS
 from pydanube.web.message_pages import moment_of
 from pydanube.web.operations import PHASES, Operation
 from pydanube.web.site import (
@@ -32,8 +33,6 @@ from pydanube.web.site import (
     topic_url,
     whole,
 )
-from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
-from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 MOVE_SECONDS: Final = 120
 DRAIN_SECONDS: Final = 300
@@ -53,18 +52,16 @@ async def drain(site: Site, request: Request) -> Response:
     return site.back("/cluster", said=f"Broker {broker_id} hands its topics over.")
 
 
-def start_drain(site: Site, broker_id: str, more: pb.UnloadBrokerRequest | None = None) -> Operation:
+def start_drain(site: Site, broker_id: str, more: values.UnloadBrokerRequest | None = None) -> Operation:
     """In the background: it takes as long as the topics do."""
     parse_broker_id(broker_id)
-    request = more or pb.UnloadBrokerRequest()
+    request = more or values.UnloadBrokerRequest()
     request.broker_id = broker_id
     request.timeout_seconds = request.timeout_seconds or DRAIN_SECONDS
 
     async def run(operation: Operation) -> None:
         operation.sentence = "its topics go to other brokers, one after the other"
-        done = await site.gateway.order(
-            f"{BROKERS}/UnloadBroker", request, pb.UnloadBrokerResponse, seconds=request.timeout_seconds + 5
-        )
+        done = await site.gateway.ask(calls.drain_broker(request), seconds=request.timeout_seconds + 5)
         operation.facts = [
             ("topics", count(done.total)),
             ("moved", count(done.succeeded)),
@@ -81,8 +78,7 @@ def start_drain(site: Site, broker_id: str, more: pb.UnloadBrokerRequest | None 
 async def activate(site: Site, request: Request) -> Response:
     broker_id = request.path_params["broker_id"]
     try:
-        order = pb.ActivateBrokerRequest(broker_id=broker_id, reason="web admin")
-        await site.gateway.order(f"{BROKERS}/ActivateBroker", order, pb.ActivateBrokerResponse)
+        await site.gateway.ask(calls.activate_broker(broker_id, "web admin"))
     except DanubeError as error:
         return site.back(broker_url(broker_id), failed=sentence_of(error))
     return site.back(broker_url(broker_id), said="It is active: topics may be given to it again.")
@@ -92,9 +88,7 @@ async def rebalance(site: Site, request: Request) -> Response:
     form = await form_of(request)
     dry_run = form.get("dry_run") == "1"
     try:
-        done = await site.gateway.order(
-            f"{BROKERS}/TriggerRebalance", pb.RebalanceRequest(dry_run=dry_run), pb.RebalanceResponse, seconds=30
-        )
+        done = await site.gateway.ask(calls.rebalance(values.RebalanceRequest(dry_run=dry_run)), seconds=30)
     except DanubeError as error:
         return site.back("/cluster", failed=sentence_of(error))
     if not done.success:
@@ -126,21 +120,10 @@ async def create_topic(site: Site, request: Request) -> Response:
 
 
 async def make_topic(site: Site, name: TopicName, dispatch: str, partitions: int) -> None:
-    strategies = {"reliable": pb.Reliable, "non_reliable": pb.NonReliable}
-    if dispatch not in strategies:
+    if dispatch not in ("reliable", "non_reliable"):
         raise ConfigError("dispatch_strategy", dispatch[:50], "reliable or non_reliable")
-    strategy = strategies[dispatch]
-    if partitions:
-        await site.gateway.order(
-            f"{TOPICS}/CreatePartitionedTopic",
-            pb.PartitionedTopicRequest(base_name=name, partitions=partitions, dispatch_strategy=strategy),
-            pb.TopicResponse,
-            seconds=60,
-        )
-    else:
-        await site.gateway.order(
-            f"{TOPICS}/CreateTopic", pb.NewTopicRequest(name=name, dispatch_strategy=strategy), pb.TopicResponse
-        )
+    call = calls.create_topic(name, reliable=dispatch == "reliable", partitions=partitions)
+    await site.gateway.ask(call, seconds=60 if partitions else None)
 
 
 async def delete_topic(site: Site, request: Request) -> Response:
@@ -149,7 +132,7 @@ async def delete_topic(site: Site, request: Request) -> Response:
     if form.get("confirm", "").strip() != name:
         return site.back(topic_url(name, "delete"), failed=f"Type {name} to delete it.")
     try:
-        await site.gateway.order(f"{TOPICS}/DeleteTopic", pb.TopicRequest(name=name), pb.TopicResponse, seconds=30)
+        await site.gateway.ask(calls.delete_topic(name), seconds=30)
     except DanubeError as error:
         return site.back(topic_url(name), failed=sentence_of(error))
     return site.back("/topics", said=f"{name} was deleted, with everything it had.")
@@ -169,14 +152,13 @@ def start_move(site: Site, name: TopicName, to: str = "") -> Operation:
     """In the background; the page of the topic shows how far it is. Raises MoveRefused, if it is on its way already."""
     if site.operations.running("move", name) is not None:
         raise MoveRefused(name, "it is on its way already")
-    request = ours.UnloadTopicRequest(
-        topic=name, to_broker=parse_broker_id(to) if to else 0, wait=True, timeout_seconds=MOVE_SECONDS
-    )
+    to_broker = parse_broker_id(to) if to else 0
+    call = calls.move_topic(name, to_broker=to_broker, wait=True, timeout_seconds=MOVE_SECONDS)
 
     async def run(operation: Operation) -> None:
         looking = asyncio.create_task(_look(site, name, operation), name=f"look at the move of {name}")
         try:
-            async for answer in site.gateway.stream(f"{OURS}/UnloadTopic", request, ours.UnloadTopicResponse):
+            async for answer in site.gateway.follow(call):
                 if answer.HasField("result"):
                     _moved(operation, answer.result)
                 else:
@@ -196,14 +178,14 @@ async def _look(site: Site, name: str, operation: Operation) -> None:
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         try:
-            state = await site.gateway.state(name)
+            state = await site.gateway.ask(calls.topic_state(name))
         except DanubeError:
             continue
         if state.phase in PHASES and operation.phase != "claim":
             operation.phase = state.phase
 
 
-def _moved(operation: Operation, result: ours.UnloadResult) -> None:
+def _moved(operation: Operation, result: values.MoveResult) -> None:
     operation.phases_ms = {phase.name: phase.duration_ms for phase in result.phases}
     if result.failure:
         operation.failure = result.failure
@@ -219,30 +201,25 @@ async def seek(site: Site, request: Request) -> Response:
     name, own = topic_of(request), subscription_of(request)
     here = subscription_url(name, own)
     try:
-        order = seek_request(name, own, await form_of(request))
-        done = await site.gateway.order(f"{OURS}/SeekSubscription", order, ours.SeekSubscriptionResponse)
+        done = await site.gateway.ask(calls.seek(name, own, start_of(await form_of(request))))
     except DanubeError as error:
         return site.back(here, failed=sentence_of(error))
     return site.back(here, said=f"It goes on at offset {done.offset:,}.")
 
 
-def seek_request(topic: str, subscription: str, form: Mapping[str, str]) -> ours.SeekSubscriptionRequest:
-    """Raises ConfigError."""
-    request = ours.SeekSubscriptionRequest(topic=topic, subscription=subscription)
+def start_of(form: Mapping[str, str]) -> str | int | datetime:
+    """Where a subscription is to go on. Raises ConfigError."""
     match form.get("to", ""):
-        case "earliest":
-            request.earliest.SetInParent()
-        case "latest":
-            request.latest.SetInParent()
+        case "earliest" | "latest" as end:
+            return end
         case "offset":
             if not form.get("offset", "").strip():
                 raise ConfigError("offset", "", "the offset to go on at")
-            request.offset = whole(form, "offset", 0)
+            return whole(form, "offset", 0)
         case "time":
-            request.time_us = int(moment_of(form.get("time", "").strip()).timestamp() * 1_000_000)
+            return moment_of(form.get("time", "").strip())
         case other:
             raise ConfigError("to", other[:50], "earliest, latest, offset or time")
-    return request
 
 
 async def unsubscribe(site: Site, request: Request) -> Response:
@@ -250,8 +227,7 @@ async def unsubscribe(site: Site, request: Request) -> Response:
     if (await form_of(request)).get("confirm", "").strip() != own:
         return site.back(subscription_url(name, own), failed=f"Type {own} to remove it.")
     try:
-        order = pb.SubscriptionRequest(topic=name, subscription=own)
-        await site.gateway.order(f"{TOPICS}/Unsubscribe", order, pb.SubscriptionResponse)
+        await site.gateway.ask(calls.unsubscribe(name, own))
     except DanubeError as error:
         return site.back(subscription_url(name, own), failed=sentence_of(error))
     return site.back(topic_url(name), said=f"Subscription {own} was removed, with its place.")
@@ -263,7 +239,7 @@ async def unsubscribe(site: Site, request: Request) -> Response:
 async def create_namespace(site: Site, request: Request) -> Response:
     name = (await form_of(request)).get("name", "").strip()
     try:
-        await site.gateway.order(f"{NAMESPACES}/CreateNamespace", pb.NamespaceRequest(name=name), pb.NamespaceResponse)
+        await site.gateway.ask(calls.create_namespace(name))
     except DanubeError as error:
         return site.back("/namespaces", failed=sentence_of(error))
     return site.back("/namespaces", said=f"Namespace {name} was created.")
@@ -272,7 +248,7 @@ async def create_namespace(site: Site, request: Request) -> Response:
 async def delete_namespace(site: Site, request: Request) -> Response:
     name = (await form_of(request)).get("name", "").strip()
     try:
-        await site.gateway.order(f"{NAMESPACES}/DeleteNamespace", pb.NamespaceRequest(name=name), pb.NamespaceResponse)
+        await site.gateway.ask(calls.delete_namespace(name))
     except DanubeError as error:
         return site.back("/namespaces", failed=sentence_of(error))
     return site.back("/namespaces", said=f"Namespace {name} was deleted.")

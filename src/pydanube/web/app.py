@@ -22,11 +22,11 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 
+from pydanube.admin.gateway import CACHE_SECONDS, CALL_SECONDS, Gateway
+from pydanube.admin.sampler import Sampler
 from pydanube.web import actions, json_routes, letter_pages, message_pages, pages, settings, status_pages, topic_pages
-from pydanube.web.gateway import CACHE_SECONDS, CALL_SECONDS, Gateway
 from pydanube.web.guard import Guard
 from pydanube.web.operations import Operations
-from pydanube.web.sampler import Sampler
 from pydanube.web.site import NotHere, Page, Site
 
 log = logging.getLogger(__name__)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from pydanube.admin import values
+from pydanube.admin.gateway import KnownBroker
+from pydanube.admin.samples import Samples, Thing
 from pydanube.core.cluster.conditions import Life, Severity
 from pydanube.web import formats
-from pydanube.web.gateway import Broker
-from pydanube.web.samples import Samples, Thing
 from pydanube.web.views import Chip, broker_chip
-from pydanube.wire._pb.pydanube import status_pb2 as pb
 
 SHOWN_MAX: Final = 20
 
@@ -18,7 +18,7 @@ SHOWN_MAX: Final = 20
 class Banner(NamedTuple):
     """`unknown` says why nothing is known of how the cluster is doing; empty: it is."""
 
-    conditions: Sequence[pb.Condition] = ()
+    conditions: Sequence[values.ReportedCondition] = ()
     more: int = 0
     unknown: str = ""
 
@@ -28,13 +28,13 @@ class Banner(NamedTuple):
         return "bad" if is_critical or self.unknown else "warn"
 
 
-def banner(status: pb.ClusterStatusResponse | None, why: str) -> Banner:
+def banner(status: values.ClusterStatus | None, why: str) -> Banner:
     if status is None:
         return Banner(unknown=why or "no broker says it")
     return Banner(status.conditions[:SHOWN_MAX], max(len(status.conditions) - SHOWN_MAX, 0))
 
 
-def is_complete(status: pb.ClusterStatusResponse | None, samples: Samples) -> bool:
+def is_complete(status: values.ClusterStatus | None, samples: Samples) -> bool:
     """Whether a sum over all topics has all of them in it."""
     return not samples.failures and status is not None and status.lag_messages.is_complete
 
@@ -46,11 +46,11 @@ class BrokerLine(NamedTuple):
     address: str
     chip: Chip
     topics: int
-    broker: Broker | None
+    broker: KnownBroker | None
     thing: Thing | None
     is_leader: bool
     load: Any
-    own: pb.BrokerStatusResponse | None  # what it says of itself
+    own: values.BrokerFigures | None  # what it says of itself
     lease_age: float | None
 
     @property
@@ -81,8 +81,8 @@ class BrokerLine(NamedTuple):
 
 
 def broker_lines(
-    brokers: Sequence[Broker],
-    status: pb.ClusterStatusResponse | None,
+    brokers: Sequence[KnownBroker],
+    status: values.ClusterStatus | None,
     samples: Samples,
     owned: Mapping[str, int],
     loads: Mapping[str, Any],
@@ -118,7 +118,7 @@ def broker_lines(
     return found
 
 
-def _chip(state: pb.BrokerState) -> Chip:
+def _chip(state: values.BrokerState) -> Chip:
     since = f" since {formats.clock(state.since_us / 1e6)}" if state.HasField("since_us") else ""
     kind = "warn" if state.life == Life.STOPPED else "bad"
     return Chip(kind, f"{state.life}{since}", state.why)

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pydanube.web.gateway import ASKED_BY
+from pydanube.admin.gateway import ASKED_BY
 
 BODY_MAX_BYTES: Final = 256 * 1024
 METHODS: Final = ("GET", "HEAD", "POST")

@@ -1,6 +1,6 @@
 """JSON in and out of protobuf messages: their descriptors are the models of the JSON routes.
 
-    order = order_of(body, pb.UnloadBrokerRequest, required=("broker_id",))      checked, in sentences
+    order = order_of(body, values.UnloadBrokerRequest, required=("broker_id",))      checked, in sentences
     answer = json_of(found, numbers=("current_term",))                           every field, ids as strings
 
 A field that the protocol gains is in the routes too. 64-bit numbers are strings, as protobuf's JSON has them: ids do

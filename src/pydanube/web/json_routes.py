@@ -16,21 +16,22 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from pydanube.admin import calls, values
+from pydanube.admin.calls import RELIABLE
+from pydanube.admin.gateway import KnownBroker, TopicRow
+from pydanube.admin.sampler import scrape
+from pydanube.admin.samples import ERRORS, Samples, Series, TopicNumbers
 from pydanube.client.search import search
 from pydanube.core.names import TopicName, parse_broker_id
 from pydanube.errors import ConfigError, Unreachable
 from pydanube.web import actions
-from pydanube.web.gateway import BROKERS, CLUSTER, RELIABLE, TOPICS, Broker, TopicRow
 from pydanube.web.json_bodies import json_of, order_of, read_body, text, whole
 from pydanube.web.message_pages import MESSAGES_DEFAULT, MESSAGES_MAX, query_of, record_of
-from pydanube.web.sampler import scrape
-from pydanube.web.samples import ERRORS, Samples, Series, TopicNumbers
 from pydanube.web.sends import log_of, sends_to
 from pydanube.web.settings import BACKOFF_WORDS
 from pydanube.web.site import NotHere, Site, sentence_of, status_of, tell_if_unexpected
 from pydanube.web.site import whole as number
 from pydanube.web.topic_pages import KINDS, or_why
-from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 
 JsonRoute = Callable[[Site, Request], Awaitable[Any]]
 
@@ -101,7 +102,7 @@ def _now() -> int:
 
 
 async def health(site: Site, request: Request) -> Any:
-    leader = await site.gateway.call(f"{BROKERS}/GetLeaderBroker", pb.Empty(), pb.BrokerResponse)
+    leader = await site.gateway.ask(calls.leader())
     return {"status": "ok", "leader": leader.leader, "leader_reachable": leader.leader != "not_found"}
 
 
@@ -122,7 +123,7 @@ async def cluster(site: Site, request: Request) -> Any:
     }
 
 
-def _broker(broker: Broker) -> dict[str, str]:
+def _broker(broker: KnownBroker) -> dict[str, str]:
     return {
         "broker_id": broker.broker_id,
         "broker_addr": broker.address,
@@ -155,32 +156,29 @@ async def cluster_action(site: Site, request: Request) -> Any:
     broker_id = text(body, "broker_id")
     match body.get("action"):
         case "unload":
-            order = order_of(body, pb.UnloadBrokerRequest, ("broker_id",), max_parallel=1, timeout_seconds=60)
+            order = order_of(body, values.UnloadBrokerRequest, ("broker_id",), max_parallel=1, timeout_seconds=60)
             seconds = order.timeout_seconds + 5.0
-            done = await site.gateway.order(f"{BROKERS}/UnloadBroker", order, pb.UnloadBrokerResponse, seconds=seconds)
+            done = await site.gateway.ask(calls.drain_broker(order), seconds=seconds)
             counts = " ".join(f"{name}={getattr(done, name)}" for name in ("total", "succeeded", "failed", "pending"))
             return {"success": not done.failed, "message": f"started={str(done.started).lower()} {counts}"}
         case "activate":
-            activation = order_of(body, pb.ActivateBrokerRequest, ("broker_id",))
-            await site.gateway.order(f"{BROKERS}/ActivateBroker", activation, pb.ActivateBrokerResponse)
+            activation = order_of(body, values.ActivateBrokerRequest, ("broker_id",))
+            await site.gateway.ask(calls.activate_broker(activation.broker_id, activation.reason))
             return {"success": True, "message": f"broker {broker_id} is active"}
     raise ConfigError("action", str(body.get("action"))[:50], "unload or activate")
 
 
 async def balance(site: Site, request: Request) -> Any:
-    method = f"{BROKERS}/GetClusterBalance"
-    return json_of(await site.gateway.call(method, pb.ClusterBalanceRequest(), pb.ClusterBalanceResponse))
+    return json_of(await site.gateway.ask(calls.balance()))
 
 
 async def rebalance(site: Site, request: Request) -> Any:
-    order = order_of(await read_body(request), pb.RebalanceRequest)
-    method = f"{BROKERS}/TriggerRebalance"
-    return json_of(await site.gateway.order(method, order, pb.RebalanceResponse, seconds=30))
+    order = order_of(await read_body(request), values.RebalanceRequest)
+    return json_of(await site.gateway.ask(calls.rebalance(order), seconds=30))
 
 
 async def raft(site: Site, request: Request) -> Any:
-    found = await site.gateway.call(f"{CLUSTER}/ClusterStatus", pb.Empty(), pb.ClusterStatusResponse)
-    return json_of(found, numbers=("current_term", "last_applied"))
+    return json_of(await site.gateway.ask(calls.metadata_status()), numbers=("current_term", "last_applied"))
 
 
 async def raft_action(site: Site, request: Request) -> Any:
@@ -188,11 +186,9 @@ async def raft_action(site: Site, request: Request) -> Any:
     node_id = parse_broker_id(text(body, "node_id"))
     match body.get("action"):
         case "promote_node":
-            promotion = pb.PromoteNodeRequest(node_id=node_id)
-            return json_of(await site.gateway.order(f"{CLUSTER}/PromoteNode", promotion, pb.PromoteNodeResponse))
+            return json_of(await site.gateway.ask(calls.promote_member(node_id)))
         case "remove_node":
-            removal = pb.RemoveNodeRequest(node_id=node_id)
-            return json_of(await site.gateway.order(f"{CLUSTER}/RemoveNode", removal, pb.RemoveNodeResponse))
+            return json_of(await site.gateway.ask(calls.remove_member(node_id)))
     raise ConfigError("action", str(body.get("action"))[:50], "promote_node or remove_node")
 
 
@@ -251,12 +247,12 @@ def _topic_row(samples: Samples, row: TopicRow) -> dict[str, Any]:
 
 async def topic(site: Site, request: Request) -> Any:
     name = _topic_name(request)
-    found = await site.gateway.describe(name)
+    found = await site.gateway.ask(calls.describe_topic(name))
     samples = site.sampler.samples
     errors = _silent(samples)
     subscriptions = []
     for each in found.subscriptions:
-        policy, why = await or_why(site.gateway.failure_policy(name, each))
+        policy, why = await or_why(site.gateway.ask(calls.failure_policy(name, each)))
         subscriptions.append(_subscription(each, policy))
         errors += [why] if why else []
     printed, why = await or_why(_printed(site, name, found.broker_id))
@@ -285,7 +281,7 @@ async def _printed(site: Site, name: str, broker_id: str) -> str:
     raise Unreachable(f"the broker of {name}", "nobody serves it just now")
 
 
-def _subscription(name: str, found: pb.GetSubscriptionFailurePolicyResponse | None) -> dict[str, Any]:
+def _subscription(name: str, found: values.SubscriptionSettings | None) -> dict[str, Any]:
     kind = policy = None
     if found is not None:
         kind = KINDS[found.subscription_type] if found.subscription_type < len(KINDS) else None
@@ -296,7 +292,7 @@ def _subscription(name: str, found: pb.GetSubscriptionFailurePolicyResponse | No
     return {"name": name, "subscription_type": kind, "failure_policy": policy}
 
 
-def _metrics(samples: Samples, name: str, found: pb.DescribeTopicResponse) -> dict[str, Any]:
+def _metrics(samples: Samples, name: str, found: values.TopicDescription) -> dict[str, Any]:
     """What is counted per topic here; what is not is absent."""
     numbers = samples.numbers(found.broker_id)
     published = numbers.topics.get(name, TopicNumbers()) if numbers is not None else TopicNumbers()
@@ -326,7 +322,7 @@ def _metrics(samples: Samples, name: str, found: pb.DescribeTopicResponse) -> di
 async def series(site: Site, request: Request) -> Any:
     """The last sixteen minutes at most. `from` and `to` are seconds since 1970, `step` seconds (15s)."""
     name, query = _topic_name(request), request.query_params
-    await site.gateway.describe(name)
+    await site.gateway.ask(calls.describe_topic(name))
     step = _seconds("step", query.get("step", f"{STEP_SECONDS}s"))
     first, last = _seconds("from", query.get("from", "0")), _seconds("to", query.get("to", "1e18"))
     samples = site.sampler.samples
@@ -390,11 +386,9 @@ async def topic_action(site: Site, request: Request) -> Any:
             )
             return {"success": True, "message": f"{name} was created"}
         case "delete" | "unload" as action:
-            method, seconds = {"delete": ("DeleteTopic", 30.0), "unload": ("UnloadTopic", 65.0)}[action]
-            done = {"delete": "deleted", "unload": "unloaded"}[action]
-            order = pb.TopicRequest(name=name)
-            await site.gateway.order(f"{TOPICS}/{method}", order, pb.TopicResponse, seconds=seconds)
-            return {"success": True, "message": f"{name} was {done}"}
+            call = calls.delete_topic(name) if action == "delete" else calls.unload_topic(name)
+            await site.gateway.ask(call, seconds=30.0 if action == "delete" else 65.0)
+            return {"success": True, "message": f"{name} was {action.removesuffix('e')}ed"}
     raise ConfigError("action", str(body.get("action"))[:50], "create, delete or unload")
 
 
@@ -402,10 +396,10 @@ async def namespaces(site: Site, request: Request) -> Any:
     names, rows = await asyncio.gather(site.gateway.namespaces(), site.gateway.topics())
     found, errors = [], []
     for name in names:
-        policies, why = await or_why(site.gateway.policies(name))
+        policies, why = await or_why(site.gateway.ask(calls.namespace_policies(name)))
         errors += [f"namespace {name}: {why}"] if why else []
         own = [row.name for row in rows if row.namespace == name]
-        found.append({"name": name, "topics": own, "policies": policies or "{}"})
+        found.append({"name": name, "topics": own, "policies": policies.policies if policies is not None else "{}"})
     return {"timestamp": _now(), "namespaces": found, "errors": errors}
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pydanube.admin import calls
 from pydanube.client.redrive import ORIGINAL_SUBSCRIPTION, REASON, Selection, discard
 from pydanube.client.search import Query, search
 from pydanube.core.names import TopicName
@@ -34,7 +35,7 @@ async def dead_letters(site: Site, request: Request) -> Response:
     if asked:
         return await _letters(site, request, asked)
     rows = [row for row in await gateway.topics() if row.is_reliable and is_dead_letter_topic(row.name)]
-    states = await asyncio.gather(*(or_why(gateway.state(row.name)) for row in rows[:CANDIDATES_MAX]))
+    states = await asyncio.gather(*(or_why(gateway.ask(calls.topic_state(row.name))) for row in rows[:CANDIDATES_MAX]))
     candidates: list[dict[str, Any]] = []
     for row, (state, why) in zip(rows, states, strict=False):
         live = state.live if state is not None and state.HasField("live") else None
@@ -63,7 +64,7 @@ async def _letters(site: Site, request: Request, asked: str) -> Response:
     show_all = query.get("all") == "1"
     offset = whole(query, "offset", 0) if query.get("offset", "").strip() else None
     found, (survey, why) = await asyncio.gather(
-        site.gateway.peek(asked, offset, count, PREVIEW_BYTES), or_why(site.gateway.survey(asked))
+        site.gateway.ask(calls.peek(asked, offset, count, PREVIEW_BYTES)), or_why(site.gateway.survey(asked))
     )
     lines = [MessageLine.of(each, "auto") for each in found.messages]
     first = lines[0].message.offset if lines else offset or found.head

@@ -20,13 +20,13 @@ from typing import Any, Final, NamedTuple
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from pydanube.admin import calls, values
+from pydanube.admin.calls import RELIABLE
 from pydanube.client.search import Found, FoundMessage, Query, search
 from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.web import formats
-from pydanube.web.gateway import RELIABLE
 from pydanube.web.site import BadRequest, Site, form_of, sentence_of, topic_of, topic_url, whole
-from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 MESSAGES_DEFAULT: Final = 25
 MESSAGES_MAX: Final = 200
@@ -43,12 +43,12 @@ FILTERS: Final = ("key", "attribute", "text", "until")
 
 
 class MessageLine(NamedTuple):
-    message: ours.PeekedMessage
+    message: values.PeekedMessage
     shown: formats.Shown
     attributes: Sequence[tuple[str, str]]
 
     @classmethod
-    def of(cls, message: ours.PeekedMessage, mode: str) -> MessageLine:
+    def of(cls, message: values.PeekedMessage, mode: str) -> MessageLine:
         shown = formats.payload(message.payload, message.payload_size_bytes, mode)
         return cls(message, shown, sorted(message.attributes.items()))
 
@@ -63,9 +63,9 @@ class MessageLine(NamedTuple):
         return " ".join(text.split())[:300] if self.shown.kind != "hex" else self.message.payload[:32].hex(" ")
 
 
-def peeked(found: FoundMessage) -> ours.PeekedMessage:
+def peeked(found: FoundMessage) -> values.PeekedMessage:
     """As the admin service would have said it, cut for a list."""
-    return ours.PeekedMessage(
+    return values.PeekedMessage(
         offset=found.offset,
         payload=found.payload[:PREVIEW_BYTES],
         payload_size_bytes=len(found.payload),
@@ -141,7 +141,7 @@ async def _page(site: Site, name: str, query: Mapping[str, str], count: int, mod
         offset = await (await site.gateway.client()).find_offset(name, moment_of(time))
     elif query.get("offset", "").strip():
         offset = whole(query, "offset", 0)
-    found = await site.gateway.peek(name, offset, count, PREVIEW_BYTES)
+    found = await site.gateway.ask(calls.peek(name, offset, count, PREVIEW_BYTES))
     lines = [MessageLine.of(each, mode) for each in found.messages]
     first = lines[0].message.offset if lines else offset or found.head
     following = lines[-1].message.offset + 1 if lines else min(first + count, found.head)
@@ -173,7 +173,7 @@ async def message(site: Site, request: Request) -> Response:
     name = topic_of(request)
     offset = whole(request.path_params, "offset", 0)
     mode = mode_of(request.query_params)
-    found = await site.gateway.peek(name, offset, 1, WHOLE_BYTES)
+    found = await site.gateway.ask(calls.peek(name, offset, 1, WHOLE_BYTES))
     line = MessageLine.of(found.messages[0], mode) if found.messages else None
     return site.show(
         request,
@@ -331,7 +331,7 @@ async def send_one(
 ) -> Response:
     client = await site.gateway.client()
     [first, *_] = await site.gateway.parts(name)
-    is_reliable = (await site.gateway.describe(first)).delivery == RELIABLE
+    is_reliable = (await site.gateway.ask(calls.describe_topic(first))).delivery == RELIABLE
     async with client.producer(name, create=False, reliable=is_reliable) as producer:
         receipt = await producer.send(payload, key=key, attributes=dict(attributes))
     await site.gateway.note("PublishMessage", receipt.topic, offset=receipt.offset if is_reliable else None)

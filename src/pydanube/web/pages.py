@@ -10,13 +10,13 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from pydanube.admin import calls, values
 from pydanube.errors import DanubeError
 from pydanube.web import conditions, formats, views
 from pydanube.web.operations import Operation
 from pydanube.web.settings import LIMITS, RetentionView
 from pydanube.web.site import NotHere, Site, range_of, sentence_of, whole
 from pydanube.web.topic_pages import or_why
-from pydanube.wire._pb.pydanube.status_pb2 import ClusterStatusResponse
 
 PAGE_ROWS: Final = 50
 REBALANCING_SHOWN: Final = 8
@@ -84,7 +84,7 @@ def _operations(site: Site, said: conditions.Banner) -> list[Operation]:
     return [each for each in found if not (is_outage and each.state == "done")][:4]
 
 
-async def _status(site: Site) -> tuple[ClusterStatusResponse | None, str]:
+async def _status(site: Site) -> tuple[values.ClusterStatus | None, str]:
     """Or why it is not known: the page has more to show than this."""
     try:
         return await site.gateway.status(), ""
@@ -94,14 +94,14 @@ async def _status(site: Site) -> tuple[ClusterStatusResponse | None, str]:
 
 async def _happened(site: Site) -> list[Any]:
     try:
-        return list(await site.gateway.events(EVENTS_SHOWN))
+        return list((await site.gateway.ask(calls.list_events(EVENTS_SHOWN))).events)
     except DanubeError:
         return []  # the page is about more than this
 
 
 async def _rebalanced(site: Site) -> list[Any]:
     try:
-        return list(await site.gateway.rebalancing(REBALANCING_SHOWN))
+        return list((await site.gateway.ask(calls.rebalancing_history(REBALANCING_SHOWN))).moves)
     except DanubeError:
         return []  # the page is about more than this
 
@@ -201,7 +201,7 @@ async def namespaces(site: Site, request: Request) -> Response:
         own = [row for row in rows if row.namespace == name]
         things = [samples.topic(row.name) for row in own]
         limits, why = await limits_of(site, name)
-        retention, no_retention = await or_why(gateway.retention(namespace=name))
+        retention, no_retention = await or_why(gateway.ask(calls.retention(namespace=name)))
         found.append(
             {
                 "name": name,
@@ -221,7 +221,7 @@ async def namespaces(site: Site, request: Request) -> Response:
 async def limits_of(site: Site, namespace: str) -> tuple[dict[str, Any], str]:
     """The seven limits, 0 for none; and why they are not known."""
     try:
-        limits = json.loads(await site.gateway.policies(namespace))
+        limits = json.loads((await site.gateway.ask(calls.namespace_policies(namespace))).policies)
     except DanubeError as error:
         return {}, sentence_of(error)
     return limits, ""

@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pydanube.admin import calls, values
+from pydanube.admin.values import BACKOFF, POISON
 from pydanube.core.cluster.conditions import count as counted
 from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_ALLOWED
 from pydanube.core.dispatch.delivery import DELAY_MAX_MS, REDELIVERY_COUNT_MAX, Backoff, FailurePolicy, Poison
@@ -20,29 +22,28 @@ from pydanube.core.names import NamespaceName, TopicName
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.web import formats
-from pydanube.web.gateway import OURS, TOPICS
 from pydanube.web.site import Site, form_of, sentence_of, subscription_of, subscription_url, topic_of, topic_url, whole
-from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
-from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 U32_MAX: Final = (1 << 32) - 1
 LIMITS: Final = tuple(TopicPolicy().limits())
-BACKOFF: Final = {"fixed": pb.Fixed, "exponential": pb.Exponential}
-POISON: Final = {"dead_letter": pb.DeadLetter, "block": pb.Block, "drop": pb.Drop}
 BACKOFF_WORDS: Final = {number: word for word, number in BACKOFF.items()}
 POISON_WORDS: Final = {number: word.replace("_", " ") for word, number in POISON.items()}
 HEARTBEATS: Final = (*PROFILES, OFF, OBSERVE)
 DEFAULTS: Final = FailurePolicy()
-_BACKOFF_OF: Final = {Backoff.FIXED: pb.Fixed, Backoff.EXPONENTIAL: pb.Exponential}
-_POISON_OF: Final = {Poison.DEAD_LETTER: pb.DeadLetter, Poison.BLOCK: pb.Block, Poison.DROP: pb.Drop}
+_BACKOFF_OF: Final = {Backoff.FIXED: BACKOFF["fixed"], Backoff.EXPONENTIAL: BACKOFF["exponential"]}
+_POISON_OF: Final = {
+    Poison.DEAD_LETTER: POISON["dead_letter"],
+    Poison.BLOCK: POISON["block"],
+    Poison.DROP: POISON["drop"],
+}
 
 
 # --- failure policy -----------------------------------------------------------------------------------------------
 
 
-def default_policy() -> pb.SubscriptionFailurePolicy:
+def default_policy() -> values.SubscriptionFailurePolicy:
     """What a broker goes by when nothing is set."""
-    return pb.SubscriptionFailurePolicy(
+    return values.SubscriptionFailurePolicy(
         max_redelivery_count=DEFAULTS.max_redelivery_count,
         ack_timeout_ms=DEFAULTS.ack_timeout_ms,
         base_redelivery_delay_ms=DEFAULTS.base_redelivery_delay_ms,
@@ -52,7 +53,7 @@ def default_policy() -> pb.SubscriptionFailurePolicy:
     )
 
 
-def policy_rows(policy: pb.SubscriptionFailurePolicy) -> list[tuple[str, str]]:
+def policy_rows(policy: values.SubscriptionFailurePolicy) -> list[tuple[str, str]]:
     return [
         ("Redeliveries at most", f"{policy.max_redelivery_count:,}"),
         ("Acknowledge within", formats.duration(policy.ack_timeout_ms / 1000) if policy.ack_timeout_ms else "any time"),
@@ -69,9 +70,9 @@ def default_sentence() -> str:
     )
 
 
-def changed_policy(now: pb.SubscriptionFailurePolicy, form: Mapping[str, str]) -> pb.SubscriptionFailurePolicy:
+def changed_policy(now: values.SubscriptionFailurePolicy, form: Mapping[str, str]) -> values.SubscriptionFailurePolicy:
     """`now`, with what the form names. Raises ConfigError."""
-    policy = pb.SubscriptionFailurePolicy()
+    policy = values.SubscriptionFailurePolicy()
     policy.CopyFrom(now)
     policy.max_redelivery_count = whole(form, "max_redelivery_count", now.max_redelivery_count, 0, REDELIVERY_COUNT_MAX)
     for name in ("ack_timeout_ms", "base_redelivery_delay_ms", "max_redelivery_delay_ms"):
@@ -97,11 +98,10 @@ async def set_policy(site: Site, request: Request) -> Response:
     own = subscription_of(request)
 
     async def change(topic: str, form: Mapping[str, str]) -> str:
-        found = await site.gateway.failure_policy(topic, own)
+        found = await site.gateway.ask(calls.failure_policy(topic, own))
         now = found.failure_policy if found.HasField("failure_policy") else default_policy()
         policy = changed_policy(now, form)
-        order = pb.SetSubscriptionFailurePolicyRequest(topic=topic, subscription=own, failure_policy=policy)
-        await site.gateway.order(f"{TOPICS}/SetSubscriptionFailurePolicy", order, pb.SubscriptionResponse)
+        await site.gateway.ask(calls.set_failure_policy(topic, own, policy))
         return "Set. Now: " + ", ".join(f"{name.lower()} {value}" for name, value in policy_rows(policy)) + "."
 
     return await _of_subscription(site, request, change)
@@ -117,9 +117,7 @@ async def set_window(site: Site, request: Request) -> Response:
         number = whole(form, "max_unacked_messages", 0, 1, UNACKED_MAX_ALLOWED)
         if not number:
             raise ConfigError("max_unacked_messages", "", f"a whole number from 1 to {UNACKED_MAX_ALLOWED}")
-        config = pb.SubscriptionDispatchConfig(max_unacked_messages=number)
-        order = pb.SetSubscriptionDispatchConfigRequest(topic=topic, subscription=own, dispatch_config=config)
-        await site.gateway.order(f"{TOPICS}/SetSubscriptionDispatchConfig", order, pb.SubscriptionResponse)
+        await site.gateway.ask(calls.set_dispatch_config(topic, own, number))
         return f"Set: {counted(number, 'message')} at most may be sent and not acknowledged."
 
     return await _of_subscription(site, request, change)
@@ -129,8 +127,7 @@ async def set_heartbeat(site: Site, request: Request) -> Response:
     own = subscription_of(request)
 
     async def change(topic: str, form: Mapping[str, str]) -> str:
-        order = ours.SetHeartbeatRequest(topic=topic, subscription=own, heartbeat=form.get("heartbeat", "").strip())
-        done = await site.gateway.order(f"{OURS}/SetHeartbeat", order, ours.SetHeartbeatResponse)
+        done = await site.gateway.ask(calls.set_heartbeat(topic, form.get("heartbeat", "").strip(), own))
         return f"Set: its heartbeat is {done.heartbeat}."
 
     return await _of_subscription(site, request, change)
@@ -172,7 +169,7 @@ class RetentionView(NamedTuple):
     sentence: str
 
     @classmethod
-    def of(cls, found: ours.RetentionResponse) -> RetentionView:
+    def of(cls, found: values.RetentionRule) -> RetentionView:
         kept = []
         if found.minutes:
             kept.append(f"for {formats.duration(found.minutes * 60.0)}")
@@ -185,9 +182,9 @@ class RetentionView(NamedTuple):
 
 def retention_request(
     form: Mapping[str, str], *, topic: str | None = None, namespace: str | None = None
-) -> ours.SetRetentionRequest:
+) -> values.SetRetentionRequest:
     """Raises ConfigError."""
-    request = ours.SetRetentionRequest(topic=topic, namespace=namespace)
+    request = values.SetRetentionRequest(topic=topic, namespace=namespace)
     if form.get("reset") == "1":
         request.reset = True
         return request
@@ -203,8 +200,7 @@ async def set_topic_retention(site: Site, request: Request) -> Response:
     name = topic_of(request)
 
     async def change(topic: str, form: Mapping[str, str]) -> str:
-        order = retention_request(form, topic=topic)
-        done = await site.gateway.order(f"{OURS}/SetRetention", order, ours.RetentionResponse)
+        done = await site.gateway.ask(calls.set_retention(retention_request(form, topic=topic)))
         return RetentionView.of(done).sentence
 
     return await _everywhere(site, request, name, topic_url(name), change)
@@ -214,7 +210,7 @@ async def set_namespace_retention(site: Site, request: Request) -> Response:
     form = await form_of(request)
     try:
         order = retention_request(form, namespace=NamespaceName(form.get("name", "").strip()))
-        done = await site.gateway.order(f"{OURS}/SetRetention", order, ours.RetentionResponse)
+        done = await site.gateway.ask(calls.set_retention(order))
     except DanubeError as error:
         return site.back("/namespaces", failed=sentence_of(error))
     return site.back("/namespaces", said=f"{order.namespace}: {RetentionView.of(done).sentence}")
@@ -223,9 +219,9 @@ async def set_namespace_retention(site: Site, request: Request) -> Response:
 # --- limits of a namespace --------------------------------------------------------------------------------------------
 
 
-def limits_request(form: Mapping[str, str]) -> ours.SetNamespaceLimitsRequest:
+def limits_request(form: Mapping[str, str]) -> values.SetNamespaceLimitsRequest:
     """What the form names; the rest stays. Raises ConfigError."""
-    request = ours.SetNamespaceLimitsRequest(namespace=NamespaceName(form.get("name", "").strip()))
+    request = values.SetNamespaceLimitsRequest(namespace=NamespaceName(form.get("name", "").strip()))
     if form.get("reset") == "1":
         request.reset.extend(LIMITS)
         return request
@@ -241,7 +237,7 @@ async def set_namespace_limits(site: Site, request: Request) -> Response:
     form = await form_of(request)
     try:
         order = limits_request(form)
-        done = await site.gateway.order(f"{OURS}/SetNamespaceLimits", order, ours.NamespaceLimitsResponse)
+        done = await site.gateway.ask(calls.set_namespace_limits(order))
     except DanubeError as error:
         return site.back("/namespaces", failed=sentence_of(error))
     changes = ", ".join(f"{each.name.replace('_', ' ')} {each.before} → {each.after}" for each in done.changes)

@@ -20,14 +20,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from pydanube import __version__
+from pydanube.admin.gateway import Gateway
+from pydanube.admin.sampler import Sampler
 from pydanube.client.grpc.connection import BrokerRefused
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.errors import ConfigError, DanubeError, InvalidName, TopicUnknown, Unavailable
 from pydanube.web import charts, formats
-from pydanube.web.gateway import Gateway
 from pydanube.web.guard import BODY_MAX_BYTES
 from pydanube.web.operations import Operations
-from pydanube.web.sampler import Sampler
 
 log = logging.getLogger(__name__)
 

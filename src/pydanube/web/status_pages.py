@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pydanube.admin import calls, values
+from pydanube.admin.gateway import KnownBroker
 from pydanube.core.names import TopicName
 from pydanube.web import formats, views
-from pydanube.web.gateway import Broker
 from pydanube.web.site import Site
-from pydanube.wire._pb.pydanube import status_pb2
 
 ROWS_MAX: Final = 500
 EVENTS_MAX: Final = 200
@@ -32,7 +32,7 @@ BLOCKED: Final = views.Chip("bad", "blocked", "a message failed too often and bl
 
 
 class SubscriptionRow(NamedTuple):
-    state: status_pb2.SubscriptionState
+    state: values.SubscriptionState
     chip: views.Chip
     lag: int | None
     lag_seconds: float | None
@@ -41,7 +41,7 @@ class SubscriptionRow(NamedTuple):
     parts: Sequence[SubscriptionRow] = ()  # of a partitioned topic, by number
 
     @classmethod
-    def of(cls, state: status_pb2.SubscriptionState, addresses: Mapping[str, str]) -> SubscriptionRow:
+    def of(cls, state: values.SubscriptionState, addresses: Mapping[str, str]) -> SubscriptionRow:
         chip = BLOCKED if state.is_blocked else COURSES.get(state.course, COURSES["unknown"])
         return cls(
             state,
@@ -57,7 +57,7 @@ class SubscriptionRow(NamedTuple):
         """One subscription of a partitioned topic: lag added up, as late as the latest, as bad as the worst."""
         parts = sorted(parts, key=lambda row: TopicName(row.state.topic).partition_number or 0)
         first, owners = parts[0].state, {row.owner for row in parts}
-        state = status_pb2.SubscriptionState(
+        state = values.SubscriptionState(
             topic=base,
             name=first.name,
             type=first.type,
@@ -92,7 +92,7 @@ def grouped(rows: Sequence[SubscriptionRow]) -> list[SubscriptionRow]:
 
 
 class ConnectionRow(NamedTuple):
-    state: status_pb2.ConnectionState
+    state: values.ConnectionState
     since_us: int | None
     unacked: int | None
     rate: float | None
@@ -100,7 +100,7 @@ class ConnectionRow(NamedTuple):
     parts: Sequence[ConnectionRow] = ()  # of a partitioned topic, by number
 
     @classmethod
-    def of(cls, state: status_pb2.ConnectionState, addresses: Mapping[str, str]) -> ConnectionRow:
+    def of(cls, state: values.ConnectionState, addresses: Mapping[str, str]) -> ConnectionRow:
         return cls(
             state,
             state.since_us if state.HasField("since_us") else None,
@@ -148,14 +148,16 @@ def _one_of(words: Collection[str], several: str) -> str:
     return next(iter(words)) if len(words) == 1 else f"{len(words)} {several}"
 
 
-def _addresses(brokers: Sequence[Broker]) -> dict[str, str]:
+def _addresses(brokers: Sequence[KnownBroker]) -> dict[str, str]:
     return {each.broker_id: formats.bare(each.address) for each in brokers}
 
 
 async def subscriptions(site: Site, request: Request) -> Response:
     namespace = request.query_params.get("namespace", "").strip()
     found, brokers, namespaces = await asyncio.gather(
-        site.gateway.subscriptions(namespace, ROWS_MAX), site.gateway.brokers(), site.gateway.namespaces()
+        site.gateway.ask(calls.list_subscriptions(ROWS_MAX, namespace=namespace)),
+        site.gateway.brokers(),
+        site.gateway.namespaces(),
     )
     addresses = _addresses(brokers)
     return site.show(
@@ -172,7 +174,9 @@ async def subscriptions(site: Site, request: Request) -> Response:
 
 async def connections(site: Site, request: Request) -> Response:
     topic = request.query_params.get("topic", "").strip()
-    found, brokers = await asyncio.gather(site.gateway.connections(topic, ROWS_MAX), site.gateway.brokers())
+    found, brokers = await asyncio.gather(
+        site.gateway.ask(calls.list_connections(topic, ROWS_MAX)), site.gateway.brokers()
+    )
     addresses = _addresses(brokers)
     return site.show(
         request,
@@ -186,7 +190,7 @@ async def connections(site: Site, request: Request) -> Response:
 
 
 async def events(site: Site, request: Request) -> Response:
-    happened, brokers = await asyncio.gather(site.gateway.events(EVENTS_MAX), site.gateway.brokers())
+    found, brokers = await asyncio.gather(site.gateway.ask(calls.list_events(EVENTS_MAX)), site.gateway.brokers())
     return site.show(
-        request, "events.html", active="events", happened=list(happened), addresses=_addresses(brokers)
+        request, "events.html", active="events", happened=list(found.events), addresses=_addresses(brokers)
     )  # fmt: skip

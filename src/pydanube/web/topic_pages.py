@@ -10,24 +10,24 @@ from typing import Final, NamedTuple, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pydanube.admin import calls, values
+from pydanube.admin.calls import RELIABLE
+from pydanube.admin.gateway import Gateway, TopicRow
+from pydanube.admin.samples import Thing, sum_of
+from pydanube.admin.values import BACKOFF, POISON
 from pydanube.client.grpc.connection import BrokerRefused
 from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_DEFAULT
 from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.web import formats, views
-from pydanube.web.gateway import RELIABLE, Gateway, TopicRow
-from pydanube.web.samples import Thing, sum_of
 from pydanube.web.settings import (
-    BACKOFF,
     HEARTBEATS,
-    POISON,
     RetentionView,
     default_policy,
     default_sentence,
     policy_rows,
 )
 from pydanube.web.site import Site, range_of, sentence_of, subscription_of, topic_of
-from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 T = TypeVar("T")
 
@@ -60,17 +60,17 @@ async def topic(site: Site, request: Request) -> Response:
     gateway, samples = site.gateway, site.sampler.samples
     name = topic_of(request)
     try:
-        found = await gateway.describe(name)
+        found = await gateway.ask(calls.describe_topic(name))
     except BrokerRefused as refused:
         if refused.code == "NOT_FOUND" and await gateway.parts(name) != [name]:
             return await partitioned(site, request, name)
         raise
     is_reliable = found.delivery == RELIABLE
     (state, _), (storage, no_storage), (moves, _), (retention, no_retention), brokers = await asyncio.gather(
-        or_why(gateway.state(name)),
-        or_why(gateway.storage(name)) if is_reliable else _nothing(),
-        or_why(gateway.moves(name)),
-        or_why(gateway.retention(topic=name)) if is_reliable else _nothing(),
+        or_why(gateway.ask(calls.topic_state(name))),
+        or_why(gateway.ask(calls.list_storage(name, summary=True))) if is_reliable else _nothing(),
+        or_why(gateway.ask(calls.topic_moves(name))),
+        or_why(gateway.ask(calls.retention(topic=name))) if is_reliable else _nothing(),
         gateway.brokers(),
     )
     names = list(found.subscriptions)
@@ -109,7 +109,7 @@ async def topic(site: Site, request: Request) -> Response:
         orphans=orphans,
         retention=RetentionView.of(retention) if retention is not None else None,
         no_retention=no_retention,
-        moves=list(moves or [])[:MOVES_SHOWN],
+        moves=list(moves.moves if moves is not None else [])[:MOVES_SHOWN],
         operations=site.operations.of("move", subject=name)[:1],
         throughput=views.throughput(samples, thing, seconds=range_of(request), is_known=silent is None),
         lag=views.lag_chart(samples, thing, seconds=range_of(request), is_known=silent is None),
@@ -123,7 +123,7 @@ async def partitioned(site: Site, request: Request, base: TopicName) -> Response
     own = set(names)
     lines = views.topic_lines([row for row in rows if row.name in own], samples, site.operations, brokers)
     line = views.partitioned_line(base, lines, samples)
-    found, why = await or_why(gateway.describe(names[0]))
+    found, why = await or_why(gateway.ask(calls.describe_topic(names[0])))
     lags = views.subscription_lags(names, samples)
     subscriptions = []
     for each in sorted({*lags, *(found.subscriptions if found is not None else ())}):
@@ -151,7 +151,7 @@ async def _nothing() -> tuple[None, str]:
     return None, ""
 
 
-def _chip(state: ours.TopicStateResponse | None, chip: views.Chip) -> views.Chip:
+def _chip(state: values.TopicState | None, chip: views.Chip) -> views.Chip:
     """What the owner says is better than what can be guessed from numbers."""
     if state is None:
         return chip
@@ -183,7 +183,7 @@ async def _explained(gateway: Gateway, topic: str, subscription: str, is_reliabl
     """Its lag as the owner has just said it, None if it is not known, and the sentence."""
     if not is_reliable:
         return None, "A topic that is not reliable keeps nothing: whoever is connected gets it."
-    explained, why = await or_why(gateway.explain(topic, subscription))
+    explained, why = await or_why(gateway.ask(calls.explain(topic, subscription)))
     return (explained.lag.lag_messages, explained.sentence) if explained is not None else (None, why)
 
 
@@ -191,7 +191,7 @@ async def delete_topic(site: Site, request: Request) -> Response:
     name = topic_of(request)
     name = name.base if name.partition_number is not None else name  # partitions go together
     names = await site.gateway.parts(name)
-    found = await site.gateway.describe(names[0])
+    found = await site.gateway.ask(calls.describe_topic(names[0]))
     samples = site.sampler.samples
     return site.show(
         request, "delete_topic.html", active="topics", topic=name, subscriptions=list(found.subscriptions),
@@ -206,16 +206,16 @@ async def delete_topic(site: Site, request: Request) -> Response:
 async def subscription(site: Site, request: Request) -> Response:
     gateway, samples = site.gateway, site.sampler.samples
     name, own = topic_of(request), subscription_of(request)
-    found = await gateway.describe(name)
+    found = await gateway.ask(calls.describe_topic(name))
     is_reliable = found.delivery == RELIABLE
     if own not in found.subscriptions:
         raise ConfigError(
             "subscription", own, f"one of topic {name}: {', '.join(found.subscriptions) or 'it has none'}"
         )
     (explained, why), policy, dispatch, brokers = await asyncio.gather(
-        or_why(gateway.explain(name, own)) if is_reliable else _nothing(),
-        gateway.failure_policy(name, own),
-        gateway.dispatch_config(name, own),
+        or_why(gateway.ask(calls.explain(name, own))) if is_reliable else _nothing(),
+        gateway.ask(calls.failure_policy(name, own)),
+        gateway.ask(calls.dispatch_config(name, own)),
         gateway.brokers(),
     )
     silent = views.silence(found.broker_id, samples, [each.broker_id for each in brokers])

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from pydanube.admin import values
+from pydanube.admin.gateway import KnownBroker, TopicRow
+from pydanube.admin.samples import Samples, Thing, sum_of
 from pydanube.core.cluster.conditions import count as counted
 from pydanube.core.names import TopicName
 from pydanube.web.charts import Chart, Line, Part, Tier, chart
-from pydanube.web.gateway import Broker, TopicRow
 from pydanube.web.operations import Operations
-from pydanube.web.samples import Samples, Thing, sum_of
-from pydanube.wire._pb.pydanube import admin_pb2 as ours
 
 SEVERITY: Final = ("bad", "warn", "moving", "ok", "idle")  # kinds of chips
 PAST_SECONDS: Final = 15 * 60  # that a chart shows if nobody says otherwise
@@ -84,7 +84,7 @@ def with_lag(thing: Thing, lag: int | None) -> Thing:
     return thing if lag is None else replace(thing, levels={**thing.levels, "lag": float(lag)})
 
 
-def broker_chip(broker: Broker, samples: Samples) -> Chip:
+def broker_chip(broker: KnownBroker, samples: Samples) -> Chip:
     if broker.broker_id in samples.failures:
         return Chip("bad", "silent", samples.failures[broker.broker_id])
     numbers = samples.numbers(broker.broker_id)
@@ -130,7 +130,7 @@ SORTS: Final[Mapping[str, Callable[[TopicLine], tuple[float, str]]]] = {
 
 
 def topic_lines(
-    rows: Sequence[TopicRow], samples: Samples, operations: Operations, brokers: Sequence[Broker]
+    rows: Sequence[TopicRow], samples: Samples, operations: Operations, brokers: Sequence[KnownBroker]
 ) -> list[TopicLine]:
     addresses = {each.broker_id: each.address.rpartition("://")[2] for each in brokers}
     found = []
@@ -227,7 +227,7 @@ def _flow(
     return Line(label, colour, samples.past(thing, name, seconds), current, is_known)
 
 
-def tiers_of(tiers: ours.Tiers, orphans: Sequence[ours.OrphanState]) -> list[Tier]:
+def tiers_of(tiers: values.Tiers, orphans: Sequence[values.OrphanState]) -> list[Tier]:
     """Cloud, disk, memory; and what waits on a lost broker's disk."""
     found = [
         Tier(

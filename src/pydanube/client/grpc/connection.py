@@ -26,6 +26,7 @@ from pydanube.errors import ConfigError, DanubeError, Unreachable
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
+A = TypeVar("A", bound=Message, covariant=True)
 
 CALL_SECONDS: Final = 10.0
 NO_METHOD: Final = "Method not found!"  # gRPC's own words
@@ -50,12 +51,12 @@ OPTIONS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[M]):
+class Call(Generic[A]):
     """One call of a service: unary, or a stream of answers. `changes` marks those that change something."""
 
     method: str
     request: Message
-    answer: type[M]
+    answer: type[A]
     changes: bool = False
 
 

@@ -13,9 +13,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from pydanube.admin.gateway import KnownBroker
+from pydanube.admin.samples import Samples, parse_in_steps
 from pydanube.errors import DanubeError, Unreachable
-from pydanube.web.gateway import Broker
-from pydanube.web.samples import Samples, parse_in_steps
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +29,12 @@ SIZE_MAX_BYTES: Final = 64 * 1024 * 1024
 class Sampler:
     """`brokers` are asked for anew in every round.
 
-    So is how they are doing (`look`), of several: whoever is asked remembers since when another says nothing.
+    So is how they are doing (`look`), of several: the broker that is asked remembers since when another is silent.
     """
 
     def __init__(
         self,
-        brokers: Callable[[], Awaitable[Sequence[Broker]]],
+        brokers: Callable[[], Awaitable[Sequence[KnownBroker]]],
         samples: Samples | None = None,
         look: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
@@ -85,7 +85,7 @@ class Sampler:
             with contextlib.suppress(DanubeError):  # the pages ask as well, and say why
                 await self._look()
 
-    async def _sample(self, broker: Broker) -> None:
+    async def _sample(self, broker: KnownBroker) -> None:
         try:
             text = await scrape(broker.metrics_addr)
         except DanubeError as error:

@@ -1,12 +1,12 @@
-"""The brokers, as the pages see them: questions and orders to whichever broker answers.
+"""A cluster behind one address: calls go to whichever broker answers, and what everybody asks is asked once.
 
-    gateway ──► the broker that answered last ── nobody there? ──► the next one of those that are known
+    gateway ──► the broker that answered last ── cannot be reached? ──► the next one of those that are known
 
-Any broker answers for the whole cluster. Channels stay open. What a broker refuses is `BrokerRefused` with its own
-sentence, a cluster that nobody answers for is `Unreachable`: both are shown as they are.
+Any broker answers for the whole cluster. Channels stay open. A refusal is `BrokerRefused` with the broker's sentence; a
+cluster of which no broker can be reached is `Unreachable`.
 
-What every page shows is asked for once per `cache_seconds`, however many look, and a page does not wait for it: it
-shows what is known, and the next one what was learned meanwhile.
+Brokers, topics, balance and status are asked for once per `cache_seconds`, however many read them, and a reader does
+not wait for it: it gets what is known, and the next reader what was learned since.
 """
 
 from __future__ import annotations
@@ -20,30 +20,21 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
+from pydanube.admin import calls, values
 from pydanube.client.client import Client
-from pydanube.client.grpc.connection import BrokerRefused, GrpcConnection
+from pydanube.client.grpc.connection import BrokerRefused, Call, GrpcConnection
 from pydanube.client.messages import asked_by_header
 from pydanube.client.redrive import Survey, survey
 from pydanube.config import reachable
 from pydanube.core.names import TopicName
 from pydanube.errors import DanubeError, Unreachable
-from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
-from pydanube.wire._pb.pydanube import admin_pb2 as ours
-from pydanube.wire._pb.pydanube import status_pb2
 
 ASKED_BY: ContextVar[str] = ContextVar("asked_by", default="")  # the address that the request at hand came from
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
-BROKERS: Final = "danube_admin.BrokerAdmin"
-CLUSTER: Final = "danube_admin.ClusterAdmin"
-NAMESPACES: Final = "danube_admin.NamespaceAdmin"
-TOPICS: Final = "danube_admin.TopicAdmin"
-OURS: Final = "pydanube.admin.v1.Admin"
-STATUS: Final = "pydanube.admin.v1.Status"
 LEADER: Final = "Cluster_Leader"
-RELIABLE: Final = "Reliable"
 CALL_SECONDS: Final = 5.0
 CACHE_SECONDS: Final = 3.0
 STALE_FACTOR: Final = 5  # older than so many cache times is not shown any more
@@ -54,7 +45,9 @@ SURVEY_SECONDS: Final = 6.0  # a survey of dead letters reads thousands of them
 SURVEYS_MAX: Final = 20
 
 
-class Broker(NamedTuple):
+class KnownBroker(NamedTuple):
+    """A broker as the others list it."""
+
     broker_id: str
     address: str
     role: str
@@ -74,7 +67,7 @@ class TopicRow(NamedTuple):
 
     @property
     def is_reliable(self) -> bool:
-        return self.delivery == RELIABLE
+        return self.delivery == calls.RELIABLE
 
     @property
     def namespace(self) -> str:
@@ -127,13 +120,14 @@ class Cached(Generic[T]):
 
 
 class Gateway:
-    """For an `async with` block."""
+    """To be closed. `endpoint` is one broker's admin address; it tells of the others."""
 
     def __init__(
         self,
         endpoint: str,
         *,
         flag: str = "--broker-endpoint",
+        name: str = "web admin",
         stream_url: str = "",
         call_seconds: float = CALL_SECONDS,
         cache_seconds: float = CACHE_SECONDS,
@@ -142,10 +136,11 @@ class Gateway:
         self._connections = {(first := GrpcConnection(endpoint, flag)).address: first}
         self._current = first.address
         self._open: set[str] = set()
+        self._name = name  # of who asks, for the broker's events
         self._stream_url = stream_url
         self._client: Client | None = None
         self._client_lock = asyncio.Lock()
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
         self.searching = asyncio.Semaphore(SEARCHES_AT_ONCE)  # to be held while messages are looked through
         self._is_alone = False
         self.call_seconds = call_seconds
@@ -166,23 +161,27 @@ class Gateway:
 
     # --- calling ------------------------------------------------------------------------------------------
 
-    async def call(
-        self,
-        method: str,
-        request: Message,
-        answer: type[M],
-        *,
-        seconds: float | None = None,
-        headers: Sequence[tuple[str, bytes]] = (),
-    ) -> M:
-        """Raises BrokerRefused, or Unreachable if none of the known brokers is there."""
+    async def ask(self, call: Call[M], *, seconds: float | None = None) -> M:
+        """Raises BrokerRefused, or Unreachable if none of the known brokers can be reached.
+
+        A call that changes something says in whose name, and what is cached is asked for again afterwards.
+        """
+        if not call.changes:
+            return await self._ask(call, seconds or self.call_seconds)
+        by = f"{self._name}, for {ASKED_BY.get()}" if ASKED_BY.get() else self._name
+        try:
+            return await self._ask(call, seconds or self.call_seconds, [asked_by_header(by)])
+        finally:
+            self.forget()
+
+    async def _ask(self, call: Call[M], seconds: float, headers: Sequence[tuple[str, bytes]] = ()) -> M:
         failure: DanubeError | None = None
         for address in self._in_turn():
             connection = await self._connection(address)
             try:
-                async with self._room:
+                async with self._slots:
                     found = await connection.call(
-                        method, request, answer, seconds=seconds or self.call_seconds, headers=headers
+                        call.method, call.request, call.answer, seconds=seconds, headers=headers
                     )
             except Unreachable as error:
                 failure = failure or error
@@ -192,10 +191,10 @@ class Gateway:
         assert failure is not None
         raise failure
 
-    async def stream(self, method: str, request: Message, answer: type[M]) -> AsyncIterator[M]:
-        """What the broker that answered last says, as it says it."""
+    async def follow(self, call: Call[M]) -> AsyncIterator[M]:
+        """The answers of the broker that answered last, as they come."""
         connection = await self._connection(self._current)
-        async with contextlib.aclosing(connection.stream(method, request, answer)) as answers:  # type: ignore[type-var]
+        async with contextlib.aclosing(connection.follow(call)) as answers:  # type: ignore[type-var]
             async for each in answers:
                 yield each
 
@@ -226,13 +225,13 @@ class Gateway:
 
     # --- the cluster ----------------------------------------------------------------------------------------
 
-    async def brokers(self) -> list[Broker]:
+    async def brokers(self) -> list[KnownBroker]:
         return await self._brokers.get()
 
-    async def _ask_brokers(self) -> list[Broker]:
-        found = await self.call(f"{BROKERS}/ListBrokers", pb.Empty(), pb.BrokerListResponse)
+    async def _ask_brokers(self) -> list[KnownBroker]:
+        found = await self.ask(calls.list_brokers())
         brokers = [
-            Broker(
+            KnownBroker(
                 each.broker_id,
                 each.broker_addr,
                 each.broker_role,
@@ -246,55 +245,34 @@ class Gateway:
             self._remember(each)
         return brokers
 
-    def _remember(self, broker: Broker) -> None:
+    def _remember(self, broker: KnownBroker) -> None:
         """For the day when the one that was given is away."""
         with contextlib.suppress(DanubeError):
             connection = GrpcConnection(reachable(broker.admin_addr.rpartition("://")[2], broker.address))
             if len(self._connections) < MEMBERS_MAX:
                 self._connections.setdefault(connection.address, connection)
 
-    async def balance(self) -> pb.ClusterBalanceResponse | None:
+    async def balance(self) -> values.ClusterBalance | None:
         """None: a broker that is alone has nothing to balance."""
         return await self._balance.get()
 
-    async def _ask_balance(self) -> pb.ClusterBalanceResponse | None:
+    async def _ask_balance(self) -> values.ClusterBalance | None:
         if self._is_alone and len(await self.brokers()) < 2:
             return None  # a call that is refused counts as an error in the broker's metrics: once is enough
         try:
-            return await self.call(
-                f"{BROKERS}/GetClusterBalance", pb.ClusterBalanceRequest(), pb.ClusterBalanceResponse
-            )
+            return await self.ask(calls.balance())
         except BrokerRefused as refused:
             if refused.code == "UNIMPLEMENTED":
                 self._is_alone = True
                 return None
             raise
 
-    async def status(self) -> status_pb2.ClusterStatusResponse:
-        """What is wrong, and how every broker is doing. Raises BrokerRefused from one of an earlier version."""
+    async def status(self) -> values.ClusterStatus:
+        """What is wrong, and how every broker is doing. Raises BrokerRefused if the broker is of an earlier version."""
         return await self._status.get()
 
-    async def _ask_status(self) -> status_pb2.ClusterStatusResponse:
-        request = status_pb2.ClusterStatusRequest()
-        return await self.call(f"{STATUS}/ClusterStatus", request, status_pb2.ClusterStatusResponse)
-
-    async def events(self, count_max: int) -> Sequence[status_pb2.Happening]:
-        request = status_pb2.ListEventsRequest(count_max=count_max)
-        return (await self.call(f"{STATUS}/ListEvents", request, status_pb2.ListEventsResponse)).events
-
-    async def subscriptions(self, namespace: str, count_max: int) -> status_pb2.ListSubscriptionsResponse:
-        """Of one namespace, or of all; furthest behind first."""
-        request = status_pb2.ListSubscriptionsRequest(namespace=namespace, count_max=count_max)
-        return await self.call(f"{STATUS}/ListSubscriptions", request, status_pb2.ListSubscriptionsResponse)
-
-    async def connections(self, topic: str, count_max: int) -> status_pb2.ListConnectionsResponse:
-        """Of one topic, or of all."""
-        request = status_pb2.ListConnectionsRequest(topic=topic, count_max=count_max)
-        return await self.call(f"{STATUS}/ListConnections", request, status_pb2.ListConnectionsResponse)
-
-    async def rebalancing(self, count_max: int) -> Sequence[ours.RebalancingMove]:
-        request = ours.RebalancingHistoryRequest(count_max=count_max)
-        return (await self.call(f"{OURS}/RebalancingHistory", request, ours.RebalancingHistoryResponse)).moves
+    async def _ask_status(self) -> values.ClusterStatus:
+        return await self.ask(calls.cluster_status())
 
     # --- topics -----------------------------------------------------------------------------------------------
 
@@ -305,9 +283,8 @@ class Gateway:
     async def _ask_topics(self) -> list[TopicRow]:
         found: list[TopicRow] = []
         for namespace in await self.namespaces():
-            request = pb.NamespaceRequest(name=namespace)
             try:
-                listed = await self.call(f"{TOPICS}/ListNamespaceTopics", request, pb.TopicInfoListResponse, seconds=30)
+                listed = await self.ask(calls.list_topics(namespace), seconds=30)
             except BrokerRefused as refused:
                 if refused.code == "NOT_FOUND":
                     continue  # it was deleted meanwhile
@@ -321,55 +298,8 @@ class Gateway:
         own = [name for name in map(TopicName, rows) if name.is_partition_of(topic)]
         return [*sorted(own, key=lambda name: name.partition_number or 0)] or [topic]
 
-    async def retention(self, **of: str) -> ours.RetentionResponse:
-        """Of topic=… or namespace=…"""
-        return await self.call(f"{OURS}/GetRetention", ours.GetRetentionRequest(**of), ours.RetentionResponse)
-
     async def namespaces(self) -> list[str]:
-        return list((await self.call(f"{BROKERS}/ListNamespaces", pb.Empty(), pb.NamespaceListResponse)).namespaces)
-
-    async def policies(self, namespace: str) -> str:
-        request = pb.NamespaceRequest(name=namespace)
-        return (await self.call(f"{NAMESPACES}/GetNamespacePolicies", request, pb.PolicyResponse)).policies
-
-    async def describe(self, topic: str) -> pb.DescribeTopicResponse:
-        request = pb.DescribeTopicRequest(name=topic)
-        return await self.call(f"{TOPICS}/DescribeTopic", request, pb.DescribeTopicResponse)
-
-    async def state(self, topic: str) -> ours.TopicStateResponse:
-        return await self.call(f"{OURS}/TopicState", ours.TopicStateRequest(topic=topic), ours.TopicStateResponse)
-
-    async def storage(self, topic: str) -> ours.StorageListResponse:
-        request = ours.StorageListRequest(topic=topic, summary=True)
-        return await self.call(f"{OURS}/StorageList", request, ours.StorageListResponse)
-
-    async def moves(self, topic: str) -> Sequence[ours.Move]:
-        request = ours.MovePhasesRequest(topic=topic)
-        return (await self.call(f"{OURS}/MovePhases", request, ours.MovePhasesResponse)).moves
-
-    async def peek(self, topic: str, offset: int | None, count: int, payload_max_bytes: int) -> ours.PeekTopicResponse:
-        request = ours.PeekTopicRequest(
-            topic=topic, offset=offset, count=count, payload_max_bytes=payload_max_bytes
-        )  # offset None: the newest
-        return await self.call(f"{OURS}/PeekTopic", request, ours.PeekTopicResponse)
-
-    # --- subscriptions ------------------------------------------------------------------------------------------
-
-    async def explain(self, topic: str, subscription: str) -> ours.ExplainSubscriptionResponse:
-        request = ours.ExplainSubscriptionRequest(topic=topic, subscription=subscription)
-        return await self.call(f"{OURS}/ExplainSubscription", request, ours.ExplainSubscriptionResponse)
-
-    async def failure_policy(self, topic: str, subscription: str) -> pb.GetSubscriptionFailurePolicyResponse:
-        request = pb.GetSubscriptionFailurePolicyRequest(topic=topic, subscription=subscription)
-        return await self.call(
-            f"{TOPICS}/GetSubscriptionFailurePolicy", request, pb.GetSubscriptionFailurePolicyResponse
-        )
-
-    async def dispatch_config(self, topic: str, subscription: str) -> pb.GetSubscriptionDispatchConfigResponse:
-        request = pb.GetSubscriptionDispatchConfigRequest(topic=topic, subscription=subscription)
-        return await self.call(
-            f"{TOPICS}/GetSubscriptionDispatchConfig", request, pb.GetSubscriptionDispatchConfigResponse
-        )
+        return list((await self.ask(calls.list_namespaces())).namespaces)
 
     # --- dead letters -------------------------------------------------------------------------------------------
 
@@ -382,23 +312,12 @@ class Gateway:
             return found
         return known[1]
 
-    # --- orders -------------------------------------------------------------------------------------------------
-
-    async def order(self, method: str, request: Message, answer: type[M], *, seconds: float | None = None) -> M:
-        """A call that changes something: what is known is asked for again."""
-        by = f"web admin, for {ASKED_BY.get()}" if ASKED_BY.get() else "web admin"
-        try:
-            return await self.call(method, request, answer, seconds=seconds, headers=[asked_by_header(by)])
-        finally:
-            self.forget()
-
     async def note(
         self, order: str, topic: str, *, to: str = "", offset: int | None = None, sent: int | None = None
     ) -> None:
         """For the log of what happened: what was done by the native client. Nothing depends on it."""
-        request = status_pb2.NoteOrderRequest(order=order, topic=topic, to_topic=to, offset=offset, count=sent)
         with contextlib.suppress(DanubeError):
-            await self.order(f"{STATUS}/NoteOrder", request, status_pb2.NoteOrderResponse)
+            await self.ask(calls.note_order(order, topic, to=to, offset=offset, sent=sent))
 
     def forget(self) -> None:
         for cached in (self._brokers, self._topics, self._balance, self._status):
