@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import pydanube
+from pydanube.admin.ledger import ledger_name
+from pydanube.admin.redrive import CHUNK_MESSAGES
 from pydanube.cli.exits import Exit
-from pydanube.client.redrive import CHUNK_MESSAGES, ledger_name
 from pydanube.testing.brokers import TestBroker
 from tests.e2e.processes import danube_here, until
 

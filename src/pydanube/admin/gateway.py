@@ -21,10 +21,10 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from google.protobuf.message import Message
 
 from pydanube.admin import calls, values
+from pydanube.admin.survey import Survey, survey
 from pydanube.client.client import Client
 from pydanube.client.grpc.connection import BrokerRefused, Call, GrpcConnection
 from pydanube.client.messages import asked_by_header
-from pydanube.client.redrive import Survey, survey
 from pydanube.config import reachable
 from pydanube.core.names import TopicName
 from pydanube.errors import DanubeError, Unreachable

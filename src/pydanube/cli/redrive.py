@@ -27,7 +27,8 @@ from pydanube.core.cluster.conditions import count as counted
 from pydanube.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pydanube.client.redrive import Letter, Outcome, Selection
+    from pydanube.admin.letters import Letter, Selection
+    from pydanube.admin.redrive import Outcome
 
 WHICH: Final = "Which of them (all that are given must fit)"
 TIME: Final = "a time as 2026-11-15T09:00:00Z, or 30s, 15m, 2h or 7d ago"
@@ -104,7 +105,7 @@ def redrive(
     output: OutputOption = Output.table,
 ) -> None:
     # Here, because it brings Arrow along.
-    from pydanube.client.redrive import Selection
+    from pydanube.admin.letters import Selection
 
     first, end = _offsets(offsets)
     now = datetime.now(UTC)
@@ -133,8 +134,8 @@ def redrive(
 async def _redrive(
     url: str, topic: str, selection: Selection, to: str | None, dry_run: bool, limit: int | None
 ) -> Outcome:
+    from pydanube.admin.redrive import redrive
     from pydanube.cli.native import connected
-    from pydanube.client.redrive import redrive
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -3,7 +3,6 @@
 app.py        what answers which path, who may ask, what nobody may do
 pages.py …    one page each: asks, makes a view, fills a template (topic_pages, message_pages, letter_pages)
 actions.py …  one form each (settings.py: what can be set)
-gateway.py    one long-lived channel to the cluster, whichever broker answers
-sampler.py    scrapes every broker every few seconds into
-samples.py    counters in, rates and series out: bounded, without a clock of its own
+
+Brokers are asked through `pydanube.admin`: its calls and gateway, and its samples of their metrics.
 """

@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pydanube.admin import calls, values
-from pydanube.client.redrive import REASON, Outcome, Selection, redrive
+from pydanube.admin.letters import REASON, Selection
+from pydanube.admin.redrive import Outcome, redrive
 from pydanube.core.cluster.conditions import count as counted
 from pydanube.core.names import TopicName, parse_broker_id
 from pydanube.errors import ConfigError, DanubeError, MoveRefused

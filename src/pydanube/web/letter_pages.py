@@ -1,7 +1,7 @@
 """Dead letters: which topics have some, one by one, grouped by why they failed; retried, copied, discarded.
 
 A dead-letter topic is a log like any other. What was redriven or discarded is written down beside it
-(`client/redrive.py`), and a letter that is in that ledger is done: it is marked, or left out, and never sent again.
+(`admin/redrive.py`), and a letter that is in that ledger is done: it is marked, or left out, and never sent again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pydanube.admin import calls
-from pydanube.client.redrive import ORIGINAL_SUBSCRIPTION, REASON, Selection, discard
+from pydanube.admin.letters import ORIGINAL_SUBSCRIPTION, REASON, Selection
+from pydanube.admin.redrive import discard
 from pydanube.client.search import Query, search
 from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError, DanubeError

@@ -14,16 +14,10 @@ from typing import Any
 import pytest
 
 import pydanube
-from pydanube.client.redrive import (
-    CHUNK_MESSAGES,
-    RedriveInterrupted,
-    RedriveUncertain,
-    Selection,
-    discard,
-    ledger_name,
-    redrive,
-    survey,
-)
+from pydanube.admin.ledger import RedriveInterrupted, RedriveUncertain, ledger_name
+from pydanube.admin.letters import Selection
+from pydanube.admin.redrive import CHUNK_MESSAGES, discard, redrive
+from pydanube.admin.survey import survey
 from pydanube.core.dispatch.delivery import Tries, dead_letter_attributes
 from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError
