@@ -5,17 +5,9 @@ from __future__ import annotations
 import sys
 from array import array
 
-from pydanube.admin.samples import (
-    MINUTES,
-    SLOT_SECONDS,
-    SLOTS,
-    Numbers,
-    Samples,
-    SubscriptionNumbers,
-    TopicNumbers,
-    parse,
-    sum_of,
-)
+from pydanube.admin.metrics_text import Numbers, SubscriptionCounts, TopicCounts, parse
+from pydanube.admin.samples import Samples, sum_of
+from pydanube.admin.series import MINUTES, SLOT_SECONDS, SLOTS
 from pydanube.telemetry import Telemetry
 
 START = 1_000_000.0
@@ -25,8 +17,8 @@ PLACE = (ORDERS, "billing")
 
 def said(messages_in: float = 0.0, *, out: float = 0.0, lag: float = 0.0, topic: str = ORDERS) -> Numbers:
     return Numbers(
-        {topic: TopicNumbers(messages_in, messages_in * 100, 1.0)},
-        {(topic, "billing"): SubscriptionNumbers(messages_out=out, bytes_out=out * 100, lag=lag, consumers=1.0)},
+        {topic: TopicCounts(messages_in, messages_in * 100, 1.0)},
+        {(topic, "billing"): SubscriptionCounts(messages_out=out, bytes_out=out * 100, lag=lag, consumers=1.0)},
         {"danube_broker_topics_owned": 1.0},
     )
 
@@ -65,7 +57,7 @@ def test_names_with_quotes_backslashes_and_braces_are_read_as_they_are() -> None
     telemetry = Telemetry()
     name = '/default/a"b\\n} 1\n{x="y"'
     telemetry.topic(name).messages_in.inc(7)
-    assert parse(telemetry.snapshot().text().decode()).topics == {name: TopicNumbers(7.0, 0.0, 0.0)}
+    assert parse(telemetry.snapshot().text().decode()).topics == {name: TopicCounts(7.0, 0.0, 0.0)}
 
 
 def test_labels_in_any_order_and_labels_we_do_not_know_are_no_trouble() -> None:
@@ -98,8 +90,8 @@ def test_a_rate_is_what_was_added_by_the_seconds_it_took() -> None:
 def test_the_lag_of_a_topic_is_that_of_the_subscription_furthest_behind() -> None:
     samples = Samples()
     both = Numbers(
-        {ORDERS: TopicNumbers()},
-        {PLACE: SubscriptionNumbers(lag=3.0), (ORDERS, "audit"): SubscriptionNumbers(lag=9.0)},
+        {ORDERS: TopicCounts()},
+        {PLACE: SubscriptionCounts(lag=3.0), (ORDERS, "audit"): SubscriptionCounts(lag=9.0)},
         {},
     )
     hear(samples, START, a=both)
@@ -128,7 +120,7 @@ def test_what_does_not_change_for_long_is_right_again_when_it_does() -> None:
 
 def test_a_topic_nobody_subscribed_to_has_no_lag() -> None:
     samples = Samples()
-    hear(samples, START, a=Numbers({ORDERS: TopicNumbers()}, {}, {}))
+    hear(samples, START, a=Numbers({ORDERS: TopicCounts()}, {}, {}))
     assert samples.topic(ORDERS).lag is None
 
 
@@ -228,8 +220,8 @@ def test_the_sum_of_several_things_has_their_past_together() -> None:
     samples = Samples()
     for number in range(30):
         both = Numbers(
-            {f"/default/x-part-{part}": TopicNumbers(number * 50.0, 0.0) for part in range(2)},
-            {(f"/default/x-part-{part}", "s"): SubscriptionNumbers(lag=5.0) for part in range(2)},
+            {f"/default/x-part-{part}": TopicCounts(number * 50.0, 0.0) for part in range(2)},
+            {(f"/default/x-part-{part}", "s"): SubscriptionCounts(lag=5.0) for part in range(2)},
             {},
         )
         hear(samples, START + number * SLOT_SECONDS, a=both)
@@ -244,8 +236,8 @@ def test_a_thousand_idle_topics_take_no_slots_and_a_thousand_busy_ones_a_few_meg
     def many(count: int, lag: float) -> Numbers:
         names = [f"/default/topic-{number}" for number in range(1_000)]
         return Numbers(
-            {name: TopicNumbers(count, count) for name in names},
-            {(name, "s"): SubscriptionNumbers(count, count, 0, lag) for name in names},
+            {name: TopicCounts(count, count) for name in names},
+            {(name, "s"): SubscriptionCounts(count, count, 0, lag) for name in names},
             {},
         )
 

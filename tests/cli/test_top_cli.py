@@ -11,7 +11,8 @@ from rich.console import Console
 
 import pydanube
 from pydanube.admin.gateway import KnownBroker, TopicRow
-from pydanube.admin.samples import Numbers, Samples, SubscriptionNumbers, TopicNumbers
+from pydanube.admin.metrics_text import Numbers, SubscriptionCounts, TopicCounts
+from pydanube.admin.samples import Samples
 from pydanube.cli.exits import Exit
 from pydanube.cli.top import Look, Sort
 from pydanube.testing.brokers import TestBroker
@@ -31,8 +32,8 @@ TOPICS = [
 
 
 def numbers(topic: str, messages: float, *, out: float = 0.0, lag: float = 0.0) -> Numbers:
-    subscription = SubscriptionNumbers(messages_out=out, bytes_out=out * 100, lag=lag, consumers=1.0)
-    return Numbers({topic: TopicNumbers(messages, messages * 100, 2.0)}, {(topic, "s"): subscription}, {})
+    subscription = SubscriptionCounts(messages_out=out, bytes_out=out * 100, lag=lag, consumers=1.0)
+    return Numbers({topic: TopicCounts(messages, messages * 100, 2.0)}, {(topic, "s"): subscription}, {})
 
 
 def seen(sort: Sort = Sort.in_, **given: object) -> Look:

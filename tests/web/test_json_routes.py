@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from pydanube.admin.samples import SLOT_SECONDS, Numbers, Samples, SubscriptionNumbers, TopicNumbers
+from pydanube.admin.metrics_text import Numbers, SubscriptionCounts, TopicCounts
+from pydanube.admin.samples import Samples
+from pydanube.admin.series import SLOT_SECONDS
 from tests.web.pages import Web, opened
 
 ORDERS = "/default/orders"
@@ -241,7 +243,7 @@ def test_rates_are_those_of_the_last_minute_and_refused_sends_have_a_series_by_t
     now = time.time() // SLOT_SECONDS * SLOT_SECONDS
     for slot in range(30):  # nothing for long, then a burst, then nothing again
         sent = 600.0 if slot >= 24 else 0.0
-        topic, subscription = TopicNumbers(sent, sent * 100), SubscriptionNumbers(sent / 2)
+        topic, subscription = TopicCounts(sent, sent * 100), SubscriptionCounts(sent / 2)
         refused = {(ORDERS, "InvalidArgument"): 6.0 if slot >= 20 else 0.0}
         numbers = Numbers({ORDERS: topic}, {(ORDERS, "billing"): subscription}, {}, refused)
         at = now - (29 - slot) * SLOT_SECONDS

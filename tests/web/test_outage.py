@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pydanube
-from pydanube.admin.samples import Numbers, SubscriptionNumbers, TopicNumbers
+from pydanube.admin.metrics_text import Numbers, SubscriptionCounts, TopicCounts
 from pydanube.core.cluster.conditions import Severity
 from pydanube.errors import Unreachable
 from pydanube.web import pages
@@ -72,8 +72,8 @@ def test_lag_beside_messages_that_wait_for_rescue_is_lag_all_the_same() -> None:
         samples = web.site.sampler.samples
         [broker] = [each.broker_id for each in web.run(web.site.gateway.brokers())]
         numbers = Numbers(
-            {"/default/orders": TopicNumbers(orphans=1.0)},
-            {("/default/orders", "billing"): SubscriptionNumbers(lag=5_000.0)},
+            {"/default/orders": TopicCounts(orphans=1.0)},
+            {("/default/orders", "billing"): SubscriptionCounts(lag=5_000.0)},
             {},
         )
         samples.add(broker, numbers, time.time())

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from pydanube.admin.gateway import TopicRow
-from pydanube.admin.samples import Thing
+from pydanube.admin.series import Thing
 from pydanube.config import Flags, load
 from pydanube.web import topic_pages, views
 from pydanube.web.json_routes import routes

@@ -10,7 +10,7 @@ import re
 import pytest
 
 from pydanube.admin.gateway import Cached
-from pydanube.admin.samples import Series
+from pydanube.admin.series import Series
 from pydanube.errors import Unreachable
 from pydanube.telemetry import Telemetry
 from pydanube.web import formats

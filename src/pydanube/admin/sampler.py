@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from pydanube.admin.gateway import KnownBroker
-from pydanube.admin.samples import Samples, parse_in_steps
+from pydanube.admin.metrics_text import parse_in_steps
+from pydanube.admin.samples import Samples
 from pydanube.errors import DanubeError, Unreachable
 
 log = logging.getLogger(__name__)

@@ -32,7 +32,8 @@ from pydanube.errors import DanubeError
 
 if TYPE_CHECKING:
     from pydanube.admin.gateway import Gateway, KnownBroker, TopicRow
-    from pydanube.admin.samples import Samples, Thing
+    from pydanube.admin.samples import Samples
+    from pydanube.admin.series import Thing
     from pydanube.admin.values import BrokerState, ClusterStatus, ReportedCondition
 
 LINES_AROUND: Final = 7  # that are neither brokers nor topics

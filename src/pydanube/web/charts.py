@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
-from pydanube.admin.samples import Series
+from pydanube.admin.series import Series
 
 WIDTH: Final = 600
 HEIGHT: Final = 140

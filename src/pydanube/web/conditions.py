@@ -7,7 +7,8 @@ from typing import Any, Final, NamedTuple
 
 from pydanube.admin import values
 from pydanube.admin.gateway import KnownBroker
-from pydanube.admin.samples import Samples, Thing
+from pydanube.admin.samples import Samples
+from pydanube.admin.series import Thing
 from pydanube.core.cluster.conditions import Life, Severity
 from pydanube.web import formats
 from pydanube.web.views import Chip, broker_chip

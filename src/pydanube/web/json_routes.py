@@ -19,8 +19,10 @@ from starlette.routing import BaseRoute, Route
 from pydanube.admin import calls, values
 from pydanube.admin.calls import RELIABLE
 from pydanube.admin.gateway import KnownBroker, TopicRow
+from pydanube.admin.metrics_text import TopicCounts
 from pydanube.admin.sampler import scrape
-from pydanube.admin.samples import ERRORS, Samples, Series, TopicNumbers
+from pydanube.admin.samples import ERRORS, Samples
+from pydanube.admin.series import Series
 from pydanube.client.search import search
 from pydanube.core.names import TopicName, parse_broker_id
 from pydanube.errors import ConfigError, Unreachable
@@ -295,7 +297,7 @@ def _subscription(name: str, found: values.SubscriptionSettings | None) -> dict[
 def _metrics(samples: Samples, name: str, found: values.TopicDescription) -> dict[str, Any]:
     """What is counted per topic here; what is not is absent."""
     numbers = samples.numbers(found.broker_id)
-    published = numbers.topics.get(name, TopicNumbers()) if numbers is not None else TopicNumbers()
+    published = numbers.topics.get(name, TopicCounts()) if numbers is not None else TopicCounts()
     delivered = [each for (of, _), each in numbers.subscriptions.items() if of == name] if numbers is not None else []
     thing = samples.topic(name)
     return {

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pydanube.admin.samples import SENDS, labels_of, number_of
+from pydanube.admin.metrics_text import SENDS, labels_of, number_of
 
 LATENCY: Final = "danube_producer_send_latency_ms_bucket"
 SIZE_SUM: Final = "danube_topic_message_size_bytes_sum"

@@ -13,7 +13,8 @@ from starlette.responses import Response
 from pydanube.admin import calls, values
 from pydanube.admin.calls import RELIABLE
 from pydanube.admin.gateway import Gateway, TopicRow
-from pydanube.admin.samples import Thing, sum_of
+from pydanube.admin.samples import sum_of
+from pydanube.admin.series import Thing
 from pydanube.admin.values import BACKOFF, POISON
 from pydanube.client.grpc.connection import BrokerRefused
 from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_DEFAULT

@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 
 from pydanube.admin import values
 from pydanube.admin.gateway import KnownBroker, TopicRow
-from pydanube.admin.samples import Samples, Thing, sum_of
+from pydanube.admin.samples import Samples, sum_of
+from pydanube.admin.series import Thing
 from pydanube.core.cluster.conditions import count as counted
 from pydanube.core.names import TopicName
 from pydanube.web.charts import Chart, Line, Part, Tier, chart
