@@ -98,13 +98,6 @@ EXEMPT = (
     Exempt("api/process.py", "web", "a standalone broker has the web admin beside it"),
     Exempt("cli/broker.py", "api.check", "checks what that broker would be started with"),
     Exempt("cli/broker.py", "api.process", "is the server: the one command that runs a broker instead of calling one"),
-    *(
-        Exempt(f"cli/{name}.py", "wire._pb", "speaks the admin and gRPC data services, which the client does not")
-        for name in (
-            "producing",
-            "consuming",
-        )
-    ),
 )
 
 # --- what must stay behind ports ------------------------------------------------------------------

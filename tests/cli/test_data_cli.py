@@ -14,7 +14,7 @@ import pytest
 
 import pydanube
 from pydanube.cli import data, native
-from pydanube.cli.consuming import Received, Wish
+from pydanube.cli.consuming import ConsumeOptions, Received
 from pydanube.cli.exits import Exit
 from pydanube.cli.manual import commands
 from pydanube.core.names import TopicName
@@ -290,9 +290,9 @@ def test_once_ends_through_grpc_as_well_in_every_partition(
 def test_two_consumers_of_a_subscription_have_names_of_their_own(
     broker: TestBroker, client: pydanube.blocking.Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wishes: list[Wish] = []
+    wishes: list[ConsumeOptions] = []
 
-    async def wished(_: object, __: str, wish: Wish, ___: object) -> bool:
+    async def wished(_: object, __: str, wish: ConsumeOptions, ___: object) -> bool:
         wishes.append(wish)
         return True
 

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
-from pydanube.cli.consuming import Wish, consume
-from pydanube.cli.producing import Order, Outgoing, Sent, produce
+from pydanube.cli.consuming import ConsumeOptions
+from pydanube.cli.over_grpc import consume, produce
+from pydanube.cli.producing import KeyedPayload, ProduceOptions, SendResult
 from pydanube.client.grpc.connection import GrpcConnection
 from pydanube.core.names import TopicName
 from tests.e2e.processes import danube_here
@@ -19,14 +20,14 @@ pytestmark = pytest.mark.slow  # a move takes its time
 TOPIC = TopicName("/default/orders")
 
 
-async def messages(payloads: Iterable[bytes]) -> AsyncIterator[Outgoing]:
+async def messages(payloads: Iterable[bytes]) -> AsyncIterator[KeyedPayload]:
     for payload in payloads:
-        yield Outgoing(payload)
+        yield KeyedPayload(payload)
 
 
-async def send(connection: GrpcConnection, *payloads: bytes) -> list[Sent]:
-    sent: list[Sent] = []
-    order = Order(topic=TOPIC, producer="p", reliable=True)
+async def send(connection: GrpcConnection, *payloads: bytes) -> list[SendResult]:
+    sent: list[SendResult] = []
+    order = ProduceOptions(topic=TOPIC, producer="p", reliable=True)
     await produce(connection, order, messages(payloads), sent.append)
     return sent
 
@@ -43,7 +44,7 @@ async def test_a_topic_is_found_and_followed_from_a_broker_that_does_not_have_it
             received.append(message.payload)  # type: ignore[attr-defined]
             arrived.set()
 
-        wish = Wish(topic=TOPIC, consumer="c", subscription="s", count=2, timeout_seconds=30.0)
+        wish = ConsumeOptions(topic=TOPIC, consumer="c", subscription="s", count=2, timeout_seconds=30.0)
         consuming = asyncio.create_task(consume(connection, wish, show, lambda _: subscribed.set()))
         await subscribed.wait()
         assert [each.error for each in await send(connection, b"before")] == [None]

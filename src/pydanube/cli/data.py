@@ -17,17 +17,17 @@ from typing import Annotated
 
 import typer
 
+from pydanube.cli import over_grpc
 from pydanube.cli.completion import topic_names
-from pydanube.cli.consuming import Received, Wish
-from pydanube.cli.consuming import consume as consume_grpc
+from pydanube.cli.consuming import ConsumeOptions, Received
 from pydanube.cli.contexts import DEFAULT_SERVICE, resolve
 from pydanube.cli.exits import Exit, Usage
-from pydanube.cli.output import Output, OutputOption, Progress, payload_fields, payload_text, print_json
+from pydanube.cli.output import Output, OutputOption, ProgressLine, payload_fields, payload_text, print_json
 from pydanube.cli.places import PLACES, parse_place
-from pydanube.cli.producing import Order, Outgoing, Schema, Sent, by_line, repeated
-from pydanube.cli.producing import produce as produce_grpc
+from pydanube.cli.producing import KeyedPayload, ProduceOptions, SendResult, by_line, repeated
 from pydanube.cli.streams import ends_with_reader
 from pydanube.client.grpc.connection import GrpcConnection
+from pydanube.client.grpc.producer import SchemaReference
 from pydanube.core.cluster.conditions import noun
 from pydanube.core.names import TopicName
 from pydanube.core.policies import type_name
@@ -166,7 +166,7 @@ def produce(
     reading_lines = message is None and (file is None or as_lines)
     name = TopicName(topic)
     way, address = address_of(service_addr, protocol)
-    order = Order(
+    options = ProduceOptions(
         topic=name,
         producer=producer_name or f"{name.name[:100]}-{token_hex(4)}",
         attributes=_attributes(attributes),
@@ -176,10 +176,10 @@ def produce(
         in_flight=in_flight or (1 if way is Protocol.grpc else IN_FLIGHT),
         schema=_schema(name, schema_subject, schema_version, schema_min_version, schema_file, schema_type),
     )
-    report = Report(output, each=not reading_lines)
+    report = SendReport(output, each=not reading_lines)
     failure: BaseException | None = None
     try:
-        asyncio.run(_produce(way, address, order, source, report))
+        asyncio.run(_produce(way, address, options, source, report))
     except BaseException as error:
         failure = error
         raise
@@ -189,29 +189,31 @@ def produce(
         raise typer.Exit(Exit.NOT_GOOD)
 
 
-async def _produce(way: Protocol, address: str, order: Order, source: AsyncIterator[Outgoing], report: Report) -> None:
+async def _produce(
+    way: Protocol, address: str, options: ProduceOptions, source: AsyncIterator[KeyedPayload], report: SendReport
+) -> None:
     if way is Protocol.grpc:
         async with GrpcConnection(address) as connection:
-            await produce_grpc(connection, order, source, report)
+            await over_grpc.produce(connection, options, source, report)
     else:
         from pydanube.cli import native  # brings Arrow along
 
-        await native.produce(address, order, source, report)
+        await native.produce(address, options, source, report)
 
 
-class Report:
+class SendReport:
     """What became of each message, and of all."""
 
     def __init__(self, output: Output, *, each: bool) -> None:
         self._output = output
         self._each = each
-        self._progress = Progress("sent")
+        self._progress = ProgressLine("sent")
         if not each and output is Output.table:
             self._progress.also_on_a_terminal()
         self.success = 0
         self.errors = 0
 
-    def __call__(self, sent: Sent) -> None:
+    def __call__(self, sent: SendResult) -> None:
         self._progress.add(sent.size_bytes)
         if sent.error is None:
             self.success += 1
@@ -248,16 +250,16 @@ class Report:
 
 def _source(
     message: str | None, file: Path | None, as_lines: bool, key: str | None, separator: str | None, count: int
-) -> AsyncIterator[Outgoing]:
+) -> AsyncIterator[KeyedPayload]:
     if message is not None and file is not None:
         raise ConfigError("--message", message, "either --message or --file, not both")
     if message is not None:
-        return repeated(Outgoing(message.encode("utf-8", "surrogateescape"), key), count)
+        return repeated(KeyedPayload(message.encode("utf-8", "surrogateescape"), key), count)
     if file is None and sys.stdin.isatty():
         raise Usage("say what to send: --message, --file, or lines on standard input")
     from_stdin = file is None or str(file) == "-"
     if file is not None and not as_lines:
-        return repeated(Outgoing(sys.stdin.buffer.read() if from_stdin else file.read_bytes(), key), count)
+        return repeated(KeyedPayload(sys.stdin.buffer.read() if from_stdin else file.read_bytes(), key), count)
     if count != 1:
         raise ConfigError("--count", count, "lines are sent once each")
     descriptor = sys.stdin.fileno() if file is None or from_stdin else os.open(file, os.O_RDONLY)
@@ -276,7 +278,7 @@ def _attributes(text: str | None) -> dict[str, str]:
 
 def _schema(
     topic: TopicName, subject: str | None, version: int | None, lowest: int | None, file: Path | None, kind: str
-) -> Schema | None:
+) -> SchemaReference | None:
     if version is not None and lowest is not None:
         raise ConfigError("--schema-version", version, "either it or --schema-min-version, not both")
     if subject is None and file is None:
@@ -285,7 +287,7 @@ def _schema(
         return None
     if kind not in ("json_schema", "avro", "protobuf"):
         raise ConfigError("--schema-type", kind, "json_schema, avro or protobuf")
-    return Schema(
+    return SchemaReference(
         subject=subject or topic.strip("/").replace("/", "-"),
         version=version,
         min_version=lowest,
@@ -357,7 +359,7 @@ def consume(
     """
     ends_with_reader()
     way, address = address_of(service_addr, protocol)
-    wish = Wish(
+    options = ConsumeOptions(
         topic=TopicName(topic),
         consumer=consumer or f"{subscription[:100]}-{token_hex(4)}",
         subscription=subscription,
@@ -372,7 +374,7 @@ def consume(
     screen = Screen(output)
     failure: BaseException | None = None
     try:
-        complete = asyncio.run(_consume(way, address, wish, screen))
+        complete = asyncio.run(_consume(way, address, options, screen))
     except BaseException as error:
         failure = error
         raise
@@ -382,13 +384,13 @@ def consume(
         raise typer.Exit(Exit.NOT_GOOD)
 
 
-async def _consume(way: Protocol, address: str, wish: Wish, screen: Screen) -> bool:
+async def _consume(way: Protocol, address: str, options: ConsumeOptions, screen: Screen) -> bool:
     if way is Protocol.grpc:
         async with GrpcConnection(address) as connection:
-            return await consume_grpc(connection, wish, screen.show, screen.note)
+            return await over_grpc.consume(connection, options, screen.show, screen.note)
     from pydanube.cli import native  # brings Arrow along
 
-    return await native.consume(address, wish, screen.show, screen.note)
+    return await native.consume(address, options, screen.show, screen.note)
 
 
 class Screen:
@@ -396,7 +398,7 @@ class Screen:
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self._progress = Progress("received")
+        self._progress = ProgressLine("received")
 
     def show(self, message: Received) -> None:
         self._progress.add(len(message.payload))

@@ -1,20 +1,20 @@
 """`danube produce` and `danube consume` through the native protocol: the client does the work, this reports it.
 
-Messages keep their order however many are on their way. Whoever is away for a moment is waited for.
+Messages keep their order however many are on their way. A broker that is away for a moment is waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from pydanube.cli.catching_up import Course, Progress
-from pydanube.cli.consuming import Received, Wish, no_topic, nothing_kept
+from pydanube.cli.catching_up import SubscriptionProgress
+from pydanube.cli.consuming import ConsumeOptions, Received, consume_from, no_topic, nothing_kept
 from pydanube.cli.exits import Usage
-from pydanube.cli.producing import Order, Outgoing, Sent
+from pydanube.cli.producing import KeyedPayload, ProduceOptions, SendResult
 from pydanube.client.brokers import addresses_of
 from pydanube.client.client import connect
 from pydanube.client.grpc import listening
@@ -70,50 +70,52 @@ async def _unreachable(url: str, error: DeadlineExceeded) -> Unreachable:
 # --- produce ------------------------------------------------------------------------------------------
 
 
-async def produce(url: str, order: Order, messages: AsyncIterator[Outgoing], report: Callable[[Sent], None]) -> None:
-    """As `producing.produce`."""
-    if order.schema is not None:
+async def produce(
+    url: str, options: ProduceOptions, messages: AsyncIterator[KeyedPayload], report: Callable[[SendResult], None]
+) -> None:
+    """As `over_grpc.produce`."""
+    if options.schema is not None:
         raise Usage("schemas are found and registered through gRPC: --protocol grpc")
     async with connected(url) as client:
-        reliable = await _kind(client, order)
+        reliable = await _kind(client, options)
         async with client.producer(
-            order.topic, name=order.producer, reliable=reliable, partitions=order.partitions
+            options.topic, name=options.producer, reliable=reliable, partitions=options.partitions
         ) as producer:
-            await _send_all(producer, order, messages, report, has_offsets=reliable)
+            await _send_all(producer, options, messages, report, has_offsets=reliable)
 
 
-async def _kind(client: Client, order: Order) -> bool:
+async def _kind(client: Client, options: ProduceOptions) -> bool:
     """Whether the topic is reliable. A new one is, unless it is told otherwise."""
     try:
-        info = await client.describe_topic(order.topic)
+        info = await client.describe_topic(options.topic)
     except TopicUnknown:
-        return order.reliable is not False
-    if order.reliable is not None and order.reliable != info.reliable:
+        return options.reliable is not False
+    if options.reliable is not None and options.reliable != info.reliable:
         kinds = {True: "Reliable", False: "NonReliable"}
-        raise DeliveryMismatch(order.topic, kinds[order.reliable], kinds[info.reliable])
-    if order.partitions and order.partitions != info.partitions:
-        raise Usage(f"{order.topic} has {info.partitions or 'no'} partitions: leave --partitions away")
+        raise DeliveryMismatch(options.topic, kinds[options.reliable], kinds[info.reliable])
+    if options.partitions and options.partitions != info.partitions:
+        raise Usage(f"{options.topic} has {info.partitions or 'no'} partitions: leave --partitions away")
     return info.reliable
 
 
 async def _send_all(
     producer: Producer,
-    order: Order,
-    messages: AsyncIterator[Outgoing],
-    report: Callable[[Sent], None],
+    options: ProduceOptions,
+    messages: AsyncIterator[KeyedPayload],
+    report: Callable[[SendResult], None],
     *,
     has_offsets: bool,
 ) -> None:
-    """Everybody is reported in the order of the messages, also while the next one is waited for."""
-    sending: asyncio.Queue[asyncio.Task[Sent] | None] = asyncio.Queue(order.in_flight)
+    """Results are reported in the order of the messages, also while the next one is waited for."""
+    sending: asyncio.Queue[asyncio.Task[SendResult] | None] = asyncio.Queue(options.in_flight)
 
     async def send_each(group: asyncio.TaskGroup) -> None:
         number = 0
         async for message in messages:
-            if order.interval_seconds and number:
-                await asyncio.sleep(order.interval_seconds)
+            if options.interval_seconds and number:
+                await asyncio.sleep(options.interval_seconds)
             number += 1
-            await sending.put(group.create_task(_send(producer, order, message, number, has_offsets=has_offsets)))
+            await sending.put(group.create_task(_send(producer, options, message, number, has_offsets=has_offsets)))
         await sending.put(None)
 
     async def report_each() -> None:
@@ -128,77 +130,92 @@ async def _send_all(
         raise failures.exceptions[0] from None
 
 
-async def _send(producer: Producer, order: Order, message: Outgoing, number: int, *, has_offsets: bool) -> Sent:
+async def _send(
+    producer: Producer, options: ProduceOptions, message: KeyedPayload, number: int, *, has_offsets: bool
+) -> SendResult:
     """Raises only if the broker stays away, or lets this producer send no more."""
     size_bytes = len(message.payload)
     try:
-        receipt = await producer.send(message.payload, key=message.key, attributes=order.attributes or None)
+        receipt = await producer.send(message.payload, key=message.key, attributes=options.attributes or None)
     except MessageTooLarge as error:
-        return Sent(order.topic, 0, size_bytes, error)
-    return Sent(receipt.topic, number, size_bytes, offset=receipt.offset if has_offsets else None)
+        return SendResult(options.topic, 0, size_bytes, error)
+    return SendResult(receipt.topic, number, size_bytes, offset=receipt.offset if has_offsets else None)
 
 
 # --- consume ------------------------------------------------------------------------------------------
 
 
-async def consume(url: str, wish: Wish, show: Callable[[Received], None], note: Callable[[str], None]) -> bool:
-    """As `consuming.consume`."""
+async def consume(
+    url: str, options: ConsumeOptions, show: Callable[[Received], None], note: Callable[[str], None]
+) -> bool:
+    """As `consume_from`."""
     async with connected(url) as client:
         try:
-            info = await client.describe_topic(wish.topic)
+            info = await client.describe_topic(options.topic)
         except TopicUnknown as error:
-            raise no_topic(wish.topic) from error
-        if wish.once and not info.reliable:
-            raise nothing_kept(wish.topic)
-        window = {"window_messages": min(wish.count, WINDOW_MESSAGES)} if wish.count else {}  # takes none from others
+            raise no_topic(options.topic) from error
+        if options.once and not info.reliable:
+            raise nothing_kept(options.topic)
+        # A window of `count` takes no messages from other consumers.
+        window = {"window_messages": min(options.count, WINDOW_MESSAGES)} if options.count else {}
         async with client.consumer(
-            wish.topic,
-            subscription=wish.subscription,
-            name=wish.consumer,
-            type=wish.sub_type,
-            start=wish.start,
-            key_filters=wish.key_filters,
+            options.topic,
+            subscription=options.subscription,
+            name=options.consumer,
+            type=options.sub_type,
+            start=options.start,
+            key_filters=options.key_filters,
             **window,
         ) as consumer:
-            parts = wish.topic.partition_names(info.partitions) if info.partitions else [wish.topic]
-            note(f"subscribed to {', '.join(parts)} as {wish.subscription}")
-
-            async def progress() -> Mapping[str, Progress]:
-                await consumer.flush()
-                lags = {str(part): await client.lag(part, wish.subscription) for part in parts}
-                return {part: Progress(lag.cursor, lag.head, lag.messages, lag.sentence) for part, lag in lags.items()}
-
-            course = Course(wish, note, progress)
-            await course.begin()
+            parts = options.topic.partition_names(info.partitions) if info.partitions else [options.topic]
+            note(f"subscribed to {', '.join(parts)} as {options.subscription}")
+            source = NativeSource(client, consumer, options.subscription, parts, is_reliable=info.reliable)
             try:
-                return await _receive(consumer, wish, course, show, is_reliable=info.reliable)
+                return await consume_from(source, options, show, note)
             finally:
-                if wish.ack and info.reliable:
+                if options.ack and info.reliable:
                     await _flush(consumer, note)
 
 
-async def _receive(
-    consumer: Consumer, wish: Wish, course: Course, show: Callable[[Received], None], *, is_reliable: bool
-) -> bool:
-    """Whether everything wished for came."""
+class NativeSource:
+    """A consumer of the native protocol, as `consume_from` takes it."""
 
-    async def receive(seconds: float) -> Message | None:
+    def __init__(
+        self, client: Client, consumer: Consumer, subscription: str, topics: Sequence[str], *, is_reliable: bool
+    ) -> None:
+        self._client = client
+        self._consumer = consumer
+        self._subscription = subscription
+        self._topics = topics
+        self._is_reliable = is_reliable
+
+    async def receive(self, seconds: float) -> Message | None:
         try:
-            return await consumer.receive(timeout=seconds)
+            return await self._consumer.receive(timeout=seconds)
         except DeadlineExceeded:
             return None
 
-    received = 0
-    while not wish.count or received < wish.count:
-        message = await course.next(receive)
-        if message is None:
-            return course.is_over if wish.once else not wish.count
-        show(_received(message, is_reliable))
-        received += 1
-        course.shown(message.topic, message.offset)
-        if wish.ack:
-            await message.ack()
-    return True
+    async def ack(self, message: Message) -> None:
+        await message.ack()
+
+    async def progress(self) -> Mapping[str, SubscriptionProgress]:
+        await self._consumer.flush()
+        lags = {str(topic): await self._client.lag(topic, self._subscription) for topic in self._topics}
+        return {
+            topic: SubscriptionProgress(lag.cursor, lag.head, lag.messages, lag.sentence) for topic, lag in lags.items()
+        }
+
+    def shown(self, message: Message) -> Received:
+        return Received(
+            message.topic,
+            message.offset,
+            message.payload,
+            message.producer_name or "",
+            (message.publish_time - EPOCH) // timedelta(milliseconds=1),
+            message.key,
+            message.attributes,
+            self._is_reliable,
+        )
 
 
 async def _flush(consumer: Consumer, note: Callable[[str], None]) -> None:
@@ -206,16 +223,3 @@ async def _flush(consumer: Consumer, note: Callable[[str], None]) -> None:
         await consumer.flush(timeout=DIAL_SECONDS)
     except DanubeError as error:
         note(f"perhaps not all is acknowledged, and some of it comes again: {error}")
-
-
-def _received(message: Message, is_reliable: bool) -> Received:
-    return Received(
-        message.topic,
-        message.offset,
-        message.payload,
-        message.producer_name or "",
-        (message.publish_time - EPOCH) // timedelta(milliseconds=1),
-        message.key,
-        message.attributes,
-        is_reliable,
-    )

@@ -114,7 +114,7 @@ def payload_text(payload: bytes) -> str:
 # --- progress -----------------------------------------------------------------------------------------
 
 
-class Progress:
+class ProgressLine:
     """One line on stderr that is written over, on long runs at a terminal only.
 
     Never more than ten times a second: a fast run is not slowed down by its own progress.

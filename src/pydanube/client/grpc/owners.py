@@ -8,10 +8,15 @@ async with Owners(connection) as owners:
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Self, TypeVar
 
-from pydanube.client.grpc.connection import BrokerRefused, GrpcConnection
+from google.protobuf.message import Message
+
+from pydanube.client.grpc.connection import BrokerRefused, Call, GrpcConnection, with_retries
+from pydanube.errors import DanubeError
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
+
+M = TypeVar("M", bound=Message)
 
 NOT_FOUND = "NOT_FOUND"
 
@@ -36,6 +41,19 @@ class Owners:
         if topic not in self._found:
             self._found[topic] = await self._look_up(topic)
         return self._found[topic]
+
+    async def ask(self, topic: str, call: Call[M]) -> M:
+        """A call to the owner, retried for a while. Raises BrokerRefused or Unreachable."""
+
+        async def once() -> M:
+            broker = await self.of(topic)
+            try:
+                return await broker.ask(call)
+            except DanubeError:
+                self.forget(topic)
+                raise
+
+        return await with_retries(once)
 
     def forget(self, topic: str) -> None:
         self._found.pop(topic, None)
