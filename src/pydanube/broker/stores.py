@@ -19,12 +19,14 @@ from pydanube.config import Config
 from pydanube.core import keys
 from pydanube.errors import ConfigError, Conflict, Unreachable
 from pydanube.ports import Clock, Compare, Disk, MetadataStore, ObjectStore, Put, Work
+from pydanube.stores.disk.files import FileDisk
 from pydanube.stores.metadata.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, MemberConfig, follow
 from pydanube.stores.metadata.sqlite import SqliteMetadataStore
 from pydanube.stores.objects.owned import OwnedObjectStore, check_store
 from pydanube.stores.objects.settings import Settings, parse_url
 from pydanube.stores.objects.upload_rate import Pace
 from pydanube.stores.objects.urls import open_object_store
+from pydanube.stores.work.system import SystemClock, SystemWork
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,11 @@ def _check_directory(key: str, directory: Path) -> Iterator[str]:
         yield str(ConfigError(key, str(directory), f"a directory ({there} is none)"))
     elif not os.access(there, os.W_OK | os.X_OK):
         yield str(ConfigError(key, str(directory), f"a directory in which this process may write ({there} is not)"))
+
+
+def directory_ports(directory: Path) -> tuple[Disk, Clock, Work]:
+    """For reading a data directory that no broker uses."""
+    return FileDisk(directory), SystemClock(), SystemWork()
 
 
 class Stores:

@@ -1,7 +1,6 @@
 """`danube log`: look at a data directory while no broker uses it, and see the log keep its promise.
 
-These commands read files, not a broker, which is why they may know the log and its adapters (the import map's one
-exception among the guests).
+These commands read files, not a broker, which is why they may know `broker/offline.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Coroutine
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -24,17 +22,19 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
+from pydanube.broker.offline import (
+    Envelope,
+    Report,
+    append_forever,
+    batches_of,
+    is_data_directory,
+    messages_of,
+    verify_directory,
+)
 from pydanube.cli.exits import Exit
 from pydanube.cli.streams import ends_with_reader
 from pydanube.core.cluster.conditions import count as counted
 from pydanube.errors import ConfigError, DanubeError, InvalidName
-from pydanube.formats import batch as batches
-from pydanube.log.layout import FORMAT
-from pydanube.log.verify import Report, verify, walk
-from pydanube.log.wal import TopicLog, Wal, WalConfig
-from pydanube.ports import Clock, Disk, Work
-from pydanube.stores.disk.files import FileDisk
-from pydanube.stores.work.system import SystemClock, SystemWork
 
 app = typer.Typer(no_args_is_help=True)
 T = TypeVar("T")
@@ -47,12 +47,8 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(coroutine)
 
 
-def _ports(directory: Path) -> tuple[Disk, Clock, Work]:
-    return FileDisk(directory), SystemClock(), SystemWork()
-
-
 def _existing(directory: Path) -> Path:
-    if not (directory / FORMAT).is_file():
+    if not is_data_directory(directory):
         raise ConfigError("DIR", str(directory), "the data directory of a broker: it has a file FORMAT in it")
     return directory
 
@@ -101,7 +97,7 @@ async def _verify(directory: Path) -> Report:
             total += size
             bar.update(task, description=f"{total / 1e6:,.0f} MB read, now {topic}")
 
-        return await verify(*_ports(directory), progress=progress)
+        return await verify_directory(directory, progress)
 
 
 def _print_report(report: Report, console: Console) -> None:
@@ -176,7 +172,7 @@ async def _dump(directory: Path, topic: str, start: int, batches_max: int, messa
         damage += 1
         print(f"damage: {text}", file=sys.stderr)
 
-    async for batch in walk(*_ports(directory), topic, start, problem=problem):
+    async for batch in batches_of(directory, topic, start, problem):
         if printed == batches_max:
             break
         printed += 1
@@ -185,19 +181,19 @@ async def _dump(directory: Path, topic: str, start: int, batches_max: int, messa
             ids = {name: str(getattr(header, name)) for name in ("topic_hash", "producer_id", "session")}
             fields = {**header._asdict(), "magic": header.magic.decode(), **ids}  # JSON readers round large numbers
             if messages:
-                fields["messages"] = [_message(row) for row in batches.messages(batch)]
+                fields["messages"] = [_message(row) for row in messages_of(batch)]
             print(json.dumps(fields))
             continue
         what = f"{header.base_offset}…{header.end_offset - 1}" if header.rows else "session opened"
         producer = f"producer {header.producer_id:x} seq {header.first_sequence}" if header.producer_id else "-"
         print(f"{what:<24} epoch {header.epoch}  {_time(header.append_time)}  {header.size_bytes:>9,} B  {producer}")
-        for row, message in enumerate(batches.messages(batch) if messages else ()):
+        for row, message in enumerate(messages_of(batch) if messages else ()):
             key = "" if message.routing_key is None else f" key={message.routing_key}"
             print(f"    {header.base_offset + row:<12}{key} {dict(message.attributes) or ''} {message.payload[:120]!r}")
     return damage
 
 
-def _message(message: batches.Envelope) -> dict[str, object]:
+def _message(message: Envelope) -> dict[str, object]:
     fields = message._asdict()
     payload = fields.pop("payload")
     try:
@@ -218,23 +214,7 @@ def _time(microseconds: int) -> str:
 def writer(directory: Path, epoch: int, topics: int = 1, rows: int = 10, width: int = 100) -> None:
     """Append for ever; print `topic offset rows crc` for every acknowledged batch: what `demo` and the tests kill."""
     ends_with_reader()  # of the demonstration that started it
-    _run(_write_for_ever(directory, epoch, topics, rows, width))
-
-
-async def _write_for_ever(directory: Path, epoch: int, topics: int, rows: int, width: int) -> None:
-    wal = await Wal.open(*_ports(directory), WalConfig(segment_bytes=256 * 1024, journal_bytes=1024 * 1024))
-    names = [f"/demo/log{n or ''}" for n in range(topics)]
-    logs = [await wal.topic(name, epoch=epoch) for name in names]
-    print("opened", *(log.head for log in logs), flush=True)
-
-    async def produce(log: TopicLog, lane: int) -> None:
-        for n in count():
-            text = f"epoch {epoch} lane {lane} batch {n}".encode().ljust(width, b".")
-            batch = batches.encode(batches.rows_of([batches.Envelope(text)] * rows), topic=log.topic)
-            receipt = await log.append(batch)
-            print(log.topic, receipt.offset, rows, batch.header.body_crc, flush=True)
-
-    await asyncio.gather(*(produce(log, lane) for log in logs for lane in range(3)))
+    _run(append_forever(directory, epoch, topics, rows, width, lambda line: print(line, flush=True)))
 
 
 @app.command()
@@ -265,7 +245,7 @@ def demo(
         console.print(
             f"\n  recovered and read back: [bold]{len(acknowledged):,} acknowledged batches, {missing} missing[/bold]\n"
         )
-        report = _run(verify(*_ports(directory)))
+        report = _run(verify_directory(directory))
         _print_report(report, console)
         if keep:
             console.print(f"\nLook at it: danube log dump {directory} /demo/log -n 5 --messages")
@@ -296,7 +276,7 @@ def _write_and_kill(directory: Path, epoch: int, seconds: float, acknowledged: d
 async def _missing(directory: Path, acknowledged: dict[int, tuple[int, int]]) -> int:
     """How many acknowledged batches are not in the log at their offset with their content."""
     left = dict(acknowledged)
-    async for batch in walk(*_ports(directory), "/demo/log", 0):
+    async for batch in batches_of(directory, "/demo/log", 0):
         header = batch.header
         if left.get(header.base_offset) == (header.rows, header.body_crc):
             del left[header.base_offset]
