@@ -60,16 +60,19 @@
         ├── MoveFailed           a topic could not be moved away and is served where it was
         └── FormatTooNew         the data directory was written by a newer version
 
-The three families answer one question, who acts: the caller, time, or the operator. Fields travel with every
-error (and through pickling, to a Spark worker); the sentence is made from them. `errors.py` imports nothing.
+The three families answer one question, who acts: the caller, time, or the operator. An error declares its fields and
+one sentence that is made from them (`core/declared.py`); fields travel with every error, also through pickling, to a
+Spark worker. What this page says of an error is not said again below.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from pydanube.core.declared import Declared, says
 
-class DanubeError(Exception):
+
+class DanubeError(Declared):
     """The root. `retryable` says whether the same call, unchanged, may succeed later."""
 
     retryable: ClassVar[bool] = False
@@ -92,371 +95,222 @@ class DataDamaged(DanubeError):
 # --- the caller acts ------------------------------------------------------------------------------
 
 
+@says("the protocol is violated: {what}")
 class ProtocolViolation(Refused):
     """`what` says what the peer sent that the native protocol does not allow. The connection is closed."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-    def __str__(self) -> str:
-        return f"the protocol is violated: {self.what}"
+    what: str
 
 
+@says()
 class InvalidName(Refused):
     """`kind` is what was being named, `name` the text as given, `rule` what is allowed."""
 
-    def __init__(self, kind: str, name: str, rule: str) -> None:
-        super().__init__(kind, name, rule)
-        self.kind = kind
-        self.name = name
-        self.rule = rule
+    kind: str
+    name: str
+    rule: str
 
     def __str__(self) -> str:
         shown = self.name if len(self.name) <= 80 else self.name[:77] + "..."
         return f"{shown!r} is not a {self.kind}: {self.rule}"
 
 
+@says("not a valid batch: {what}")
 class InvalidBatch(Refused):
-    """`what` names the field or check that failed and what was found."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-    def __str__(self) -> str:
-        return f"not a valid batch: {self.what}"
+    what: str
 
 
+@says("{key} = {value!r} is not allowed: {allowed}")
 class ConfigError(Refused):
     """`key` is the setting, `value` what was given, `allowed` what may be given."""
 
-    def __init__(self, key: str, value: object, allowed: str) -> None:
-        super().__init__(key, value, allowed)
-        self.key = key
-        self.value = value
-        self.allowed = allowed
-
-    def __str__(self) -> str:
-        return f"{self.key} = {self.value!r} is not allowed: {self.allowed}"
+    key: str
+    value: object
+    allowed: str
 
 
+@says("offset {offset} of {topic} is not kept: offsets {first} up to {end} are")
 class OffsetOutOfRange(Refused):
     """The log holds [first, end); `offset` lies outside."""
 
-    def __init__(self, topic: str, offset: int, first: int, end: int) -> None:
-        super().__init__(topic, offset, first, end)
-        self.topic = topic
-        self.offset = offset
-        self.first = first
-        self.end = end
-
-    def __str__(self) -> str:
-        return f"offset {self.offset} of {self.topic} is not kept: offsets {self.first} up to {self.end} are"
+    topic: str
+    offset: int
+    first: int
+    end: int
 
 
+@says("{kind} {number} of {topic} was given before: the next free one is {next_free}")
 class OffsetTaken(Refused):
     """`kind` ("offset" or "epoch") number `number` was already used by this topic; `next_free` was not."""
 
-    def __init__(self, topic: str, number: int, next_free: int, kind: str) -> None:
-        super().__init__(topic, number, next_free, kind)
-        self.topic = topic
-        self.number = number
-        self.next_free = next_free
-        self.kind = kind
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.number} of {self.topic} was given before: the next free one is {self.next_free}"
+    topic: str
+    number: int
+    next_free: int
+    kind: str
 
 
+@says(
+    "producer {producer_id} sent sequence {sequence} where {expected} is next: send the unacknowledged batches "
+    "again, unchanged and in order"
+)
 class OutOfSequence(Refused):
-    """An idempotent producer's batch neither continues its sequence nor repeats a recent batch."""
-
-    def __init__(self, producer_id: int, sequence: int, expected: int) -> None:
-        super().__init__(producer_id, sequence, expected)
-        self.producer_id = producer_id
-        self.sequence = sequence
-        self.expected = expected
-
-    def __str__(self) -> str:
-        return (
-            f"producer {self.producer_id} sent sequence {self.sequence} where {self.expected} is next: "
-            "send the unacknowledged batches again, unchanged and in order"
-        )
+    producer_id: int
+    sequence: int
+    expected: int
 
 
+@says(
+    "session {session} of producer {producer_id} was replaced by session {current}: another producer opened the "
+    "same name"
+)
 class ProducerFenced(Refused):
-    """A newer session of the same producer exists; this one may never write again."""
-
-    def __init__(self, producer_id: int, session: int, current: int) -> None:
-        super().__init__(producer_id, session, current)
-        self.producer_id = producer_id
-        self.session = session
-        self.current = current
-
-    def __str__(self) -> str:
-        return (
-            f"session {self.session} of producer {self.producer_id} was replaced by session {self.current}: "
-            "another producer opened the same name"
-        )
+    producer_id: int
+    session: int
+    current: int
 
 
+@says(
+    "session {session} of producer {producer_id} is not known here: open a session first. It may have ended, "
+    "because nobody used it for long; what was sent under it without an answer may be stored"
+)
 class SessionUnknown(Refused):
     """The session was never opened with this topic's owner, or has ended.
 
     A client that gets this for a message does not know whether an earlier try of it was stored.
     """
 
-    def __init__(self, producer_id: int, session: int) -> None:
-        super().__init__(producer_id, session)
-        self.producer_id = producer_id
-        self.session = session
-
-    def __str__(self) -> str:
-        return (
-            f"session {self.session} of producer {self.producer_id} is not known here: open a session first. "
-            "It may have ended, because nobody used it for long; what was sent under it without an answer may be stored"
-        )
+    producer_id: int
+    session: int
 
 
+@says("unable to find the topic {topic}: create it, or check the name")
 class TopicUnknown(Refused):
-    """There is no topic of this name."""
-
-    def __init__(self, topic: str) -> None:
-        super().__init__(topic)
-        self.topic = topic
-
-    def __str__(self) -> str:
-        return f"unable to find the topic {self.topic}: create it, or check the name"
+    topic: str
 
 
+@says("topic {topic} cannot be created: {why}")
 class TopicExists(Refused):
-    """The name is taken; `why` says by what."""
-
-    def __init__(self, topic: str, why: str) -> None:
-        super().__init__(topic, why)
-        self.topic = topic
-        self.why = why
-
-    def __str__(self) -> str:
-        return f"topic {self.topic} cannot be created: {self.why}"
+    topic: str
+    why: str
 
 
+@says("namespace {namespace} does not exist: create it first")
 class NamespaceUnknown(Refused):
-    """There is no namespace of this name."""
-
-    def __init__(self, namespace: str) -> None:
-        super().__init__(namespace)
-        self.namespace = namespace
-
-    def __str__(self) -> str:
-        return f"namespace {self.namespace} does not exist: create it first"
+    namespace: str
 
 
+@says("unable to create the namespace {namespace} due to: it already exists")
 class NamespaceExists(Refused):
-    """The namespace is there already."""
-
-    def __init__(self, namespace: str) -> None:
-        super().__init__(namespace)
-        self.namespace = namespace
-
-    def __str__(self) -> str:
-        return f"unable to create the namespace {self.namespace} due to: it already exists"
+    namespace: str
 
 
+@says("namespace {namespace} still has {topics} topics: delete them first")
 class NamespaceNotEmpty(Refused):
-    """A namespace is deleted only when it has no topics."""
-
-    def __init__(self, namespace: str, topics: int) -> None:
-        super().__init__(namespace, topics)
-        self.namespace = namespace
-        self.topics = topics
-
-    def __str__(self) -> str:
-        return f"namespace {self.namespace} still has {self.topics} topics: delete them first"
+    namespace: str
+    topics: int
 
 
+@says("requested dispatch strategy does not match topic strategy: {topic} is {found}, asked for was {asked}")
 class DeliveryMismatch(Refused):
-    """The topic was created with another dispatch strategy."""
-
-    def __init__(self, topic: str, asked: str, found: str) -> None:
-        super().__init__(topic, asked, found)
-        self.topic = topic
-        self.asked = asked
-        self.found = found
-
-    def __str__(self) -> str:
-        return (
-            f"requested dispatch strategy does not match topic strategy: {self.topic} is {self.found}, "
-            f"asked for was {self.asked}"
-        )
+    topic: str
+    asked: str
+    found: str
 
 
+@says("topic {topic} is bound to schema subject {bound} and cannot use {asked}")
 class SchemaMismatch(Refused):
-    """A topic is bound to one schema subject."""
-
-    def __init__(self, topic: str, bound: str, asked: str) -> None:
-        super().__init__(topic, bound, asked)
-        self.topic = topic
-        self.bound = bound
-        self.asked = asked
-
-    def __str__(self) -> str:
-        return f"topic {self.topic} is bound to schema subject {self.bound} and cannot use {self.asked}"
+    topic: str
+    bound: str
+    asked: str
 
 
+@says("topic {topic} has no subscription {subscription}")
 class SubscriptionUnknown(Refused):
-    """The topic has no subscription of this name."""
-
-    def __init__(self, topic: str, subscription: str) -> None:
-        super().__init__(topic, subscription)
-        self.topic = topic
-        self.subscription = subscription
-
-    def __str__(self) -> str:
-        return f"topic {self.topic} has no subscription {self.subscription}"
+    topic: str
+    subscription: str
 
 
+@says("subscription {subscription} of {topic} can't be shared or removed: consumer {holder} is connected")
 class SubscriptionBusy(Refused):
-    """Somebody uses the subscription; `holder` is one of its consumers."""
-
-    def __init__(self, topic: str, subscription: str, holder: str) -> None:
-        super().__init__(topic, subscription, holder)
-        self.topic = topic
-        self.subscription = subscription
-        self.holder = holder
-
-    def __str__(self) -> str:
-        return (
-            f"subscription {self.subscription} of {self.topic} can't be shared or removed: "
-            f"consumer {self.holder} is connected"
-        )
+    topic: str
+    subscription: str
+    holder: str
 
 
+@says(
+    "offset {offset} of {topic} was delivered before subscription {subscription} was moved by a seek: acknowledge "
+    "it when it is delivered again"
+)
 class AckOutdated(Refused):
     """`offset` was delivered before a seek moved the subscription, and not since: it comes again, or is behind it."""
 
-    def __init__(self, topic: str, subscription: str, offset: int) -> None:
-        super().__init__(topic, subscription, offset)
-        self.topic = topic
-        self.subscription = subscription
-        self.offset = offset
-
-    def __str__(self) -> str:
-        return (
-            f"offset {self.offset} of {self.topic} was delivered before subscription {self.subscription} was moved by "
-            "a seek: acknowledge it when it is delivered again"
-        )
+    topic: str
+    subscription: str
+    offset: int
 
 
+@says("topic {topic} has an exclusive producer: {holder}")
 class ProducerExists(Refused):
-    """An exclusive producer holds the topic."""
-
-    def __init__(self, topic: str, holder: str) -> None:
-        super().__init__(topic, holder)
-        self.topic = topic
-        self.holder = holder
-
-    def __str__(self) -> str:
-        return f"topic {self.topic} has an exclusive producer: {self.holder}"
+    topic: str
+    holder: str
 
 
+@says("the policy allows at most {limit} {what}")
 class LimitReached(Refused):
-    """A policy allows at most `limit` of `what`."""
-
-    def __init__(self, what: str, limit: int) -> None:
-        super().__init__(what, limit)
-        self.what = what
-        self.limit = limit
-
-    def __str__(self) -> str:
-        return f"the policy allows at most {self.limit} {self.what}"
+    what: str
+    limit: int
 
 
+@says("a message of {size_bytes} bytes is over the limit of {limit_bytes}")
 class MessageTooLarge(Refused):
-    """A message is larger than the policy, or the wire, allows."""
-
-    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
-        super().__init__(size_bytes, limit_bytes)
-        self.size_bytes = size_bytes
-        self.limit_bytes = limit_bytes
-
-    def __str__(self) -> str:
-        return f"a message of {self.size_bytes} bytes is over the limit of {self.limit_bytes}"
+    size_bytes: int
+    limit_bytes: int
 
 
+@says("there is no broker {broker} in this cluster: `brokers list` shows those that are")
 class BrokerUnknown(Refused):
-    """The cluster never had a broker of this id."""
-
-    def __init__(self, broker: str) -> None:
-        super().__init__(broker)
-        self.broker = broker
-
-    def __str__(self) -> str:
-        return f"there is no broker {self.broker} in this cluster: `brokers list` shows those that are"
+    broker: str
 
 
+@says("{why}")
 class MoveRefused(Refused):
     """`what` (a topic, or a broker with its topics) cannot be moved away as the cluster stands. `why` is a sentence."""
 
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(what, why)
-        self.what = what
-        self.why = why
-
-    def __str__(self) -> str:
-        return self.why
+    what: str
+    why: str
 
 
+@says("{what} is closed")
 class ClientClosed(Refused):
-    """`what` was closed, by the application itself."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-    def __str__(self) -> str:
-        return f"{self.what} is closed"
+    what: str
 
 
+@says("{what} was never opened: use async with (with, for the blocking client), or await its open()")
 class NeverOpened(ClientClosed):
     """`what` was made, and used before it was opened."""
 
-    def __str__(self) -> str:
-        return f"{self.what} was never opened: use async with (with, for the blocking client), or await its open()"
 
-
+@says("{what} was stopped: it receives no more messages")
 class ConsumerStopped(ClientClosed):
     """`what` receives no more, because the application said so; its acks still travel."""
-
-    def __str__(self) -> str:
-        return f"{self.what} was stopped: it receives no more messages"
 
 
 # --- time acts ------------------------------------------------------------------------------------
 
 
+@says("no room left on the disk of {path}: free some space, publishing then resumes by itself")
 class DiskFull(Unavailable):
-    """There is no room at `path`; nothing of the request was kept."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
-
-    def __str__(self) -> str:
-        return f"no room left on the disk of {self.path}: free some space, publishing then resumes by itself"
+    path: str
 
 
+@says()
 class ResourcesShort(DiskFull):
     """The system gave this process no descriptor or no memory for `path`; nothing of the request was kept.
 
     Says nothing of the disk: what is open, and other files, can be used.
     """
 
-    def __init__(self, path: str, why: str) -> None:
-        Unavailable.__init__(self, path, why)
-        self.path = path
-        self.why = why
+    why: str
 
     def __str__(self) -> str:
         return (
@@ -465,17 +319,16 @@ class ResourcesShort(DiskFull):
         )
 
 
+@says()
 class LogFull(Unavailable):
     """The segments of all topics of a broker have `size_bytes`; nothing of the request was kept.
 
     `why` says what keeps them from being uploaded and freed.
     """
 
-    def __init__(self, size_bytes: int, limit_bytes: int, why: str) -> None:
-        super().__init__(size_bytes, limit_bytes, why)
-        self.size_bytes = size_bytes
-        self.limit_bytes = limit_bytes
-        self.why = why
+    size_bytes: int
+    limit_bytes: int
+    why: str
 
     def __str__(self) -> str:
         return (
@@ -485,13 +338,10 @@ class LogFull(Unavailable):
         )
 
 
+@says()
 class LogBusy(Unavailable):
-    """`pending_bytes` have come and are not on disk yet, more than `limit_bytes`; nothing of the request was kept."""
-
-    def __init__(self, pending_bytes: int, limit_bytes: int) -> None:
-        super().__init__(pending_bytes, limit_bytes)
-        self.pending_bytes = pending_bytes
-        self.limit_bytes = limit_bytes
+    pending_bytes: int
+    limit_bytes: int
 
     def __str__(self) -> str:
         return (
@@ -500,49 +350,25 @@ class LogBusy(Unavailable):
         )
 
 
+@says("the log of {topic} is closed here")
 class LogClosed(Unavailable):
-    """The topic's log is closed or closing here; another owner may have it."""
-
-    def __init__(self, topic: str) -> None:
-        super().__init__(topic)
-        self.topic = topic
-
-    def __str__(self) -> str:
-        return f"the log of {self.topic} is closed here"
+    topic: str
 
 
+@says("lease {lease} has run out")
 class LeaseLost(Unavailable):
-    """The lease is not known to the store any more: it ran out or was revoked."""
-
-    def __init__(self, lease: int) -> None:
-        super().__init__(lease)
-        self.lease = lease
-
-    def __str__(self) -> str:
-        return f"lease {self.lease} has run out"
+    lease: int
 
 
+@says("{key} was changed by somebody else")
 class Conflict(Unavailable):
-    """Somebody else changed `key` first; read it again and decide anew."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.key = key
-
-    def __str__(self) -> str:
-        return f"{self.key} was changed by somebody else"
+    key: str
 
 
+@says("{peer} cannot be reached: {why}")
 class Unreachable(Unavailable):
-    """`peer` did not answer: `why`."""
-
-    def __init__(self, peer: str, why: str) -> None:
-        super().__init__(peer, why)
-        self.peer = peer
-        self.why = why
-
-    def __str__(self) -> str:
-        return f"{self.peer} cannot be reached: {self.why}"
+    peer: str
+    why: str
 
 
 class ProcessEnded(Unreachable):
@@ -560,145 +386,95 @@ class StoreRefused(Unreachable):
     """
 
 
+@says("topic {topic} is not served here: {why}")
 class NotServed(Unavailable):
     """The topic cannot be used here just now: `why`. `moved_to`: the native URL of the broker that has it, if known."""
 
-    def __init__(self, topic: str, why: str, moved_to: str = "") -> None:
-        super().__init__(topic, why, moved_to)
-        self.topic = topic
-        self.why = why
-        self.moved_to = moved_to
-
-    def __str__(self) -> str:
-        return f"topic {self.topic} is not served here: {self.why}"
+    topic: str
+    why: str
+    moved_to: str = ""
 
 
+@says("this broker no longer owns {topic}: look it up again")
 class OwnershipLost(Unavailable):
-    """The owner key changed: nothing was written."""
-
-    def __init__(self, topic: str) -> None:
-        super().__init__(topic)
-        self.topic = topic
-
-    def __str__(self) -> str:
-        return f"this broker no longer owns {self.topic}: look it up again"
+    topic: str
 
 
+@says("producer {producer_id} is not known here: look up the topic and create the producer again")
 class ProducerUnknown(Unavailable):
-    """The id is not that of a producer of this broker."""
-
-    def __init__(self, producer_id: int) -> None:
-        super().__init__(producer_id)
-        self.producer_id = producer_id
-
-    def __str__(self) -> str:
-        return f"producer {self.producer_id} is not known here: look up the topic and create the producer again"
+    producer_id: int
 
 
+@says("consumer {consumer_id} is not known here: look up the topic and subscribe again")
 class ConsumerUnknown(Unavailable):
-    """The id is not that of a consumer of this broker."""
-
-    def __init__(self, consumer_id: int) -> None:
-        super().__init__(consumer_id)
-        self.consumer_id = consumer_id
-
-    def __str__(self) -> str:
-        return f"consumer {self.consumer_id} is not known here: look up the topic and subscribe again"
+    consumer_id: int
 
 
+@says("topic {topic} takes at most {per_second} messages per second: try again later")
 class RateLimited(Unavailable):
-    """Faster than the policy allows; slow down and try again."""
-
-    def __init__(self, topic: str, per_second: int) -> None:
-        super().__init__(topic, per_second)
-        self.topic = topic
-        self.per_second = per_second
-
-    def __str__(self) -> str:
-        return f"topic {self.topic} takes at most {self.per_second} messages per second: try again later"
+    topic: str
+    per_second: int
 
 
+@says(
+    "this broker takes at most {limit} connections here, because its limit of open files is {open_files}: try "
+    "again when others have left, or raise the limit (ulimit -n) and restart it"
+)
 class TooManyConnections(Unavailable):
-    """A door of this broker takes at most `limit` connections, for the process may have `open_files` open files."""
-
-    def __init__(self, limit: int, open_files: int) -> None:
-        super().__init__(limit, open_files)
-        self.limit = limit
-        self.open_files = open_files
-
-    def __str__(self) -> str:
-        return (
-            f"this broker takes at most {self.limit} connections here, because its limit of open files is "
-            f"{self.open_files}: try again when others have left, or raise the limit (ulimit -n) and restart it"
-        )
+    limit: int
+    open_files: int
 
 
+@says()
 class DeadlineExceeded(Unavailable):
     """`what` was not done within `seconds`. Whether it is done later, or was and the answer is lost, is not known."""
 
-    def __init__(self, what: str, seconds: float, why: str = "") -> None:
-        super().__init__(what, seconds, why)
-        self.what = what
-        self.seconds = seconds
-        self.why = why
+    what: str
+    seconds: float
+    why: str = ""
 
     def __str__(self) -> str:
         return f"{self.what} took longer than {self.seconds:g} s" + (f": {self.why}" if self.why else "")
 
 
+@says("{limit_bytes} bytes to {topic} wait for their receipts: send slower, or use send()")
 class BufferFull(Unavailable):
     """A producer has `limit_bytes` without a receipt. `send` waits for room, `send_nowait` does not."""
 
-    def __init__(self, topic: str, limit_bytes: int) -> None:
-        super().__init__(topic, limit_bytes)
-        self.topic = topic
-        self.limit_bytes = limit_bytes
-
-    def __str__(self) -> str:
-        return f"{self.limit_bytes} bytes to {self.topic} wait for their receipts: send slower, or use send()"
+    topic: str
+    limit_bytes: int
 
 
 # --- an operator acts -----------------------------------------------------------------------------
 
 
+@says("{operation} of {path} failed: {why}")
 class DiskFailed(DataDamaged):
     """The disk refused `operation` on `path`; what it holds of that write is unknown."""
 
-    def __init__(self, path: str, operation: str, why: str) -> None:
-        super().__init__(path, operation, why)
-        self.path = path
-        self.operation = operation
-        self.why = why
-
-    def __str__(self) -> str:
-        return f"{self.operation} of {self.path} failed: {self.why}"
+    path: str
+    operation: str
+    why: str
 
 
+@says("the log stopped because the disk failed: {why}; replace the disk and restart")
 class LogStopped(DataDamaged):
-    """The disk failed twice in a row; nothing is acknowledged by this process any more."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
-
-    def __str__(self) -> str:
-        return f"the log stopped because the disk failed: {self.why}; replace the disk and restart"
+    why: str
 
 
+@says()
 class LogDamaged(DataDamaged):
     """Stored bytes are not what was written. Offsets [first, end) of the topic cannot be read from here.
 
     `end` is None when the damage hides how far the range goes.
     """
 
-    def __init__(self, topic: str, path: str, position: int, first: int, end: int | None, why: str) -> None:
-        super().__init__(topic, path, position, first, end, why)
-        self.topic = topic
-        self.path = path
-        self.position = position
-        self.first = first
-        self.end = end
-        self.why = why
+    topic: str
+    path: str
+    position: int
+    first: int
+    end: int | None
+    why: str
 
     def __str__(self) -> str:
         until = "an unknown end" if self.end is None else str(self.end)
@@ -708,104 +484,66 @@ class LogDamaged(DataDamaged):
         )
 
 
+@says("{part}: {why}")
 class InvalidObject(DataDamaged):
-    """`part` of an object's bytes is not what it must be: `why`."""
-
-    def __init__(self, part: str, why: str) -> None:
-        super().__init__(part, why)
-        self.part = part
-        self.why = why
-
-    def __str__(self) -> str:
-        return f"{self.part}: {self.why}"
+    part: str
+    why: str
 
 
+@says(
+    "object {key} with offsets {first} up to {end} of {topic} cannot be read ({why}): bring it back from a "
+    "backup; reading then goes on by itself"
+)
 class ObjectDamaged(DataDamaged):
     """Offsets [first, end) of the topic cannot be read from the object store: `why`. It is asked again now and then."""
 
-    def __init__(self, topic: str, key: str, first: int, end: int, why: str) -> None:
-        super().__init__(topic, key, first, end, why)
-        self.topic = topic
-        self.key = key
-        self.first = first
-        self.end = end
-        self.why = why
-
-    def __str__(self) -> str:
-        return (
-            f"object {self.key} with offsets {self.first} up to {self.end} of {self.topic} cannot be read "
-            f"({self.why}): "
-            "bring it back from a backup; reading then goes on by itself"
-        )
+    topic: str
+    key: str
+    first: int
+    end: int
+    why: str
 
 
+@says(
+    "the log of {topic} cannot prove that it ends at offset {head} ({why}): open it with a start offset that was "
+    "certainly never used"
+)
 class TailUnproven(DataDamaged):
-    """The log's end cannot be known, so an offset might be given twice. `head` is the last good guess."""
-
-    def __init__(self, topic: str, head: int, why: str) -> None:
-        super().__init__(topic, head, why)
-        self.topic = topic
-        self.head = head
-        self.why = why
-
-    def __str__(self) -> str:
-        return (
-            f"the log of {self.topic} cannot prove that it ends at offset {self.head} ({self.why}): "
-            "open it with a start offset that was certainly never used"
-        )
+    topic: str
+    head: int
+    why: str
 
 
+@says()
 class DirectoryInUse(DataDamaged):
-    """A live process holds the data directory."""
-
-    def __init__(self, path: str, pid: int | None) -> None:
-        super().__init__(path, pid)
-        self.path = path
-        self.pid = pid
+    path: str
+    pid: int | None
 
     def __str__(self) -> str:
         holder = "another process" if self.pid is None else f"process {self.pid}"
         return f"{self.path} is in use by {holder}: stop it first, or choose another data directory"
 
 
+@says(
+    "broker {broker} is running already, at {where}: this data directory is a copy of its; stop that broker "
+    "first, or start this one with an empty data directory"
+)
 class NodeIdInUse(DataDamaged):
-    """Another process, at `where`, is registered under this broker's id and alive."""
-
-    def __init__(self, broker: str, where: str) -> None:
-        super().__init__(broker, where)
-        self.broker = broker
-        self.where = where
-
-    def __str__(self) -> str:
-        return (
-            f"broker {self.broker} is running already, at {self.where}: this data directory is a copy of its; "
-            "stop that broker first, or start this one with an empty data directory"
-        )
+    broker: str
+    where: str
 
 
+@says("topic {topic} was not moved and is served where it was: {why}")
 class MoveFailed(DataDamaged):
-    """The topic could not be moved away: `why`. It is served where it was."""
-
-    def __init__(self, topic: str, why: str) -> None:
-        super().__init__(topic, why)
-        self.topic = topic
-        self.why = why
-
-    def __str__(self) -> str:
-        return f"topic {self.topic} was not moved and is served where it was: {self.why}"
+    topic: str
+    why: str
 
 
+@says(
+    "{path} has format {found} and this version reads formats up to {supported}: upgrade PyDanube, or choose "
+    "another data directory"
+)
 class FormatTooNew(DataDamaged):
-    """The data directory was written by a newer version of PyDanube."""
-
-    def __init__(self, path: str, found: int, supported: int) -> None:
-        super().__init__(path, found, supported)
-        self.path = path
-        self.found = found
-        self.supported = supported
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path} has format {self.found} and this version reads formats up to {self.supported}: "
-            "upgrade PyDanube, or choose another data directory"
-        )
+    path: str
+    found: int
+    supported: int

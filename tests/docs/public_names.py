@@ -19,6 +19,7 @@ import typer.main
 import pydanube
 from pydanube.cli.main import build_app
 from pydanube.config import keys
+from pydanube.core.declared import Declared, _take_fields, fields_of
 from pydanube.web import app, json_routes
 from pydanube.wire._pb.danube import DanubeAdmin_pb2, DanubeApi_pb2
 from pydanube.wire._pb.pydanube import admin_pb2, status_pb2, stream_pb2
@@ -78,11 +79,20 @@ def _errors() -> Iterator[str]:
     from pydanube import errors
 
     for name, found in sorted(vars(errors).items()):
-        if inspect.isclass(found) and issubclass(found, BaseException):
+        if inspect.isclass(found) and issubclass(found, errors.DanubeError):
             kinds = " < ".join(each.__name__ for each in found.__mro__[1:] if each.__module__ == errors.__name__)
             families = (errors.DanubeError, *errors.DanubeError.__subclasses__())  # take any words
-            fields = "..." if found in families else ", ".join(_parameters(found))
+            fields = "..." if found in families else ", ".join(_fields(found))
             yield f"error {name}({fields}){' < ' if kinds else ''}{kinds}"
+
+
+def _fields(error: type[Declared]) -> Iterator[str]:
+    """`says` makes the constructor of most; others have one of their own."""
+    if error.__init__ is not _take_fields:
+        yield from _parameters(error)
+        return
+    for name in fields_of(error):
+        yield f"{name}{'=' if hasattr(error, name) else ''}"
 
 
 def _settings() -> Iterator[str]:

@@ -11,11 +11,11 @@ family with the sentence. The sentence and every field that is text are cut to 1
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from pydanube import errors
+from pydanube.core.declared import fields_of, say_the_same
 from pydanube.errors import DanubeError, DataDamaged, Refused, Unavailable
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.status import cut
@@ -81,13 +81,8 @@ KINDS: Final[Mapping[int, type[DanubeError]]] = {int(code): kind for kind, code 
 FAMILIES: Final[Mapping[int, type[DanubeError]]] = {1: Refused, 2: Unavailable, 3: DataDamaged}
 
 
-def _parameters(kind: type[DanubeError]) -> tuple[str, ...]:
-    parameters = inspect.signature(kind.__init__).parameters.values()
-    return tuple(each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD and each.name != "self")
-
-
-# The fields of an error, in order: its constructor's parameters. Families have none, only a sentence.
-FIELDS: Final[Mapping[type[DanubeError], tuple[str, ...]]] = {kind: _parameters(kind) for kind in CODES}
+# The fields of an error, in order. Families have none, only a sentence.
+FIELDS: Final[Mapping[type[DanubeError], tuple[str, ...]]] = {kind: fields_of(kind) for kind in CODES}
 
 
 def to_wire(error: BaseException, *, producer: int = 0, consumer: int = 0) -> pb.Error:
@@ -113,7 +108,7 @@ def to_wire(error: BaseException, *, producer: int = 0, consumer: int = 0) -> pb
 
 def _speaks_for(kind: type[DanubeError], error: type[DanubeError]) -> bool:
     """Whether the other side makes the right sentence of the fields of `kind`; a family has none, and is told it."""
-    return not FIELDS[kind] or kind.__str__ is error.__str__
+    return not FIELDS[kind] or say_the_same(kind, error)
 
 
 def from_wire(message: pb.Error) -> DanubeError:
