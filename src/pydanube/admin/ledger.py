@@ -24,6 +24,7 @@ from zlib import crc32
 from pydanube.admin.letters import Letter, letters_of, offsets_of
 from pydanube.client.client import NAME_SIZE_MAX_BYTES, Client
 from pydanube.client.producer import Producer
+from pydanube.core.declared import says
 from pydanube.core.dispatch.ranges import OffsetRanges
 from pydanube.core.names import TopicName
 from pydanube.errors import DanubeError, DataDamaged, ProducerExists, Refused, TopicUnknown
@@ -32,28 +33,20 @@ from pydanube.formats.batch import messages
 LEDGER_SUFFIX: Final = "-redriven"
 
 
+@says("{topic}: {why}; run it again later, it goes on where this one stopped")
 class RedriveInterrupted(Refused):
     """Somebody else redrives the same topic, or the ledger is away: this run stops before it sends anything twice."""
 
-    def __init__(self, topic: str, why: str) -> None:
-        super().__init__(topic, why)
-        self.topic = topic
-        self.why = why
-
-    def __str__(self) -> str:
-        return f"{self.topic}: {self.why}; run it again later, it goes on where this one stopped"
+    topic: str
+    why: str
 
 
+@says("it cannot be read what an interrupted redrive sent to {topic}: {why}")
 class RedriveUncertain(DataDamaged):
     """Whether messages of an interrupted run arrived cannot be read now."""
 
-    def __init__(self, topic: str, why: str) -> None:
-        super().__init__(topic, why)
-        self.topic = topic
-        self.why = why
-
-    def __str__(self) -> str:
-        return f"it cannot be read what an interrupted redrive sent to {self.topic}: {self.why}"
+    topic: str
+    why: str
 
 
 class SendRecord(NamedTuple):

@@ -26,6 +26,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
+from pydanube.core.declared import says
 from pydanube.errors import ConfigError, DataDamaged
 from pydanube.pipeline import steps
 from pydanube.pipeline.report import Report, Watch
@@ -162,23 +163,19 @@ class Tally(NamedTuple):
     typed_copies: int = 0
 
 
+@says(
+    "batch {batch} has {came} rows for {table}, whose files have {stored} of them, and {copies} are copies of "
+    "others: do all executors write to the directory that this machine reads? The checkpoint stays before this "
+    "batch, which is written again by the next run"
+)
 class RowsMissing(DataDamaged):
     """Rows of a batch are in no table, or there are too many of them."""
 
-    def __init__(self, table: str, batch: int, came: int, stored: int, copies: int) -> None:
-        super().__init__(table, batch, came, stored, copies)
-        self.table = table
-        self.batch = batch
-        self.came = came
-        self.stored = stored
-        self.copies = copies
-
-    def __str__(self) -> str:
-        return (
-            f"batch {self.batch} has {self.came} rows for {self.table}, whose files have {self.stored} of them, and "
-            f"{self.copies} are copies of others: do all executors write to the directory that this machine reads? The "
-            "checkpoint stays before this batch, which is written again by the next run"
-        )
+    table: str
+    batch: int
+    came: int
+    stored: int
+    copies: int
 
 
 class Writer:

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from pydanube.core.declared import says
 from pydanube.errors import ConfigError, DanubeError, Refused
 from pydanube.pipeline.report import Report, Watch
 from pydanube.pipeline.settings import read_settings
@@ -26,16 +27,12 @@ class SparkMissing(Refused):
         return "the data pipeline needs Spark: pip install 'pydanube[spark]', or make setup-spark in a checkout"
 
 
+@says("{job} failed: {why}")
 class JobFailed(DanubeError):
     """Spark gave up; `why` is the first line of its reason."""
 
-    def __init__(self, job: str, why: str) -> None:
-        super().__init__(job, why)
-        self.job = job
-        self.why = why
-
-    def __str__(self) -> str:
-        return f"{self.job} failed: {self.why}"
+    job: str
+    why: str
 
 
 def run_job(

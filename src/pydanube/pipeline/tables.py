@@ -41,6 +41,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from pydanube.core.declared import says
 from pydanube.errors import ConfigError, DataDamaged, Refused
 from pydanube.pipeline.settings import local_path
 
@@ -112,14 +113,13 @@ def _does_not_fit(field: StructField, table: str, why: str) -> ConfigError:
     return ConfigError("schema", asked, f"in {table} {why}: add a column of another name, or use a new table")
 
 
+@says()
 class OtherCheckpoint(Refused):
     """`table` has batches of the query `theirs` (None: of a version that did not say); they are not those of `ours`."""
 
-    def __init__(self, table: str, theirs: str | None, ours: str) -> None:
-        super().__init__(table, theirs, ours)
-        self.table = table
-        self.theirs = theirs
-        self.ours = ours
+    table: str
+    theirs: str | None
+    ours: str
 
     def __str__(self) -> str:
         theirs = f" (query {self.theirs})" if self.theirs else ""
@@ -130,21 +130,17 @@ class OtherCheckpoint(Refused):
         )
 
 
+@says(
+    "{table} has batches up to {newest}, and the checkpoint goes on with {batch}: it is an older copy, whose "
+    "batches need not be the same messages, and nothing was written: bring the newest checkpoint back, or give "
+    "the job another name and a new checkpoint, for tables from the beginning"
+)
 class OlderCheckpoint(Refused):
     """`table` has batches up to `newest`, and its query goes on with `batch`: an older copy of its checkpoint."""
 
-    def __init__(self, table: str, newest: int, batch: int) -> None:
-        super().__init__(table, newest, batch)
-        self.table = table
-        self.newest = newest
-        self.batch = batch
-
-    def __str__(self) -> str:
-        return (
-            f"{self.table} has batches up to {self.newest}, and the checkpoint goes on with {self.batch}: it is an "
-            "older copy, whose batches need not be the same messages, and nothing was written: bring the newest "
-            "checkpoint back, or give the job another name and a new checkpoint, for tables from the beginning"
-        )
+    table: str
+    newest: int
+    batch: int
 
 
 def check_query(table: str, theirs: str | None, ours: str, newest: int, batch: int) -> None:
@@ -243,14 +239,10 @@ class ParquetTable:
         return reader.parquet(path)
 
 
+@says("{table}: {what}")
 class TableDamaged(DataDamaged):
-    def __init__(self, table: str, what: str) -> None:
-        super().__init__(table, what)
-        self.table = table
-        self.what = what
-
-    def __str__(self) -> str:
-        return f"{self.table}: {self.what}"
+    table: str
+    what: str
 
 
 class Progress(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from pydanube.core.declared import says
 from pydanube.errors import DataDamaged, Refused, Unavailable
 
 MADE_ANEW: Final = (
@@ -11,15 +12,14 @@ MADE_ANEW: Final = (
 )
 
 
+@says()
 class MessagesLost(Refused):
     """Offsets [first, end) of a topic are not kept any more, and the query wanted them. `why`: who removed them."""
 
-    def __init__(self, topic: str, first: int, end: int, why: str) -> None:
-        super().__init__(topic, first, end, why)
-        self.topic = topic
-        self.first = first
-        self.end = end
-        self.why = why
+    topic: str
+    first: int
+    end: int
+    why: str
 
     def __str__(self) -> str:
         return (
@@ -28,26 +28,21 @@ class MessagesLost(Refused):
         )
 
 
+@says("{topic}: {what}")
 class OffsetsWrong(Refused):
     """Offsets that a query gives do not fit the topic."""
 
-    def __init__(self, topic: str, what: str) -> None:
-        super().__init__(topic, what)
-        self.topic = topic
-        self.what = what
-
-    def __str__(self) -> str:
-        return f"{self.topic}: {self.what}"
+    topic: str
+    what: str
 
 
+@says()
 class NotUploaded(Unavailable):
     """Offsets [first, end) are on a broker's disk only, and no broker was given, or none answers."""
 
-    def __init__(self, topic: str, first: int, end: int) -> None:
-        super().__init__(topic, first, end)
-        self.topic = topic
-        self.first = first
-        self.end = end
+    topic: str
+    first: int
+    end: int
 
     def __str__(self) -> str:
         return (
@@ -56,30 +51,22 @@ class NotUploaded(Unavailable):
         )
 
 
+@says(
+    "the objects of {topic} are in {url} on its broker's machine, and not in that directory of this one: mount it "
+    'here, start the broker with --storage-url for a store that both reach, or read with format("danube"), which '
+    "asks the broker"
+)
 class StoreNotHere(Unavailable):
     """A topic's objects are in a directory of the broker's machine, which this machine does not have."""
 
-    def __init__(self, topic: str, url: str) -> None:
-        super().__init__(topic, url)
-        self.topic = topic
-        self.url = url
-
-    def __str__(self) -> str:
-        return (
-            f"the objects of {self.topic} are in {self.url} on its broker's machine, and not in that directory of this "
-            "one: mount it here, start the broker with --storage-url for a store that both reach, or read with "
-            'format("danube"), which asks the broker'
-        )
+    topic: str
+    url: str
 
 
+@says("batch {batch} of query {query} was not published: {why}")
 class BatchRefused(DataDamaged):
     """A batch of a streaming query cannot be made visible exactly once. Nothing was published that is not told here."""
 
-    def __init__(self, query: str, batch: int, why: str) -> None:
-        super().__init__(query, batch, why)
-        self.query = query
-        self.batch = batch
-        self.why = why
-
-    def __str__(self) -> str:
-        return f"batch {self.batch} of query {self.query} was not published: {self.why}"
+    query: str
+    batch: int
+    why: str
