@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import pydanube
-from pydanube.cli.manual import commands, page
 from pydanube.core.cluster import conditions
 from pydanube.testing.brokers import TestBroker
 from tests.e2e.processes import danube_here
+from tools.docs.commands import commands, page
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 # They print no data: a server's address, or what they do as they do it.
@@ -23,7 +23,7 @@ WITHOUT_OUTPUT = {"danube broker", "danube admin serve", "danube log demo"}
 
 
 def test_the_page_is_what_the_commands_say() -> None:
-    assert PAGE.read_text() == page(), "python -m pydanube.cli.manual > docs/cli.md"
+    assert PAGE.read_text() == page(), "python -m tools.docs.commands > docs/cli.md"
 
 
 def test_every_command_and_every_option_has_a_help_text() -> None:

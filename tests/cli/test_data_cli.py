@@ -16,12 +16,12 @@ import pydanube
 from pydanube.cli import data, native
 from pydanube.cli.consuming import ConsumeOptions, Received
 from pydanube.cli.exits import Exit
-from pydanube.cli.manual import commands
 from pydanube.core.names import TopicName
 from pydanube.core.policies import TYPE_NAMES, type_name
 from pydanube.testing.brokers import TestBroker
 from pydanube.testing.ports import free_ports
 from tests.e2e.processes import danube_here
+from tools.docs.commands import commands
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pydanube.cli import reference
 from pydanube.config import Flags, load
 from pydanube.config.keys import SETTINGS
 from pydanube.config.meanings import MEANINGS, default
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from tests.pages import DOCS, REPOSITORY, blocks, command_named
+from tools.docs import configuration
 
 README = REPOSITORY / "README.md"
 PAGES = sorted([README, REPOSITORY / "ARCHITECTURE.md", REPOSITORY / "CHANGELOG.md", *DOCS.rglob("*.md")])
@@ -85,8 +85,8 @@ def test_the_readme_is_short_and_every_page_is_listed() -> None:
 
 
 def test_the_configuration_page_is_what_the_code_says() -> None:
-    assert (DOCS / "configuration.md").read_text() == reference.page(), (
-        "the page is old: python -m pydanube.cli.reference > docs/configuration.md"
+    assert (DOCS / "configuration.md").read_text() == configuration.page(), (
+        "the page is old: python -m tools.docs.configuration > docs/configuration.md"
     )
 
 
@@ -121,7 +121,7 @@ def test_every_default_may_stand_in_the_file_and_changes_nothing(tmp_path: Path)
 
 
 def test_the_example_file_on_the_page_is_accepted(tmp_path: Path) -> None:
-    [example] = [block for block in blocks(reference.page()) if block.language == "yaml"]
+    [example] = [block for block in blocks(configuration.page()) if block.language == "yaml"]
     (tmp_path / "danube.yml").write_text(example.text)
     loaded = load(Flags(mode="standalone", config_file=tmp_path / "danube.yml"))
     assert loaded.storage.url == "s3://events/danube" and loaded.warnings == ()

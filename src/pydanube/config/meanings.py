@@ -1,7 +1,7 @@
 """What every key of the configuration file means, in a sentence, and what applies if it is not given.
 
-The page docs/configuration.md is made of this (`python -m pydanube.cli.reference`). A test keeps it complete, and loads
-a file with every default in it, which must change nothing.
+The page docs/configuration.md is made of this (`python -m tools.docs.configuration`). A test keeps it complete, and
+loads a file with every default in it, which must change nothing.
 """
 
 from __future__ import annotations

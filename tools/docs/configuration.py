@@ -1,4 +1,4 @@
-"""docs/configuration.md, made from the code: `python -m pydanube.cli.reference > docs/configuration.md`.
+"""docs/configuration.md, made from the code: `python -m tools.docs.configuration > docs/configuration.md`.
 
 Keys, what is allowed and defaults come from `pydanube.config`, flags and environment variables from the commands
 themselves. A test fails when the page is not what this prints.
@@ -54,7 +54,7 @@ SECTIONS: Final = (
 INTRODUCTION: Final = """\
 # Configuration
 
-<!-- Made by `python -m pydanube.cli.reference > docs/configuration.md`. Do not edit. -->
+<!-- Made by `python -m tools.docs.configuration > docs/configuration.md`. Do not edit. -->
 
 `danube broker` takes flags and a YAML file (`--config-file`). A flag wins over the file, the file wins over the
 default. Everything is read once, at the start. An unknown key, a value that is not allowed, and security that does not

@@ -1,4 +1,4 @@
-"""docs/cli.md, made from the commands themselves: `python -m pydanube.cli.manual > docs/cli.md`.
+"""docs/cli.md, made from the commands themselves: `python -m tools.docs.commands > docs/cli.md`.
 
 A test fails when the page is not what this prints.
 """
@@ -19,7 +19,7 @@ from pydanube.cli.main import build_app
 INTRODUCTION: Final = """\
 # Commands
 
-<!-- Made by `python -m pydanube.cli.manual > docs/cli.md`. Do not edit. -->
+<!-- Made by `python -m tools.docs.commands > docs/cli.md`. Do not edit. -->
 
 Every command says with `--help` what is on this page. The rules are the same for all of them:
 
