@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pydanube.config import BrokerConfig, ClusterConfig, Config, Flags, LinesConfig, load
-from pydanube.config.keys import ALIASES, REPLACED, SETTINGS
+from pydanube.config.file import ALIASES, REPLACED
+from pydanube.config.settings import SETTINGS
 from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.policies import UNLIMITED, TopicPolicy
 from pydanube.errors import ConfigError

@@ -580,10 +580,10 @@ def test_the_history_is_bounded_whoever_adds_to_it() -> None:
 
 
 def test_strategies_are_those_of_the_configuration() -> None:
-    from pydanube.config import keys
+    from pydanube.config import settings
 
-    assert keys.STRATEGIES == STRATEGIES
-    assert set(keys.AGGRESSIVENESS) == set(THRESHOLDS)
+    assert settings.STRATEGIES == STRATEGIES
+    assert set(settings.AGGRESSIVENESS) == set(THRESHOLDS)
 
 
 def test_a_move_comes_back_from_the_history_as_it_was_written() -> None:

@@ -18,7 +18,8 @@ import typer.main
 
 import pydanube
 from pydanube.cli.main import build_app
-from pydanube.config import keys
+from pydanube.config.file import ALIASES, REPLACED
+from pydanube.config.settings import SETTINGS
 from pydanube.core.declared import Declared, _take_fields, fields_of
 from pydanube.web import app, json_routes
 from pydanube.wire._pb.danube import DanubeAdmin_pb2, DanubeApi_pb2
@@ -96,7 +97,7 @@ def _fields(error: type[Declared]) -> Iterator[str]:
 
 
 def _settings() -> Iterator[str]:
-    for key in sorted({*keys.SETTINGS, *keys.ALIASES, *keys.REPLACED}):
+    for key in sorted({*SETTINGS, *ALIASES, *REPLACED}):
         yield f"setting {key}"
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from pydanube.config.keys import OPTIONS as CONFIGURED
+from pydanube.config.settings import SETTINGS
 from pydanube.errors import ConfigError, DiskFailed
 from pydanube.ports import Disk
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.objects.cloud import RemoteObjectStore, Store
 from pydanube.stores.objects.directory import FileObjectStore
 from pydanube.stores.objects.providers import make_store
-from pydanube.stores.objects.settings import OPTIONS, SWITCHES, Settings, parse_url
+from pydanube.stores.objects.settings import OPTIONS, Settings, parse_url
 from pydanube.stores.objects.urls import open_object_store
 from tests.support import run
 
@@ -307,4 +307,5 @@ def test_an_option_that_is_wrong_or_of_another_store_is_refused(url: str, option
 
 
 def test_every_option_of_the_configuration_file_is_an_option_of_some_store() -> None:
-    assert {name for names in OPTIONS.values() for name in names} == {*CONFIGURED, *SWITCHES}
+    configured = {key.removeprefix("storage.durable.") for key in SETTINGS if key.startswith("storage.durable.")}
+    assert {name for names in OPTIONS.values() for name in names} == configured - {"root", "backend"}

@@ -14,8 +14,8 @@ import typer.main
 
 from pydanube.cli.main import build_app
 from pydanube.config import Config, Flags, load
-from pydanube.config.keys import ALIASES, REPLACED, SETTINGS
-from pydanube.config.meanings import MEANINGS, default
+from pydanube.config.file import ALIASES, REPLACED
+from pydanube.config.settings import SETTINGS, default
 from pydanube.errors import ConfigError
 
 NOT_EMPTY: Final = "a text that is not empty"
@@ -114,7 +114,7 @@ def _lines() -> Iterator[str]:
         yield f"### {heading}\n"
         if said:
             yield f"{said}\n"
-        yield from _table(config, [key for key in MEANINGS if key.startswith(beginnings)])
+        yield from _table(config, [key for key in SETTINGS if key.startswith(beginnings)])
         yield ""
     yield from _others()
 
@@ -123,9 +123,9 @@ def _table(config: Config, keys: list[str]) -> Iterator[str]:
     yield "| key | default | allowed | meaning |"
     yield "|---|---|---|---|"
     for key in keys:
-        meaning = MEANINGS[key]
-        flag = f" Flag: `{meaning.flag}`." if meaning.flag else ""
-        yield f"| `{key}` | {_shown(default(config, key))} | {_allowed(key)} | {meaning.text}{flag} |"
+        setting = SETTINGS[key]
+        flag = f" Flag: `{setting.flag}`." if setting.flag else ""
+        yield f"| `{key}` | {_shown(default(config, key))} | {_allowed(key)} | {setting.meaning}{flag} |"
 
 
 def _shown(value: object) -> str:
@@ -145,7 +145,7 @@ def _allowed(key: str) -> str:
     """In the words of the error that a wrong value gets."""
     for wrong in (object(), "?", ["?"]):
         try:
-            SETTINGS[key](key, wrong)
+            SETTINGS[key].check(key, wrong)
         except ConfigError as error:
             if error.allowed not in (NOT_EMPTY, "a list of texts"):
                 several = "a list of texts: " if isinstance(wrong, list) else ""
@@ -155,7 +155,7 @@ def _allowed(key: str) -> str:
 
 def _taken(key: str, value: object) -> object:
     try:
-        return SETTINGS[key](key, value)
+        return SETTINGS[key].check(key, value)
     except ConfigError:
         return None
 
@@ -167,7 +167,7 @@ def _flags() -> Iterator[str]:
     yield "## Flags of `danube broker`\n"
     yield "| flag | default | meaning | key |"
     yield "|---|---|---|---|"
-    keys = {meaning.flag: key for key, meaning in MEANINGS.items() if meaning.flag}
+    keys = {setting.flag: key for key, setting in SETTINGS.items() if setting.flag}
     for option in _command("broker").params:
         flag = option.opts[0]
         if flag == "--help":

@@ -7,33 +7,28 @@ log lines to stderr; with --log-format json both are lines of JSON.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 import signal
 import sys
+from collections.abc import Iterator
+from dataclasses import fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.abc import MetaPathFinder
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from pydanube import __version__
 from pydanube.cli.exits import Exit, code_of
+from pydanube.config.flags import Flags
 
 if TYPE_CHECKING:
     from pydanube.api.process import Listening
-    from pydanube.config import Flags
 
 log = logging.getLogger(__name__)
-
-LISTEN = "Where it listens"
-CLIENTS = "What clients are told"
-CLUSTER = "Cluster (not used by a standalone broker)"
-STORAGE = "History"
-EDGE = "Edge (does not exist yet: refused)"
-LOGS = "Log lines (stderr)"
 
 HELP = """Start a broker and serve until SIGTERM or Ctrl-C.
 
@@ -62,187 +57,36 @@ keep the ports on a network that you trust.
 """
 
 
-class Level(StrEnum):
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
+def _options() -> Iterator[inspect.Parameter]:
+    """The flags of the configuration, as options for Typer."""
+    kinds = get_type_hints(Flags, include_extras=True)
+    for each in fields(Flags):
+        kind, flag = get_args(kinds[each.name])
+        if flag.choices:
+            kind = StrEnum(each.name, [(word, word) for word in flag.choices]) | None  # type: ignore[operator]
+        option = typer.Option(
+            f"--{each.name.replace('_', '-')}",
+            help=flag.help,
+            metavar=flag.metavar,
+            show_default=flag.shown or True,
+            rich_help_panel=flag.panel,
+            case_sensitive=not flag.any_case,
+        )
+        yield inspect.Parameter(
+            each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=Annotated[kind, option]
+        )
 
 
-class Lines(StrEnum):
-    text = "text"
-    json = "json"
-
-
-def broker(
-    mode: Annotated[
-        str | None,
-        typer.Option(help="standalone: one broker, nothing else needed. cluster: several, see below."),
-    ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Where everything is kept; made if it is missing.", show_default="./danube-data")
-    ] = None,
-    config_file: Annotated[
-        Path | None, typer.Option(help="Settings in YAML: docs/configuration.md has the keys. Flags win over it.")
-    ] = None,
-    broker_addr: Annotated[
-        str | None,
-        typer.Option(metavar="IP:PORT", help="Clients: gRPC.", show_default="127.0.0.1:6650", rich_help_panel=LISTEN),
-    ] = None,
-    admin_addr: Annotated[
-        str | None,
-        typer.Option(
-            metavar="IP:PORT", help="danube admin: gRPC.", show_default="127.0.0.1:50051", rich_help_panel=LISTEN
-        ),
-    ] = None,
-    prom_exporter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="IP:PORT",
-            help="HTTP: /metrics, /health/live, /health/ready.",
-            show_default="127.0.0.1:9040",
-            rich_help_panel=LISTEN,
-        ),
-    ] = None,
-    stream_addr: Annotated[
-        str | None,
-        typer.Option(
-            metavar="IP:PORT",
-            help="Clients: the native protocol.",
-            show_default="127.0.0.1:6651",
-            rich_help_panel=LISTEN,
-        ),
-    ] = None,
-    web_addr: Annotated[
-        str | None,
-        typer.Option(
-            metavar="IP:PORT|off",
-            help="The web admin, in a browser.",
-            show_default="127.0.0.1:8080 if standalone",
-            rich_help_panel=LISTEN,
-        ),
-    ] = None,
-    advertised_addr: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="The address that clients are told to use, if it is not the one listened on.",
-            rich_help_panel=CLIENTS,
-        ),
-    ] = None,
-    connect_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="The proxy in front of this broker, if there is one.", rich_help_panel=CLIENTS
-        ),
-    ] = None,
-    raft_addr: Annotated[
-        str | None,
-        typer.Option(metavar="IP:PORT", help="Where the metadata store's members talk.", rich_help_panel=CLUSTER),
-    ] = None,
-    seed_nodes: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="The first members.", rich_help_panel=CLUSTER)
-    ] = None,
-    join: Annotated[bool, typer.Option("--join", help="Join a cluster that runs.", rich_help_panel=CLUSTER)] = False,
-    etcd: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT,…",
-            help="An etcd that is there already, instead of --seed-nodes.",
-            rich_help_panel=CLUSTER,
-        ),
-    ] = None,
-    registration_ttl: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="A broker that is silent for so long loses its topics. The same on every broker.",
-            show_default="32",
-            rich_help_panel=CLUSTER,
-        ),
-    ] = None,
-    shutdown_timeout: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="How long SIGTERM may take to hand topics over.",
-            show_default="30, or 0.05 per topic",
-            rich_help_panel=CLUSTER,
-        ),
-    ] = None,
-    storage_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Where history is kept: file:///dir, s3://bucket/prefix, gs://… or az://….",
-            show_default="a directory beside the log",
-            rich_help_panel=STORAGE,
-        ),
-    ] = None,
-    upload_interval: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="How often new messages go to the object store.",
-            show_default="30",
-            rich_help_panel=STORAGE,
-        ),
-    ] = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Check flags, file, directories, ports and URLs, say what would run, and start nothing.",
-        ),
-    ] = False,
-    edge_config: Annotated[Path | None, typer.Option(help="Edge mode's settings.", rich_help_panel=EDGE)] = None,
-    edge_token: Annotated[str | None, typer.Option(help="Edge mode's token.", rich_help_panel=EDGE)] = None,
-    log_level: Annotated[
-        Level | None,
-        typer.Option(
-            case_sensitive=False,
-            help="The least that is written: debug, info, warning or error.",
-            show_default="info",
-            rich_help_panel=LOGS,
-        ),
-    ] = None,
-    log_format: Annotated[
-        Lines | None,
-        typer.Option(help="text for people, json for machines.", show_default="text", rich_help_panel=LOGS),
-    ] = None,
-) -> None:
+def broker(**given: Any) -> None:
     sys.meta_path.insert(0, _WithoutPandas())
     # Here, so that other commands need not wait for YAML, gRPC's server, Arrow and the log.
     from pydanube.api.process import serve
-    from pydanube.config import Flags, load
+    from pydanube.config import load
     from pydanube.errors import DanubeError
     from pydanube.telemetry import configure_logging
 
-    flags = Flags(
-        config_file=config_file,
-        mode=mode,
-        data_dir=data_dir,
-        broker_addr=broker_addr,
-        admin_addr=admin_addr,
-        stream_addr=stream_addr,
-        prom_exporter=prom_exporter,
-        advertised_addr=advertised_addr,
-        connect_url=connect_url,
-        raft_addr=raft_addr,
-        seed_nodes=seed_nodes,
-        join=join,
-        etcd=etcd,
-        registration_ttl=registration_ttl,
-        shutdown_timeout=shutdown_timeout,
-        storage_url=storage_url,
-        upload_interval=upload_interval,
-        edge_config=edge_config,
-        edge_token=edge_token,
-        log_level=log_level,
-        log_format=log_format,
-        web_addr=web_addr,
-    )
-    if check:
+    flags = Flags(**given)
+    if flags.check:
         _check(flags)
         return
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a broker that can read its configuration again
@@ -259,6 +103,9 @@ def broker(
             raise
         log.critical("broker ended", extra={"why": str(error)})
         raise typer.Exit(code_of(error)) from error
+
+
+broker.__signature__ = inspect.Signature([*_options()])  # type: ignore[attr-defined]
 
 
 class _WithoutPandas(MetaPathFinder):

@@ -44,7 +44,7 @@ def serve(
 ) -> None:
     """Pages to look at a cluster and to run it, until Ctrl-C. Whoever reaches the port may do it: see --read-only."""
     # Here, so that other commands need not wait for the web server and the templates.
-    from pydanube.config.keys import address
+    from pydanube.config.checks import address
     from pydanube.telemetry import configure_logging
     from pydanube.web.app import WebSettings
     from pydanube.web.server import bind, serving

@@ -1,28 +1,30 @@
 """The broker's settings: read once, checked once, frozen, handed down as constructor arguments.
 
     flags ─┐
-           ├─► load(flags) ─► Config: one class per room, and warnings for whoever started the broker
+           ├─► load(flags) ─► Config: one class per part of a broker, and warnings for the operator
     YAML  ─┘                  flags win over the file, the file wins over the defaults
 
 Keys are the reference's, plus ours: `broker.ports.stream`, `stream`, `dispatch.heartbeat_interval` and `storage.url`.
-`keys.py` has them all. Nothing else reads the file.
+`settings.py` has them all, and `flags.py` the flags. Only `file.py` reads the file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from pydanube.config import keys
-from pydanube.config.keys import HIDDEN, Values
+from pydanube.config import checks
+from pydanube.config.checks import HIDDEN
+from pydanube.config.file import Values, read
+from pydanube.config.flags import Flags as Flags
 from pydanube.config.stream import StreamConfig, StreamLimits
 from pydanube.core.cluster.lifecycle import TTL_SECONDS
 from pydanube.core.commit.sessions import IDLE_HOURS_DEFAULT, SESSIONS_DEFAULT
 from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_DEFAULT
 from pydanube.core.dispatch.lag import Heartbeat
-from pydanube.core.history.tiers import Retention, TierConfig
+from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import NamespaceName
 from pydanube.core.policies import MIB, UNLIMITED, TopicPolicy
 from pydanube.errors import ConfigError
@@ -40,35 +42,7 @@ TIER: Final = TierConfig()
 SCHEMES: Final = {"s3": "s3", "gcs": "gs", "azblob": "az"}
 
 
-# --- what the rooms get ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
-    """The command line of `danube broker`, as typed. None: not given."""
-
-    config_file: Path | None = None
-    mode: str | None = None
-    data_dir: Path | None = None
-    broker_addr: str | None = None
-    admin_addr: str | None = None
-    stream_addr: str | None = None
-    prom_exporter: str | None = None
-    advertised_addr: str | None = None
-    connect_url: str | None = None
-    raft_addr: str | None = None
-    seed_nodes: str | None = None
-    join: bool = False
-    etcd: str | None = None
-    registration_ttl: float | None = None
-    shutdown_timeout: float | None = None
-    storage_url: str | None = None
-    upload_interval: float | None = None
-    edge_config: Path | None = None
-    edge_token: str | None = field(default=None, repr=False)
-    log_level: str | None = None
-    log_format: str | None = None
-    web_addr: str | None = None
+# --- what the parts of a broker get ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,34 +165,41 @@ def reachable(address: str, url: str) -> str:
 def load(flags: Flags) -> Config:
     """Raises ConfigError, which names the key or flag, its value and what is allowed."""
     mode = _mode(flags)
-    values, warnings = keys.read(flags.config_file)
+    given, warnings = read(flags.config_file)
+    values = Values({**given, **_flagged(flags)})
     broker = _broker(flags, values)
     storage, cluster = _storage(flags, values), _cluster(flags, values)
     if mode == "cluster":
         _check_cluster(storage, cluster)
     return Config(
         mode=mode,
-        data_dir=flags.data_dir or values.take("storage.local_wal_root", DATA_DIR),
+        data_dir=values.take("storage.local_wal_root", DATA_DIR),
         broker=broker,
-        dispatch=DispatchConfig(
-            max_unacked_messages=values.take("dispatch.max_unacked_messages", UNACKED_MAX_DEFAULT),
-            heartbeat=values.take("dispatch.heartbeat_interval", HEARTBEAT),
-            decoded_bytes=values.take("dispatch.decoded_mb", DispatchConfig().decoded_bytes),
-            outbox_bytes=values.take("dispatch.outbox_mb", DispatchConfig().outbox_bytes),
-        ),
+        dispatch=DispatchConfig(**_part(values, "dispatch")),
         policies=_policies(mode, values),
         storage=storage,
         cluster=cluster,
-        load_manager=_load_manager(values),
+        load_manager=LoadManagerConfig(**_part(values, "load_manager")),
         stream=_stream(values),
-        lines=_lines(flags, values),
+        lines=LinesConfig(**_part(values, "lines")),
         web_addr=_web_addr(mode, flags, values),
-        warnings=(*warnings, *_warnings(mode, flags, values, broker)),
-        given=values,
+        warnings=(*warnings, *_warnings(mode, flags, given, broker)),
+        given=given,
     )
 
 
-# --- one room after the other ---------------------------------------------------------------------------
+def _flagged(flags: Flags) -> dict[str, object]:
+    """Settings whose flag has the very value that the file would have; the others are looked at one by one."""
+    found = {
+        "storage.local_wal_root": flags.data_dir,
+        "storage.upload.interval_seconds": flags.upload_interval,
+        "log.level": flags.log_level,
+        "log.format": flags.log_format,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+# --- one part after the other ---------------------------------------------------------------------------
 
 
 def _mode(flags: Flags) -> Mode:
@@ -243,17 +224,16 @@ def _broker(flags: Flags, values: Values) -> BrokerConfig:
         metrics_addr=_listen("--prom-exporter", flags.prom_exporter, "prometheus", 9040, values),
         broker_url=broker_url,
         connect_url=connect_url,
-        bootstrap_namespaces=values.take("bootstrap_namespaces", BrokerConfig().bootstrap_namespaces),
-        auto_create_topics=values.take("auto_create_topics", True),
+        **_part(values, "broker"),
     )
 
 
 def _listen(flag: str, given: str | None, name: str, port: int, values: Values) -> str:
     if given is not None:
-        return keys.address(flag, given)
+        return checks.address(flag, given)
     host = values.take("broker.host", "127.0.0.1")
     bracketed = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return keys.address("broker.host", f"{bracketed}:{values.take(f'broker.ports.{name}', port)}")
+    return checks.address("broker.host", f"{bracketed}:{values.take(f'broker.ports.{name}', port)}")
 
 
 def _advertised(flags: Flags, values: Values) -> tuple[str | None, str | None]:
@@ -263,14 +243,14 @@ def _advertised(flags: Flags, values: Values) -> tuple[str | None, str | None]:
     if flags.broker_addr is not None and connect_url in (None, broker_url):
         broker_url = connect_url = None  # the file speaks of an address that this broker does not have
     if flags.advertised_addr is not None:
-        broker_url = connect_url = keys.url("--advertised-addr", flags.advertised_addr)
+        broker_url = connect_url = checks.url("--advertised-addr", flags.advertised_addr)
     if flags.connect_url is not None:
-        connect_url = keys.url("--connect-url", flags.connect_url)
+        connect_url = checks.url("--connect-url", flags.connect_url)
     return broker_url, connect_url or broker_url
 
 
 def _policies(mode: Mode, values: Values) -> TopicPolicy:
-    given = {name: values[key] for name in TopicPolicy.__slots__ if (key := f"policies.{name}") in values}
+    given = _part(values, "policies")
     if mode == "standalone" and not given:
         return UNLIMITED
     return TopicPolicy.from_json(given)
@@ -294,30 +274,10 @@ def _check_cluster(storage: StorageConfig, cluster: ClusterConfig) -> None:
         raise ConfigError("--etcd", ",".join(cluster.etcd), "either --etcd or --seed-nodes, not both")
 
 
-def _tier(flags: Flags, values: Values) -> TierConfig:
-    defaults = TIER
-    return TierConfig(
-        upload_seconds=(
-            flags.upload_interval
-            if flags.upload_interval is not None
-            else values.take("storage.upload.interval_seconds", defaults.upload_seconds)
-        ),
-        object_bytes=values.take("storage.upload.max_mb", defaults.object_bytes),
-        local=Retention(
-            seconds=values.take("storage.local_retention.time_minutes", defaults.local.seconds),
-            size_bytes=values.take("storage.local_retention.size_mb", defaults.local.size_bytes),
-        ),
-        retention_check_seconds=values.take(
-            "storage.local_retention.check_interval_minutes", defaults.retention_check_seconds
-        ),
-    )
-
-
 def _storage(flags: Flags, values: Values) -> StorageConfig:
-    defaults = StorageConfig()
     url = _storage_url(values)
     if flags.storage_url is not None:
-        url = keys.storage_url("--storage-url", flags.storage_url)
+        url = checks.storage_url("--storage-url", flags.storage_url)
     return StorageConfig(
         url=url,
         options={
@@ -325,13 +285,10 @@ def _storage(flags: Flags, values: Values) -> StorageConfig:
             for key, value in values.items()
             if key.startswith(DURABLE) and key not in ("storage.durable.root", "storage.durable.backend")
         },
-        segment_bytes=values.take("storage.wal.rotation.max_bytes", defaults.segment_bytes),
-        segment_seconds=values.take("storage.wal.rotation.max_hours", defaults.segment_seconds),
-        wal_bytes_max=values.take("storage.wal.max_mb", defaults.wal_bytes_max),
-        pending_bytes=values.take("storage.wal.pending_mb", defaults.pending_bytes),
-        sessions_max=values.take("storage.wal.sessions_max", defaults.sessions_max),
-        session_seconds=values.take("storage.wal.session_hours", defaults.session_seconds),
-        tier=_tier(flags, values),
+        tier=TierConfig(
+            local=replace(TIER.local, **_part(values, "storage.tier.local")), **_part(values, "storage.tier")
+        ),
+        **_part(values, "storage"),
     )
 
 
@@ -371,17 +328,15 @@ def _cluster(flags: Flags, values: Values) -> ClusterConfig:
     defaults = ClusterConfig()
     shutdown = _seconds("--shutdown-timeout", flags.shutdown_timeout, 0.0, values, "broker.shutdown_seconds")
     return ClusterConfig(
-        cluster_name=values.take("cluster_name", defaults.cluster_name),
-        compaction=values.take("meta_store.compaction", defaults.compaction),
-        rejoin=values.take("cluster.rejoin", defaults.rejoin),
-        etcd=tuple(keys.address("--etcd", node.partition("://")[2] or node) for node in etcd),
+        etcd=tuple(checks.address("--etcd", node.partition("://")[2] or node) for node in etcd),
         ttl_seconds=_seconds("--registration-ttl", flags.registration_ttl, 1.0, values, "meta_store.ttl_seconds")
         or defaults.ttl_seconds,
         shutdown_seconds=defaults.shutdown_seconds if shutdown is None else shutdown,
         shutdown_topic_seconds=defaults.shutdown_topic_seconds if shutdown is None else 0.0,
         raft_addr=_listen("--raft-addr", flags.raft_addr, "raft", 7650, values),
-        seed_nodes=tuple(keys.address(key, node.partition("://")[2] or node) for node in nodes),
+        seed_nodes=tuple(checks.address(key, node.partition("://")[2] or node) for node in nodes),
         join=flags.join,
+        **{name: value for name, value in _part(values, "cluster").items() if name != "ttl_seconds"},
     )
 
 
@@ -395,36 +350,23 @@ def _seconds(flag: str, given: float | None, lowest: float, values: Values, key:
 
 
 def _stream(values: Values) -> StreamConfig:
-    limits = {name: values[key] for name in StreamLimits.__slots__ if (key := f"stream.limits.{name}") in values}
-    files = {name: values.get(f"stream.tls.{name}") for name in ("cert_file", "key_file", "ca_file")}
+    files = _part(values, "stream")
     for name, needed in (("key_file", "cert_file"), ("cert_file", "key_file"), ("ca_file", "cert_file")):
-        if files[name] is not None and files[needed] is None:
+        if name in files and needed not in files:
             raise ConfigError(f"stream.tls.{needed}", None, f"stream.tls.{name} needs it")
-    return StreamConfig(limits=StreamLimits(**cast(dict[str, Any], limits)), **cast(dict[str, Any], files))
+    return StreamConfig(limits=StreamLimits(**_part(values, "stream.limits")), **files)
 
 
 def _web_addr(mode: Mode, flags: Flags, values: Values) -> str:
     """A broker that is alone has one unless told otherwise; a cluster needs only one, and not in a broker."""
     if flags.web_addr is not None:
-        return keys.address_or_off("--web-addr", flags.web_addr)
+        return checks.address_or_off("--web-addr", flags.web_addr)
     return values.take("web.listen", WEB_ADDR if mode == "standalone" else "")
 
 
-def _lines(flags: Flags, values: Values) -> LinesConfig:
-    defaults = LinesConfig()
-    return LinesConfig(
-        level=flags.log_level or values.take("log.level", defaults.level),
-        format=flags.log_format or values.take("log.format", defaults.format),
-    )
-
-
-def _load_manager(values: Values) -> LoadManagerConfig:
-    given = {}
-    for key, value in values.items():
-        if key.startswith("load_manager."):
-            name = key.rpartition(".")[2]
-            given["rebalancing_enabled" if name == "enabled" else name] = value
-    return LoadManagerConfig(**cast(dict[str, Any], given))
+def _part(values: Values, name: str) -> dict[str, Any]:
+    """The fields of one part of the `Config` that are set; the others have their defaults."""
+    return cast(dict[str, Any], values.fields_of(name))
 
 
 def _warnings(mode: Mode, flags: Flags, values: Values, broker: BrokerConfig) -> Iterator[str]:

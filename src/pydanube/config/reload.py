@@ -13,11 +13,10 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from pydanube.config import Config
-from pydanube.config.keys import SETTINGS, shown
-from pydanube.config.meanings import MEANINGS, default
+from pydanube.config.checks import shown
+from pydanube.config.settings import SETTINGS, default
 
-SECTIONS: Final = ("log.", "policies.", "stream.limits.")
-RELOADED: Final = tuple(key for key in SETTINGS if key.startswith(SECTIONS))
+RELOADED: Final = tuple(key for key, setting in SETTINGS.items() if setting.reloaded)
 
 
 class Changed(NamedTuple):
@@ -46,7 +45,7 @@ def reloaded(running: Config, read: Config) -> Reload:
         if before != after:
             changed.append(Changed(key, before, after))
         elif key in read.given and read.given[key] not in (after, running.given.get(key)):
-            overruled.append(f"{key}: {MEANINGS[key].flag} wins")
+            overruled.append(f"{key}: {SETTINGS[key].flag} wins")
     rest = [key for key in SETTINGS if key not in RELOADED and running.given.get(key) != read.given.get(key)]
     config = replace(
         running,
