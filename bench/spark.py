@@ -45,7 +45,7 @@ from pydanube.config import StorageConfig
 from pydanube.core.history.tiers import TierConfig
 from pydanube.formats.batch import columns_of, encode
 from pydanube.pipeline import lake
-from pydanube.pipeline.report import Watch
+from pydanube.pipeline.report import QueryWatch
 from pydanube.spark.options import COLUMNS
 from pydanube.spark.rows import arrow_schema
 from pydanube.spark.session import session
@@ -372,7 +372,7 @@ def _lake_of(bench: Bench, rows: int) -> None:
     found: dict[str, object] = {}
 
     def run() -> None:
-        found.update(lake.run(bench.spark, settings, Watch("lake", as_json=True, stream=io.StringIO())).values)
+        found.update(lake.run(bench.spark, settings, QueryWatch("lake", as_json=True, stream=io.StringIO())).values)
 
     with memory_used() as most:
         taken = once(run)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from pydanube import errors
-from pydanube.cli.exits import MEANINGS, Exit, NotThere, Usage, code_of
+from pydanube.cli.exits import MEANINGS, Exit, NotThere, UsageError, code_of
 from pydanube.client.grpc.connection import BrokerRefused, WrongPort
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (Usage("say where"), Exit.USAGE),
+        (UsageError("say where"), Exit.USAGE),
         (WrongPort("--endpoint", "127.0.0.1:6650", "that is the client port"), Exit.USAGE),
         (errors.ConfigError("--count", 0, "at least 1"), Exit.USAGE),
         (errors.InvalidName("topic name", "x", "/a/b"), Exit.USAGE),

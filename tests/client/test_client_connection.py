@@ -14,7 +14,7 @@ import pytest
 import pydanube
 import pydanube.testing
 from pydanube.client import brokers as connection
-from pydanube.client.brokers import BACKOFF_MAX_SECONDS, Address, Backoff, Brokers, addresses_of
+from pydanube.client.brokers import BACKOFF_MAX_SECONDS, Address, Brokers, RetryDelay, addresses_of
 from pydanube.client.client import TIMEOUT_SECONDS
 from pydanube.client.partition_consumer import ConsumerLane
 from pydanube.config import ClusterConfig
@@ -64,7 +64,7 @@ def test_several_brokers_are_a_list_or_a_text_with_commas() -> None:
 
 
 def test_waiting_grows_to_a_bound_and_is_never_the_same() -> None:
-    backoff = Backoff(Random(1))
+    backoff = RetryDelay(Random(1))
     waits = [backoff.seconds() for _ in range(50)]
     assert waits[0] <= 0.05 and all(BACKOFF_MAX_SECONDS / 2 <= wait <= BACKOFF_MAX_SECONDS for wait in waits[10:])
     assert len(set(waits)) == 50

@@ -11,7 +11,7 @@ import pytest
 import pydanube
 import pydanube.testing
 from pydanube.client.client import Client
-from pydanube.client.search import Found, Query, search
+from pydanube.client.search import Query, SearchResult, search
 from pydanube.client.thread import LoopThread
 from pydanube.errors import ConfigError, TopicUnknown
 
@@ -38,7 +38,7 @@ def looked() -> Iterator[object]:
     around = _filled()
     client = thread.call(around.__aenter__())
 
-    def look(query: Query, topic: str = TOPIC, **bounds: int) -> Found:
+    def look(query: Query, topic: str = TOPIC, **bounds: int) -> SearchResult:
         return thread.call(search(client, topic, query, **bounds))
 
     try:
@@ -48,7 +48,7 @@ def looked() -> Iterator[object]:
         thread.stop()
 
 
-def offsets(found: Found) -> list[int]:
+def offsets(found: SearchResult) -> list[int]:
     return [message.offset for message in found.messages]
 
 

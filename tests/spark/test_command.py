@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pydanube.errors import ConfigError
-from pydanube.pipeline.report import Report, Watch
+from pydanube.pipeline.report import JobReport, QueryWatch
 from pydanube.spark.session import session
 from tests.e2e.processes import danube_here
 from tests.spark.places import Place, free_port, numbers
@@ -101,7 +101,7 @@ class Terminal(io.StringIO):
 def test_progress_is_a_bar_on_a_terminal_and_json_elsewhere() -> None:
     terminal, pipe = Terminal(), io.StringIO()
     for stream in (terminal, pipe):
-        with Watch("lake", as_json=False, stream=stream) as watch:
+        with QueryWatch("lake", as_json=False, stream=stream) as watch:
             watch.says("3 messages", 3, 3, batches=1)
     assert json.loads(pipe.getvalue()) == {
         "job": "lake", "progress": "3 messages", "done": 3, "total": 3, "batches": 1,
@@ -111,13 +111,13 @@ def test_progress_is_a_bar_on_a_terminal_and_json_elsewhere() -> None:
 
 def test_a_script_can_ask_for_json_on_a_terminal_too() -> None:
     terminal = Terminal()
-    with Watch("lake", as_json=True, stream=terminal) as watch:
+    with QueryWatch("lake", as_json=True, stream=terminal) as watch:
         watch.says("all", 1, 1)
     assert json.loads(terminal.getvalue())["done"] == 1
 
 
 def test_a_report_is_lines_for_people() -> None:
-    report = Report("audit", {"messages": 1_234_567, "keys": ["a"]}, ["offset 7 is gone"], 1.25)
+    report = JobReport("audit", {"messages": 1_234_567, "keys": ["a"]}, ["offset 7 is gone"], 1.25)
     assert report.lines() == [
         "audit: FAILED in 1.2 s",
         "  messages  1,234,567",

@@ -23,10 +23,10 @@ from pydanube.core.history.tiers import Descriptor
 from pydanube.errors import DanubeError
 from pydanube.formats.batch import columns_of, encode
 from pydanube.pipeline import audit, compact, lake, replay, stats
-from pydanube.pipeline.report import Watch
+from pydanube.pipeline.report import QueryWatch
 from pydanube.pipeline.run import reason
 from pydanube.pipeline.tables import QUERY
-from pydanube.spark.options import CONNECTION_OPTIONS, Connection, Given
+from pydanube.spark.options import CONNECTION_OPTIONS, BrokerOptions, QueryOptions
 from pydanube.spark.plan import Share, layout
 from pydanube.spark.reach import Reach
 from pydanube.spark.rows import Wanted, read_share
@@ -36,8 +36,8 @@ from tests.spark.places import Place, numbers
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def quiet() -> Watch:
-    return Watch("test", as_json=True, stream=io.StringIO())
+def quiet() -> QueryWatch:
+    return QueryWatch("test", as_json=True, stream=io.StringIO())
 
 
 def order(number: int, **more: Any) -> bytes:
@@ -268,7 +268,7 @@ def test_compaction_makes_few_objects_of_many_and_readers_notice_nothing(spark: 
     for first in range(0, 60, 10):
         place.send(topic, numbers(first, first + 10))
         place.upload(topic)
-    with Reach(Connection.of(Given({"service.url": place.url}, CONNECTION_OPTIONS))) as reach:
+    with Reach(BrokerOptions.of(QueryOptions({"service.url": place.url}, CONNECTION_OPTIONS))) as reach:
         [state] = reach.states([topic])
         share = Share(tuple(layout(state, 0, 60).pieces))
         reading = read_share(reach, share, Wanted(("payload",), urls={topic: place.storage_url}))
@@ -295,7 +295,7 @@ def test_the_owner_swaps_nothing_that_it_does_not_have_or_that_is_not_the_same(p
         place.send(topic, numbers(first, first + 10))
         place.upload(topic)
     one, two, three, _ = place.asking(lambda client: client.describe_storage(topic)).objects
-    with Reach(Connection.of(Given({"service.url": place.url}, CONNECTION_OPTIONS))) as reach:
+    with Reach(BrokerOptions.of(QueryOptions({"service.url": place.url}, CONNECTION_OPTIONS))) as reach:
         made = reach.call(compact.write_group(reach, topic, place.storage_url, [one, two]))
 
     def swap(old: list[Descriptor], new: Descriptor) -> None:

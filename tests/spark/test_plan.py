@@ -17,7 +17,7 @@ from pydanube.spark.plan import (
     Bounds,
     Mark,
     Offsets,
-    Piece,
+    RangeSource,
     TopicState,
     advance,
     between,
@@ -49,7 +49,7 @@ def state(head: int, *objects: tuple[int, int], topic: str = T, first_offset: in
     return TopicState(topic, first_offset, head, [described(*each) for each in objects], **more)  # type: ignore[arg-type]
 
 
-def ranges(pieces: Sequence[Piece]) -> list[tuple[int, int, str]]:
+def ranges(pieces: Sequence[RangeSource]) -> list[tuple[int, int, str]]:
     return [(piece.first, piece.end, "object" if piece.described else "broker") for piece in pieces]
 
 
@@ -293,16 +293,16 @@ def test_many_small_objects_are_one_task_and_a_large_one_is_several() -> None:
 
 
 def test_partitions_can_be_asked_for() -> None:
-    pieces = [Piece(T, 0, 100, None), Piece(U, 0, 10, None)]
+    pieces = [RangeSource(T, 0, 100, None), RangeSource(U, 0, 10, None)]
     assert [share.rows for share in shares(pieces, partitions_min=4)] == [25, 25, 25, 25, 10]
     assert max(share.rows for share in shares(pieces, rows_max=7)) <= 7
 
 
 def test_a_filter_prunes_topics_offsets_and_objects_by_their_times() -> None:
     pieces = [
-        Piece(T, 0, 100, described(0, 100, times=(0, 9))),
-        Piece(T, 100, 200, described(100, 200, times=(10, 19))),
-        Piece(U, 0, 50, None),
+        RangeSource(T, 0, 100, described(0, 100, times=(0, 9))),
+        RangeSource(T, 100, 200, described(100, 200, times=(10, 19))),
+        RangeSource(U, 0, 50, None),
     ]
     bounds = Bounds().narrowed(first=120).narrowed(end=150, time_first=15)
     assert ranges(bounds.of(pieces)) == [(120, 150, "object")]

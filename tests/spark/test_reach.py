@@ -11,7 +11,7 @@ import pytest
 from pydanube.errors import DeadlineExceeded, InvalidObject, ObjectDamaged, TopicUnknown, Unreachable
 from pydanube.history import tier
 from pydanube.history.object_builder import Made
-from pydanube.spark.options import CONNECTION_OPTIONS, Connection, Given
+from pydanube.spark.options import CONNECTION_OPTIONS, BrokerOptions, QueryOptions
 from pydanube.spark.plan import Share, TopicState, layout
 from pydanube.spark.reach import Reach
 from pydanube.spark.rows import Wanted, read_share
@@ -20,7 +20,7 @@ from tests.spark.places import Place, free_port, numbers, place_in
 
 
 def reach(**options: str) -> Reach:
-    return Reach(Connection.of(Given(options, CONNECTION_OPTIONS)))
+    return Reach(BrokerOptions.of(QueryOptions(options, CONNECTION_OPTIONS)))
 
 
 def payloads(through: Reach, state: TopicState) -> list[bytes]:

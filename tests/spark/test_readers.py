@@ -25,11 +25,11 @@ from pydanube.formats.batch import Envelope, encode, stamp
 from pydanube.formats.batch import rows_of as pack
 from pydanube.formats.parquet import encode_object, open_object
 from pydanube.spark.errors import MessagesLost, OffsetsWrong
-from pydanube.spark.options import CONNECTION_OPTIONS, Connection, Given, SourceOptions
-from pydanube.spark.plan import Bounds, Offsets, Piece
+from pydanube.spark.options import CONNECTION_OPTIONS, BrokerOptions, QueryOptions, SourceOptions
+from pydanube.spark.plan import Bounds, Offsets, RangeSource
 from pydanube.spark.reach import Reach
 from pydanube.spark.rows import _groups
-from pydanube.spark.source import DanubeReader, DanubeSource, DanubeStreamReader, FilteringReader, Part
+from pydanube.spark.source import DanubeReader, DanubeSource, DanubeStreamReader, FilteringReader, SparkPartition
 from pydanube.testing.brokers import TestBroker
 from tests.harness.certificates import Authority
 from tests.harness.scripted import ScriptedBroker
@@ -170,7 +170,7 @@ def test_work_is_divided_as_it_is_asked_for(place: Place, topic: str) -> None:
         ({"maxRecordsPerPartition": "9"}, 12, 9),
     ):
         reader = batch(place.options(topic, **options))
-        parts = [part for part in reader.partitions() if isinstance(part, Part)]
+        parts = [part for part in reader.partitions() if isinstance(part, SparkPartition)]
         assert len(parts) >= least and max(part.share.rows for part in parts) <= most, options
         assert sorted(row["offset"] for row in rows_of(reader, parts)) == list(range(100))
 
@@ -401,7 +401,7 @@ def test_the_token_is_shown_to_the_broker() -> None:
     async def ask() -> str:
         async with ScriptedBroker() as broker:
             options = {"service.url": broker.url, "token": "let-me-in", "timeout": "1"}
-            through = Reach(Connection.of(Given(options, CONNECTION_OPTIONS)))
+            through = Reach(BrokerOptions.of(QueryOptions(options, CONNECTION_OPTIONS)))
             with through as reach, pytest.raises(DanubeError):  # it knows no topics
                 await asyncio.to_thread(reach.states, ["/default/any"])
             return next(frame.command.hello.token for frame in broker.heard if frame.kind == "hello")
@@ -469,7 +469,7 @@ def test_row_groups_whose_times_or_keys_lie_outside_are_not_read() -> None:
         batches.append(stamp(batch, base_offset=5 * number, epoch=1, append_time=1))
     footer = open_object(encode_object("/default/t", 1, batches).data)
     assert len(footer.row_groups) == 2
-    whole = Piece("/default/t", 0, 10, None)
+    whole = RangeSource("/default/t", 0, 10, None)
     for bounds, groups in (
         ({}, [0, 1]),
         ({"time_first": 5}, [1]),

@@ -19,9 +19,9 @@ from pydanube.pipeline.audit import falling_epochs
 from pydanube.pipeline.compact import groups
 from pydanube.pipeline.lake import Lake
 from pydanube.pipeline.run import reason
-from pydanube.pipeline.settings import Settings, read_settings
+from pydanube.pipeline.settings import JobSettings, read_settings
 from pydanube.pipeline.tables import QUERY, IcebergTable, OlderCheckpoint, OtherCheckpoint, ParquetTable, widened
-from pydanube.spark.plan import Piece
+from pydanube.spark.plan import RangeSource
 
 SCHEMA = (
     "topic string, offset long, publish_time timestamp, append_time timestamp, producer_name string, producer_id long, "
@@ -206,7 +206,7 @@ def test_a_file_and_the_command_line_make_settings(tmp_path: Any) -> None:
         "catalog": {"type": "sql"},
         "batch_rows": 5,
     }
-    assert Settings(values, values).topics() == ("/default/b",)
+    assert JobSettings(values, values).topics() == ("/default/b",)
     with pytest.raises(ConfigError, match="name=value"):
         read_settings(None, ["topic"])
 
@@ -263,7 +263,7 @@ class Rows:
         monkeypatch.setattr(audit, "read_share", lambda *asked: iter(made))
 
     def checked(self, first: int, end: int) -> dict[str, Any]:
-        return audit.check_piece(Mock(), Piece("/default/t", first, end, described(first, end)), None)
+        return audit.check_piece(Mock(), RangeSource("/default/t", first, end, described(first, end)), None)
 
 
 def test_every_offset_and_epoch_of_a_piece_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

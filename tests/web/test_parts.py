@@ -14,7 +14,7 @@ from pydanube.admin.series import Series
 from pydanube.errors import Unreachable
 from pydanube.telemetry import Telemetry
 from pydanube.web import formats
-from pydanube.web.charts import Line, Part, Tier, chart, nice, spark, tier_bar
+from pydanube.web.charts import ChartPart, Line, Tier, chart, nice, spark, tier_bar
 from pydanube.web.operations import PHASES, Operation, Operations
 from pydanube.web.sends import log_of, quantile, sends_to
 from tests.support import run, settle
@@ -112,11 +112,11 @@ def test_a_line_that_was_always_nothing_is_no_picture() -> None:
 
 
 def test_a_tier_is_drawn_where_its_offsets_are_and_never_invisible() -> None:
-    bar = tier_bar(Tier("cloud", "Cloud", [Part(0, 50), Part(99, 100)]), 0, 100)
+    bar = tier_bar(Tier("cloud", "Cloud", [ChartPart(0, 50), ChartPart(99, 100)]), 0, 100)
     boxes = [(float(x), float(width)) for x, width in re.findall(r'x="([\d.]+)" y="0" width="([\d.]+)"', bar)]
     assert boxes[0] == (0.0, 500.0)
     assert boxes[1][1] >= 4.0 and sum(boxes[1]) <= 1000.0
-    assert "<rect" not in tier_bar(Tier("disk", "Disk", [Part(0, 5)]), 10, 20)
+    assert "<rect" not in tier_bar(Tier("disk", "Disk", [ChartPart(0, 5)]), 10, 20)
 
 
 # --- operations -----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from pydanube.admin import calls
 from pydanube.admin.gateway import Gateway
 from pydanube.client.client import Client
-from pydanube.client.grpc.connection import Call
+from pydanube.client.grpc.connection import GrpcCall
 from pydanube.web.status_pages import ConnectionRow, SubscriptionRow, grouped, grouped_connections
 from pydanube.wire._pb.pydanube import status_pb2
 from tests.web.pages import Web, opened
@@ -163,7 +163,7 @@ def test_a_broker_that_does_not_answer_is_named_and_nothing_is_said_to_be_zero(
 
     ask = type(web.site.gateway).ask
 
-    async def without_it(gateway: Gateway, call: Call[Any], **more: Any) -> Any:
+    async def without_it(gateway: Gateway, call: GrpcCall[Any], **more: Any) -> Any:
         if call.method.endswith(("/ListSubscriptions", "/ListConnections")):
             return call.answer(unknown=[silent])
         return await ask(gateway, call, **more)

@@ -1,6 +1,6 @@
 """What operators ask and order, in values: the layer that `cli` and `web` reach brokers through, beside the client.
 
-calls.py     the admin services: a function per call, from arguments to a `Call` that any connection carries out
+calls.py     the admin services: a function per call, from arguments to a `GrpcCall` that any connection carries out
 values.py    what such calls answer with
 gateway.py   a cluster behind one address: calls go to whichever broker answers, common questions are cached
 sampler.py   scrapes every broker every few seconds into samples.py: counters in, rates and series out

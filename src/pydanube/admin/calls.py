@@ -1,4 +1,4 @@
-"""The admin services, a function per call: arguments in, a `Call` out, which any connection or gateway carries out.
+"""The admin services, a function per call: arguments in, a `GrpcCall` out, which a connection or gateway carries out.
 
     found = await broker.ask(calls.describe_topic("/default/orders"))
     async for answer in broker.follow(calls.move_topic("/default/orders", wait=True)):
@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from pydanube.admin import values
-from pydanube.client.grpc.connection import Call
+from pydanube.client.grpc.connection import GrpcCall
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 from pydanube.wire._pb.pydanube import status_pb2 as status
@@ -31,241 +31,245 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # --- brokers --------------------------------------------------------------------------------------------
 
 
-def list_brokers() -> Call[pb.BrokerListResponse]:
-    return Call(f"{BROKERS}/ListBrokers", pb.Empty(), pb.BrokerListResponse)
+def list_brokers() -> GrpcCall[pb.BrokerListResponse]:
+    return GrpcCall(f"{BROKERS}/ListBrokers", pb.Empty(), pb.BrokerListResponse)
 
 
-def leader() -> Call[pb.BrokerResponse]:
-    return Call(f"{BROKERS}/GetLeaderBroker", pb.Empty(), pb.BrokerResponse)
+def leader() -> GrpcCall[pb.BrokerResponse]:
+    return GrpcCall(f"{BROKERS}/GetLeaderBroker", pb.Empty(), pb.BrokerResponse)
 
 
-def drain_broker(request: values.UnloadBrokerRequest) -> Call[values.DrainResult]:
-    return Call(f"{BROKERS}/UnloadBroker", request, pb.UnloadBrokerResponse, changes=True)
+def drain_broker(request: values.UnloadBrokerRequest) -> GrpcCall[values.DrainResult]:
+    return GrpcCall(f"{BROKERS}/UnloadBroker", request, pb.UnloadBrokerResponse, changes=True)
 
 
-def activate_broker(broker_id: str, reason: str) -> Call[pb.ActivateBrokerResponse]:
+def activate_broker(broker_id: str, reason: str) -> GrpcCall[pb.ActivateBrokerResponse]:
     request = pb.ActivateBrokerRequest(broker_id=broker_id, reason=reason)
-    return Call(f"{BROKERS}/ActivateBroker", request, pb.ActivateBrokerResponse, changes=True)
+    return GrpcCall(f"{BROKERS}/ActivateBroker", request, pb.ActivateBrokerResponse, changes=True)
 
 
-def balance() -> Call[values.ClusterBalance]:
-    return Call(f"{BROKERS}/GetClusterBalance", pb.ClusterBalanceRequest(), pb.ClusterBalanceResponse)
+def balance() -> GrpcCall[values.ClusterBalance]:
+    return GrpcCall(f"{BROKERS}/GetClusterBalance", pb.ClusterBalanceRequest(), pb.ClusterBalanceResponse)
 
 
-def rebalance(request: values.RebalanceRequest) -> Call[pb.RebalanceResponse]:
-    return Call(f"{BROKERS}/TriggerRebalance", request, pb.RebalanceResponse, changes=True)
+def rebalance(request: values.RebalanceRequest) -> GrpcCall[pb.RebalanceResponse]:
+    return GrpcCall(f"{BROKERS}/TriggerRebalance", request, pb.RebalanceResponse, changes=True)
 
 
-def rebalancing_history(count_max: int) -> Call[ours.RebalancingHistoryResponse]:
+def rebalancing_history(count_max: int) -> GrpcCall[ours.RebalancingHistoryResponse]:
     request = ours.RebalancingHistoryRequest(count_max=count_max)
-    return Call(f"{OURS}/RebalancingHistory", request, ours.RebalancingHistoryResponse)
+    return GrpcCall(f"{OURS}/RebalancingHistory", request, ours.RebalancingHistoryResponse)
 
 
-def forget_broker(broker_id: int) -> Call[status.ForgetBrokerResponse]:
+def forget_broker(broker_id: int) -> GrpcCall[status.ForgetBrokerResponse]:
     request = status.ForgetBrokerRequest(broker_id=broker_id)
-    return Call(f"{STATUS}/ForgetBroker", request, status.ForgetBrokerResponse, changes=True)
+    return GrpcCall(f"{STATUS}/ForgetBroker", request, status.ForgetBrokerResponse, changes=True)
 
 
 # --- the cluster ----------------------------------------------------------------------------------------
 
 
-def cluster_status() -> Call[values.ClusterStatus]:
-    return Call(f"{STATUS}/ClusterStatus", status.ClusterStatusRequest(), status.ClusterStatusResponse)
+def cluster_status() -> GrpcCall[values.ClusterStatus]:
+    return GrpcCall(f"{STATUS}/ClusterStatus", status.ClusterStatusRequest(), status.ClusterStatusResponse)
 
 
-def list_connections(topic: str, count_max: int) -> Call[values.ConnectionList]:
+def list_connections(topic: str, count_max: int) -> GrpcCall[values.ConnectionList]:
     """Of one topic, or of all if `topic` is empty."""
     request = status.ListConnectionsRequest(topic=topic, count_max=count_max)
-    return Call(f"{STATUS}/ListConnections", request, status.ListConnectionsResponse)
+    return GrpcCall(f"{STATUS}/ListConnections", request, status.ListConnectionsResponse)
 
 
-def list_events(count_max: int) -> Call[status.ListEventsResponse]:
-    return Call(f"{STATUS}/ListEvents", status.ListEventsRequest(count_max=count_max), status.ListEventsResponse)
+def list_events(count_max: int) -> GrpcCall[status.ListEventsResponse]:
+    return GrpcCall(f"{STATUS}/ListEvents", status.ListEventsRequest(count_max=count_max), status.ListEventsResponse)
 
 
 def note_order(
     order: str, topic: str, *, to: str = "", offset: int | None = None, sent: int | None = None
-) -> Call[status.NoteOrderResponse]:
+) -> GrpcCall[status.NoteOrderResponse]:
     """Writes down, among the events, what was done through the native protocol."""
     request = status.NoteOrderRequest(order=order, topic=topic, to_topic=to, offset=offset, count=sent)
-    return Call(f"{STATUS}/NoteOrder", request, status.NoteOrderResponse, changes=True)
+    return GrpcCall(f"{STATUS}/NoteOrder", request, status.NoteOrderResponse, changes=True)
 
 
-def metadata_status() -> Call[values.MetadataStatus]:
+def metadata_status() -> GrpcCall[values.MetadataStatus]:
     """Of the members of the metadata store."""
-    return Call(f"{METADATA}/ClusterStatus", pb.Empty(), pb.ClusterStatusResponse)
+    return GrpcCall(f"{METADATA}/ClusterStatus", pb.Empty(), pb.ClusterStatusResponse)
 
 
-def add_member(address: str, node_id: int) -> Call[pb.AddNodeResponse]:
+def add_member(address: str, node_id: int) -> GrpcCall[pb.AddNodeResponse]:
     request = pb.AddNodeRequest(addr=address, node_id=node_id)
-    return Call(f"{METADATA}/AddNode", request, pb.AddNodeResponse, changes=True)
+    return GrpcCall(f"{METADATA}/AddNode", request, pb.AddNodeResponse, changes=True)
 
 
-def promote_member(node_id: int) -> Call[pb.PromoteNodeResponse]:
-    return Call(f"{METADATA}/PromoteNode", pb.PromoteNodeRequest(node_id=node_id), pb.PromoteNodeResponse, changes=True)
+def promote_member(node_id: int) -> GrpcCall[pb.PromoteNodeResponse]:
+    return GrpcCall(
+        f"{METADATA}/PromoteNode", pb.PromoteNodeRequest(node_id=node_id), pb.PromoteNodeResponse, changes=True
+    )
 
 
-def remove_member(node_id: int) -> Call[pb.RemoveNodeResponse]:
-    return Call(f"{METADATA}/RemoveNode", pb.RemoveNodeRequest(node_id=node_id), pb.RemoveNodeResponse, changes=True)
+def remove_member(node_id: int) -> GrpcCall[pb.RemoveNodeResponse]:
+    return GrpcCall(
+        f"{METADATA}/RemoveNode", pb.RemoveNodeRequest(node_id=node_id), pb.RemoveNodeResponse, changes=True
+    )
 
 
 # --- namespaces -----------------------------------------------------------------------------------------
 
 
-def list_namespaces() -> Call[pb.NamespaceListResponse]:
-    return Call(f"{BROKERS}/ListNamespaces", pb.Empty(), pb.NamespaceListResponse)
+def list_namespaces() -> GrpcCall[pb.NamespaceListResponse]:
+    return GrpcCall(f"{BROKERS}/ListNamespaces", pb.Empty(), pb.NamespaceListResponse)
 
 
-def topic_names(namespace: str) -> Call[pb.TopicListResponse]:
-    return Call(f"{NAMESPACES}/GetNamespaceTopics", pb.NamespaceRequest(name=namespace), pb.TopicListResponse)
+def topic_names(namespace: str) -> GrpcCall[pb.TopicListResponse]:
+    return GrpcCall(f"{NAMESPACES}/GetNamespaceTopics", pb.NamespaceRequest(name=namespace), pb.TopicListResponse)
 
 
-def namespace_policies(namespace: str) -> Call[pb.PolicyResponse]:
-    return Call(f"{NAMESPACES}/GetNamespacePolicies", pb.NamespaceRequest(name=namespace), pb.PolicyResponse)
+def namespace_policies(namespace: str) -> GrpcCall[pb.PolicyResponse]:
+    return GrpcCall(f"{NAMESPACES}/GetNamespacePolicies", pb.NamespaceRequest(name=namespace), pb.PolicyResponse)
 
 
-def create_namespace(namespace: str) -> Call[pb.NamespaceResponse]:
+def create_namespace(namespace: str) -> GrpcCall[pb.NamespaceResponse]:
     request = pb.NamespaceRequest(name=namespace)
-    return Call(f"{NAMESPACES}/CreateNamespace", request, pb.NamespaceResponse, changes=True)
+    return GrpcCall(f"{NAMESPACES}/CreateNamespace", request, pb.NamespaceResponse, changes=True)
 
 
-def delete_namespace(namespace: str) -> Call[pb.NamespaceResponse]:
+def delete_namespace(namespace: str) -> GrpcCall[pb.NamespaceResponse]:
     request = pb.NamespaceRequest(name=namespace)
-    return Call(f"{NAMESPACES}/DeleteNamespace", request, pb.NamespaceResponse, changes=True)
+    return GrpcCall(f"{NAMESPACES}/DeleteNamespace", request, pb.NamespaceResponse, changes=True)
 
 
-def set_namespace_limits(request: values.SetNamespaceLimitsRequest) -> Call[ours.NamespaceLimitsResponse]:
-    return Call(f"{OURS}/SetNamespaceLimits", request, ours.NamespaceLimitsResponse, changes=True)
+def set_namespace_limits(request: values.SetNamespaceLimitsRequest) -> GrpcCall[ours.NamespaceLimitsResponse]:
+    return GrpcCall(f"{OURS}/SetNamespaceLimits", request, ours.NamespaceLimitsResponse, changes=True)
 
 
 # --- topics ---------------------------------------------------------------------------------------------
 
 
-def list_topics(namespace: str) -> Call[pb.TopicInfoListResponse]:
-    return Call(f"{TOPICS}/ListNamespaceTopics", pb.NamespaceRequest(name=namespace), pb.TopicInfoListResponse)
+def list_topics(namespace: str) -> GrpcCall[pb.TopicInfoListResponse]:
+    return GrpcCall(f"{TOPICS}/ListNamespaceTopics", pb.NamespaceRequest(name=namespace), pb.TopicInfoListResponse)
 
 
-def topics_of_broker(broker_id: str) -> Call[pb.TopicInfoListResponse]:
-    return Call(f"{TOPICS}/ListBrokerTopics", pb.BrokerRequest(broker_id=broker_id), pb.TopicInfoListResponse)
+def topics_of_broker(broker_id: str) -> GrpcCall[pb.TopicInfoListResponse]:
+    return GrpcCall(f"{TOPICS}/ListBrokerTopics", pb.BrokerRequest(broker_id=broker_id), pb.TopicInfoListResponse)
 
 
 def create_topic(
     name: str, *, reliable: bool, partitions: int = 0, schema_subject: str | None = None
-) -> Call[pb.TopicResponse]:
+) -> GrpcCall[pb.TopicResponse]:
     """Partitioned, unless `partitions` is 0."""
     strategy = pb.Reliable if reliable else pb.NonReliable
     if not partitions:
         request = pb.NewTopicRequest(name=name, schema_subject=schema_subject, dispatch_strategy=strategy)
-        return Call(f"{TOPICS}/CreateTopic", request, pb.TopicResponse, changes=True)
+        return GrpcCall(f"{TOPICS}/CreateTopic", request, pb.TopicResponse, changes=True)
     partitioned = pb.PartitionedTopicRequest(
         base_name=name, partitions=partitions, schema_subject=schema_subject, dispatch_strategy=strategy
     )
-    return Call(f"{TOPICS}/CreatePartitionedTopic", partitioned, pb.TopicResponse, changes=True)
+    return GrpcCall(f"{TOPICS}/CreatePartitionedTopic", partitioned, pb.TopicResponse, changes=True)
 
 
-def delete_topic(name: str) -> Call[pb.TopicResponse]:
-    return Call(f"{TOPICS}/DeleteTopic", pb.TopicRequest(name=name), pb.TopicResponse, changes=True)
+def delete_topic(name: str) -> GrpcCall[pb.TopicResponse]:
+    return GrpcCall(f"{TOPICS}/DeleteTopic", pb.TopicRequest(name=name), pb.TopicResponse, changes=True)
 
 
-def unload_topic(name: str) -> Call[pb.TopicResponse]:
+def unload_topic(name: str) -> GrpcCall[pb.TopicResponse]:
     """The reference's: one answer, when the owner has released the topic. `move_topic` tells how far it is."""
-    return Call(f"{TOPICS}/UnloadTopic", pb.TopicRequest(name=name), pb.TopicResponse, changes=True)
+    return GrpcCall(f"{TOPICS}/UnloadTopic", pb.TopicRequest(name=name), pb.TopicResponse, changes=True)
 
 
 def move_topic(
     topic: str, *, to_broker: int = 0, wait: bool = False, timeout_seconds: int = 0
-) -> Call[values.MoveAnswer]:
+) -> GrpcCall[values.MoveAnswer]:
     """To be followed: progress, then a result for the topic or each partition. `to_broker` 0: the leader chooses."""
     request = ours.UnloadTopicRequest(topic=topic, to_broker=to_broker, wait=wait, timeout_seconds=timeout_seconds)
-    return Call(f"{OURS}/UnloadTopic", request, ours.UnloadTopicResponse, changes=True)
+    return GrpcCall(f"{OURS}/UnloadTopic", request, ours.UnloadTopicResponse, changes=True)
 
 
-def describe_topic(name: str) -> Call[values.TopicDescription]:
-    return Call(f"{TOPICS}/DescribeTopic", pb.DescribeTopicRequest(name=name), pb.DescribeTopicResponse)
+def describe_topic(name: str) -> GrpcCall[values.TopicDescription]:
+    return GrpcCall(f"{TOPICS}/DescribeTopic", pb.DescribeTopicRequest(name=name), pb.DescribeTopicResponse)
 
 
-def topic_state(topic: str) -> Call[values.TopicState]:
-    return Call(f"{OURS}/TopicState", ours.TopicStateRequest(topic=topic), ours.TopicStateResponse)
+def topic_state(topic: str) -> GrpcCall[values.TopicState]:
+    return GrpcCall(f"{OURS}/TopicState", ours.TopicStateRequest(topic=topic), ours.TopicStateResponse)
 
 
-def topic_moves(topic: str) -> Call[ours.MovePhasesResponse]:
-    return Call(f"{OURS}/MovePhases", ours.MovePhasesRequest(topic=topic), ours.MovePhasesResponse)
+def topic_moves(topic: str) -> GrpcCall[ours.MovePhasesResponse]:
+    return GrpcCall(f"{OURS}/MovePhases", ours.MovePhasesRequest(topic=topic), ours.MovePhasesResponse)
 
 
-def set_on_crash(topic: str, *, wait: bool) -> Call[ours.SetOnCrashResponse]:
+def set_on_crash(topic: str, *, wait: bool) -> GrpcCall[ours.SetOnCrashResponse]:
     request = ours.SetOnCrashRequest(topic=topic, wait=wait)
-    return Call(f"{OURS}/SetOnCrash", request, ours.SetOnCrashResponse, changes=True)
+    return GrpcCall(f"{OURS}/SetOnCrash", request, ours.SetOnCrashResponse, changes=True)
 
 
-def peek(topic: str, offset: int | None, count: int, payload_max_bytes: int = 0) -> Call[ours.PeekTopicResponse]:
+def peek(topic: str, offset: int | None, count: int, payload_max_bytes: int = 0) -> GrpcCall[ours.PeekTopicResponse]:
     """`offset` None: the newest messages. `payload_max_bytes` 0: whole payloads."""
     request = ours.PeekTopicRequest(topic=topic, offset=offset, count=count, payload_max_bytes=payload_max_bytes)
-    return Call(f"{OURS}/PeekTopic", request, ours.PeekTopicResponse)
+    return GrpcCall(f"{OURS}/PeekTopic", request, ours.PeekTopicResponse)
 
 
-def discard_orphan(topic: str, first: int) -> Call[ours.DiscardOrphanResponse]:
+def discard_orphan(topic: str, first: int) -> GrpcCall[ours.DiscardOrphanResponse]:
     request = ours.DiscardOrphanRequest(topic=topic, first=first)
-    return Call(f"{OURS}/DiscardOrphan", request, ours.DiscardOrphanResponse, changes=True)
+    return GrpcCall(f"{OURS}/DiscardOrphan", request, ours.DiscardOrphanResponse, changes=True)
 
 
 # --- storage --------------------------------------------------------------------------------------------
 
 
-def list_storage(topic: str, *, summary: bool = False) -> Call[values.StorageListing]:
+def list_storage(topic: str, *, summary: bool = False) -> GrpcCall[values.StorageListing]:
     """`summary`: only `tiers`, from what the broker has in memory."""
     request = ours.StorageListRequest(topic=topic, summary=summary)
-    return Call(f"{OURS}/StorageList", request, ours.StorageListResponse)
+    return GrpcCall(f"{OURS}/StorageList", request, ours.StorageListResponse)
 
 
-def verify_storage(topic: str, *, repair: bool) -> Call[ours.StorageVerifyResponse]:
+def verify_storage(topic: str, *, repair: bool) -> GrpcCall[ours.StorageVerifyResponse]:
     """To be followed: progress, then one report."""
     request = ours.StorageVerifyRequest(topic=topic, repair=repair)
-    return Call(f"{OURS}/StorageVerify", request, ours.StorageVerifyResponse, changes=repair)
+    return GrpcCall(f"{OURS}/StorageVerify", request, ours.StorageVerifyResponse, changes=repair)
 
 
-def retention(*, topic: str | None = None, namespace: str | None = None) -> Call[values.RetentionRule]:
+def retention(*, topic: str | None = None, namespace: str | None = None) -> GrpcCall[values.RetentionRule]:
     request = ours.GetRetentionRequest(topic=topic, namespace=namespace)
-    return Call(f"{OURS}/GetRetention", request, ours.RetentionResponse)
+    return GrpcCall(f"{OURS}/GetRetention", request, ours.RetentionResponse)
 
 
-def set_retention(request: values.SetRetentionRequest) -> Call[values.RetentionRule]:
-    return Call(f"{OURS}/SetRetention", request, ours.RetentionResponse, changes=True)
+def set_retention(request: values.SetRetentionRequest) -> GrpcCall[values.RetentionRule]:
+    return GrpcCall(f"{OURS}/SetRetention", request, ours.RetentionResponse, changes=True)
 
 
-def apply_retention(topic: str) -> Call[ours.ApplyRetentionResponse]:
+def apply_retention(topic: str) -> GrpcCall[ours.ApplyRetentionResponse]:
     request = ours.ApplyRetentionRequest(topic=topic)
-    return Call(f"{OURS}/ApplyRetention", request, ours.ApplyRetentionResponse, changes=True)
+    return GrpcCall(f"{OURS}/ApplyRetention", request, ours.ApplyRetentionResponse, changes=True)
 
 
 # --- subscriptions --------------------------------------------------------------------------------------
 
 
-def subscriptions_of(topic: str) -> Call[pb.SubscriptionListResponse]:
-    return Call(f"{TOPICS}/ListSubscriptions", pb.TopicRequest(name=topic), pb.SubscriptionListResponse)
+def subscriptions_of(topic: str) -> GrpcCall[pb.SubscriptionListResponse]:
+    return GrpcCall(f"{TOPICS}/ListSubscriptions", pb.TopicRequest(name=topic), pb.SubscriptionListResponse)
 
 
-def list_subscriptions(count_max: int, *, namespace: str = "", topic: str = "") -> Call[values.SubscriptionList]:
+def list_subscriptions(count_max: int, *, namespace: str = "", topic: str = "") -> GrpcCall[values.SubscriptionList]:
     """Of a namespace, of a topic, or of the cluster; furthest behind first."""
     request = status.ListSubscriptionsRequest(namespace=namespace, topic=topic, count_max=count_max)
-    return Call(f"{STATUS}/ListSubscriptions", request, status.ListSubscriptionsResponse)
+    return GrpcCall(f"{STATUS}/ListSubscriptions", request, status.ListSubscriptionsResponse)
 
 
-def unsubscribe(topic: str, subscription: str) -> Call[pb.SubscriptionResponse]:
+def unsubscribe(topic: str, subscription: str) -> GrpcCall[pb.SubscriptionResponse]:
     request = pb.SubscriptionRequest(topic=topic, subscription=subscription)
-    return Call(f"{TOPICS}/Unsubscribe", request, pb.SubscriptionResponse, changes=True)
+    return GrpcCall(f"{TOPICS}/Unsubscribe", request, pb.SubscriptionResponse, changes=True)
 
 
-def explain(topic: str, subscription: str) -> Call[values.SubscriptionExplanation]:
+def explain(topic: str, subscription: str) -> GrpcCall[values.SubscriptionExplanation]:
     request = ours.ExplainSubscriptionRequest(topic=topic, subscription=subscription)
-    return Call(f"{OURS}/ExplainSubscription", request, ours.ExplainSubscriptionResponse)
+    return GrpcCall(f"{OURS}/ExplainSubscription", request, ours.ExplainSubscriptionResponse)
 
 
-def lag(topic: str, subscription: str) -> Call[ours.GetSubscriptionLagResponse]:
+def lag(topic: str, subscription: str) -> GrpcCall[ours.GetSubscriptionLagResponse]:
     request = ours.GetSubscriptionLagRequest(topic=topic, subscription=subscription)
-    return Call(f"{OURS}/GetSubscriptionLag", request, ours.GetSubscriptionLagResponse)
+    return GrpcCall(f"{OURS}/GetSubscriptionLag", request, ours.GetSubscriptionLagResponse)
 
 
-def seek(topic: str, subscription: str, to: str | int | datetime) -> Call[ours.SeekSubscriptionResponse]:
+def seek(topic: str, subscription: str, to: str | int | datetime) -> GrpcCall[ours.SeekSubscriptionResponse]:
     """`to` is earliest, latest, an offset or a time."""
     request = ours.SeekSubscriptionRequest(topic=topic, subscription=subscription)
     if to == "earliest":
@@ -276,38 +280,38 @@ def seek(topic: str, subscription: str, to: str | int | datetime) -> Call[ours.S
         request.time_us = (to - EPOCH) // timedelta(microseconds=1)
     else:
         request.offset = int(to)
-    return Call(f"{OURS}/SeekSubscription", request, ours.SeekSubscriptionResponse, changes=True)
+    return GrpcCall(f"{OURS}/SeekSubscription", request, ours.SeekSubscriptionResponse, changes=True)
 
 
-def set_heartbeat(topic: str, heartbeat: str, subscription: str = "") -> Call[ours.SetHeartbeatResponse]:
+def set_heartbeat(topic: str, heartbeat: str, subscription: str = "") -> GrpcCall[ours.SetHeartbeatResponse]:
     """Of one subscription, or of a topic's that have none of their own."""
     request = ours.SetHeartbeatRequest(topic=topic, subscription=subscription, heartbeat=heartbeat)
-    return Call(f"{OURS}/SetHeartbeat", request, ours.SetHeartbeatResponse, changes=True)
+    return GrpcCall(f"{OURS}/SetHeartbeat", request, ours.SetHeartbeatResponse, changes=True)
 
 
-def dispatch_config(topic: str, subscription: str) -> Call[pb.GetSubscriptionDispatchConfigResponse]:
+def dispatch_config(topic: str, subscription: str) -> GrpcCall[pb.GetSubscriptionDispatchConfigResponse]:
     request = pb.GetSubscriptionDispatchConfigRequest(topic=topic, subscription=subscription)
-    return Call(f"{TOPICS}/GetSubscriptionDispatchConfig", request, pb.GetSubscriptionDispatchConfigResponse)
+    return GrpcCall(f"{TOPICS}/GetSubscriptionDispatchConfig", request, pb.GetSubscriptionDispatchConfigResponse)
 
 
-def set_dispatch_config(topic: str, subscription: str, max_unacked_messages: int) -> Call[pb.SubscriptionResponse]:
+def set_dispatch_config(topic: str, subscription: str, max_unacked_messages: int) -> GrpcCall[pb.SubscriptionResponse]:
     config = pb.SubscriptionDispatchConfig(max_unacked_messages=max_unacked_messages)
     request = pb.SetSubscriptionDispatchConfigRequest(topic=topic, subscription=subscription, dispatch_config=config)
-    return Call(f"{TOPICS}/SetSubscriptionDispatchConfig", request, pb.SubscriptionResponse, changes=True)
+    return GrpcCall(f"{TOPICS}/SetSubscriptionDispatchConfig", request, pb.SubscriptionResponse, changes=True)
 
 
-def failure_policy(topic: str, subscription: str) -> Call[values.SubscriptionSettings]:
+def failure_policy(topic: str, subscription: str) -> GrpcCall[values.SubscriptionSettings]:
     request = pb.GetSubscriptionFailurePolicyRequest(topic=topic, subscription=subscription)
-    return Call(f"{TOPICS}/GetSubscriptionFailurePolicy", request, pb.GetSubscriptionFailurePolicyResponse)
+    return GrpcCall(f"{TOPICS}/GetSubscriptionFailurePolicy", request, pb.GetSubscriptionFailurePolicyResponse)
 
 
 def set_failure_policy(
     topic: str, subscription: str, policy: values.SubscriptionFailurePolicy
-) -> Call[pb.SubscriptionResponse]:
+) -> GrpcCall[pb.SubscriptionResponse]:
     request = pb.SetSubscriptionFailurePolicyRequest(topic=topic, subscription=subscription, failure_policy=policy)
-    return Call(f"{TOPICS}/SetSubscriptionFailurePolicy", request, pb.SubscriptionResponse, changes=True)
+    return GrpcCall(f"{TOPICS}/SetSubscriptionFailurePolicy", request, pb.SubscriptionResponse, changes=True)
 
 
-def change_failure_policy(request: values.ChangeFailurePolicyRequest) -> Call[ours.ChangeFailurePolicyResponse]:
+def change_failure_policy(request: values.ChangeFailurePolicyRequest) -> GrpcCall[ours.ChangeFailurePolicyResponse]:
     """Only what the request has; the answer says what changed."""
-    return Call(f"{OURS}/ChangeFailurePolicy", request, ours.ChangeFailurePolicyResponse, changes=True)
+    return GrpcCall(f"{OURS}/ChangeFailurePolicy", request, ours.ChangeFailurePolicyResponse, changes=True)

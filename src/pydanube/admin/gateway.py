@@ -23,7 +23,7 @@ from google.protobuf.message import Message
 from pydanube.admin import calls, values
 from pydanube.admin.survey import Survey, survey
 from pydanube.client.client import Client
-from pydanube.client.grpc.connection import BrokerRefused, Call, GrpcConnection
+from pydanube.client.grpc.connection import BrokerRefused, GrpcCall, GrpcConnection
 from pydanube.client.messages import asked_by_header
 from pydanube.config import reachable
 from pydanube.core.names import TopicName
@@ -161,7 +161,7 @@ class Gateway:
 
     # --- calling ------------------------------------------------------------------------------------------
 
-    async def ask(self, call: Call[M], *, seconds: float | None = None) -> M:
+    async def ask(self, call: GrpcCall[M], *, seconds: float | None = None) -> M:
         """Raises BrokerRefused, or Unreachable if none of the known brokers can be reached.
 
         A call that changes something says in whose name, and what is cached is asked for again afterwards.
@@ -174,7 +174,7 @@ class Gateway:
         finally:
             self.forget()
 
-    async def _ask(self, call: Call[M], seconds: float, headers: Sequence[tuple[str, bytes]] = ()) -> M:
+    async def _ask(self, call: GrpcCall[M], seconds: float, headers: Sequence[tuple[str, bytes]] = ()) -> M:
         failure: DanubeError | None = None
         for address in self._in_turn():
             connection = await self._connection(address)
@@ -191,7 +191,7 @@ class Gateway:
         assert failure is not None
         raise failure
 
-    async def follow(self, call: Call[M]) -> AsyncIterator[M]:
+    async def follow(self, call: GrpcCall[M]) -> AsyncIterator[M]:
         """The answers of the broker that answered last, as they come."""
         connection = await self._connection(self._current)
         async with contextlib.aclosing(connection.follow(call)) as answers:  # type: ignore[type-var]

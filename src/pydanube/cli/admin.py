@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from pydanube.admin import calls, values
 from pydanube.cli.completion import broker_ids, namespace_names, subscription_names, topic_names
 from pydanube.cli.contexts import DEFAULT_ENDPOINT, resolve
-from pydanube.cli.exits import NotThere, Usage
+from pydanube.cli.exits import NotThere, UsageError
 from pydanube.cli.output import (
     Output,
     OutputOption,
@@ -32,7 +32,7 @@ from pydanube.cli.output import (
     print_fields,
     print_rows,
 )
-from pydanube.client.grpc.connection import CALL_SECONDS, Call, GrpcConnection, is_passing
+from pydanube.client.grpc.connection import CALL_SECONDS, GrpcCall, GrpcConnection, is_passing
 from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError, DanubeError
 
@@ -76,7 +76,7 @@ def options(
     ENDPOINT.set(endpoint)
 
 
-def ask(call: Call[M], *, seconds: float = CALL_SECONDS) -> M:
+def ask(call: GrpcCall[M], *, seconds: float = CALL_SECONDS) -> M:
     """The answer of the broker at --endpoint. Raises BrokerRefused, Unreachable or WrongPort."""
 
     async def run() -> M:
@@ -184,7 +184,7 @@ def list_topics(
 ) -> None:
     """All topics, or those of a namespace, or those that a broker serves."""
     if sum(each is not None for each in (only, namespace, broker)) > 1:
-        raise Usage("give one of NAMESPACE, --namespace and --broker, or none for all topics")
+        raise UsageError("give one of NAMESPACE, --namespace and --broker, or none for all topics")
     namespace = only if namespace is None else namespace
     if broker is not None:
         found = list(ask(calls.topics_of_broker(broker)).topics)

@@ -1,6 +1,6 @@
 """`danube consume --once`: whether everything is done that a topic had when the consumer began.
 
-    catch_up = CatchUp(options, note, progress)      `progress` asks the brokers, by either protocol
+    catch_up = CatchingUp(options, note, progress)      `progress` asks the brokers, by either protocol
     await catch_up.begin()
     while (message := await catch_up.next(receive)) is not None:
         catch_up.shown(message.topic, message.offset)
@@ -33,7 +33,7 @@ class SubscriptionProgress(NamedTuple):
     sentence: str
 
 
-class CatchUp:
+class CatchingUp:
     """Of one consumer, with `--once` or without."""
 
     def __init__(

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from pydanube.cli.catching_up import CatchUp, SubscriptionProgress
-from pydanube.cli.exits import NotThere, Usage
+from pydanube.cli.catching_up import CatchingUp, SubscriptionProgress
+from pydanube.cli.exits import NotThere, UsageError
 from pydanube.core.names import TopicName
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class ConsumeOptions:
     ack: bool = True
 
 
-class Source(Protocol[M]):
+class MessageSource(Protocol[M]):
     """A consumer of either protocol."""
 
     async def receive(self, seconds: float) -> M | None:
@@ -57,17 +57,17 @@ class Source(Protocol[M]):
     async def ack(self, message: M) -> None: ...
 
     async def progress(self) -> Mapping[str, SubscriptionProgress]:
-        """Of every partition. Raises Usage if the brokers do not tell."""
+        """Of every partition. Raises UsageError if the brokers do not tell."""
 
 
 async def consume_from(
-    source: Source[M], options: ConsumeOptions, show: Callable[[Received], None], note: Callable[[str], None]
+    source: MessageSource[M], options: ConsumeOptions, show: Callable[[Received], None], note: Callable[[str], None]
 ) -> bool:
     """Returns whether everything asked for came: False if silence ended it before `count`.
 
     A message is shown before it is acknowledged: what was printed may come again, what was not is never lost.
     """
-    catch_up = CatchUp(options, note, source.progress)
+    catch_up = CatchingUp(options, note, source.progress)
     await catch_up.begin()
     received = 0
     while not options.count or received < options.count:
@@ -83,8 +83,8 @@ async def consume_from(
     return True
 
 
-def nothing_kept(topic: TopicName) -> Usage:
-    return Usage(f"--once is for reliable topics: {topic} keeps no messages to catch up with")
+def nothing_kept(topic: TopicName) -> UsageError:
+    return UsageError(f"--once is for reliable topics: {topic} keeps no messages to catch up with")
 
 
 def no_topic(topic: TopicName) -> NotThere:

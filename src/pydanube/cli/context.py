@@ -8,7 +8,7 @@ import typer
 
 from pydanube.cli import contexts
 from pydanube.cli.contexts import Context
-from pydanube.cli.exits import Usage
+from pydanube.cli.exits import UsageError
 from pydanube.cli.output import Output, OutputOption, print_done, print_fields, print_rows
 from pydanube.errors import ConfigError, DanubeError, Refused
 
@@ -60,7 +60,7 @@ def add(
     if not contexts.NAME.fullmatch(name):
         raise ConfigError("NAME", name, "letters, digits, '.', '_' and '-', at most 64, not '.' or '-' first")
     if endpoint is None and service_addr is None:
-        raise Usage("say where it is: --endpoint, --service-addr, or both")
+        raise UsageError("say where it is: --endpoint, --service-addr, or both")
     book = contexts.load()
     if name in book.contexts and not replace:
         raise Exists(f"there is a context {name} already: --replace changes it")

@@ -21,7 +21,7 @@ from pydanube.cli import over_grpc
 from pydanube.cli.completion import topic_names
 from pydanube.cli.consuming import ConsumeOptions, Received
 from pydanube.cli.contexts import DEFAULT_SERVICE, resolve
-from pydanube.cli.exits import Exit, Usage
+from pydanube.cli.exits import Exit, UsageError
 from pydanube.cli.output import Output, OutputOption, ProgressLine, payload_fields, payload_text, print_json
 from pydanube.cli.places import PLACES, parse_place
 from pydanube.cli.producing import KeyedPayload, ProduceOptions, SendResult, by_line, repeated
@@ -85,7 +85,7 @@ def address_of(service_addr: str, protocol: Protocol | None) -> tuple[Protocol, 
     if protocol is Protocol.grpc and service_addr == DEFAULT_SERVICE:
         return Protocol.grpc, GRPC_URL
     if protocol is not None and said is not None and protocol is not said:
-        raise Usage(f"--protocol {protocol} does not fit {service_addr}: danube:// is native, http:// is gRPC")
+        raise UsageError(f"--protocol {protocol} does not fit {service_addr}: danube:// is native, http:// is gRPC")
     return protocol or said or Protocol.native, service_addr
 
 
@@ -256,7 +256,7 @@ def _source(
     if message is not None:
         return repeated(KeyedPayload(message.encode("utf-8", "surrogateescape"), key), count)
     if file is None and sys.stdin.isatty():
-        raise Usage("say what to send: --message, --file, or lines on standard input")
+        raise UsageError("say what to send: --message, --file, or lines on standard input")
     from_stdin = file is None or str(file) == "-"
     if file is not None and not as_lines:
         return repeated(KeyedPayload(sys.stdin.buffer.read() if from_stdin else file.read_bytes(), key), count)

@@ -1,6 +1,6 @@
 """How a command ends, for scripts: one number for each kind of failure.
 
-    raise Usage("say where: TO, --earliest, --latest, --offset or --time")      2, and the sentence
+    raise UsageError("say where: TO, --earliest, --latest, --offset or --time")      2, and the sentence
     code_of(error)                                                              the number for any error
 
 docs/cli.md has the same table, made from `MEANINGS`.
@@ -81,7 +81,7 @@ _OF_KIND: Final[dict[type[DanubeError], Exit]] = {
 }
 
 
-class Usage(DanubeError):
+class UsageError(DanubeError):
     """A mistake on the command line, in one sentence that says what to type instead."""
 
 
@@ -89,7 +89,7 @@ class NotThere(DanubeError):
     """What was named does not exist; the sentence says what to do about it."""
 
 
-_OF_KIND.update({Usage: Exit.USAGE, NotThere: Exit.NOT_FOUND})
+_OF_KIND.update({UsageError: Exit.USAGE, NotThere: Exit.NOT_FOUND})
 
 
 def code_of(error: BaseException) -> Exit:

@@ -26,7 +26,7 @@ from pydanube.admin import calls, values
 from pydanube.cli.admin import ENDPOINT, brokers
 from pydanube.cli.completion import broker_ids
 from pydanube.cli.output import Output, OutputOption, print_fields
-from pydanube.client.grpc.connection import CALL_SECONDS, BrokerRefused, Call, GrpcConnection
+from pydanube.client.grpc.connection import CALL_SECONDS, BrokerRefused, GrpcCall, GrpcConnection
 from pydanube.core.cluster.conditions import count
 from pydanube.errors import ConfigError, DanubeError, Unreachable
 
@@ -119,7 +119,7 @@ class Operator:
                 raise MaintenanceEnded(self.broker_id, why)
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _ask(self, call: Call[M], seconds: float = CALL_SECONDS) -> M:
+    async def _ask(self, call: GrpcCall[M], seconds: float = CALL_SECONDS) -> M:
         """Raises BrokerRefused, or Unreachable if nobody answers."""
         failure: DanubeError | None = None
         for endpoint in list(self._endpoints):

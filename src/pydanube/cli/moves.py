@@ -22,7 +22,7 @@ from pydanube.cli.admin import TopicArgument, ask, connected, orphan_fields, top
 from pydanube.cli.completion import broker_ids, namespace_names
 from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, id_text, print_done, print_json, print_rows
-from pydanube.client.grpc.connection import Call
+from pydanube.client.grpc.connection import GrpcCall
 from pydanube.core.names import parse_broker_id
 from pydanube.errors import ConfigError
 
@@ -85,7 +85,7 @@ def _in_namespace(topic: str, namespace: str | None) -> str:
     return topic
 
 
-async def _unload(call: Call[values.MoveAnswer], *, tell: bool) -> list[values.MoveResult]:
+async def _unload(call: GrpcCall[values.MoveAnswer], *, tell: bool) -> list[values.MoveResult]:
     results = []
     async with connected() as broker:
         async for answer in broker.follow(call):

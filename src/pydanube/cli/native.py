@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from pydanube.cli.catching_up import SubscriptionProgress
 from pydanube.cli.consuming import ConsumeOptions, Received, consume_from, no_topic, nothing_kept
-from pydanube.cli.exits import Usage
+from pydanube.cli.exits import UsageError
 from pydanube.cli.producing import KeyedPayload, ProduceOptions, SendResult
 from pydanube.client.brokers import addresses_of
 from pydanube.client.client import connect
@@ -75,7 +75,7 @@ async def produce(
 ) -> None:
     """As `over_grpc.produce`."""
     if options.schema is not None:
-        raise Usage("schemas are found and registered through gRPC: --protocol grpc")
+        raise UsageError("schemas are found and registered through gRPC: --protocol grpc")
     async with connected(url) as client:
         reliable = await _kind(client, options)
         async with client.producer(
@@ -94,7 +94,7 @@ async def _kind(client: Client, options: ProduceOptions) -> bool:
         kinds = {True: "Reliable", False: "NonReliable"}
         raise DeliveryMismatch(options.topic, kinds[options.reliable], kinds[info.reliable])
     if options.partitions and options.partitions != info.partitions:
-        raise Usage(f"{options.topic} has {info.partitions or 'no'} partitions: leave --partitions away")
+        raise UsageError(f"{options.topic} has {info.partitions or 'no'} partitions: leave --partitions away")
     return info.reliable
 
 

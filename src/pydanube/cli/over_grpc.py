@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pydanube.admin import calls
 from pydanube.cli.catching_up import SubscriptionProgress
 from pydanube.cli.consuming import ConsumeOptions, Received, consume_from, no_topic, nothing_kept
-from pydanube.cli.exits import Usage
+from pydanube.cli.exits import UsageError
 from pydanube.cli.producing import KeyedPayload, ProduceOptions, SendResult
 from pydanube.client.grpc.connection import BrokerRefused, GrpcConnection, is_passing
 from pydanube.client.grpc.consumer import GrpcConsumer, GrpcMessage
@@ -148,7 +148,7 @@ class GrpcSource:
     async def progress(self) -> Mapping[str, SubscriptionProgress]:
         """The reference's services do not tell how far a subscription is; a broker of ours does, on this port too.
 
-        Raises Usage for a topic that keeps nothing, and for a broker that does not tell.
+        Raises UsageError for a topic that keeps nothing, and for a broker that does not tell.
         """
         found = {}
         for topic in self._consumer.topics:
@@ -156,7 +156,7 @@ class GrpcSource:
                 answer = await self._owners.ask(topic, calls.explain(topic, self._options.subscription))
             except BrokerRefused as error:
                 if error.code == "UNIMPLEMENTED":
-                    raise Usage(
+                    raise UsageError(
                         "--once asks how far the subscription is, which this broker tells through the native protocol "
                         "only: danube://host:6651"
                     ) from error

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from pydanube.admin import calls, values
 from pydanube.cli.admin import TopicArgument, ask, require_topic, tier_fields, topics
 from pydanube.cli.completion import subscription_names
-from pydanube.cli.exits import Usage
+from pydanube.cli.exits import UsageError
 from pydanube.cli.limits import print_changes
 from pydanube.cli.output import Output, OutputOption, print_done, print_fields
 from pydanube.cli.places import PLACES, parse_place, parse_time
@@ -57,38 +57,38 @@ DeadLetterTopic = Annotated[
 ]
 
 
-class Backoff(StrEnum):
+class BackoffChoice(StrEnum):
     fixed = "fixed"
     exponential = "exponential"
 
 
-class Poison(StrEnum):
+class PoisonChoice(StrEnum):
     dead_letter = "dead_letter"
     block = "block"
     drop = "drop"
 
 
 BackoffOption = Annotated[
-    Backoff | None,
+    BackoffChoice | None,
     typer.Option(
         "--backoff-strategy",
         help="fixed: every redelivery waits as long as the first. exponential: twice as long as the last one.",
     ),
 ]
 PoisonOption = Annotated[
-    Poison | None,
+    PoisonChoice | None,
     typer.Option(
         "--poison-policy",
         help="A given-up message goes to --dead-letter-topic (dead_letter), stops delivery until it is "
         "acknowledged (block), or is lost (drop).",
     ),
 ]
-STORED: Final[dict[Backoff | Poison, str]] = {
-    Backoff.fixed: "Fixed",
-    Backoff.exponential: "Exponential",
-    Poison.dead_letter: "DeadLetter",
-    Poison.block: "Block",
-    Poison.drop: "Drop",
+STORED: Final[dict[BackoffChoice | PoisonChoice, str]] = {
+    BackoffChoice.fixed: "Fixed",
+    BackoffChoice.exponential: "Exponential",
+    PoisonChoice.dead_letter: "DeadLetter",
+    PoisonChoice.block: "Block",
+    PoisonChoice.drop: "Drop",
 }
 
 
@@ -162,7 +162,7 @@ def seek(
     """
     if sum((to is not None, earliest, latest, offset is not None, time is not None)) != 1:
         given = "say where" if to is None and not (earliest or latest or offset is not None or time) else "one place"
-        raise Usage(f"{given}: TO ({PLACES}), --earliest, --latest, --offset or --time")
+        raise UsageError(f"{given}: TO ({PLACES}), --earliest, --latest, --offset or --time")
     place: Place = "earliest" if earliest else "latest"
     if offset is not None:
         place = offset
@@ -302,7 +302,7 @@ def set_failure_policy_of(
     base_redelivery_delay_ms: BaseDelay,
     max_redelivery_delay_ms: MaxDelay,
     poison_policy: PoisonOption,
-    backoff_strategy: BackoffOption = Backoff.fixed,
+    backoff_strategy: BackoffOption = BackoffChoice.fixed,
     dead_letter_topic: DeadLetterTopic = "",
     output: OutputOption = Output.table,
 ) -> None:

@@ -27,7 +27,7 @@ class Fetch:
     Iterating yields Arrow record batches; `table` collects them.
     """
 
-    def __init__(self, admin: Admin, topic: TopicName, start: int, end: int | None, timeout: float) -> None:
+    def __init__(self, admin: NativeAdmin, topic: TopicName, start: int, end: int | None, timeout: float) -> None:
         self._admin = admin
         self._topic = topic
         self._start = start
@@ -71,7 +71,7 @@ def _rows_between(batch: Batch, first: int, end: int) -> pa.RecordBatch:
     return with_offsets(decode(batch), base).slice(first - base, max(0, end - first))
 
 
-class Admin:
+class NativeAdmin:
     """The calls of a client that open nothing."""
 
     def __init__(self, brokers: Brokers, timeout: float) -> None:

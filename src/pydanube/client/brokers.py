@@ -86,7 +86,7 @@ def addresses_of(urls: str | Iterable[str]) -> list[Address]:
 OnConnection: TypeAlias = Callable[[str, DanubeError | None], None]
 
 
-class Backoff:
+class RetryDelay:
     """Waits longer each time, up to a bound, and never for the same time as everybody else."""
 
     def __init__(self, dice: Random) -> None:
@@ -159,7 +159,7 @@ class Brokers:
         """Calls `attempt` until it succeeds or fails for good. Raises DeadlineExceeded, which says what went wrong
         last; `silent` is what it says if nothing did, because the first attempt is still waiting.
         """
-        backoff = Backoff(self.connector.dice)
+        backoff = RetryDelay(self.connector.dice)
         last: DanubeError | None = None
         try:
             async with asyncio.timeout(seconds):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias
 
-from pydanube.client.admin import Admin, Fetch
+from pydanube.client.admin import NativeAdmin, Fetch
 from pydanube.client.brokers import Brokers, OnConnection, addresses_of
 from pydanube.client.connector import SYSTEM, Connector
 from pydanube.client.consumer import Consumer
@@ -89,7 +89,7 @@ class Client:
         self._brokers = Brokers(
             addresses_of(url), token=token, tls=tls, connector=connector, on_connection=on_connection
         )
-        self._admin = Admin(self._brokers, timeout)
+        self._admin = NativeAdmin(self._brokers, timeout)
         self.timeout = timeout
 
     def _unique(self) -> str:

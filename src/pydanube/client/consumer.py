@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 from pydanube.client.brokers import Brokers, within
 from pydanube.client.messages import Delivery, Message, MessageBatch, MessageView, Place
 from pydanube.client.partition_consumer import ConsumerLane, ConsumerSettings
-from pydanube.client.working import Handled, Handler, Work
+from pydanube.client.working import Handled, Handler, HandlerWork
 from pydanube.core.dispatch.ranges import OffsetRanges
 from pydanube.errors import ClientClosed, ConsumerStopped, DanubeError, DeadlineExceeded, NeverOpened
 
@@ -69,7 +69,7 @@ class Consumer:
         self._is_telling = False
         self._is_stopped = False
         self._all_answered = asyncio.Event()
-        self._work: Work | None = None
+        self._work: HandlerWork | None = None
         self._since_turn = 0
         self._is_open = False
         self._was_opened = False
@@ -275,7 +275,7 @@ class Consumer:
         Handled(acked=3, nacked=0, given_up=0)
         """
         self._check_opened()
-        self._work = Work(self, handler, concurrency=concurrency, grace_seconds=grace)
+        self._work = HandlerWork(self, handler, concurrency=concurrency, grace_seconds=grace)
         return await self._work.run(on_sigterm=on_sigterm)
 
     @property

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from typing import Final
 
-from pydanube.client.brokers import Backoff, Brokers
+from pydanube.client.brokers import Brokers, RetryDelay
 from pydanube.client.connection import Link
 from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded, LimitReached, NotServed, Unreachable
 
@@ -38,7 +38,7 @@ class Lane:
         self._task: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
         self._first_open: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._backoff = Backoff(brokers.connector.dice)
+        self._backoff = RetryDelay(brokers.connector.dice)
         self._routes_followed = 0
         self._last_error: DanubeError | None = None
 

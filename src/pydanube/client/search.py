@@ -66,7 +66,7 @@ class FoundMessage(NamedTuple):
 
 
 @dataclass(slots=True)
-class Found:
+class SearchResult:
     """`first` to `end` was looked at; `looked_at` of its offsets hold a message."""
 
     first: int
@@ -89,7 +89,7 @@ async def search(
     found_max: int = FOUND_MAX,
     messages_max: int = MESSAGES_MAX,
     bytes_max: int = BYTES_MAX,
-) -> Found:
+) -> SearchResult:
     """Of a topic, or of a partition. Raises TopicUnknown and Refused, as `Client.fetch`."""
     info = await client.describe_topic(topic)
     start = max(first, info.first_offset)
@@ -99,7 +99,7 @@ async def search(
     stop = info.head if end is None else min(end, info.head)
     if query.until is not None:
         stop = min(stop, await client.find_offset(topic, query.until))
-    found = Found(start, start, info.head, info.first_offset)
+    found = SearchResult(start, start, info.head, info.first_offset)
     if start >= stop:
         return found
     loop = asyncio.get_running_loop()
@@ -116,7 +116,7 @@ async def search(
 
 
 def _look(
-    found: Found,
+    found: SearchResult,
     query: Query,
     at: int,
     until: int,

@@ -28,7 +28,7 @@ Handler: TypeAlias = Callable[[Message], Awaitable[object] | None]
 REASON_SIZE_MAX: Final = 1024
 
 # Who stops when the process is asked to end: every run of a loop, for which the first of them catches the signal.
-_caught: Final[dict[asyncio.AbstractEventLoop, set[Work]]] = {}
+_caught: Final[dict[asyncio.AbstractEventLoop, set[HandlerWork]]] = {}
 
 
 class Handled(NamedTuple):
@@ -39,7 +39,7 @@ class Handled(NamedTuple):
     given_up: int = 0
 
 
-class Work:
+class HandlerWork:
     """One `run` of a consumer."""
 
     def __init__(self, consumer: Consumer, handler: Handler, *, concurrency: int, grace_seconds: float) -> None:

@@ -85,10 +85,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         default=lambda config: _port(config.broker.stream_addr),
     ),
     "broker.ports.admin": Setting(
-        PORT,
-        "gRPC for `danube admin`.",
-        flag="--admin-addr",
-        default=lambda config: _port(config.broker.admin_addr),
+        PORT, "gRPC for `danube admin`.", flag="--admin-addr", default=lambda config: _port(config.broker.admin_addr)
     ),
     "broker.ports.prometheus": Setting(
         PORT,
@@ -103,14 +100,10 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         default=lambda config: _port(config.cluster.raft_addr),
     ),
     "broker.advertised_listeners.broker_url": Setting(
-        url,
-        "What clients are told to connect to. Needed if the broker listens on `0.0.0.0`.",
-        flag="--advertised-addr",
+        url, "What clients are told to connect to. Needed if the broker listens on `0.0.0.0`.", flag="--advertised-addr"
     ),
     "broker.advertised_listeners.connect_url": Setting(
-        url,
-        "The proxy in front of this broker, if there is one.",
-        flag="--connect-url",
+        url, "The proxy in front of this broker, if there is one.", flag="--connect-url"
     ),
     "broker.shutdown_seconds": Setting(
         POSITIVE,
@@ -120,30 +113,16 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     ),
     # general
     "cluster_name": Setting(
-        text,
-        "Part of the store's identity. The same on every broker of a cluster.",
-        field="cluster.cluster_name",
+        text, "Part of the store's identity. The same on every broker of a cluster.", field="cluster.cluster_name"
     ),
     "bootstrap_namespaces": Setting(
-        namespaces,
-        "Namespaces that are made at the start.",
-        field="broker.bootstrap_namespaces",
+        namespaces, "Namespaces that are made at the start.", field="broker.bootstrap_namespaces"
     ),
     "auto_create_topics": Setting(
-        switch,
-        "A producer may create the topic that it names.",
-        field="broker.auto_create_topics",
+        switch, "A producer may create the topic that it names.", field="broker.auto_create_topics"
     ),
-    "admin_tls": Setting(
-        switch,
-        "Only `false` is accepted: TLS on the admin port does not exist.",
-        default=False,
-    ),
-    "auth.mode": Setting(
-        text,
-        "Only `none` is accepted: authentication does not exist.",
-        default="none",
-    ),
+    "admin_tls": Setting(switch, "Only `false` is accepted: TLS on the admin port does not exist.", default=False),
+    "auth.mode": Setting(text, "Only `none` is accepted: authentication does not exist.", default="none"),
     "log.level": Setting(
         one_of(*LEVELS),
         "Log lines below this level are not written.",
@@ -167,15 +146,9 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     ),
     # metadata
     "meta_store.seed_nodes": Setting(
-        texts,
-        "The brokers that keep the metadata, by their raft address.",
-        flag="--seed-nodes",
+        texts, "The brokers that keep the metadata, by their raft address.", flag="--seed-nodes"
     ),
-    "meta_store.etcd": Setting(
-        texts,
-        "An etcd that runs already, instead of seed nodes.",
-        flag="--etcd",
-    ),
+    "meta_store.etcd": Setting(texts, "An etcd that runs already, instead of seed nodes.", flag="--etcd"),
     "meta_store.ttl_seconds": Setting(
         POSITIVE,
         "A broker that is silent for so long loses its topics. The same on every broker.",
@@ -205,24 +178,16 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         field="load_manager.assignment_strategy",
     ),
     "load_manager.load_report_interval_seconds": Setting(
-        POSITIVE,
-        "How often a broker reports its load.",
-        field="load_manager.load_report_interval_seconds",
+        POSITIVE, "How often a broker reports its load.", field="load_manager.load_report_interval_seconds"
     ),
     "load_manager.rebalancing.enabled": Setting(
-        switch,
-        "Topics move by themselves when the load is uneven.",
-        field="load_manager.rebalancing_enabled",
+        switch, "Topics move by themselves when the load is uneven.", field="load_manager.rebalancing_enabled"
     ),
     "load_manager.rebalancing.aggressiveness": Setting(
-        one_of(*AGGRESSIVENESS),
-        "How uneven it must be.",
-        field="load_manager.aggressiveness",
+        one_of(*AGGRESSIVENESS), "How uneven it must be.", field="load_manager.aggressiveness"
     ),
     "load_manager.rebalancing.check_interval_seconds": Setting(
-        POSITIVE,
-        "How often that is looked at.",
-        field="load_manager.check_interval_seconds",
+        POSITIVE, "How often that is looked at.", field="load_manager.check_interval_seconds"
     ),
     "load_manager.rebalancing.max_moves_per_hour": Setting(
         whole(0),
@@ -235,9 +200,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         field="load_manager.cooldown_seconds",
     ),
     "load_manager.rebalancing.min_brokers_for_rebalance": Setting(
-        whole(2),
-        "With fewer active brokers nothing moves.",
-        field="load_manager.min_brokers_for_rebalance",
+        whole(2), "With fewer active brokers nothing moves.", field="load_manager.min_brokers_for_rebalance"
     ),
     "load_manager.rebalancing.min_topic_age_seconds": Setting(
         whole(0),
@@ -251,87 +214,38 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     ),
     # storage
     "storage.url": Setting(
-        storage_url,
-        "Where history is kept; see [storage](storage.md). A cluster needs it.",
-        flag="--storage-url",
+        storage_url, "Where history is kept; see [storage](storage.md). A cluster needs it.", flag="--storage-url"
     ),
     "storage.mode": Setting(
         one_of("local", "shared_fs", "object_store"),
         "The original's way to say the same; use `storage.url`.",
         default="local",
     ),
-    "storage.durable.root": Setting(
-        text,
-        "With `storage.mode`: the directory, or the bucket and prefix.",
-    ),
+    "storage.durable.root": Setting(text, "With `storage.mode`: the directory, or the bucket and prefix."),
     "storage.durable.backend": Setting(
-        one_of("s3", "gcs", "azblob"),
-        "With `storage.mode: object_store`: which kind of store.",
+        one_of("s3", "gcs", "azblob"), "With `storage.mode: object_store`: which kind of store."
     ),
     "storage.local_wal_root": Setting(
-        path,
-        "The data directory: log, node id, metadata of a standalone broker.",
-        flag="--data-dir",
-        field="data_dir",
+        path, "The data directory: log, node id, metadata of a standalone broker.", flag="--data-dir", field="data_dir"
     ),
     "storage.durable.endpoint": Setting(
-        text,
-        "The server, if it is not the provider's own: S3-compatible stores, emulators.",
+        text, "The server, if it is not the provider's own: S3-compatible stores, emulators."
     ),
-    "storage.durable.region": Setting(
-        text,
-        "s3: the bucket's.",
-    ),
+    "storage.durable.region": Setting(text, "s3: the bucket's."),
     "storage.durable.virtual_host_style": Setting(
-        switch,
-        "s3: the bucket's name is part of the host name.",
-        default=False,
+        switch, "s3: the bucket's name is part of the host name.", default=False
     ),
-    "storage.durable.access_key": Setting(
-        text,
-        "s3: else `AWS_ACCESS_KEY_ID`.",
-    ),
-    "storage.durable.secret_key": Setting(
-        text,
-        "s3: else `AWS_SECRET_ACCESS_KEY`.",
-    ),
-    "storage.durable.session_token": Setting(
-        text,
-        "s3: of temporary credentials.",
-    ),
-    "storage.durable.profile": Setting(
-        text,
-        "s3: of the AWS configuration files.",
-    ),
-    "storage.durable.role_arn": Setting(
-        text,
-        "s3: a role to assume.",
-    ),
-    "storage.durable.project": Setting(
-        text,
-        "gs: the project.",
-    ),
-    "storage.durable.credentials_path": Setting(
-        text,
-        "gs: a file; else `GOOGLE_APPLICATION_CREDENTIALS`.",
-    ),
-    "storage.durable.credentials_json": Setting(
-        text,
-        "gs: the same, as text.",
-    ),
-    "storage.durable.account_name": Setting(
-        text,
-        "az: else `AZURE_STORAGE_ACCOUNT_NAME`.",
-    ),
-    "storage.durable.account_key": Setting(
-        text,
-        "az: else `AZURE_STORAGE_ACCOUNT_KEY`.",
-    ),
-    "storage.durable.anonymous": Setting(
-        switch,
-        "The store asks for no credentials.",
-        default=False,
-    ),
+    "storage.durable.access_key": Setting(text, "s3: else `AWS_ACCESS_KEY_ID`."),
+    "storage.durable.secret_key": Setting(text, "s3: else `AWS_SECRET_ACCESS_KEY`."),
+    "storage.durable.session_token": Setting(text, "s3: of temporary credentials."),
+    "storage.durable.profile": Setting(text, "s3: of the AWS configuration files."),
+    "storage.durable.role_arn": Setting(text, "s3: a role to assume."),
+    "storage.durable.project": Setting(text, "gs: the project."),
+    "storage.durable.credentials_path": Setting(text, "gs: a file; else `GOOGLE_APPLICATION_CREDENTIALS`."),
+    "storage.durable.credentials_json": Setting(text, "gs: the same, as text."),
+    "storage.durable.account_name": Setting(text, "az: else `AZURE_STORAGE_ACCOUNT_NAME`."),
+    "storage.durable.account_key": Setting(text, "az: else `AZURE_STORAGE_ACCOUNT_KEY`."),
+    "storage.durable.anonymous": Setting(switch, "The store asks for no credentials.", default=False),
     "storage.upload.interval_seconds": Setting(
         POSITIVE,
         "How often new messages go to the object store.",
@@ -345,10 +259,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         unit=MIB,
     ),
     "storage.local_retention.time_minutes": Setting(
-        whole(1, times=60),
-        "What is uploaded and older leaves the disk.",
-        field="storage.tier.local.seconds",
-        unit=60,
+        whole(1, times=60), "What is uploaded and older leaves the disk.", field="storage.tier.local.seconds", unit=60
     ),
     "storage.local_retention.size_mb": Setting(
         whole(1, times=MIB),
@@ -363,9 +274,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         unit=60,
     ),
     "storage.wal.rotation.max_bytes": Setting(
-        whole(MIB, 2**31 - 8 * MIB),
-        "A segment file is closed at this size.",
-        field="storage.segment_bytes",
+        whole(MIB, 2**31 - 8 * MIB), "A segment file is closed at this size.", field="storage.segment_bytes"
     ),
     "storage.wal.rotation.max_hours": Setting(
         whole(1, times=3600),
@@ -424,34 +333,19 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     ),
     # limits of topics
     "policies.max_producers_per_topic": Setting(
-        LIMIT,
-        "Producers of one topic.",
-        field="policies.max_producers_per_topic",
-        reloaded=True,
+        LIMIT, "Producers of one topic.", field="policies.max_producers_per_topic", reloaded=True
     ),
     "policies.max_subscriptions_per_topic": Setting(
-        LIMIT,
-        "Subscriptions of one topic.",
-        field="policies.max_subscriptions_per_topic",
-        reloaded=True,
+        LIMIT, "Subscriptions of one topic.", field="policies.max_subscriptions_per_topic", reloaded=True
     ),
     "policies.max_consumers_per_topic": Setting(
-        LIMIT,
-        "Consumers of one topic, in all subscriptions.",
-        field="policies.max_consumers_per_topic",
-        reloaded=True,
+        LIMIT, "Consumers of one topic, in all subscriptions.", field="policies.max_consumers_per_topic", reloaded=True
     ),
     "policies.max_consumers_per_subscription": Setting(
-        LIMIT,
-        "Consumers of one subscription.",
-        field="policies.max_consumers_per_subscription",
-        reloaded=True,
+        LIMIT, "Consumers of one subscription.", field="policies.max_consumers_per_subscription", reloaded=True
     ),
     "policies.max_publish_rate": Setting(
-        LIMIT,
-        "Messages per second into one topic.",
-        field="policies.max_publish_rate",
-        reloaded=True,
+        LIMIT, "Messages per second into one topic.", field="policies.max_publish_rate", reloaded=True
     ),
     "policies.max_subscription_dispatch_rate": Setting(
         LIMIT,
@@ -460,16 +354,10 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         reloaded=True,
     ),
     "policies.max_message_size": Setting(
-        LIMIT,
-        "Bytes of one payload.",
-        field="policies.max_message_size",
-        reloaded=True,
+        LIMIT, "Bytes of one payload.", field="policies.max_message_size", reloaded=True
     ),
     "policies.retention_minutes": Setting(
-        LIMIT,
-        "History that is older is forgotten.",
-        field="policies.retention_minutes",
-        reloaded=True,
+        LIMIT, "History that is older is forgotten.", field="policies.retention_minutes", reloaded=True
     ),
     "policies.retention_mb": Setting(
         LIMIT,
@@ -479,10 +367,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     ),
     # the native port
     "stream.limits.handshake_seconds": Setting(
-        POSITIVE,
-        "From connecting to the end of the greeting.",
-        field="stream.limits.handshake_seconds",
-        reloaded=True,
+        POSITIVE, "From connecting to the end of the greeting.", field="stream.limits.handshake_seconds", reloaded=True
     ),
     "stream.limits.keepalive_seconds": Setting(
         whole(1, 3600),
@@ -491,10 +376,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         reloaded=True,
     ),
     "stream.limits.frame_seconds": Setting(
-        POSITIVE,
-        "A frame that has begun must be complete by then.",
-        field="stream.limits.frame_seconds",
-        reloaded=True,
+        POSITIVE, "A frame that has begun must be complete by then.", field="stream.limits.frame_seconds", reloaded=True
     ),
     "stream.limits.stuck_seconds": Setting(
         POSITIVE,
@@ -515,10 +397,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         reloaded=True,
     ),
     "stream.limits.unsent_bytes": Setting(
-        whole(64 * 1024),
-        "Waiting to be sent to one consumer.",
-        field="stream.limits.unsent_bytes",
-        reloaded=True,
+        whole(64 * 1024), "Waiting to be sent to one consumer.", field="stream.limits.unsent_bytes", reloaded=True
     ),
     "stream.limits.requests": Setting(
         POSITIVE,
@@ -527,31 +406,15 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         reloaded=True,
     ),
     "stream.limits.handles": Setting(
-        POSITIVE,
-        "Producers and consumers of one connection.",
-        field="stream.limits.handles",
-        reloaded=True,
+        POSITIVE, "Producers and consumers of one connection.", field="stream.limits.handles", reloaded=True
     ),
-    "stream.limits.connections": Setting(
-        POSITIVE,
-        "Of all peers.",
-        field="stream.limits.connections",
-        reloaded=True,
-    ),
+    "stream.limits.connections": Setting(POSITIVE, "Of all peers.", field="stream.limits.connections", reloaded=True),
     "stream.tls.cert_file": Setting(
-        path,
-        "Certificate chain in PEM. Without it the native port is plain TCP.",
-        field="stream.cert_file",
+        path, "Certificate chain in PEM. Without it the native port is plain TCP.", field="stream.cert_file"
     ),
-    "stream.tls.key_file": Setting(
-        path,
-        "Its key in PEM, without a password.",
-        field="stream.key_file",
-    ),
+    "stream.tls.key_file": Setting(path, "Its key in PEM, without a password.", field="stream.key_file"),
     "stream.tls.ca_file": Setting(
-        path,
-        "In PEM: clients need a certificate that one of these has signed.",
-        field="stream.ca_file",
+        path, "In PEM: clients need a certificate that one of these has signed.", field="stream.ca_file"
     ),
 }
 

@@ -20,10 +20,10 @@ from pyspark.sql.types import StructType
 
 from pydanube.errors import DanubeError
 from pydanube.pipeline import steps
-from pydanube.pipeline.report import Report, Watch
-from pydanube.pipeline.settings import CONNECTION, TOPICS, Settings
-from pydanube.spark.options import Connection, Given
-from pydanube.spark.plan import Piece, Share, TopicState, layout
+from pydanube.pipeline.report import JobReport, QueryWatch
+from pydanube.pipeline.settings import CONNECTION, TOPICS, JobSettings
+from pydanube.spark.options import BrokerOptions, QueryOptions
+from pydanube.spark.plan import RangeSource, Share, TopicState, layout
 from pydanube.spark.reach import Reach
 from pydanube.spark.rows import Wanted, read_share
 
@@ -53,7 +53,7 @@ def falling_epochs(objects: Sequence[tuple[int, int, int, str]]) -> list[str]:
     return found
 
 
-def check_piece(reach: Reach, piece: Piece, url: str | None) -> dict[str, Any]:
+def check_piece(reach: Reach, piece: RangeSource, url: str | None) -> dict[str, Any]:
     """Reads every row of a piece. What is wrong is told, never raised."""
     name = piece.described.object_id if piece.described else "the broker's log"
     found: dict[str, Any] = {
@@ -88,19 +88,19 @@ def check_piece(reach: Reach, piece: Piece, url: str | None) -> dict[str, Any]:
     return found
 
 
-def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
-    settings = Settings(values, KNOWN, "audit")
+def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
+    settings = JobSettings(values, KNOWN, "audit")
     topics = settings.topics()
     options = settings.connection()
-    connection = Connection.of(Given(options, CONNECTION))
+    connection = BrokerOptions.of(QueryOptions(options, CONNECTION))
     problems_max = settings.number("problems_max", 100) or 100
-    report = Report("audit")
+    report = JobReport("audit")
     with Reach(connection) as reach:
         states, broken = _states(reach, topics)
     report.problems += broken
     if not states:
         return report
-    pieces: list[tuple[Piece, str | None]] = []
+    pieces: list[tuple[RangeSource, str | None]] = []
     for state in states:
         report.problems += [f"{state.topic}: {problem}" for problem in uncovered(state)]
         pieces += [(piece, state.storage_url) for piece in layout(state, state.first_offset, state.head).pieces]
@@ -138,7 +138,9 @@ def _states(reach: Reach, topics: Sequence[str]) -> tuple[list[TopicState], list
     return found, broken
 
 
-def _check(spark: SparkSession, connection: Connection, pieces: Sequence[tuple[Piece, str | None]]) -> list[Any]:
+def _check(
+    spark: SparkSession, connection: BrokerOptions, pieces: Sequence[tuple[RangeSource, str | None]]
+) -> list[Any]:
     """Every piece by a task of its own; one row for each comes back."""
     if not pieces:
         return []
@@ -176,9 +178,9 @@ def _check_messages(
     options: dict[str, str],
     topics: Sequence[str],
     receipts: str | None,
-    report: Report,
+    report: JobReport,
     problems_max: int,
-    watch: Watch,
+    watch: QueryWatch,
 ) -> None:
     messages = (
         spark.read.format("danube")

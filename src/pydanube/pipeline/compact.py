@@ -21,10 +21,10 @@ from pyspark.sql import SparkSession
 from pydanube.core.history.tiers import PARQUET, Descriptor, object_name
 from pydanube.errors import Conflict, DanubeError, InvalidObject
 from pydanube.formats.parquet import merge_objects
-from pydanube.pipeline.report import Report, Watch
-from pydanube.pipeline.settings import CONNECTION, TOPICS, Settings
+from pydanube.pipeline.report import JobReport, QueryWatch
+from pydanube.pipeline.settings import CONNECTION, TOPICS, JobSettings
 from pydanube.spark.errors import StoreNotHere
-from pydanube.spark.options import Connection, Given
+from pydanube.spark.options import BrokerOptions, QueryOptions
 from pydanube.spark.reach import Reach
 
 MIB: Final = 1 << 20
@@ -74,11 +74,11 @@ async def write_group(reach: Reach, topic: str, url: str, group: Sequence[Descri
     )
 
 
-def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
-    settings = Settings(values, KNOWN, "compact")
-    connection = Connection.of(Given(settings.connection(), CONNECTION))
+def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
+    settings = JobSettings(values, KNOWN, "compact")
+    connection = BrokerOptions.of(QueryOptions(settings.connection(), CONNECTION))
     object_bytes = (settings.number("object_mb", 256) or 256) * MIB
-    report = Report("compact", {"objects_before": 0, "objects_after": 0, "swapped": 0, "left_alone": 0})
+    report = JobReport("compact", {"objects_before": 0, "objects_after": 0, "swapped": 0, "left_alone": 0})
     work: list[tuple[str, str, list[Descriptor]]] = []
     with Reach(connection) as reach:
         for state in reach.states(settings.topics()):
@@ -106,7 +106,9 @@ async def _describe(reach: Reach, topic: str) -> Any:
     return await (await reach.client()).describe_storage(topic)
 
 
-def _swap(reach: Reach, topic: str, item: tuple[str, str, list[Descriptor]], made: Descriptor, report: Report) -> None:
+def _swap(
+    reach: Reach, topic: str, item: tuple[str, str, list[Descriptor]], made: Descriptor, report: JobReport
+) -> None:
     _, url, group = item
 
     async def ask() -> None:
@@ -127,7 +129,7 @@ def _swap(reach: Reach, topic: str, item: tuple[str, str, list[Descriptor]], mad
 
 
 def _written(
-    spark: SparkSession, connection: Connection, work: Sequence[tuple[str, str, list[Descriptor]]]
+    spark: SparkSession, connection: BrokerOptions, work: Sequence[tuple[str, str, list[Descriptor]]]
 ) -> Iterator[tuple[str, int, Descriptor, str | None]]:
     """Topic, number of the group, the new object, and what went wrong instead."""
     if not work:

@@ -29,8 +29,8 @@ from pyspark.sql.types import StructType
 from pydanube.core.declared import says
 from pydanube.errors import ConfigError, DataDamaged
 from pydanube.pipeline import steps
-from pydanube.pipeline.report import Report, Watch
-from pydanube.pipeline.settings import CONNECTION, TOPICS, Settings, local_path
+from pydanube.pipeline.report import JobReport, QueryWatch
+from pydanube.pipeline.settings import CONNECTION, TOPICS, JobSettings, local_path
 from pydanube.pipeline.tables import IcebergTable, ParquetTable, Table, with_date
 from pydanube.spark.rows import arrow_schema
 
@@ -74,7 +74,7 @@ class Lake:
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Lake:
-        settings = Settings(values, KNOWN, "lake")
+        settings = JobSettings(values, KNOWN, "lake")
         topics = settings.topics()
         settings.required("target", "the directory for the tables")
         target = settings.directory("target") or ""
@@ -152,7 +152,7 @@ def _table(spark: SparkSession, lake: Lake, kind: str) -> Table:
     return ParquetTable(spark, f"{lake.target}/{name}", rows_per_file=lake.rows_per_file)
 
 
-class Tally(NamedTuple):
+class RowTally(NamedTuple):
     """One batch, counted: what came, what the tables have of it, what was left out as a copy."""
 
     messages: int
@@ -184,7 +184,7 @@ class Writer:
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
         self._tables: Tables | None = None
-        self.tallies: dict[int, Tally] = {}  # by batch; those of a Spark Connect server stay there
+        self.tallies: dict[int, RowTally] = {}  # by batch; those of a Spark Connect server stay there
 
     def __getstate__(self) -> dict[str, Any]:
         """A Spark Connect server gets a copy, and opens the tables in its own session."""
@@ -209,7 +209,7 @@ class Writer:
                 table.claim(query, batch)
         return tables
 
-    def _write_raw(self, tables: Tables, rows: DataFrame, batch: int) -> Tally:
+    def _write_raw(self, tables: Tables, rows: DataFrame, batch: int) -> RowTally:
         messages = rows.count()
         earlier = tables.raw.before(batch) if self._lake.deduplicate_days else None
         known = None if earlier is None else _recent(earlier, rows, self._lake.deduplicate_days)
@@ -225,9 +225,9 @@ class Writer:
             if stored + copies != messages:
                 raise RowsMissing(tables.raw.path, batch, messages, stored, copies)
 
-        return Tally(messages, tables.raw.write(fresh, batch, check), copies)
+        return RowTally(messages, tables.raw.write(fresh, batch, check), copies)
 
-    def _write_typed(self, tables: Tables, tally: Tally, batch: int) -> Tally:
+    def _write_typed(self, tables: Tables, tally: RowTally, batch: int) -> RowTally:
         lake = self._lake
         if lake.schema is None or tables.typed is None or tables.quarantine is None:
             return tally
@@ -303,7 +303,7 @@ def start(spark: SparkSession, lake: Lake, writer: Writer | None = None) -> Stre
     return made.start()
 
 
-def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
+def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
     """Runs until everything that is there is in the tables, or, with follow_seconds, until it is stopped."""
     lake = Lake.parse(values)
     tables = Tables.open(spark, lake)  # a schema that does not fit is said before anything runs
@@ -325,7 +325,7 @@ def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
                 break
     except KeyboardInterrupt:
         query.stop()
-    report = Report("lake", {"messages": rows, "batches": batches, "tables": tables.raw.path.rpartition("/")[0]})
+    report = JobReport("lake", {"messages": rows, "batches": batches, "tables": tables.raw.path.rpartition("/")[0]})
     for name, table in tables._asdict().items():
         if table is not None:
             report.values[f"{name}_rows"] = table.read().count()

@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 
 from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError
-from pydanube.pipeline.report import Report, Watch
-from pydanube.pipeline.settings import CONNECTION, TOPICS, Settings
+from pydanube.pipeline.report import JobReport, QueryWatch
+from pydanube.pipeline.settings import CONNECTION, TOPICS, JobSettings
 
 KNOWN: Final = (
     *CONNECTION,
@@ -67,8 +67,8 @@ def as_text(messages: DataFrame) -> DataFrame:
     )
 
 
-def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
-    settings = Settings(values, KNOWN, "replay")
+def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
+    settings = JobSettings(values, KNOWN, "replay")
     topics = settings.topics()
     to_topic, to_file = settings.text("to_topic"), settings.place("to_file")
     if (to_topic is None) == (to_file is None):
@@ -94,7 +94,7 @@ def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
             frame.write.mode("overwrite").parquet(to_file)
         else:
             as_text(frame).write.mode("overwrite").json(to_file)
-        return Report("replay", {"to": to_file, "messages": _written(spark, form, to_file)})
+        return JobReport("replay", {"to": to_file, "messages": _written(spark, form, to_file)})
     assert to_topic is not None
     name = settings.text("name") or hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
     options = {**settings.connection(), "topic": str(TopicName(to_topic)), "writeId": f"replay-{name[:40]}"}
@@ -102,7 +102,7 @@ def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
         if setting in settings:
             options[option] = str(settings.text(setting))
     frame.drop("topic").write.format("danube").options(**options).mode("append").save()
-    return Report("replay", {"to": to_topic, "name": name[:40]})
+    return JobReport("replay", {"to": to_topic, "name": name[:40]})
 
 
 def _written(spark: SparkSession, form: str, path: str) -> int:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 
 @dataclass(slots=True)
-class Report:
+class JobReport:
     """The outcome of a job. `problems` make it fail, one line each."""
 
     job: str
@@ -52,7 +52,7 @@ def _shown(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
 
 
-class Watch:
+class QueryWatch:
     """Progress of a job, on stderr. `as_json` or a pipe: one object a line, at most one a second."""
 
     def __init__(self, job: str, *, as_json: bool, stream: TextIO | None = None) -> None:

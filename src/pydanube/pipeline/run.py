@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydanube.core.declared import says
 from pydanube.errors import ConfigError, DanubeError, Refused
-from pydanube.pipeline.report import Report, Watch
+from pydanube.pipeline.report import JobReport, QueryWatch
 from pydanube.pipeline.settings import read_settings
 
 JOBS: Final = {
@@ -43,7 +43,7 @@ def run_job(
     master: str = "local[*]",
     remote: str | None = None,
     as_json: bool = False,
-) -> Report:
+) -> JobReport:
     """Raises ConfigError, SparkMissing, JavaMissing and JobFailed. A session that is there is used, and stays."""
     if job not in JOBS:
         raise ConfigError("JOB", job, f"one of {', '.join(JOBS)}")
@@ -57,7 +57,7 @@ def run_job(
     except ImportError:
         raise SparkMissing from None
     module: Any = import_module(f"pydanube.pipeline.{job}")
-    with Watch(job, as_json=as_json) as watch:
+    with QueryWatch(job, as_json=as_json) as watch:
         watch.says("starting Spark")
         is_ours = SparkSession.getActiveSession() is None
         if remote is None:  # a server has its own
@@ -65,7 +65,7 @@ def run_job(
         try:
             spark = session(f"danube {job}", master=master, remote=remote, conf=spark_conf)
             try:
-                report: Report = module.run(spark, values, watch)
+                report: JobReport = module.run(spark, values, watch)
             finally:
                 if is_ours:
                     spark.stop()

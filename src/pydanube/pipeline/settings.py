@@ -16,7 +16,7 @@ from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError
 
 
-class Settings:
+class JobSettings:
     """Values by name. Every one that the job does not know is refused."""
 
     def __init__(self, values: Mapping[str, Any], known: Collection[str], where: str = "the settings") -> None:

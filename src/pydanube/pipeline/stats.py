@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from pydanube.pipeline import steps
-from pydanube.pipeline.report import Report, Watch
-from pydanube.pipeline.settings import CONNECTION, TOPICS, Settings
+from pydanube.pipeline.report import JobReport, QueryWatch
+from pydanube.pipeline.settings import CONNECTION, TOPICS, JobSettings
 
 KNOWN: Final = (*CONNECTION, *TOPICS, "start_time", "end_time", "top_keys", "page", "json")
 DEAD_LETTER: Final = "x-original-topic"  # an attribute that only dead letters have
@@ -24,8 +24,8 @@ WIDTH, HEIGHT, PAD = 900, 220, 46
 COLOURS: Final = ("#2463a5", "#b3541e", "#2f7d4f", "#7a4ba0", "#8a6d00", "#a03557")
 
 
-def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
-    settings = Settings(values, KNOWN, "stats")
+def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
+    settings = JobSettings(values, KNOWN, "stats")
     columns = "topic,offset,publish_time,append_time,routing_key,attributes,payload"
     reader = spark.read.format("danube").options(**settings.connection()).option("columns", columns)
     reader = reader.option("subscribe", ",".join(settings.topics()))
@@ -37,7 +37,7 @@ def run(spark: SparkSession, values: dict[str, Any], watch: Watch) -> Report:
     hours = [row.asDict() for row in steps.hourly(messages).orderBy("topic", "hour").collect()]
     keys = [row.asDict() for row in steps.top_keys(messages, settings.number("top_keys", 10) or 10).collect()]
     dead = messages.where(F.col("attributes")[DEAD_LETTER].isNotNull()).count()
-    report = Report("stats", {"topics": {}, "dead_letters": dead, "top_keys": keys})
+    report = JobReport("stats", {"topics": {}, "dead_letters": dead, "top_keys": keys})
     for row in hours:
         total = report.values["topics"].setdefault(row["topic"], {"messages": 0, "bytes": 0})
         total["messages"] += row["messages"]

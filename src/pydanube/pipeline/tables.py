@@ -245,7 +245,7 @@ class TableDamaged(DataDamaged):
     what: str
 
 
-class Progress(NamedTuple):
+class BatchProgress(NamedTuple):
     """The newest batch of a job in an Iceberg table."""
 
     batch: int
@@ -328,7 +328,7 @@ class IcebergTable:
         stored = rows_in(place)
         check(stored)
         if stored:
-            progress = Progress(batch, stored, place)
+            progress = BatchProgress(batch, stored, place)
             with self._table.transaction() as change:
                 # Nobody else ever had such a path, so no other file needs to be looked at.
                 change.add_files(files_in(place), progress.summary(self._job), check_duplicate_files=False)
@@ -338,10 +338,10 @@ class IcebergTable:
     def _place(self, batch: int) -> str:
         return f"{self.path}/data/{self._job}/batch-{batch:012}"
 
-    def _progress(self) -> Progress | None:
+    def _progress(self) -> BatchProgress | None:
         text = self._table.properties.get(PROGRESS)
         try:
-            return None if text is None else Progress(**json.loads(text))
+            return None if text is None else BatchProgress(**json.loads(text))
         except (ValueError, TypeError) as error:
             raise TableDamaged(self._identifier, f"its property {PROGRESS} cannot be understood: {error}") from error
 
@@ -353,11 +353,11 @@ class IcebergTable:
         # Of a version that told it by snapshots alone. They go when a table is looked after, but for the last.
         return max(self._added(), default=0) if self._table.current_snapshot() is not None else -1
 
-    def _stored(self, batch: int) -> Progress | None:
+    def _stored(self, batch: int) -> BatchProgress | None:
         """What the table has of a batch; None: nothing."""
         progress = self._progress()
         if progress is None and batch in self._added():
-            progress = Progress(batch, rows_in(self._place(batch)), self._place(batch))
+            progress = BatchProgress(batch, rows_in(self._place(batch)), self._place(batch))
         return progress if progress is not None and progress.batch == batch else None
 
     def _added(self) -> set[int]:

@@ -15,7 +15,7 @@ from pydanube.core.history.object_keys import path_of
 from pydanube.core.history.tiers import PARQUET
 from pydanube.spark.errors import NotUploaded, StoreNotHere
 from pydanube.spark.options import Everywhere, PerTopic, SourceOptions
-from pydanube.spark.plan import Offsets, Piece, TopicState, advance, between, resolve
+from pydanube.spark.plan import Offsets, RangeSource, TopicState, advance, between, resolve
 from pydanube.spark.reach import Reach
 from pydanube.spark.rows import arrow_schema
 from pydanube.stores.objects.settings import parse_url
@@ -79,7 +79,7 @@ def _places(reach: Reach, place: Any, states: Sequence[TopicState], *, ending: b
     return resolve(place, states, times, ending=ending)
 
 
-def _why_not(spark: SparkSession, states: Sequence[TopicState], pieces: Sequence[Piece]) -> str:
+def _why_not(spark: SparkSession, states: Sequence[TopicState], pieces: Sequence[RangeSource]) -> str:
     """Empty if Spark can read the objects by itself."""
     if any(piece.described is not None and piece.described.format != PARQUET for piece in pieces):
         return "an object is stored raw"
@@ -121,7 +121,9 @@ def _through_python(
     )
 
 
-def _frame(spark: SparkSession, topic: str, url: str, pieces: Sequence[Piece], columns: Sequence[str]) -> DataFrame:
+def _frame(
+    spark: SparkSession, topic: str, url: str, pieces: Sequence[RangeSource], columns: Sequence[str]
+) -> DataFrame:
     place = parse_url("storage.url", url)
     paths = []
     cut = False

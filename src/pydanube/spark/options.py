@@ -86,7 +86,7 @@ SINK_OPTIONS: Final = (
 SPARK_OPTIONS: Final = ("path", "checkpointLocation", "queryName", "outputMode", "format")
 
 
-class Given:
+class QueryOptions:
     """Options by name, whatever their case. Every one that nobody knows is refused, with the name that was meant."""
 
     def __init__(self, options: Mapping[str, str], known: Collection[str]) -> None:
@@ -150,7 +150,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class BrokerOptions:
     """How to reach brokers and objects. Travels to executors, credentials included, so it is never shown."""
 
     url: str | None
@@ -163,7 +163,7 @@ class Connection:
     timeout_seconds: float = 60.0  # as the client: longer than a takeover
 
     @classmethod
-    def of(cls, given: Given) -> Connection:
+    def of(cls, given: QueryOptions) -> BrokerOptions:
         url, storage_url = given.text("service.url"), given.text("storage.url")
         if url is None and storage_url is None:
             raise ConfigError(
@@ -223,7 +223,7 @@ Place: TypeAlias = Everywhere | PerTopic | AtTime
 class SourceOptions:
     """All that a query says about what to read."""
 
-    connection: Connection
+    connection: BrokerOptions
     topics: tuple[str, ...]  # empty if there is a pattern
     pattern: str | None
     starting: Place
@@ -242,7 +242,7 @@ class SourceOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         """Raises ConfigError, InvalidName."""
-        given = Given(options, SOURCE_OPTIONS)
+        given = QueryOptions(options, SOURCE_OPTIONS)
         topics, pattern = _topics(given)
         rows_min, rows_max = given.number("minOffsetsPerTrigger"), given.number("maxOffsetsPerTrigger")
         if rows_min is not None and rows_max is not None and rows_min > rows_max:
@@ -252,7 +252,7 @@ class SourceOptions:
                 if given.text(name) is not None:
                     raise ConfigError(name, given.text(name), "only for spark.read: a stream has no end")
         return cls(
-            connection=Connection.of(given),
+            connection=BrokerOptions.of(given),
             topics=topics,
             pattern=pattern,
             starting=_place(given, "starting", "latest" if streaming else "earliest"),
@@ -270,7 +270,7 @@ class SourceOptions:
         )
 
 
-def _topics(given: Given) -> tuple[tuple[str, ...], str | None]:
+def _topics(given: QueryOptions) -> tuple[tuple[str, ...], str | None]:
     names = [name for name in ("topic", "subscribe", "subscribePattern") if given.text(name) is not None]
     if len(names) != 1:
         found = " and ".join(names) or None
@@ -289,7 +289,7 @@ def _topics(given: Given) -> tuple[tuple[str, ...], str | None]:
     return topics, None
 
 
-def _columns(given: Given) -> tuple[str, ...]:
+def _columns(given: QueryOptions) -> tuple[str, ...]:
     text = given.text("columns")
     headers = given.flag("includeHeaders", True)
     if text is None:
@@ -303,7 +303,7 @@ def _columns(given: Given) -> tuple[str, ...]:
     return names
 
 
-def _place(given: Given, which: str, default: Edge) -> Place:
+def _place(given: QueryOptions, which: str, default: Edge) -> Place:
     offsets, time = given.text(f"{which}Offsets"), given.text(f"{which}Timestamp")
     if offsets is not None and time is not None:
         raise ConfigError(f"{which}Timestamp", time, f"either it or {which}Offsets, not both")

@@ -2,7 +2,7 @@
 
     TopicState   what is known of a topic now: objects, orphans, voids, head
     Offsets      where a stream stands; its JSON is what Spark keeps in the checkpoint
-    Piece        offsets [first, end) that are in one object, or that a broker has
+    RangeSource        offsets [first, end) that are in one object, or that a broker has
     Share        pieces that one task reads
 
     offsets     0 ............ 4 999 | 5 000 .. 5 099 | 5 100 ...... 9 999 | 10 000 .... 12 345
@@ -61,7 +61,7 @@ class TopicState:
         return sum(each.size for each in self.objects) / rows if rows else ROW_BYTES
 
 
-class Piece(NamedTuple):
+class RangeSource(NamedTuple):
     """Offsets [first, end) of a topic. `described` None: ask the broker."""
 
     topic: str
@@ -81,10 +81,10 @@ class Piece(NamedTuple):
         return self.described.size * self.rows // whole
 
 
-class Layout(NamedTuple):
+class HistoryLayout(NamedTuple):
     """A range, taken apart: what can be read, what never can, what perhaps can later, what needs a broker."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[RangeSource]
     voids: Sequence[Range]
     orphans: Sequence[Range]
     missing: Sequence[Range]
@@ -94,9 +94,9 @@ class Layout(NamedTuple):
         return sum(piece.rows for piece in self.pieces)
 
 
-def layout(state: TopicState, first: int, end: int) -> Layout:
+def layout(state: TopicState, first: int, end: int) -> HistoryLayout:
     """Where the offsets [first, end) of a topic are. Nothing is left out and nothing is there twice."""
-    pieces: list[Piece] = []
+    pieces: list[RangeSource] = []
     rest: list[Range] = []
     at = first
     for each in state.objects[bisect_right(state.ends, first) :]:
@@ -105,7 +105,7 @@ def layout(state: TopicState, first: int, end: int) -> Layout:
         if each.start_offset > at:
             rest.append((at, each.start_offset))
             at = each.start_offset
-        pieces.append(Piece(state.topic, at, min(end, each.end), each))
+        pieces.append(RangeSource(state.topic, at, min(end, each.end), each))
         at = min(end, each.end)
     if at < end:
         rest.append((at, end))
@@ -113,11 +113,11 @@ def layout(state: TopicState, first: int, end: int) -> Layout:
     orphans, rest = _split(rest, state.orphans)
     missing: list[Range] = []
     if state.live:
-        pieces += [Piece(state.topic, gap_first, gap_end, None) for gap_first, gap_end in rest]
+        pieces += [RangeSource(state.topic, gap_first, gap_end, None) for gap_first, gap_end in rest]
         pieces.sort(key=lambda piece: piece.first)
     else:
         missing = rest
-    return Layout(pieces, voids, orphans, missing)
+    return HistoryLayout(pieces, voids, orphans, missing)
 
 
 def _split(ranges: Iterable[Range], others: Sequence[Range]) -> tuple[list[Range], list[Range]]:
@@ -307,7 +307,7 @@ class _Waiting:
     first: int
     end: int
     lost: int
-    pieces: Sequence[Piece]
+    pieces: Sequence[RangeSource]
 
     @property
     def rows(self) -> int:
@@ -389,13 +389,13 @@ def hold_back(advanced: Advance, start: Offsets, *, rows_min: int | None, waited
 
 def between(
     states: Sequence[TopicState], start: Offsets, end: Offsets, *, fail_on_data_loss: bool = True
-) -> list[Piece]:
+) -> list[RangeSource]:
     """The messages of one trigger: the same for the same two offsets, wherever they are by now.
 
     Raises MessagesLost, if that is wanted, and NotUploaded, if some of them cannot be read any more.
     """
     known = {state.topic: state for state in states}
-    pieces: list[Piece] = []
+    pieces: list[RangeSource] = []
     for topic, last in sorted(end.next.items()):
         state = known.get(topic)
         if state is None:
@@ -415,16 +415,16 @@ def between(
     return pieces
 
 
-def last_pieces(pieces: Iterable[Piece]) -> dict[str, Piece]:
+def last_pieces(pieces: Iterable[RangeSource]) -> dict[str, RangeSource]:
     """Of each topic the one that ends last."""
-    found: dict[str, Piece] = {}
+    found: dict[str, RangeSource] = {}
     for piece in pieces:
         if piece.topic not in found or piece.end > found[piece.topic].end:
             found[piece.topic] = piece
     return found
 
 
-def readable(state: TopicState, first: int, end: int, *, fail_on_data_loss: bool) -> Sequence[Piece]:
+def readable(state: TopicState, first: int, end: int, *, fail_on_data_loss: bool) -> Sequence[RangeSource]:
     """Where [first, end) is now."""
     if first < state.first_offset and first < end:
         if fail_on_data_loss:
@@ -473,7 +473,7 @@ class Bounds:
             kept["topics"] = kept["topics"] & self.topics
         return replace(self, **kept)
 
-    def of(self, pieces: Sequence[Piece]) -> list[Piece]:
+    def of(self, pieces: Sequence[RangeSource]) -> list[RangeSource]:
         """Without what cannot pass the filter. An object whose times lie outside is not even opened."""
         found = []
         for piece in pieces:
@@ -490,18 +490,18 @@ class Bounds:
 class Share(NamedTuple):
     """What one task reads, in order."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[RangeSource]
 
     @property
     def rows(self) -> int:
         return sum(piece.rows for piece in self.pieces)
 
 
-def shares(pieces: Sequence[Piece], *, partitions_min: int = 1, rows_max: int | None = None) -> list[Share]:
+def shares(pieces: Sequence[RangeSource], *, partitions_min: int = 1, rows_max: int | None = None) -> list[Share]:
     """Pieces for tasks: many small objects for one, a large object for several. Never two topics for one task."""
     total = sum(piece.rows for piece in pieces)
     limit = min(SHARE_ROWS, rows_max or SHARE_ROWS, max(1, -(-total // partitions_min)))
-    found: list[list[Piece]] = []
+    found: list[list[RangeSource]] = []
     rows = size = 0
     for piece in _cut(pieces, limit):
         open_share = found[-1] if found else None
@@ -515,7 +515,7 @@ def shares(pieces: Sequence[Piece], *, partitions_min: int = 1, rows_max: int | 
     return [Share(tuple(share)) for share in found]
 
 
-def _cut(pieces: Sequence[Piece], rows_max: int) -> Iterator[Piece]:
+def _cut(pieces: Sequence[RangeSource], rows_max: int) -> Iterator[RangeSource]:
     """None with more than `rows_max`; a large one is cut into equal parts."""
     for piece in pieces:
         parts = -(-piece.rows // rows_max)

@@ -40,7 +40,7 @@ from pydanube.errors import (
 )
 from pydanube.formats.batch import Batch
 from pydanube.history.snapshots import read_snapshot
-from pydanube.spark.options import Connection
+from pydanube.spark.options import BrokerOptions
 from pydanube.spark.plan import TopicState
 from pydanube.stores.objects.settings import parse_url
 from pydanube.stores.objects.urls import OpenObjectStore, open_object_store
@@ -58,7 +58,7 @@ _PART: Final = re.compile(r"-part-\d+$")
 class Reach:
     """Brokers and objects of one connection, for one `with` block."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: BrokerOptions) -> None:
         self.connection = connection
         self._thread: LoopThread | None = None
         self._client: Client | None = None
@@ -323,7 +323,7 @@ def _begin_at(state: TopicState, first_offset: int) -> TopicState:
     )  # fmt: skip
 
 
-def _tls(connection: Connection) -> ssl.SSLContext | None:
+def _tls(connection: BrokerOptions) -> ssl.SSLContext | None:
     if connection.tls_ca is None and connection.tls_cert is None:
         return None
     try:

@@ -41,7 +41,7 @@ from pydanube.spark.plan import (
     Bounds,
     Mark,
     Offsets,
-    Piece,
+    RangeSource,
     Share,
     TopicState,
     between,
@@ -108,7 +108,7 @@ def read_share(reach: Reach, share: Share, wanted: Wanted) -> Iterator[pa.Record
             todo.extendleft(reversed(readable(state, at, piece.end, fail_on_data_loss=wanted.fail_on_data_loss)))
 
 
-def _gone(piece: Piece, at: int, error: Exception) -> Exception:
+def _gone(piece: RangeSource, at: int, error: Exception) -> Exception:
     if piece.described is None:
         return error if isinstance(error, NotServed) else NotUploaded(piece.topic, at, piece.end)
     return ObjectDamaged(piece.topic, _key(piece.topic, piece.described), at, piece.end, "it is missing")
@@ -133,7 +133,7 @@ def _batches(
     yield from chosen.select(list(columns)).cast(schema).to_batches(max_chunksize=BATCH_ROWS)
 
 
-def _tables(reach: Reach, piece: Piece, wanted: Wanted) -> Iterator[tuple[int, int, pa.Table]]:
+def _tables(reach: Reach, piece: RangeSource, wanted: Wanted) -> Iterator[tuple[int, int, pa.Table]]:
     """First offset, an epoch, and rows of what holds the piece, in order; what pruning leaves out is left out."""
     names = [name for name in COLUMNS.names if name in wanted.columns] or ["offset"]
     if piece.described is None:
@@ -164,7 +164,7 @@ def _table_of(batches: Sequence[Batch], names: Sequence[str]) -> pa.Table:
     return table
 
 
-def _from_broker(reach: Reach, piece: Piece, names: Sequence[str]) -> Iterator[tuple[int, int, pa.Table]]:
+def _from_broker(reach: Reach, piece: RangeSource, names: Sequence[str]) -> Iterator[tuple[int, int, pa.Table]]:
     at = piece.first
     for _, _, batches in reach.fetched(piece.topic, piece.first, piece.end):
         if not batches:
@@ -179,7 +179,7 @@ def _from_broker(reach: Reach, piece: Piece, names: Sequence[str]) -> Iterator[t
 
 
 def _from_object(
-    reach: Reach, piece: Piece, described: Descriptor, wanted: Wanted, names: Sequence[str]
+    reach: Reach, piece: RangeSource, described: Descriptor, wanted: Wanted, names: Sequence[str]
 ) -> Iterator[tuple[int, int, pa.Table]]:
     url = wanted.urls[piece.topic]
     place = parse_url("storage.url", url)
@@ -190,7 +190,7 @@ def _from_object(
 
 
 def _from_file(
-    path: str, piece: Piece, described: Descriptor, wanted: Wanted, names: Sequence[str]
+    path: str, piece: RangeSource, described: Descriptor, wanted: Wanted, names: Sequence[str]
 ) -> Iterator[tuple[int, int, pa.Table]]:
     """A file of this machine is mapped: what is not needed is not even read."""
     with pa.memory_map(path) as mapped:
@@ -205,7 +205,7 @@ def _from_file(
 
 
 def _from_store(
-    reach: Reach, url: str, piece: Piece, described: Descriptor, wanted: Wanted, names: Sequence[str]
+    reach: Reach, url: str, piece: RangeSource, described: Descriptor, wanted: Wanted, names: Sequence[str]
 ) -> Iterator[tuple[int, int, pa.Table]]:
     key = _key(piece.topic, described)
     footer: Footer = reach.call(_footer(reach, url, key, described))
@@ -225,7 +225,7 @@ def _from_store(
         yield group.first_offset, footer.runs[0].epoch, read_table(footer, number, data, names)
 
 
-def _check(footer: Footer, piece: Piece, described: Descriptor, size: int) -> None:
+def _check(footer: Footer, piece: RangeSource, described: Descriptor, size: int) -> None:
     if (footer.topic, footer.start_offset, footer.end, size) != (
         piece.topic,
         described.start_offset,
@@ -235,7 +235,7 @@ def _check(footer: Footer, piece: Piece, described: Descriptor, size: int) -> No
         raise InvalidObject("its footer", "it holds something else than its descriptor says")
 
 
-def _groups(footer: Footer, piece: Piece, bounds: Bounds) -> list[int]:
+def _groups(footer: Footer, piece: RangeSource, bounds: Bounds) -> list[int]:
     """Row groups that may hold a wanted row."""
     first, last = footer.row_group_of(piece.first), footer.row_group_of(piece.end - 1)
     return [
@@ -284,7 +284,7 @@ def first_since(reach: Reach, state: TopicState, time_us: int) -> int:
     for described in state.objects:
         if described.max_publish_time < time_us:
             continue
-        piece = Piece(state.topic, max(described.start_offset, state.first_offset), described.end, described)
+        piece = RangeSource(state.topic, max(described.start_offset, state.first_offset), described.end, described)
         wanted = Wanted(
             ("offset", "publish_time"),
             Bounds().narrowed(time_first=time_us),
@@ -301,7 +301,7 @@ def first_since(reach: Reach, state: TopicState, time_us: int) -> int:
 # --- which topic it is ----------------------------------------------------------------------------------------
 
 
-def marks_of(reach: Reach, pieces: Iterable[Piece], urls: Mapping[str, str]) -> dict[str, Mark]:
+def marks_of(reach: Reach, pieces: Iterable[RangeSource], urls: Mapping[str, str]) -> dict[str, Mark]:
     """The last message of each topic. One that is gone already is left out."""
     found = {}
     for topic, piece in last_pieces(pieces).items():
@@ -311,7 +311,7 @@ def marks_of(reach: Reach, pieces: Iterable[Piece], urls: Mapping[str, str]) -> 
     return found
 
 
-def _epoch_of(reach: Reach, piece: Piece, urls: Mapping[str, str]) -> int | None:
+def _epoch_of(reach: Reach, piece: RangeSource, urls: Mapping[str, str]) -> int | None:
     """Of the last message of the piece; None if it is not kept any more."""
     at = piece.end - 1
     for _ in range(ATTEMPTS):
@@ -326,7 +326,7 @@ def _epoch_of(reach: Reach, piece: Piece, urls: Mapping[str, str]) -> int | None
     return None
 
 
-def _look_up(reach: Reach, piece: Piece, at: int, urls: Mapping[str, str]) -> int:
+def _look_up(reach: Reach, piece: RangeSource, at: int, urls: Mapping[str, str]) -> int:
     described = piece.described
     if described is None:
         for _, _, batches in reach.fetched(piece.topic, at, at + 1):

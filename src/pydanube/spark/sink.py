@@ -33,7 +33,7 @@ from pydanube.core.history.object_keys import is_part
 from pydanube.core.names import TopicName, partition_of_key
 from pydanube.errors import ConfigError, TopicUnknown
 from pydanube.formats.batch import ENVELOPE
-from pydanube.spark.options import SINK_OPTIONS, Connection, Given
+from pydanube.spark.options import SINK_OPTIONS, BrokerOptions, QueryOptions
 from pydanube.spark.reach import Reach
 from pydanube.spark.staging import Publishing, StagedFile, Staging
 
@@ -50,7 +50,7 @@ SINK: Final = "danube-sink"  # the folder in a checkpoint
 class SinkOptions(NamedTuple):
     """Checked; travels to executors."""
 
-    connection: Connection
+    connection: BrokerOptions
     topic: str | None
     topic_column: str | None
     payload_column: str
@@ -66,8 +66,8 @@ class SinkOptions(NamedTuple):
     @classmethod
     def parse(cls, options: Mapping[str, str], schema: StructType) -> SinkOptions:
         """Raises ConfigError."""
-        given = Given(options, SINK_OPTIONS)
-        connection = Connection.of(given)
+        given = QueryOptions(options, SINK_OPTIONS)
+        connection = BrokerOptions.of(given)
         if connection.url is None:
             raise ConfigError("service.url", None, "danube://host:6651: messages are stored by brokers")
         topic, topic_column = given.text("topic"), given.text("topicColumn")
@@ -105,7 +105,7 @@ class SinkOptions(NamedTuple):
         )
 
 
-def _column(given: Given, option: str, defaults: Sequence[str], schema: StructType) -> str | None:
+def _column(given: QueryOptions, option: str, defaults: Sequence[str], schema: StructType) -> str | None:
     name = given.text(option)
     if name is not None and name not in schema.names:
         raise ConfigError(option, name, f"one of the columns {', '.join(schema.names)}")
@@ -121,7 +121,7 @@ def _check(schema: StructType, option: str, column: str | None, types: tuple[typ
         raise ConfigError(option, column, f"a column of type {allowed}; it is {found.simpleString()}: cast it first")
 
 
-def _staging(given: Given) -> str:
+def _staging(given: QueryOptions) -> str:
     """Where tasks put rows until the driver publishes them: beside the checkpoint, unless the user says otherwise."""
     place = given.text("staging")
     if place is None:

@@ -103,7 +103,7 @@ def _has_end(options: Any) -> bool:
     return any(name.lower().startswith("ending") for name in options)
 
 
-class Part(InputPartition):
+class SparkPartition(InputPartition):
     """What one task reads."""
 
     def __init__(self, share: Share, wanted: Wanted) -> None:
@@ -113,7 +113,7 @@ class Part(InputPartition):
 
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    assert isinstance(partition, Part)
+    assert isinstance(partition, SparkPartition)
     with Reach(options.connection) as reach:
         yield from read_share(reach, partition.share, partition.wanted)
 
@@ -157,7 +157,7 @@ class DanubeReader(DataSourceReader):
         chosen = shares(pieces, partitions_min=options.partitions_min, rows_max=options.partition_rows_max)
         wanted = Wanted(options.columns, self.bounds, options.fail_on_data_loss, urls, _epochs(marks))
         # Spark refuses a source without partitions.
-        return [Part(share, wanted) for share in chosen or [Share(())]]
+        return [SparkPartition(share, wanted) for share in chosen or [Share(())]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self.options, partition)
@@ -290,7 +290,7 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         pieces = between(states, Offsets.from_json(start), upto, fail_on_data_loss=fails)
         wanted = Wanted(options.columns, Bounds(), fails, urls_of(states), _epochs(upto.marks))
         chosen = shares(pieces, partitions_min=options.partitions_min, rows_max=options.partition_rows_max)
-        return [Part(share, wanted) for share in chosen]
+        return [SparkPartition(share, wanted) for share in chosen]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self.options, partition)

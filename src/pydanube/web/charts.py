@@ -156,7 +156,7 @@ def nice(value: float) -> float:
 # --- bars -------------------------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
+class ChartPart(NamedTuple):
     """Offsets [first, end) in one tier."""
 
     first: int
@@ -166,7 +166,7 @@ class Part(NamedTuple):
 class Tier(NamedTuple):
     name: str  # a class of the style sheet: cloud, disk, memory, orphan
     label: str
-    parts: Sequence[Part]
+    parts: Sequence[ChartPart]
     note: str = ""
 
     @property

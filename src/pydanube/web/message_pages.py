@@ -22,7 +22,7 @@ from starlette.responses import RedirectResponse, Response
 
 from pydanube.admin import calls, values
 from pydanube.admin.calls import RELIABLE
-from pydanube.client.search import Found, FoundMessage, Query, search
+from pydanube.client.search import FoundMessage, Query, SearchResult, search
 from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.web import formats
@@ -87,7 +87,7 @@ class Looked(NamedTuple):
     span: tuple[int, int]
     older: int | None = None
     newer: int | None = None
-    found: Found | None = None  # of a search
+    found: SearchResult | None = None  # of a search
 
 
 async def messages(site: Site, request: Request) -> Response:

@@ -13,7 +13,7 @@ from pydanube.admin.samples import Samples, sum_of
 from pydanube.admin.series import Thing
 from pydanube.core.cluster.conditions import count as counted
 from pydanube.core.names import TopicName
-from pydanube.web.charts import Chart, Line, Part, Tier, chart
+from pydanube.web.charts import Chart, ChartPart, Line, Tier, chart
 from pydanube.web.operations import Operations
 
 SEVERITY: Final = ("bad", "warn", "moving", "ok", "idle")  # kinds of chips
@@ -234,16 +234,16 @@ def tiers_of(tiers: values.Tiers, orphans: Sequence[values.OrphanState]) -> list
         Tier(
             "cloud",
             "Cloud",
-            [Part(each.first, each.end) for each in tiers.cloud],
+            [ChartPart(each.first, each.end) for each in tiers.cloud],
             "" if tiers.has_cloud else "this broker has no object store",
         ),
-        Tier("disk", "Disk", [Part(each.first, each.end) for each in tiers.log]),
+        Tier("disk", "Disk", [ChartPart(each.first, each.end) for each in tiers.log]),
         Tier(
             "memory",
             "Memory",
-            [Part(tiers.memory_first, tiers.head)] if tiers.HasField("memory_first") else [],
+            [ChartPart(tiers.memory_first, tiers.head)] if tiers.HasField("memory_first") else [],
         ),
     ]
     if orphans:
-        found.append(Tier("orphan", "Orphan", [Part(each.first, each.end) for each in orphans]))
+        found.append(Tier("orphan", "Orphan", [ChartPart(each.first, each.end) for each in orphans]))
     return found

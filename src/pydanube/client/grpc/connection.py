@@ -1,7 +1,7 @@
 """A gRPC connection to one port of one broker, and the errors that its calls end with.
 
     async with GrpcConnection("http://127.0.0.1:50051", "--endpoint") as broker:
-        found = await broker.ask(Call("danube_admin.BrokerAdmin/ListBrokers", pb.Empty(), pb.BrokerListResponse))
+        found = await broker.ask(GrpcCall("danube_admin.BrokerAdmin/ListBrokers", pb.Empty(), pb.BrokerListResponse))
 
 A call is a value: what is asked, of which service, and what answers it. `pydanube.admin.calls` makes those of the admin
 services. A refusal by the broker is `BrokerRefused` with the broker's sentence; a broker that cannot be reached is
@@ -51,7 +51,7 @@ OPTIONS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[A]):
+class GrpcCall(Generic[A]):
     """One call of a service: unary, or a stream of answers. `changes` marks those that change something."""
 
     method: str
@@ -101,11 +101,11 @@ class GrpcConnection:
     async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
-    async def ask(self, call: Call[M], *, seconds: float = CALL_SECONDS) -> M:
+    async def ask(self, call: GrpcCall[M], *, seconds: float = CALL_SECONDS) -> M:
         """Raises BrokerRefused, Unreachable or WrongPort."""
         return await self.call(call.method, call.request, call.answer, seconds=seconds)
 
-    def follow(self, call: Call[M]) -> AsyncIterator[M]:
+    def follow(self, call: GrpcCall[M]) -> AsyncIterator[M]:
         """The answers of a call that has several. Raises as `ask`."""
         return self.stream(call.method, call.request, call.answer)
 

@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 
 from google.protobuf.message import Message
 
-from pydanube.client.grpc.connection import BrokerRefused, Call, GrpcConnection, with_retries
+from pydanube.client.grpc.connection import BrokerRefused, GrpcCall, GrpcConnection, with_retries
 from pydanube.errors import DanubeError
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
 
@@ -42,7 +42,7 @@ class Owners:
             self._found[topic] = await self._look_up(topic)
         return self._found[topic]
 
-    async def ask(self, topic: str, call: Call[M]) -> M:
+    async def ask(self, topic: str, call: GrpcCall[M]) -> M:
         """A call to the owner, retried for a while. Raises BrokerRefused or Unreachable."""
 
         async def once() -> M:
