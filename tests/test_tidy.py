@@ -91,7 +91,6 @@ EXEMPT = (
         "etcd speaks protobuf; its messages are generated with all others",
     ),
     Exempt("cli/log.py", "broker.offline", "reads a data directory that no broker uses"),
-    Exempt("api/process.py", "web", "a standalone broker has the web admin beside it"),
     Exempt("cli/broker.py", "api", "is the server: the one command that runs a broker instead of calling one"),
 )
 

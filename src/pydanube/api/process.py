@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydanube.api.grpc.peers import Peers
 from pydanube.api.http.metrics import MetricsDoor
@@ -59,12 +58,20 @@ class Listening(NamedTuple):
     web_addr: str = ""  # of the web admin; empty: there is none
 
 
+# From the admin address and the native URL of a broker to pages over them; yields where they are, or nothing.
+Pages: TypeAlias = Callable[[str, str], contextlib.AbstractAsyncContextManager[str]]
+
+
 async def serve(
-    config: Config, announce: Callable[[Listening], None], read_again: Callable[[], Config] | None = None
+    config: Config,
+    announce: Callable[[Listening], None],
+    read_again: Callable[[], Config] | None = None,
+    pages: Pages | None = None,
 ) -> None:
     """Returns after a clean stop. `announce` is called once, when clients can connect.
 
-    `read_again` is the configuration with the file as it is now, for SIGHUP; it may raise ConfigError.
+    `read_again` is the configuration with the file as it is now, for SIGHUP; it may raise ConfigError. `pages` is
+    the web admin, which runs beside the broker as long as that serves.
 
     Raises ConfigError for a port that is taken, DirectoryInUse, FormatTooNew, DiskFull and NodeIdInUse.
     """
@@ -89,7 +96,8 @@ async def serve(
         loop.add_signal_handler(number, stop, number)
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
     try:
-        await _serve(config, announce, stopping, Reloading(hangup, read_again or (lambda: config)))
+        reloading = Reloading(hangup, read_again or (lambda: config))
+        await _serve(config, announce, stopping, reloading, pages or _no_pages)
     finally:
         for number in (*SIGNALS, signal.SIGHUP):
             loop.remove_signal_handler(number)
@@ -108,7 +116,11 @@ def check_ports(config: Config) -> None:
 
 
 async def _serve(
-    config: Config, announce: Callable[[Listening], None], stopping: asyncio.Event, reloading: Reloading
+    config: Config,
+    announce: Callable[[Listening], None],
+    stopping: asyncio.Event,
+    reloading: Reloading,
+    pages: Pages,
 ) -> None:
     _take_open_files()
     give_back_large_blocks()
@@ -119,7 +131,7 @@ async def _serve(
     try:
         broker = await _started(config, telemetry, stopping)
         if broker is not None:
-            await _serve_on(broker, metrics, announce, stopping, reloading)
+            await _serve_on(broker, metrics, announce, stopping, reloading, pages)
     finally:
         await metrics.close()
 
@@ -140,12 +152,13 @@ async def _serve_on(
     announce: Callable[[Listening], None],
     stopping: asyncio.Event,
     reloading: Reloading,
+    pages: Pages,
 ) -> None:
     config = broker.config
     try:
         doors = await Doors.open(broker, metrics)
         try:
-            async with _web_admin(config, doors, broker.stream_url) as web_addr:
+            async with pages(doors.admin_addr, broker.stream_url) as web_addr:
                 keep_collections_short()
                 announce(
                     Listening(
@@ -219,27 +232,8 @@ def _severity(level: str) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _web_admin(config: Config, doors: Doors, stream_url: str) -> AsyncIterator[str]:
-    """Where it listens. A taken port costs the pages, not the broker."""
-    if not config.web_addr:
-        yield ""
-        return
-    # Here: a broker without pages need not wait for them.
-    from pydanube.web.app import WebSettings
-    from pydanube.web.server import bind, serving
-
-    try:
-        listener = bind(config.web_addr)
-    except OSError as error:
-        why = "the port is taken" if error.errno == errno.EADDRINUSE else (error.strerror or str(error)).lower()
-        advice = "--web-addr names another, or off"
-        log.warning("web admin not started", extra={"address": config.web_addr, "why": why, "advice": advice})
-        yield ""
-        return
-    settings = WebSettings(endpoint=doors.admin_addr, stream_url=stream_url)
-    async with serving(listener, config.web_addr, settings) as web_addr:
-        log.info("web admin opened", extra={"address": web_addr})
-        yield web_addr
+async def _no_pages(admin_addr: str, stream_url: str) -> AsyncIterator[str]:
+    yield ""
 
 
 async def _check_directory(config: Config) -> None:

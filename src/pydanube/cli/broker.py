@@ -7,6 +7,7 @@ log lines to stderr; with --log-format json both are lines of JSON.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 import logging
@@ -26,7 +27,7 @@ from pydanube.cli.exits import Exit, code_of
 from pydanube.config.flags import Flags
 
 if TYPE_CHECKING:
-    from pydanube.api.process import Listening
+    from pydanube.api.process import Listening, Pages
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,8 @@ def broker(**given: Any) -> None:
         log.warning("configuration", extra={"warning": warning})
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(serve(config, _print_banner_in_json if as_json else _print_banner, lambda: load(flags)))
+            announce = _print_banner_in_json if as_json else _print_banner
+            runner.run(serve(config, announce, lambda: load(flags), _pages(config.web_addr)))
     except DanubeError as error:
         if not as_json:
             raise
@@ -106,6 +108,15 @@ def broker(**given: Any) -> None:
 
 
 broker.__signature__ = inspect.Signature([*_options()])  # type: ignore[attr-defined]
+
+
+def _pages(web_addr: str) -> Pages | None:
+    """The web admin beside the broker; None if it has no address."""
+    if not web_addr:
+        return None
+    from pydanube.web.server import beside_broker  # here: a broker without pages need not wait for them
+
+    return functools.partial(beside_broker, web_addr)
 
 
 class _WithoutPandas(MetaPathFinder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -59,6 +60,22 @@ async def serving(
                 await asyncio.gather(running, return_exceptions=True)
     finally:
         listener.close()
+
+
+@contextlib.asynccontextmanager
+async def beside_broker(listen: str, admin_addr: str, stream_url: str) -> AsyncIterator[str]:
+    """The pages of a broker in the same process; yields host:port. A taken port costs the pages, not the broker."""
+    try:
+        listener = bind(listen)
+    except OSError as error:
+        why = "the port is taken" if error.errno == errno.EADDRINUSE else (error.strerror or str(error)).lower()
+        advice = "--web-addr names another, or off"
+        log.warning("web admin not started", extra={"address": listen, "why": why, "advice": advice})
+        yield ""
+        return
+    async with serving(listener, listen, WebSettings(endpoint=admin_addr, stream_url=stream_url)) as web_addr:
+        log.info("web admin opened", extra={"address": web_addr})
+        yield web_addr
 
 
 def bind(listen: str) -> socket.socket:
