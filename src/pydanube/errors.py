@@ -19,7 +19,7 @@
     │   ├── DeliveryMismatch     reliable where the topic is not, or the other way round
     │   ├── SchemaMismatch       the topic is bound to another schema subject
     │   ├── SubscriptionUnknown  no such subscription of the topic
-    │   ├── SubscriptionBusy     an exclusive subscription that somebody uses
+    │   ├── SubscriptionBusy     an exclusive subscription that is in use
     │   ├── AckOutdated          an ack of what was delivered before the subscription was moved
     │   ├── ProducerExists       an exclusive producer holds the topic
     │   ├── LimitReached         a policy allows no more of these
@@ -36,7 +36,7 @@
     │   ├── LogFull              the log is as large as it may be; publishes resume when something was uploaded
     │   ├── LogClosed            the topic's log is closed or closing here
     │   ├── LeaseLost            a lease ran out in the metadata store
-    │   ├── Conflict             somebody changed a key or object between read and write
+    │   ├── Conflict             a key or object changed between read and write
     │   ├── Unreachable          a peer or a store did not answer
     │   │   ├── ProcessEnded         the process that stores large objects
     │   │   └── StoreRefused         a store answered, but does not let us: credentials, bucket, another cluster's
@@ -54,7 +54,7 @@
         ├── LogDamaged           stored bytes are not what was written: file, position, offsets
         ├── InvalidObject        bytes that are not the object of history they should be
         ├── ObjectDamaged        an object of the cloud tier is missing or is not what was written
-        ├── TailUnproven         nobody can say where this log ends; give a start offset
+        ├── TailUnproven         it cannot be known where this log ends; give a start offset
         ├── DirectoryInUse       a live process holds the data directory
         ├── NodeIdInUse          a live broker has the same id: this directory is a copy
         ├── MoveFailed           a topic could not be moved away and is served where it was
@@ -380,7 +380,7 @@ class ProcessEnded(Unreachable):
 
 
 class StoreRefused(Unreachable):
-    """`peer`, an object store, answered and refused: `why`. Trying again helps once somebody has changed something.
+    """`peer`, an object store, answered and refused: `why`. Trying again helps once an operator has changed something.
 
     At the start this becomes a ConfigError. Later, when a password was changed, say, it is as good as no answer.
     """

@@ -62,7 +62,7 @@ class KnownBroker(NamedTuple):
 
 class TopicRow(NamedTuple):
     name: str
-    broker_id: str  # empty: nobody has it
+    broker_id: str  # empty: it has no owner
     delivery: str
 
     @property
@@ -92,7 +92,7 @@ class Cached(Generic[T]):
             return self._value
         if self._asking is None:
             self._asking = asyncio.create_task(self._refresh(), name="ask the cluster")
-            # Nobody may be waiting for it: then its failure is the next one's to tell.
+            # A failure that no caller waits for is raised to the next one.
             self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
         if self._value is not None and age < self._seconds * STALE_FACTOR:
             return self._value

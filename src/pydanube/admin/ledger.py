@@ -35,7 +35,7 @@ LEDGER_SUFFIX: Final = "-redriven"
 
 @says("{topic}: {why}; run it again later, it goes on where this one stopped")
 class RedriveInterrupted(Refused):
-    """Somebody else redrives the same topic, or the ledger is away: this run stops before it sends anything twice."""
+    """Another run redrives the same topic, or the ledger is away: this run stops before it sends anything twice."""
 
     topic: str
     why: str
@@ -124,7 +124,7 @@ class Ledger:
             raise RedriveUncertain(self._topic, f"{why} dead letter may be sent again") from error
 
     async def check_identity(self) -> bool:
-        """Whether the dead letters are those the ledger is about: somebody may have deleted the topic and made another.
+        """Whether the dead letters are those the ledger is about: the topic may have been deleted and made anew.
 
         If they are not, nothing was sent.
         """
@@ -148,7 +148,7 @@ class Ledger:
         self._last = None
 
     async def open(self) -> None:
-        """From here on nobody else writes it. Raises RedriveInterrupted."""
+        """From here on this run alone writes it. Raises RedriveInterrupted."""
         producer = self._client.producer(self.name, name=f"redrive-{token_hex(4)}", exclusive=True)
         try:
             self._producer = await producer.open()

@@ -1,7 +1,7 @@
 """Asks every broker for its metrics, every few seconds, and keeps what it needs in `Samples`.
 
-In short steps: beside a broker, in its own event loop, a thousand topics must not delay a message. Nobody looks most of
-the time, and then it asks less often.
+In short steps: beside a broker, in its own event loop, a thousand topics must not delay a message. Most of the
+time no page is open, and then it asks less often.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Sampler:
         self._wake = asyncio.Event()
 
     def watch(self) -> None:
-        """Somebody looks."""
+        """A page is open: sample more often for a while."""
         was_watched = self._is_watched()
         self._watched_at = time.monotonic()
         if not was_watched:

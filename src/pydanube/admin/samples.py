@@ -210,7 +210,7 @@ class Samples:
             if number % STEP == STEP - 1:
                 yield
             if thing.seen_at < at - STALE_SECONDS:
-                thing.rates.clear()  # a gap, not a 0: nobody knows
+                thing.rates.clear()  # a gap, not a 0: they are not known
                 thing.levels.clear()
                 thing.still = 0
                 continue
@@ -252,7 +252,7 @@ class Samples:
         return thing
 
     def _forget(self) -> None:
-        """A topic that nobody has for a moment is on its way; its past is kept until it must be gone for good."""
+        """A topic without an owner is being moved; its past is kept until it must be gone for good."""
         oldest = self.at - GONE_SECONDS
         _drop(self.topics, oldest)
         _drop(self.subscriptions, oldest)

@@ -49,7 +49,7 @@ class SlotRing:
         self._values[slot % self._size] = value
 
     def series(self, slot: int, count: int = SLOTS) -> Iterator[float | None]:
-        """The `count` values up to and with `slot`; None where nobody looked."""
+        """The `count` values up to and with `slot`; None where there was no sample."""
         for each in range(slot - count + 1, slot + 1):
             if each < self._first or each > self.last or each <= self.last - self._size or self._first < 0:
                 yield None

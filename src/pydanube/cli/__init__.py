@@ -1,1 +1,1 @@
-"""The `danube` command. `main.py` is the door; each group of subcommands is one file."""
+"""The `danube` command. `main.py` is the entry point; each group of subcommands is one file."""

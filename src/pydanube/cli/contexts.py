@@ -1,4 +1,4 @@
-"""Contexts: names for clusters, so that nobody types addresses.
+"""Contexts: names for clusters, instead of addresses.
 
 danube context add prod --endpoint http://broker-1.prod:50051     and how to reach it for messages, which it guesses
 danube context use prod                                           from now on

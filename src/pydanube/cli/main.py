@@ -1,4 +1,4 @@
-"""The door of the `danube` command: finds the subcommands, and answers for their errors.
+"""The entry point of the `danube` command: finds the subcommands, and answers for their errors.
 
 A user never sees a traceback. What we know is wrong is one line on stderr and an exit code for its kind
 (`exits.py`), also a mistake on the command line; a reader that leaves early (`danube log dump | head`) is no mistake

@@ -1,4 +1,4 @@
-"""`danube admin brokers maintenance`: a broker is emptied, somebody works on its machine, it gets topics again.
+"""`danube admin brokers maintenance`: a broker is drained, its machine is worked on, it gets topics again.
 
 danube admin brokers maintenance 4711                                      works on it until you press Enter
 danube admin brokers maintenance 4711 --command 'ssh b2 apt upgrade -y'    runs that meanwhile
@@ -120,7 +120,7 @@ class Operator:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _ask(self, call: GrpcCall[M], seconds: float = CALL_SECONDS) -> M:
-        """Raises BrokerRefused, or Unreachable if nobody answers."""
+        """Raises BrokerRefused, or Unreachable if no broker answers."""
         failure: DanubeError | None = None
         for endpoint in list(self._endpoints):
             try:

@@ -18,7 +18,7 @@ from pydanube.core.cluster.conditions import count, noun
 
 PAYLOAD_SHOWN_MAX_BYTES: Final = 1024
 PROGRESS_SECONDS: Final = 1.0  # a run that is over before then needs none
-PIPE_WIDTH: Final = 10_000  # a table in a pipe never wraps: whoever reads it cuts by lines
+PIPE_WIDTH: Final = 10_000  # a table in a pipe never wraps: programs read it by lines
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -37,7 +37,7 @@ def print_json(value: object) -> None:
 
 
 def id_text(number: int) -> str | None:
-    """A broker's or node's id as commands print it: text, since JSON readers round numbers above 2^53. None: nobody."""
+    """A broker's or node's id as commands print it: text, since JSON readers round numbers above 2^53. None for 0."""
     return str(number) if number else None
 
 

@@ -1,7 +1,7 @@
 """`danube admin serve`: the web admin as a process of its own, for a cluster or a broker elsewhere.
 
 danube admin serve                                             pages for the broker at --endpoint, on 127.0.0.1:8080
-danube admin serve --read-only --listen-addr 0.0.0.0:8080      for everybody to look at, and nobody to change
+danube admin serve --read-only --listen-addr 0.0.0.0:8080      for everybody to look at, and to change nothing
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ def _print_all(
 
 
 def _print_rest(left_out: int, unknown: Sequence[values.UnknownBroker], what: str) -> None:
-    """On standard error: whoever counts lines is not to count these."""
+    """On standard error, so that scripts that count lines do not count these."""
     if left_out:
         print(f"… and {left_out:,} more; --count shows more of them", file=sys.stderr)
     for each in unknown:

@@ -120,7 +120,7 @@ async def _run(endpoint: str, look: Look, interval: float, once: bool, output: O
 
 
 async def _status(gateway: Gateway) -> ClusterStatus | None:
-    """None: nobody says it, as a broker of an earlier version does not."""
+    """None: the broker does not tell, as one of an earlier version."""
     try:
         return await gateway.status()
     except DanubeError:
@@ -156,7 +156,7 @@ class Look:
         self._topics: list[TopicRow] = []
         self._samples: Samples | None = None
         self._status: ClusterStatus | None = None
-        self.failure = ""  # why nobody could be asked
+        self.failure = ""  # why no broker could be asked
 
     def update(
         self,
@@ -252,8 +252,8 @@ class Look:
         rows = self._sorted()
         conditions = self._conditions()
         around = LINES_AROUND + len(self._brokers) + len(self._missing()) + len(conditions)
-        room = len(rows) if height is None else max(TOPICS_MIN, height - around)
-        shown = rows[: room if self._count is None else min(room, self._count)]
+        rows_max = len(rows) if height is None else max(TOPICS_MIN, height - around)
+        shown = rows[: rows_max if self._count is None else min(rows_max, self._count)]
         numbers = {broker.broker_id: str(number) for number, broker in enumerate(self._brokers, 1)}
         left = len(rows) - len(shown)
         more = Text(f"… and {left:,} more topics", style="dim") if left else Text()

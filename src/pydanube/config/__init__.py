@@ -68,7 +68,7 @@ class DispatchConfig:
 
     max_unacked_messages: int = UNACKED_MAX_DEFAULT
     heartbeat: Heartbeat = HEARTBEAT
-    decoded_bytes: int = 64 * MIB  # of all topics, kept decoded for whoever reads the same place next
+    decoded_bytes: int = 64 * MIB  # of all topics, kept decoded for consumers that read the same place next
     outbox_bytes: int = 256 * MIB  # of all gRPC consumers, decoded and not sent
 
 
@@ -100,7 +100,7 @@ class ClusterConfig:
     compaction: str = "auto"  # or "off": whether the leader has etcd forget its history
     ttl_seconds: float = TTL_SECONDS
     shutdown_seconds: float = 30.0  # for sealing topics at the end
-    shutdown_topic_seconds: float = 0.05  # but at least so long for each of them; 0 if somebody chose the time
+    shutdown_topic_seconds: float = 0.05  # but at least so long for each of them; 0 if the operator chose the time
 
     def shutdown_seconds_for(self, topics: int) -> float:
         """How long a stop may take to hand so many topics over."""
@@ -149,7 +149,7 @@ class Config:
 
     @property
     def objects_url(self) -> str:
-        """Where history is kept: beside the log, unless somebody said where."""
+        """Where history is kept: beside the log, unless the configuration says where."""
         return self.storage.url or (Path(self.data_dir).absolute() / OBJECTS).as_uri()
 
 

@@ -117,7 +117,7 @@ def _check(given: Iterator[tuple[str, object]]) -> tuple[Values, list[str]]:
 
 
 def _refuse(key: str, value: object) -> None:
-    """Security that somebody asked for and would not get."""
+    """Security that the file asks for and the broker does not have."""
     if key == "auth.mode" and value == "none":
         return
     if key == "auth" or key.startswith("auth."):

@@ -5,9 +5,9 @@
           │ more              │                  │ third, a ninth, the rest      │
 
 A socket is an open file too, so without bounds a flood of connections takes away what the log needs to open a segment.
-`rest` is for what nobody counts: listening ports, the event loop, the metadata store, objects on their way, a directory
-that is being synced. Whoever has used its share up waits, closes something first, or refuses with a sentence; nobody
-takes another's.
+`rest` is for what is not counted: listening ports, the event loop, the metadata store, objects on their way, a
+directory that is being synced. A part that has used its share up waits, closes something first, or refuses with a
+sentence; none takes another's.
 """
 
 from __future__ import annotations

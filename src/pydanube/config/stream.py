@@ -1,4 +1,4 @@
-"""Settings of the native door: what one peer may cost, and TLS."""
+"""Settings of the native port: what one peer may cost, and TLS."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StreamLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
-    """Without `cert_file` the door is plain TCP. With `ca_file` clients need a certificate that it has signed."""
+    """Without `cert_file` the port is plain TCP. With `ca_file` clients need a certificate that it has signed."""
 
     limits: StreamLimits = StreamLimits()
     cert_file: Path | None = None

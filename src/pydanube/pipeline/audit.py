@@ -35,7 +35,7 @@ FOUND: Final = (
 
 
 def uncovered(state: TopicState) -> list[str]:
-    """Offsets that nobody has, as far as descriptors tell; what is left to a broker is read by `check_pieces`."""
+    """Offsets that no object has, as far as descriptors tell; what is left to a broker is read by `check_pieces`."""
     taken = layout(state, state.first_offset, state.head)
     found = [f"offsets {first} to {end - 1} are an orphan: their broker is away" for first, end in taken.orphans]
     return found + [f"offsets {first} to {end - 1} are in no object" for first, end in taken.missing]

@@ -1,4 +1,4 @@
-"""Job *compact*: many small objects of a topic become few large ones. Nobody who reads notices.
+"""Job *compact*: many small objects of a topic become few large ones, unnoticed by readers.
 
     driver      neighbours ─► groups                       at most 100 objects each: what one transaction can swap
     executors   group ─► one object, put under a new name
@@ -51,12 +51,12 @@ def groups(descriptors: Sequence[Descriptor], object_bytes: int) -> list[list[De
 
 
 async def write_group(reach: Reach, topic: str, url: str, group: Sequence[Descriptor]) -> Descriptor:
-    """The group as one object in the store, which nobody describes yet. Raises InvalidObject."""
+    """The group as one object in the store, which no descriptor names yet. Raises InvalidObject."""
     store = await reach.store(url)
     parts = [(await store.get(f"{topic[1:]}/{each.object_id}"), each.footer_crc) for each in group]
     epoch = group[-1].epoch
     encoded = merge_objects(topic, epoch, parts)
-    # A number that nobody had: two jobs at once must not want the same name.
+    # A number never used before: two jobs at once must not want the same name.
     name = object_name(encoded.start_offset, encoded.end - 1, epoch, attempt=10**9 + randbelow(10**15))
     info = await store.put(f"{topic[1:]}/{name}", [encoded.data], create=True)
     return Descriptor(

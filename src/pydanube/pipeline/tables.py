@@ -6,7 +6,7 @@
 
     Iceberg: executors write the same files below data/, each attempt in a directory of its own, and the driver adds
     them to the table. The same transaction sets the property danube.progress to the batch, its rows and its directory,
-    so a batch that comes again is known however many snapshots have expired, and whoever else writes to the table.
+    so a batch that comes again is known however many snapshots have expired, and whatever else writes to the table.
 
 A query counts its batches, and its checkpoint keeps the count. Another checkpoint begins with 0 again, and an older
 copy goes back, so a table goes on with its own only. Tables are local directories; `write` counts the rows of their
@@ -330,7 +330,7 @@ class IcebergTable:
         if stored:
             progress = BatchProgress(batch, stored, place)
             with self._table.transaction() as change:
-                # Nobody else ever had such a path, so no other file needs to be looked at.
+                # No other job ever had such a path, so no other file needs to be looked at.
                 change.add_files(files_in(place), progress.summary(self._job), check_duplicate_files=False)
                 change.set_properties({PROGRESS: progress.to_json()})
         return stored

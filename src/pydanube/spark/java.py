@@ -73,5 +73,5 @@ def packaged(home: Path) -> Path:
         made = shim.with_name(f"java.{os.getpid()}")
         made.write_text(script)
         made.chmod(0o755)
-        made.replace(shim)  # somebody else may be making the same
+        made.replace(shim)  # another process may be making the same
     return home

@@ -87,7 +87,7 @@ SPARK_OPTIONS: Final = ("path", "checkpointLocation", "queryName", "outputMode",
 
 
 class QueryOptions:
-    """Options by name, whatever their case. Every one that nobody knows is refused, with the name that was meant."""
+    """Options by name, whatever their case. Every unknown one is refused, with the name that was meant."""
 
     def __init__(self, options: Mapping[str, str], known: Collection[str]) -> None:
         self._values = {name.lower(): str(value) for name, value in options.items()}

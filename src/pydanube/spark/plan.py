@@ -334,7 +334,7 @@ def _backlog(
         lost = 0
         if first < state.first_offset:
             lost = state.first_offset - first
-            if topic in start.next:  # one that is new to the query has a past that nobody asked for
+            if topic in start.next:  # one that is new to the query has a past that the query did not ask for
                 loses(topic, first, state.first_offset, "retention has removed them", fail_on_data_loss, notes)
             first = state.first_offset
         if state.head < first and state.live:

@@ -27,7 +27,7 @@ def is_here(place: str) -> bool:
 
 
 def packed(directory: Path) -> Path | None:
-    """The zip, made in `directory`; None where we are imported from one, because whoever sent that sends it to all."""
+    """The zip, made in `directory`; None where we are imported from one, which the driver sends to all."""
     root = Path(pydanube.__file__).parent.parent
     if not root.is_dir():
         return None

@@ -140,7 +140,7 @@ class Publishing:
         return max(found, default=None)
 
     async def _manifest(self, batch: int, files: Sequence[StagedFile]) -> Manifest:
-        """The manifest of the batch: ours, or the one that somebody made before."""
+        """The manifest of the batch: ours, or the one of an earlier attempt."""
         key = _manifest_key(self._query, batch)
         heads = {topic: (await self._client.describe_topic(topic)).head for topic in {each.topic for each in files}}
         manifest = Manifest(self._query, batch, sorted(files, key=lambda each: (each.partition, each.key)), heads)

@@ -153,7 +153,7 @@ def _showing(site: Site, page: Page) -> Callable[[Request], Awaitable[Response]]
     async def show(request: Request) -> Response:
         try:
             return await page(site, request)
-        except Exception as error:  # whatever it is, whoever looks sees a sentence
+        except Exception as error:  # whatever it is, the page says it in a sentence
             return site.error(request, error)
 
     return show

@@ -1,4 +1,4 @@
-"""Pictures made of numbers: SVG without a script, a style or a label that could carry somebody's text.
+"""Pictures made of numbers: SVG without a script, a style or a label that could carry foreign text.
 
 Colours come from the style sheet by class. Axes are text beside the picture, so that they stay readable on a phone.
 """

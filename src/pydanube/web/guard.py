@@ -1,10 +1,10 @@
 """Who may ask what, before any page is reached.
 
-Host            an address, localhost, or a name that was allowed: else 421. A page of somebody else's whose name
+Host            an address, localhost, or a name that was allowed: else 421. A page of another site whose name
                 suddenly means this machine (DNS rebinding) reads nothing and changes nothing.
 POST            only from our own pages, or from a tool that is no browser: Origin and Sec-Fetch-Site say so.
 read-only       no POST at all: 403.
-every answer    says what a browser may do with it: run our script files, nothing inline, in nobody's frame.
+every answer    says what a browser may do with it: run our script files, nothing inline, in no frame.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Site:
         return response
 
     def error(self, request: Request, error: Exception) -> Response:
-        """A sentence, on a page if a page was asked for. What nobody expected is in the log."""
+        """A sentence, on a page if a page was asked for. What was not expected is in the log."""
         status, sentence = status_of(error), sentence_of(error)
         tell_if_unexpected(request, error)
         if is_fragment(request):

@@ -17,7 +17,7 @@ from pydanube.web.charts import Chart, ChartPart, Line, Tier, chart
 from pydanube.web.operations import Operations
 
 SEVERITY: Final = ("bad", "warn", "moving", "ok", "idle")  # kinds of chips
-PAST_SECONDS: Final = 15 * 60  # that a chart shows if nobody says otherwise
+PAST_SECONDS: Final = 15 * 60  # that a chart shows unless the query says otherwise
 LAGGING_MESSAGES: Final = 1_000
 LAGGING_SECONDS: Final = 10  # of what comes in
 
