@@ -138,7 +138,7 @@ def test_a_message_that_was_published_by_hand_is_an_order(web: Web) -> None:
     async def order_told(words: str) -> str:
         async with asyncio.timeout(10):
             while True:
-                for each in await web.site.gateway.events(100):
+                for each in (await web.site.gateway.ask(calls.list_events(100))).events:
                     if each.sentence.startswith(words):
                         return f"{each.sentence} by {each.by}"
                 await asyncio.sleep(0.01)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias
 
-from pydanube.client.admin import NativeAdmin, Fetch
+from pydanube.client.admin import Fetch, NativeAdmin
 from pydanube.client.brokers import Brokers, OnConnection, addresses_of
 from pydanube.client.connector import SYSTEM, Connector
 from pydanube.client.consumer import Consumer

@@ -114,7 +114,7 @@ class ConnectionRow(NamedTuple):
         """One producer or consumer of a partitioned topic: from when it came first, what it does added up."""
         parts = sorted(parts, key=lambda row: TopicName(row.state.topic).partition_number or 0)
         first = parts[0].state
-        state = status_pb2.ConnectionState(
+        state = values.ConnectionState(
             kind=first.kind,
             name=first.name,
             topic=base,
