@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from pydanube.broker.overview import Overview
-from pydanube.broker.storage import StorageDesk
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.dispatch.consumer_windows import DispatchLimits
@@ -21,6 +20,7 @@ from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import NamespaceName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import DanubeError, NotServed
+from pydanube.history.storage import StorageDesk
 from pydanube.history.verify import Progress
 from pydanube.ports import Disk, Put, Write, WriteResult
 from pydanube.testing.cluster import Cluster, Node

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 
-from pydanube.broker.retention import Change, RetentionDesk, Rule
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import NamespaceName
 from pydanube.core.policies import TopicPolicy
+from pydanube.history.retention import Change, RetentionDesk, Rule
 from pydanube.ports import Put
 from tests.harness.brokers import ORDERS, Host, find_topic, make_topic, one_topic, publish_many, simulated
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pydanube.broker.service import Broker
-from pydanube.broker.storage import StorageDesk, Verified
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.history.coverage import Place, Where
@@ -21,6 +20,7 @@ from pydanube.errors import OwnershipLost, TopicUnknown, Unreachable
 from pydanube.formats.batch import load
 from pydanube.formats.parquet import encode_raw
 from pydanube.history.maintenance import Tidy
+from pydanube.history.storage import StorageDesk, Verified
 from pydanube.history.verify import Progress, TierReport
 from pydanube.ports import Delete, Put
 from pydanube.stores.objects.memory import MemoryObjectStore

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pydanube.broker import hand_over, rescue, reservation
+from pydanube.broker import hand_over, reservation
 from pydanube.broker import ownership as broker_ownership
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.reservation import Reservation
@@ -31,7 +31,7 @@ from pydanube.core.history.tiers import Descriptor, Retention, epoch_of_name, fi
 from pydanube.core.names import ConsumerId, TopicName
 from pydanube.errors import Conflict, DanubeError, OwnershipLost, Unavailable
 from pydanube.formats.parquet import Encoded, encode_object, read_raw
-from pydanube.history import maintenance
+from pydanube.history import maintenance, rescue
 from pydanube.history.maintenance import Tidy
 from pydanube.history.tier import TopicTier, topic_prefix
 from pydanube.log.wal import TopicLog

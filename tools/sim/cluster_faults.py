@@ -17,7 +17,6 @@ from random import Random
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydanube.broker import hand_over
-from pydanube.broker.retention import Change, RetentionDesk
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
@@ -29,6 +28,7 @@ from pydanube.core.names import BrokerId, NamespaceName, SubscriptionName, Topic
 from pydanube.core.policies import Delivery
 from pydanube.errors import DanubeError, TopicExists, TopicUnknown
 from pydanube.formats.segment import SegmentHeader, decode_segment_header, segment_header_length
+from pydanube.history.retention import Change, RetentionDesk
 from pydanube.ports import Item
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.cluster_aims import Aim, Aims, draw, outside

@@ -23,8 +23,6 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
-from pydanube.broker import rescue
-from pydanube.broker.retention import Change
 from pydanube.cluster import duties
 from pydanube.core import keys
 from pydanube.core.dispatch import ranges
@@ -33,7 +31,8 @@ from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind
 from pydanube.errors import DanubeError
 from pydanube.formats import parquet
-from pydanube.history import uploader
+from pydanube.history import rescue, uploader
+from pydanube.history.retention import Change
 from pydanube.ports import Put
 from pydanube.testing.checkers import Violation, check
 from pydanube.testing.cluster import Cluster, Node

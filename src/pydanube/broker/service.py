@@ -27,11 +27,10 @@ from pydanube.broker.kept import Kept
 from pydanube.broker.namespace_limits import NamespaceLimits
 from pydanube.broker.outbox import Budget
 from pydanube.broker.quorum import Members
-from pydanube.broker.rescue import Rescuer
 from pydanube.broker.sources import cluster_now, program_version
 from pydanube.broker.starts import Starts
 from pydanube.broker.stores import Stores
-from pydanube.broker.take_over import Cloud, Rooms
+from pydanube.broker.take_over import Rooms
 from pydanube.broker.timer import Timer
 from pydanube.broker.topic import Defaults
 from pydanube.broker.topic_upkeep import reap_consumers, rest_idle_topics
@@ -44,6 +43,8 @@ from pydanube.core.policies import TopicPolicy
 from pydanube.errors import DanubeError, LogStopped, Unavailable
 from pydanube.formats.batch import Envelope
 from pydanube.history.reader import CloudReader
+from pydanube.history.rescue import Rescuer
+from pydanube.history.served import Cloud
 from pydanube.history.uploader import Tiering
 from pydanube.log.layout import LOCK, read_file, replace_file
 from pydanube.log.wal import NOTHING_UPLOADS, Wal, WalConfig

@@ -22,37 +22,26 @@ from pydanube.broker.members import read_policy
 from pydanube.broker.ownership import Claimable, Ownership, look
 from pydanube.broker.reservation import Reservation
 from pydanube.broker.topic import Defaults, Topic
-from pydanube.broker.topic_reader import Storage
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.cluster.cluster import Cluster
 from pydanube.core import keys
 from pydanube.core.commit.sessions import Sessions
 from pydanube.core.history.ownership import Owner, Start, first_reservation
-from pydanube.core.history.tiers import Retention, TierConfig
+from pydanube.core.history.tiers import Retention
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.policies import Delivery, TopicPolicy, effective
 from pydanube.errors import Conflict, InvalidObject, LogClosed, ObjectDamaged, TailUnproven, TopicUnknown, Unavailable
 from pydanube.history.leftovers import epochs_with_logs, remove_epochs, remove_files, remove_redundant
-from pydanube.history.reader import CloudReader
+from pydanube.history.served import Cloud, Storage
 from pydanube.history.tier import TopicTier
-from pydanube.history.uploader import Carried, Tiering
+from pydanube.history.uploader import Carried
 from pydanube.log.wal import HandedOver, TopicLog, Wal
-from pydanube.ports import Compare, Delete, Disk, Item, MetadataStore, ObjectStore, Put, Work
+from pydanube.ports import Compare, Delete, Disk, Item, MetadataStore, Put, Work
 from pydanube.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
 KNOW_SECONDS: Final = 1.0  # for the list of all objects, before a topic is opened
-
-
-class Cloud(NamedTuple):
-    """The cloud tier of this broker."""
-
-    store: ObjectStore
-    config: TierConfig
-    reader: CloudReader
-    tiering: Tiering
-    work: Work  # for making objects
 
 
 class Rooms(NamedTuple):

@@ -29,7 +29,7 @@ from pydanube.broker.outbox import Registration
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.reservation import Reservation
 from pydanube.broker.subscription import Subscription
-from pydanube.broker.topic_reader import Storage, TopicReader
+from pydanube.broker.topic_reader import TopicReader
 from pydanube.core import keys
 from pydanube.core.dispatch.consumer_windows import DispatchLimits
 from pydanube.core.dispatch.delivery import FailurePolicy
@@ -53,6 +53,7 @@ from pydanube.errors import (
 from pydanube.formats.batch import Batch, Envelope
 from pydanube.history.compaction import swap
 from pydanube.history.leftovers import is_uncovered
+from pydanube.history.served import Storage
 from pydanube.log.wal import Receipt, TopicLog
 from pydanube.ports import Compare, Delete, Item, MetadataStore, Put
 from pydanube.telemetry import Telemetry

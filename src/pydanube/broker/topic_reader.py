@@ -12,7 +12,7 @@ import json
 import sys
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from pydanube.broker.base_subscription import Services
 from pydanube.broker.base_topic import BaseTopic
@@ -25,23 +25,13 @@ from pydanube.core.names import TopicName
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import DanubeError, LogDamaged, OffsetOutOfRange
 from pydanube.formats.batch import Batch, Envelope, cut, messages, routing
-from pydanube.history.reader import CloudReader
-from pydanube.history.tier import TopicTier
-from pydanube.history.uploader import Tiering
+from pydanube.history.served import Storage
 from pydanube.log.wal import TopicLog
 from pydanube.ports import MetadataStore
 from pydanube.telemetry import Telemetry
 
 CLOUD_READERS_MAX: Final = 1_000
 _READ_BYTES: Final = 256 * 1024
-
-
-class Storage(NamedTuple):
-    """The cloud tier, as one topic has it."""
-
-    tier: TopicTier
-    reader: CloudReader
-    tiering: Tiering
 
 
 class TopicReader(BaseTopic[Subscription]):

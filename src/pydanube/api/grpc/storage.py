@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from pydanube.api.grpc.adapter import Refusal
-from pydanube.broker.retention import Change, RetentionDesk, Rule
 from pydanube.broker.service import Broker
-from pydanube.broker.storage import Listing, StorageDesk, Tiers, Verified
 from pydanube.broker.topic import Topic
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import NamespaceName, TopicName
 from pydanube.errors import DanubeError, InvalidName
+from pydanube.history.retention import Change, RetentionDesk, Rule
+from pydanube.history.storage import Listing, StorageDesk, Tiers, Verified
 from pydanube.history.verify import Progress
 from pydanube.wire._pb.danube import DanubeApi_pb2 as api_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as pb

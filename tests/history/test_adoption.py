@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from pydanube.broker.rescue import Rescuer
 from pydanube.core import keys
 from pydanube.core.history.tiers import History, Retention, TierConfig
 from pydanube.core.policies import SubscriptionKind as Kind
+from pydanube.history.rescue import Rescuer
 from pydanube.history.tier_state import all_descriptors, read_state
 from pydanube.ports import Compare, Delete, Put, Revision
 from pydanube.testing.cluster import Cluster
-from tests.cluster.test_leftovers import begun, boot_active, bring_home, lose, not_yet, send, texts, verified
 from tests.cluster.test_moving import orphans
 from tests.cluster.test_moving import send as send_one
 from tests.harness.brokers import consume, simulated
 from tests.harness.tiers import carried
+from tests.history.test_leftovers import begun, boot_active, bring_home, lose, not_yet, send, texts, verified
 
 LISTING = TierConfig(
     upload_seconds=1.0,

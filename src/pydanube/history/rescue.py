@@ -24,9 +24,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from pydanube.broker.catalog import Catalog
-from pydanube.broker.members import gather_bounded
-from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.commit.sessions import Sessions
 from pydanube.core.dispatch.ranges import OffsetRange
@@ -38,6 +35,8 @@ from pydanube.errors import DanubeError, InvalidObject, LogDamaged, OffsetOutOfR
 from pydanube.formats.batch import Batch, cut, with_attribute
 from pydanube.formats.parquet import encode_raw, read_raw
 from pydanube.history.object_builder import Made, make_object, make_raw
+from pydanube.history.served import ServedTopic, ServedTopics, keeps_history
+from pydanube.history.side_by_side import gather_bounded
 from pydanube.history.tier import TopicTier, recall, topic_prefix
 from pydanube.history.uploader import Carried
 from pydanube.log.wal import ClosedLog, TopicLog
@@ -61,7 +60,7 @@ class Rescuer:
     def __init__(
         self,
         broker_id: BrokerId,
-        topics: Catalog,
+        topics: ServedTopics,
         metadata: MetadataStore,
         store: ObjectStore,
         clock: Clock,
@@ -88,7 +87,7 @@ class Rescuer:
             while True:
                 await self._clock.sleep(LOOK_SECONDS)
                 for topic in self._topics.loaded:
-                    if topic.reliable and topic.orphans:
+                    if keeps_history(topic) and topic.orphans:
                         self._start(topic.name, self._adopt_in_turn(topic))
                 self._start("disk", self._bring_all())
         finally:
@@ -112,7 +111,7 @@ class Rescuer:
             # A bug that one topic brings out. The others are rescued, and this one is tried again.
             log.error("rescue failed", extra={"what": what}, exc_info=error)
 
-    async def _adopt_in_turn(self, topic: Topic) -> None:
+    async def _adopt_in_turn(self, topic: ServedTopic) -> None:
         async with self._at_once:
             await self._adopt_all(topic)
 
@@ -235,7 +234,7 @@ class Rescuer:
 
     # --- adopting -------------------------------------------------------------------------------------------
 
-    async def _adopt_all(self, topic: Topic) -> None:
+    async def _adopt_all(self, topic: ServedTopic) -> None:
         assert topic.storage is not None
         carried = topic.storage.tiering.get(topic.name)
         if carried is None:
@@ -253,7 +252,7 @@ class Rescuer:
             is_newest = is_newest and not any(each.epoch == orphan.epoch for each in topic.orphans)
 
     async def _adopt(
-        self, topic: Topic, carried: Carried, orphan: Orphan, brought: Brought, *, is_newest: bool
+        self, topic: ServedTopic, carried: Carried, orphan: Orphan, brought: Brought, *, is_newest: bool
     ) -> None:
         """Object by object, as they were brought: in order. A part of it that is not to be adopted yet is left."""
         place = (topic.name, orphan.epoch)
@@ -283,7 +282,7 @@ class Rescuer:
         log.info("lost epoch is back", extra={"topic": topic.name, "epoch": orphan.epoch, "end": brought.end})
 
     @contextlib.asynccontextmanager
-    async def _object(self, topic: Topic, tier: TopicTier, names: Sequence[str]) -> AsyncIterator[list[Batch]]:
+    async def _object(self, topic: ServedTopic, tier: TopicTier, names: Sequence[str]) -> AsyncIterator[list[Batch]]:
         """What one of the brought objects holds of the topic; nothing, if none was brought."""
         async with contextlib.AsyncExitStack() as held:
             batches: list[Batch] = []
@@ -295,7 +294,7 @@ class Rescuer:
 
     async def _adopt_part(
         self,
-        topic: Topic,
+        topic: ServedTopic,
         tier: TopicTier,
         orphan: Orphan,
         brought: Brought,
@@ -336,7 +335,7 @@ class Rescuer:
             },
         )
 
-    async def _store_run(self, topic: Topic, tier: TopicTier, batches: Sequence[Batch]) -> Descriptor:
+    async def _store_run(self, topic: ServedTopic, tier: TopicTier, batches: Sequence[Batch]) -> Descriptor:
         await tier.make_sure()
         self._attempts += 1
 
@@ -355,7 +354,7 @@ class Rescuer:
 
     async def _describe(
         self,
-        topic: Topic,
+        topic: ServedTopic,
         tier: TopicTier,
         orphan: Orphan,
         part: OffsetRange,
@@ -406,7 +405,7 @@ class Rescuer:
 class Resent:
     """What epochs after the orphan's accepted of every producer session: only where that began, however long it is."""
 
-    def __init__(self, topic: Topic, tier: TopicTier, orphan: Orphan) -> None:
+    def __init__(self, topic: ServedTopic, tier: TopicTier, orphan: Orphan) -> None:
         self.first: dict[tuple[int, int], int] = {}  # session -> the lowest sequence
         self._topic = topic
         self._tier = tier
@@ -427,7 +426,7 @@ class Resent:
         self._read_to = max(head, self._read_to)
 
 
-def _left_of(topic: Topic, carried: Carried, orphan: Orphan) -> Orphan | None:
+def _left_of(topic: ServedTopic, carried: Carried, orphan: Orphan) -> Orphan | None:
     """What is still to be adopted of it; None if the topic is not carried any more."""
     if topic.storage is None or topic.storage.tiering.get(topic.name) is not carried:
         return None
@@ -435,7 +434,7 @@ def _left_of(topic: Topic, carried: Carried, orphan: Orphan) -> Orphan | None:
 
 
 async def later_batches(
-    topic: Topic, tier: TopicTier, orphan: Orphan, first: int
+    topic: ServedTopic, tier: TopicTier, orphan: Orphan, first: int
 ) -> tuple[dict[tuple[int, int], int], int]:
     """(producer, session) to the lowest sequence that was accepted after the orphan's epoch, of what lies at `first` or
     behind, in objects and in the log; and up to where that was looked.
@@ -470,7 +469,7 @@ def _merge(into: dict[tuple[int, int], int], found: Mapping[tuple[int, int], int
         into[session] = min(into.get(session, sequence), sequence)
 
 
-async def _read_numbered(topic: Topic, offset: int) -> dict[tuple[int, int], int]:
+async def _read_numbered(topic: ServedTopic, offset: int) -> dict[tuple[int, int], int]:
     """What the log has of producer sessions from `offset` on, as `later_batches`."""
     found: dict[tuple[int, int], int] = {}
     head = topic.log.head

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from pydanube.broker.rescue import Rescuer
-from pydanube.broker.storage import StorageDesk
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.history import ownership
@@ -24,6 +22,8 @@ from pydanube.errors import Unreachable
 from pydanube.formats.batch import encode, rows_of
 from pydanube.history import leftovers
 from pydanube.history.maintenance import Tidy
+from pydanube.history.rescue import Rescuer
+from pydanube.history.storage import StorageDesk
 from pydanube.ports import Disk, Put, Write
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.testing.cluster import Cluster, Node
