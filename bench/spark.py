@@ -181,7 +181,7 @@ class Bench:
             assert self.broker._broker is not None and self.broker._broker.cloud is not None
             tiering = self.broker._broker.cloud.tiering
             for carried in tiering.topics:
-                while carried.tier.waiting(carried.log) is not None:
+                while carried.uploads.waiting(carried.log) is not None:
                     await tiering.upload_all(carried)
 
         assert self.broker._thread is not None

@@ -147,10 +147,7 @@ class Late(NamedTuple):
     because: str
 
 
-LATE = (
-    Late("api/server.py", "limits", "a reload changes what native connections are told from then on"),
-    Late("broker/take_over.py", "metrics", "the tier of a topic counts with the log, which does not make it"),
-)
+LATE = (Late("api/server.py", "limits", "a reload changes what native connections are told from then on"),)
 
 
 # --- the rules ------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from pydanube.core.history.tiers import History, Retention
 from pydanube.core.names import TopicName
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import Unreachable
+from pydanube.history.change import Change
 from pydanube.ports import Delete, Put
 from pydanube.stores.objects.memory import MemoryObjectStore
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
@@ -327,10 +328,10 @@ async def test_setting_a_rule_says_what_it_will_forget_and_applying_it_does(call
     await upload_now(topic)
     answer = await calls.ours.SetRetention(pb.SetRetentionRequest(topic=TOPIC, mb=1))
     assert (answer.due_objects, answer.HasField("due_first_offset")) == (0, False)  # zeros compress well
-    described = (await topic.storage.tier.know_all())[:]
+    described = (await topic.storage.tier.load_manifest())[:]
     assert [each.end for each in described] == [3, 6]
     tier = topic.storage.tier
-    tier.objects = type(tier.objects)([described[0], replace(described[1], size=2 << 20)])
+    await tier.apply(Change(replaced=described[1:], added=[replace(described[1], size=2 << 20)]))
     answer = await calls.ours.GetRetention(pb.GetRetentionRequest(topic=TOPIC))
     assert (answer.due_objects, answer.due_first_offset) == (2, 6)
     applied = await calls.ours.ApplyRetention(pb.ApplyRetentionRequest(topic=TOPIC))

@@ -29,6 +29,7 @@ from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import Conflict, DanubeError, NotServed, OwnershipLost, Unreachable
 from pydanube.history.tier import TopicTier
 from pydanube.history.uploader import Tiering
+from pydanube.history.uploads import TopicUploads
 from pydanube.ports import Compare, Delete, Item, Put, Revision
 from pydanube.testing.cluster import TTL, Cluster, Node
 from tests.harness.brokers import SUB, consume, message, numbers, settle, simulated
@@ -395,7 +396,7 @@ def _break(town: Cluster, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("nobody thought of that")
 
     if where == "upload":
-        monkeypatch.setattr(TopicTier, "upload", defect)
+        monkeypatch.setattr(TopicUploads, "upload", defect)
     elif where == "quiet":
         monkeypatch.setattr(Topic, "quiet", defect)
     elif where == "rest":

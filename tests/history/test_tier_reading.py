@@ -362,11 +362,11 @@ async def test_descriptors_that_move_to_the_manifest_while_somebody_reads_it_are
         return data
 
     host.shelf.get = slowly_reading  # type: ignore[method-assign]
-    reading = asyncio.ensure_future(found.tier.know_all())
+    reading = asyncio.ensure_future(found.tier.load_manifest())
     await slow.wait()
     await tell_and_upload(orders, teller)  # another descriptor moves, by another reading of the manifest
     await reading
-    assert list(await found.tier.know_all()) == await check_stored(host)
+    assert list(await found.tier.load_manifest()) == await check_stored(host)
     host.shelf.get = get  # type: ignore[method-assign]
     await carried(orders).tidy.free(orders.log, 10**18)
     assert await read_everything(orders) == teller.told

@@ -17,7 +17,7 @@ from pydanube.errors import DiskFull, InvalidObject, OwnershipLost, Unreachable
 from pydanube.formats.batch import Batch, messages
 from pydanube.formats.parquet import Encoded, encode_object
 from pydanube.history import object_builder, reader
-from pydanube.history import tier as tier_module
+from pydanube.history import uploads as uploads_module
 from pydanube.history.snapshots import read_snapshot
 from pydanube.ports import Compare, Delete, Item, Put, Write
 from tests.harness.brokers import (
@@ -77,7 +77,7 @@ async def test_committed_messages_are_in_the_object_store_after_the_interval() -
 async def test_as_much_as_an_object_is_uploaded_without_waiting_for_the_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tier_module, "READ_BYTES", 1)
+    monkeypatch.setattr(uploads_module, "READ_BYTES", 1)
     host = TierHost(replace(STILL, upload_seconds=1e6, object_bytes=128 * KIB))
     _, orders = await one_topic(host)
     teller = Teller(size=8 * KIB)
@@ -96,7 +96,7 @@ async def test_as_much_as_an_object_is_uploaded_without_waiting_for_the_interval
 async def test_what_is_less_than_an_object_waits_for_its_interval_and_not_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tier_module, "READ_BYTES", 1)
+    monkeypatch.setattr(uploads_module, "READ_BYTES", 1)
     host = TierHost(replace(STILL, upload_seconds=30.0, object_bytes=128 * KIB))
     _, orders = await one_topic(host)
     teller = Teller(size=8 * KIB)
@@ -112,12 +112,12 @@ async def test_what_is_less_than_an_object_waits_for_its_interval_and_not_longer
 async def test_others_have_their_turn_while_what_is_in_memory_is_read_for_an_upload(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tier_module, "READ_BYTES", 1)
+    monkeypatch.setattr(uploads_module, "READ_BYTES", 1)
     host = TierHost(replace(STILL, upload_seconds=1e6))
     _, orders = await one_topic(host)
     for _ in range(20):
         await publish_many(orders, 1)
-    reading = asyncio.ensure_future(carried(orders).tier._read(orders.log, 0, orders.log.head))
+    reading = asyncio.ensure_future(carried(orders).uploads._read(orders.log, 0, orders.log.head))
     turns = 0
     while not reading.done():
         turns += 1
@@ -241,7 +241,7 @@ async def test_a_restart_with_a_manifest_and_a_whole_log_uploads_nothing_again()
     host.kill()
     orders = await find_topic(await host.boot())
     assert orders.log.first_offset == 0
-    assert carried(orders).tier.waiting(orders.log) is None
+    assert carried(orders).uploads.waiting(orders.log) is None
     await asyncio.sleep(10)
     assert await check_stored(host) == before
     assert await read_everything(orders) == teller.told
@@ -263,7 +263,7 @@ async def test_uploads_go_on_while_the_manifest_is_missing(caplog: pytest.LogCap
     for _ in range(3):
         await teller.tell(orders)
         await asyncio.sleep(40)
-    assert carried(orders).tier.waiting(orders.log) is None
+    assert carried(orders).uploads.waiting(orders.log) is None
     assert any(manifest in str(record.__dict__.get("why")) for record in caplog.records)
     assert await read_everything(orders, name="by the log") == teller.told
     await host.shelf.put(manifest, [data])
@@ -353,7 +353,7 @@ async def test_a_merged_object_or_a_manifest_that_the_store_lost_or_changed_repl
         with pytest.raises(InvalidObject):
             await step()
         assert await check_stored(host) == before
-        assert list(await found.tier.know_all()) == before
+        assert list(await found.tier.load_manifest()) == before
     assert await found.tidy.merge() is not None
     assert covered(await check_stored(host)) == [(0, 3)]
 
@@ -454,7 +454,7 @@ async def test_a_descriptor_write_without_an_answer_is_made_once(outcomes: list[
     await teller.tell(orders, 3)
     await asyncio.sleep(10)
     assert covered(await check_stored(host)) == [(0, 4)]
-    assert list(await carried(orders).tier.know_all()) == await check_stored(host)
+    assert list(await carried(orders).tier.load_manifest()) == await check_stored(host)
     host.kill()
     await recovered(host, teller.told)
 
@@ -465,7 +465,7 @@ async def test_an_unanswered_descriptor_write_of_an_owner_that_was_overtaken_is_
     _, orders = await one_topic(stale)
     await Teller().tell(orders)
     Doubt(stale, [False])
-    uploading = asyncio.ensure_future(carried(orders).tier.upload(orders.log))
+    uploading = asyncio.ensure_future(carried(orders).uploads.upload(orders.log))
     await asyncio.sleep(0.1)
     owner = TierHost(SMALL, shares=stale, seed=2)
     await owner.boot()
@@ -523,7 +523,7 @@ async def test_a_damaged_part_of_the_log_is_named_and_everything_around_it_is_up
     assert orders.storage is not None
     await orders.storage.tiering.upload_all(found)
     assert covered(await check_stored(host)) == [(0, 2), (3, 6)]
-    assert list(found.tier.unreadable) == [(2, 3)]
+    assert list(found.uploads.unreadable) == [(2, 3)]
     assert await found.tidy.free(orders.log, 10**18) == 2, "the only copy of something stays, and what lies behind it"
 
 

@@ -33,7 +33,9 @@ from pydanube.errors import Conflict, DanubeError, OwnershipLost, Unavailable
 from pydanube.formats.parquet import Encoded, encode_object, read_raw
 from pydanube.history import maintenance, rescue
 from pydanube.history.maintenance import Tidy
-from pydanube.history.tier import TopicTier, topic_prefix
+from pydanube.history.object_maker import ObjectMaker
+from pydanube.history.tier import TopicTier
+from pydanube.history.tier_state import topic_prefix
 from pydanube.log.wal import TopicLog
 from pydanube.ports import Compare, Delete, Disk, Item, Put, Write, WriteResult
 from pydanube.testing.cluster import Cluster
@@ -110,11 +112,13 @@ def cursor_saved_before_ack(patch: pytest.MonkeyPatch) -> Tweak:
 def descriptor_before_the_object(patch: pytest.MonkeyPatch) -> Tweak:
     tasks: list[asyncio.Task[None]] = []
 
-    async def careless(self: TopicTier, name: str, encoded: Encoded, *, raw: bool = False) -> Descriptor:
+    async def careless(self: ObjectMaker, name: str, encoded: Encoded, *, raw: bool = False) -> Descriptor:
+        tier = self._tier
+
         async def put() -> None:
-            await self.clock.sleep(0.2)
+            await tier.clock.sleep(0.2)
             with contextlib.suppress(DanubeError):
-                await self.store.put(self.key(name), [encoded.data], create=True)
+                await tier.store.put(tier.key(name), [encoded.data], create=True)
 
         tasks.append(asyncio.create_task(put()))
         return Descriptor(
@@ -125,14 +129,14 @@ def descriptor_before_the_object(patch: pytest.MonkeyPatch) -> Tweak:
             etag="",
             min_publish_time=encoded.min_publish_time,
             max_publish_time=encoded.max_publish_time,
-            epoch=self.epoch,
-            created_at=self.clock.time_us() // 1_000_000,
+            epoch=tier.epoch,
+            created_at=tier.clock.time_us() // 1_000_000,
             max_append_time=encoded.max_append_time,
             format="raw" if raw else "parquet",
             footer_crc=0 if raw else encoded.footer_crc,
         )
 
-    patch.setattr(TopicTier, "store_object", careless)
+    patch.setattr(ObjectMaker, "store_object", careless)
     return None
 
 
@@ -241,22 +245,22 @@ def sweep_without_a_fence(patch: pytest.MonkeyPatch) -> Tweak:
 
     async def careless(self: Tidy) -> list[str]:
         tier = self._tier
-        await tier.make_sure()
-        described = {each.object_id for each in (await tier.know_all())[:]}
+        await tier.refresh_if_stale()
+        described = {each.object_id for each in (await tier.load_manifest())[:]}
         described.add(tier.history.manifest or "")
         now = tier.clock.elapsed()
-        seen: dict[str, float] = {}
+        seen: list[str] = []
         async for info in tier.store.list(tier.prefix):
             name = info.key.removeprefix(tier.prefix)
             epoch = epoch_of_name(name)
             if name in described or epoch is None or epoch in tier.orphaned_epochs:
                 continue
-            seen[name] = tier.garbage.get(name, now)
-        tier.garbage = seen
-        doomed = [name for name, since in seen.items() if now - since >= tier.config.garbage_seconds]
+            seen.append(name)
+        tier.garbage.only(seen, now)
+        doomed = tier.garbage.older_than(tier.config.garbage_seconds, now)
         for name in doomed:
             await tier.store.delete(tier.key(name))
-            del tier.garbage[name]
+            tier.garbage.discard(name)
         return doomed
 
     patch.setattr(Tidy, "sweep", careless)

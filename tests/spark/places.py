@@ -19,6 +19,7 @@ from pydanube.client.thread import LoopThread
 from pydanube.config import StorageConfig
 from pydanube.core import keys
 from pydanube.core.history.tiers import Descriptor, TierConfig
+from pydanube.history.change import Change
 from pydanube.ports import Delete, Put
 from pydanube.testing.brokers import TestBroker
 from pydanube.testing.ports import free_ports
@@ -134,17 +135,14 @@ class Place:
 
     async def _orphan(self, topic: str, start: int, *, rescued: bool) -> None:
         tier = self.carried(topic).tier
-        await tier.make_sure()
+        await tier.refresh_if_stale()
         if rescued:
             described = self._orphans.pop(topic)
-            put = Put(keys.storage_object(tier.topic, start), described.to_bytes())
-            await tier.change([put, Delete(keys.orphan(tier.topic, start))])
+            await tier.apply(Change(added=[described], others=[Delete(keys.orphan(tier.topic, start))]))
         else:
             described = self._orphans[topic] = tier.objects.find(start)
             value = json.dumps({"end": described.end, "broker": 7, "epoch": 1}).encode()
-            await tier.change(
-                [Delete(keys.storage_object(tier.topic, start)), Put(keys.orphan(tier.topic, start), value)]
-            )
+            await tier.apply(Change(replaced=[described], others=[Put(keys.orphan(tier.topic, start), value)]))
         await tier.load()
         await tier.publish_snapshot()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pydanube.errors import DeadlineExceeded, InvalidObject, ObjectDamaged, TopicUnknown, Unreachable
-from pydanube.history import tier
+from pydanube.history import object_maker
 from pydanube.history.object_builder import Made
 from pydanube.spark.options import CONNECTION_OPTIONS, Connection, Given
 from pydanube.spark.plan import Share, TopicState, layout
@@ -79,7 +79,7 @@ def test_a_time_may_lie_in_an_object_that_is_stored_raw(place: Place, monkeypatc
     for first in (0, 10, 20):
         with monkeypatch.context() as patch:
             if first == 10:
-                patch.setattr(tier, "make_object", refuses)
+                patch.setattr(object_maker, "make_object", refuses)
             place.send(topic, numbers(first, first + 10))
             place.upload(topic)
     times = place.table(topic).column("publish_time").cast("int64").to_pylist()

@@ -625,7 +625,7 @@ class Breaking:
             with contextlib.suppress(DanubeError):
                 await desk.due(found)
                 await desk.apply(found)
-            found.storage.tier.undescribed_for(["nothing"])
+            found.storage.tier.garbage.ages(["nothing"])
         if broker.cluster is not None:
             broker.topics.moves.past_moves(topic)
             broker.cluster.state_of(broker.broker_id)

@@ -43,17 +43,19 @@ from pydanube.cluster.upkeep import Upkeep
 from pydanube.cluster.view import View
 from pydanube.core.cluster.leader import Leading
 from pydanube.history.maintenance import Tidy
+from pydanube.history.object_maker import ObjectMaker
 from pydanube.history.rescue import Rescuer
 from pydanube.history.retention import RetentionDesk
 from pydanube.history.tier import TopicTier
 from pydanube.history.uploader import Tiering
+from pydanube.history.uploads import TopicUploads
 
 OPERATIONS: Final = (
     *(Broker, Catalog, TopicTable, TopicDirectory, MoveLog, Opener, Ownership, Reservation),
     *(Events, Gatherer, LastSnapshots, LoadMeter, NamespaceLimits),
     *(BaseTopic, TopicReader, Topic, VolatileTopic),
     *(BaseSubscription, Dispatcher, Shipper, Subscription, VolatileSubscription),
-    *(Rescuer, Tiering, Cursors, RetentionDesk, TopicTier, Tidy),
+    *(Rescuer, Tiering, Cursors, RetentionDesk, TopicTier, TopicUploads, ObjectMaker, Tidy),
     *(Cluster, Membership, Lease, Duties, Requests, View, Leadership, LoadManager, Leading),
     *(Reports, Returning, Upkeep),
 )

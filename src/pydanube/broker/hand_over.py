@@ -29,8 +29,10 @@ from pydanube.core.history.ownership import Owner, Seal
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import Conflict, DanubeError, DeadlineExceeded, MoveFailed, OwnershipLost, Unavailable
 from pydanube.history.leftovers import epochs_on, is_damaged, remove_files
-from pydanube.history.tier import Last, TopicTier, delete_objects
-from pydanube.history.uploader import Carried, Tiering
+from pydanube.history.tier import TopicTier, delete_objects
+from pydanube.history.upload_state import Carried
+from pydanube.history.uploader import Tiering
+from pydanube.history.uploads import Last
 from pydanube.log.layout import epoch_directory, topic_directory
 from pydanube.ports import Clock, Delete, Disk, MetadataStore, Put
 
@@ -246,7 +248,7 @@ async def _seal(topic: Topic, clock: Clock, marker: bytes | None, last: Last | N
     )
     await _release(topic, clock, sealed, marker, last)
     if last is not None and topic.storage is not None:
-        topic.storage.tier.described(last)
+        topic.storage.uploads.described(last)
 
 
 async def _release(
@@ -261,7 +263,7 @@ async def _release(
     until = clock.elapsed() + SEAL_SECONDS
     while True:
         try:
-            compares, operations = ([last.compare], last.operations) if last else ([], also)
+            compares, operations = ([last.change.compare], last.change.operations) if last else ([], also)
             await topic.ownership.release(sealed, marker, compares, operations)
             return
         except (OwnershipLost, Conflict):

@@ -34,7 +34,8 @@ from pydanube.errors import Conflict, InvalidObject, LogClosed, ObjectDamaged, T
 from pydanube.history.leftovers import epochs_with_logs, remove_epochs, remove_files, remove_redundant
 from pydanube.history.served import Cloud, Storage
 from pydanube.history.tier import TopicTier
-from pydanube.history.uploader import Carried
+from pydanube.history.upload_state import Carried
+from pydanube.history.uploads import TopicUploads
 from pydanube.log.wal import HandedOver, TopicLog, Wal
 from pydanube.ports import Compare, Delete, Disk, Item, MetadataStore, Put, Work
 from pydanube.telemetry import Telemetry
@@ -212,7 +213,7 @@ class Opener:
             async def read_retention() -> Retention:
                 return (await read_policy(self._metadata, name)).retention
 
-            storage.tiering.add(Carried(storage.tier, topic_log, policy.retention, read_retention))
+            storage.tiering.add(Carried(storage.uploads, topic_log, policy.retention, read_retention))
         return topic
 
     @staticmethod
@@ -236,11 +237,18 @@ class Opener:
             return None
         clock = self._rooms.services.clock
         tier = TopicTier(
-            name, ownership.epoch, cloud.store, clock, cloud.work, ownership.write_if, self._metadata, cloud.config
+            name,
+            ownership.epoch,
+            cloud.store,
+            clock,
+            cloud.work,
+            ownership.write_if,
+            self._metadata,
+            cloud.config,
+            self._rooms.telemetry.wal,
         )
-        tier.metrics = self._rooms.telemetry.wal
         await tier.load(known)
-        return Storage(tier, cloud.reader, cloud.tiering)
+        return Storage(tier, TopicUploads(tier), cloud.reader, cloud.tiering)
 
     async def _open_log(self, name: TopicName, seen: Claimable) -> TopicLog:
         start, sealed = seen.start, seen.sealed
@@ -337,7 +345,7 @@ class Opener:
         await tier.load(seen.items)
         try:
             async with asyncio.timeout(KNOW_SECONDS):  # clients wait for the topic, and the files can
-                objects = await tier.know_all()
+                objects = await tier.load_manifest()
         except (Unavailable, ObjectDamaged, TimeoutError) as error:
             why = str(error) or "the object store does not answer in time"
             log.warning("files of lost epochs stay", extra={"topic": name, "why": why})

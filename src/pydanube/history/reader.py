@@ -152,7 +152,7 @@ class CloudReader:
         """
         offset = tier.history.first_offset
         while True:
-            objects = await tier.know_all()
+            objects = await tier.load_manifest()
             described = objects.find(offset) or objects.after(offset)
             if described is None:
                 return None

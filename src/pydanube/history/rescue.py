@@ -27,18 +27,20 @@ from typing import Any, Final
 from pydanube.core import keys
 from pydanube.core.commit.sessions import Sessions
 from pydanube.core.dispatch.ranges import OffsetRange
-from pydanube.core.history.ownership import Orphan, void_to_bytes
+from pydanube.core.history.ownership import Orphan
 from pydanube.core.history.rescue import Brought, Numbered, first_resent, runs, wanted_of, wanted_to_bytes, was_resent
 from pydanube.core.history.tiers import MIB, Descriptor, object_name, rescue_name
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import DanubeError, InvalidObject, LogDamaged, OffsetOutOfRange, OwnershipLost
 from pydanube.formats.batch import Batch, cut, with_attribute
 from pydanube.formats.parquet import encode_raw, read_raw
+from pydanube.history.change import Change, Void
 from pydanube.history.object_builder import Made, make_object, make_raw
 from pydanube.history.served import ServedTopic, ServedTopics, keeps_history
 from pydanube.history.side_by_side import gather_bounded
-from pydanube.history.tier import TopicTier, recall, topic_prefix
-from pydanube.history.uploader import Carried
+from pydanube.history.tier import TopicTier, recall
+from pydanube.history.tier_state import topic_prefix
+from pydanube.history.upload_state import Carried
 from pydanube.log.wal import ClosedLog, TopicLog
 from pydanube.ports import Clock, Compare, Delete, Item, MetadataStore, ObjectStore, Put, Work
 
@@ -318,7 +320,7 @@ class Rescuer:
             chunk = places[at : at + RUNS_MAX]
             is_end = is_last and at + RUNS_MAX >= len(places)
             end = orphan.end if is_end else kept[chunk[-1][1] - 1].header.end_offset
-            await tier.make_sure()
+            await tier.refresh_if_stale()
             stored = [await self._store_run(topic, tier, kept[first:last]) for first, last in chunk]
             sessions = tier.sessions_with(kept[chunk[0][0] : chunk[-1][1]] if chunk else ())
             part = OffsetRange(done, end)
@@ -336,7 +338,8 @@ class Rescuer:
         )
 
     async def _store_run(self, topic: ServedTopic, tier: TopicTier, batches: Sequence[Batch]) -> Descriptor:
-        await tier.make_sure()
+        assert topic.storage is not None
+        await tier.refresh_if_stale()
         self._attempts += 1
 
         def make() -> Made:
@@ -350,7 +353,7 @@ class Rescuer:
             made = await self._work.run(partial(make_raw, batches))
         number = self._clock.time_us() * 1000 + self._attempts % 1000  # never used before under this epoch
         name = object_name(made.start_offset, made.end - 1, tier.epoch, attempt=number, raw=made.raw)
-        return await tier.store_object(name, made)
+        return await topic.storage.uploads.maker.store_object(name, made)
 
     async def _describe(
         self,
@@ -365,31 +368,20 @@ class Rescuer:
         is_last: bool,
     ) -> None:
         """One transaction: this part of the orphan is objects and voids now."""
-        objects = await tier.know_all()
-        for each in stored:
-            objects = objects.with_added(each)  # raises if it overlaps: that must not be written
-        voids = objects.missing(part.first, part.end)
+        voids = (await tier.load_manifest()).with_added(*stored).missing(part.first, part.end)
         unused = f"never used, or sent again, before broker {orphan.broker_id} came back"
         damaged = f"damaged, in part or as a whole, on the disk of broker {orphan.broker_id}"
-        operations: list[Put | Delete] = [
-            Put(keys.storage_object(topic.name, each.start_offset), each.to_bytes()) for each in stored
-        ]
+        changed: list[Void] = []
         for first, end in voids:
             is_damaged = any(bad_first < end and first < bad_end for bad_first, bad_end in brought.damaged)
-            operations.append(Put(keys.void(topic.name, first), void_to_bytes(end, damaged if is_damaged else unused)))
-        operations.append(Delete(keys.orphan(topic.name, part.first)))
-        left: Orphan | None = None
-        if is_last:
-            operations.append(Delete(keys.rescue(topic.name, orphan.epoch)))
+            changed.append(Void(first, end, damaged if is_damaged else unused))
+        left = None if is_last else replace(orphan, start=part.end)
+        others: list[Put | Delete] = [Delete(keys.orphan(topic.name, part.first))]
+        if left is None:
+            others.append(Delete(keys.rescue(topic.name, orphan.epoch)))
         else:
-            left = replace(orphan, start=part.end)
-            operations.append(Put(keys.orphan(topic.name, left.start), left.to_bytes()))
-        history = replace(tier.history, history_version=tier.history.history_version + 1)
-        await tier.change([*operations, *tier.sessions_put(sessions)], history)
-        tier.sessions = sessions
-        for each in stored:
-            tier.objects = tier.objects.with_added(each)
-            tier.garbage.pop(each.object_id, None)
+            others.append(Put(keys.orphan(topic.name, left.start), left.to_bytes()))
+        await tier.apply(Change(added=stored, voids=changed, others=others, sessions=sessions, appears=True))
         try:
             # If it was our own disk that had them: they are read as they are in the store now, marked.
             await topic.forget_own(orphan, brought.damaged)
@@ -442,7 +434,7 @@ async def later_batches(
     assert topic.storage is not None
     found: dict[tuple[int, int], int] = {}
     offset = first
-    for described in (await tier.know_all())[:]:
+    for described in (await tier.load_manifest())[:]:
         if described.end > first:
             stored = await topic.storage.reader.stored_batches(tier, described)
             numbered = (

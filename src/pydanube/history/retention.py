@@ -81,7 +81,7 @@ class RetentionDesk:
         if topic.storage is None:
             return Due(0, None)
         retention = await self._topics.retention(topic.name)
-        objects = (await topic.storage.tier.know_all())[:]
+        objects = (await topic.storage.tier.load_manifest())[:]
         first = first_kept(objects, retention, self._topics.rooms.services.clock.time_us())
         return Due(sum(each.end <= (first or 0) for each in objects), first)
 
@@ -143,7 +143,7 @@ class RetentionDesk:
         carried = topic.storage.tiering.get(topic.name)
         if carried is None:  # the topic is closing
             return topic.first_offset, 0
-        before = len((await topic.storage.tier.know_all())[:])
+        before = len((await topic.storage.tier.load_manifest())[:])
         await topic.storage.tiering.retain_now(carried)
         return topic.first_offset, before - len(topic.storage.tier.objects)
 

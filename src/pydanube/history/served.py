@@ -15,6 +15,7 @@ from pydanube.core.names import TopicName
 from pydanube.history.reader import CloudReader
 from pydanube.history.tier import TopicTier
 from pydanube.history.uploader import Tiering
+from pydanube.history.uploads import TopicUploads
 from pydanube.log.closed_log import ClosedLog
 from pydanube.log.topic_log import TopicLog
 from pydanube.ports import Clock, Delete, MetadataStore, ObjectStore, Put, Work
@@ -34,6 +35,7 @@ class Storage(NamedTuple):
     """The cloud tier, as one topic has it."""
 
     tier: TopicTier
+    uploads: TopicUploads
     reader: CloudReader
     tiering: Tiering
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from pydanube.core.history.tiers import Descriptor
+from pydanube.core.history.tiers import Descriptor, History, Objects
 from pydanube.errors import DanubeError
 from pydanube.ports import ObjectStore
 
@@ -40,6 +40,27 @@ class Snapshot(NamedTuple):
     orphans: Sequence[tuple[int, int]] = ()
     voids: Sequence[tuple[int, int]] = ()
     history_version: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        topic: str,
+        history: History,
+        objects: Objects,
+        orphans: Sequence[tuple[int, int]],
+        voids: Sequence[tuple[int, int]],
+    ) -> Snapshot:
+        return cls(
+            topic,
+            history.first_offset,
+            objects.end,
+            history.manifest,
+            history.manifest_crc,
+            objects.keyed,
+            orphans,
+            voids,
+            history.history_version,
+        )
 
     def to_bytes(self) -> bytes:
         fields = {**self._asdict(), "format": FORMAT, "objects": [each.to_json() for each in self.objects]}

@@ -24,7 +24,7 @@ from pydanube.core.names import TopicName
 from pydanube.errors import Conflict, DanubeError, ObjectDamaged, TopicUnknown
 from pydanube.history.served import Cloud, ServedTopic, ServedTopics, keeps_history
 from pydanube.history.tier_state import all_descriptors, read_state
-from pydanube.history.uploader import Carried
+from pydanube.history.upload_state import Carried
 from pydanube.history.verify import Finding, OwnersView, Tell, TierReport, TierVerifier
 from pydanube.ports import Compare
 
@@ -85,7 +85,7 @@ class StorageDesk:
         """In order; none of a topic that is not known. Raises ObjectDamaged, or Unreachable while the store is away."""
         topic = self._topics.get(name)
         if keeps_history(topic) and topic.storage is not None:
-            return (await topic.storage.tier.know_all())[:]
+            return (await topic.storage.tier.load_manifest())[:]
         cloud = self._topics.rooms.cloud
         if cloud is None:
             return []
@@ -169,7 +169,7 @@ class StorageDesk:
             return Verified(report, not_served)
         tier = carried.tier
         async with carried.working:
-            view = OwnersView(topic.head, topic.log.held(), dict(tier.unreadable), tier.undescribed_for)
+            view = OwnersView(topic.head, topic.log.held(), dict(carried.uploads.unreadable), tier.garbage.ages)
             await verifier.look(view)
         report = await verifier.read(tell)
         if repair:
@@ -187,7 +187,7 @@ class StorageDesk:
         state = await read_state(self._metadata, topic.name)
         try:
             stored = await all_descriptors(cloud.store, state)
-            known = (await tier.know_all())[:]
+            known = (await tier.load_manifest())[:]
         except ObjectDamaged as error:
             report.findings.append(Finding(False, "repair", f"nothing was removed: {error}"))
             return

@@ -41,8 +41,7 @@ from pydanube.formats.parquet import (
     summary,
 )
 from pydanube.history.snapshots import is_snapshot
-from pydanube.history.tier import topic_prefix
-from pydanube.history.tier_state import TierState, read_manifest, read_state
+from pydanube.history.tier_state import TierState, read_manifest, read_state, topic_prefix
 from pydanube.ports import Buffer, MetadataStore, ObjectInfo, ObjectStore, Work
 
 MIB: Final = 1 << 20
