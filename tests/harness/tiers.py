@@ -26,7 +26,7 @@ from pydanube.core.history.tiers import PARQUET, Descriptor, Objects, Retention,
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import Unreachable
 from pydanube.formats.parquet import check_bytes, open_object
-from pydanube.history import maintenance, object_maker
+from pydanube.history import object_maker
 from pydanube.history.tier_state import TierState, read_state
 from pydanube.history.upload_state import Carried
 from pydanube.ports import Buffer, Elsewhere, ObjectInfo
@@ -140,8 +140,7 @@ def flipped(data: bytes, place: int, bit: int = 0) -> bytes:
 
 def store_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every object is large, and is made and stored by another process: one that dies with ours, and has our traps."""
-    for module in (object_maker, maintenance):
-        monkeypatch.setattr(module, "APART_BYTES", 0)
+    monkeypatch.setattr(object_maker, "APART_BYTES", 0)
     monkeypatch.setattr(Shelf, "is_open_elsewhere", True)
 
 

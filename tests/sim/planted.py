@@ -30,14 +30,13 @@ from pydanube.core.history.rescue import Brought
 from pydanube.core.history.tiers import Descriptor, Retention, epoch_of_name, first_kept, object_name
 from pydanube.core.names import ConsumerId, TopicName
 from pydanube.errors import Conflict, DanubeError, OwnershipLost, Unavailable
-from pydanube.formats.parquet import Encoded, encode_object, read_raw
-from pydanube.history import maintenance, rescue
+from pydanube.formats.parquet import encode_object, read_raw
+from pydanube.history import maintenance, object_builder, rescue
 from pydanube.history.maintenance import Tidy
-from pydanube.history.object_maker import ObjectMaker
 from pydanube.history.tier import TopicTier
 from pydanube.history.tier_state import topic_prefix
 from pydanube.log.wal import TopicLog
-from pydanube.ports import Compare, Delete, Disk, Item, Put, Write, WriteResult
+from pydanube.ports import Buffer, Compare, Delete, Disk, Item, ObjectInfo, ObjectStore, Put, Write, WriteResult
 from pydanube.testing.cluster import Cluster
 
 Tweak = Callable[[Cluster], None] | None
@@ -112,31 +111,16 @@ def cursor_saved_before_ack(patch: pytest.MonkeyPatch) -> Tweak:
 def descriptor_before_the_object(patch: pytest.MonkeyPatch) -> Tweak:
     tasks: list[asyncio.Task[None]] = []
 
-    async def careless(self: ObjectMaker, name: str, encoded: Encoded, *, raw: bool = False) -> Descriptor:
-        tier = self._tier
-
+    async def careless(store: ObjectStore, key: str, data: Buffer, run: Any) -> ObjectInfo:
         async def put() -> None:
-            await tier.clock.sleep(0.2)
+            await asyncio.sleep(0.2)
             with contextlib.suppress(DanubeError):
-                await tier.store.put(tier.key(name), [encoded.data], create=True)
+                await store.put(key, [data], create=True)
 
         tasks.append(asyncio.create_task(put()))
-        return Descriptor(
-            start_offset=encoded.start_offset,
-            end_offset=encoded.end - 1,
-            object_id=name,
-            size=len(encoded.data),
-            etag="",
-            min_publish_time=encoded.min_publish_time,
-            max_publish_time=encoded.max_publish_time,
-            epoch=tier.epoch,
-            created_at=tier.clock.time_us() // 1_000_000,
-            max_append_time=encoded.max_append_time,
-            format="raw" if raw else "parquet",
-            footer_crc=0 if raw else encoded.footer_crc,
-        )
+        return ObjectInfo(key, memoryview(data).nbytes, "")
 
-    patch.setattr(ObjectMaker, "store_object", careless)
+    patch.setattr(object_builder, "_put_checked", careless)
     return None
 
 

@@ -55,7 +55,7 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("cluster.duties",), "CLAIMS_MAX", (1, 2, 32)),
     (("cluster.view",), "RELIST_SECONDS", (5.0, 30.0)),
     (("cluster.load_manager",), "BATCH", (1, 2, 50)),
-    (("history.object_maker", "history.maintenance"), "APART_BYTES", (0, 0, 1 << 20)),
+    (("history.object_maker",), "APART_BYTES", (0, 0, 1 << 20)),
     (("history.object_maker",), "HERE_SECONDS", (5.0, 300.0)),
     (("history.uploads",), "READ_BYTES", (300, 256 * 1024)),
     (("history.uploads",), "FEW_BATCHES", (1, 256)),

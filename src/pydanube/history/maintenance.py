@@ -17,8 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -33,17 +31,14 @@ from pydanube.core.history.tiers import (
     manifest_name,
     manifest_to_bytes,
     merge_next,
-    object_name,
 )
-from pydanube.errors import InvalidObject, ObjectDamaged
-from pydanube.formats.parquet import check_bytes
+from pydanube.errors import InvalidObject
 from pydanube.history.change import Change, Manifest
-from pydanube.history.object_builder import Unreadable, merge, merge_and_store, why_unreadable
-from pydanube.history.object_maker import APART_BYTES, ObjectMaker
+from pydanube.history.object_builder import NotBuilt
+from pydanube.history.object_maker import ObjectMaker
 from pydanube.history.tier import TopicTier
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.topic_log import TopicLog
-from pydanube.ports import Buffer, Elsewhere
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +52,6 @@ class Tidy:
     def __init__(self, tier: TopicTier, maker: ObjectMaker | None = None) -> None:
         self._tier = tier
         self._maker = maker or ObjectMaker(tier)
-        self._merges = 0
         self._manifests = 0
         self._confirmed: set[str] = set()  # objects that were seen in the store after they were described
         self._spared: dict[str, float] = {}  # objects that cannot be merged because they cannot be read, since when
@@ -76,55 +70,14 @@ class Tidy:
         run = merge_next(tier.objects.keyed, tier.config, spared=self._spared)
         if not run:
             return None
-        is_large = sum(each.size for each in run) >= APART_BYTES
-        elsewhere = await self._maker.elsewhere() if is_large else None
-        merged = await self._merge_apart(elsewhere, run) if elsewhere is not None else None
-        if merged is None:
-            merged = await self._merge_here(run, is_large)
-        if (merged.start_offset, merged.end) != (run[0].start_offset, run[-1].end):
-            raise InvalidObject("the merged object", f"it holds {merged.start_offset} up to {merged.end}")
+        merged = await self._maker.store_merged(run)
+        if isinstance(merged, NotBuilt):
+            if merged.part is None:
+                raise InvalidObject("the merged object", merged.why)
+            self._spared[run[merged.part].object_id] = tier.clock.elapsed()
+            raise tier.damaged(run[merged.part], merged.why)
         await tier.apply(Change(added=[merged], replaced=run))
         return merged
-
-    async def _merge_here(self, run: Sequence[Descriptor], is_large: bool) -> Descriptor:
-        tier = self._tier
-        parts = [(memoryview(await self._whole(each)), each.footer_crc) for each in run]
-        merging = partial(merge, tier.topic, tier.epoch, parts)
-        made = await (tier.work.run_apart(merging) if is_large else tier.work.run(merging))
-        return await self._maker.store_object(self._merged_name(run), made)
-
-    async def _merge_apart(self, elsewhere: Elsewhere, run: Sequence[Descriptor]) -> Descriptor | None:
-        """By a process that may wait, and reads and stores them itself. None if it is to be done here."""
-        tier = self._tier
-        name = self._merged_name(run)
-        tier.garbage.add(name)  # until it is described
-        parts = [(tier.key(each.object_id), each.footer_crc) for each in run]
-        found = await self._maker.apart(
-            partial(merge_and_store, tier.key(name), tier.topic, tier.epoch, parts, elsewhere)
-        )
-        if found is None:
-            return None
-        if isinstance(found, Unreadable):
-            raise self._spare(run[found.number], found.why)
-        return self._maker.describe(name, *found)
-
-    def _merged_name(self, run: Sequence[Descriptor]) -> str:
-        self._merges += 1
-        return object_name(run[0].start_offset, run[-1].end - 1, self._tier.epoch, merged=self._merges)
-
-    async def _whole(self, described: Descriptor) -> Buffer:
-        """An object that is to be merged, every byte compared with its checksum."""
-        tier = self._tier
-        try:
-            data = await tier.store.get(tier.key(described.object_id))
-            await tier.work.run(lambda: check_bytes(data, described.footer_crc))
-            return data
-        except (FileNotFoundError, InvalidObject) as error:
-            raise self._spare(described, why_unreadable(error)) from error
-
-    def _spare(self, described: Descriptor, why: str) -> ObjectDamaged:
-        self._spared[described.object_id] = self._tier.clock.elapsed()
-        return self._tier.damaged(described, why)
 
     # --- manifest ---------------------------------------------------------------------------------------
 

@@ -32,10 +32,10 @@ from pydanube.core.history.rescue import Brought, Numbered, first_resent, runs, 
 from pydanube.core.history.tiers import MIB, Descriptor, object_name, rescue_name
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import DanubeError, InvalidObject, LogDamaged, OffsetOutOfRange, OwnershipLost
-from pydanube.formats.batch import Batch, cut, with_attribute
+from pydanube.formats.batch import Batch, cut
 from pydanube.formats.parquet import encode_raw, read_raw
 from pydanube.history.change import Change, Void
-from pydanube.history.object_builder import Made, make_object, make_raw
+from pydanube.history.object_builder import Recipe
 from pydanube.history.served import ServedTopic, ServedTopics, keeps_history
 from pydanube.history.side_by_side import gather_bounded
 from pydanube.history.tier import TopicTier, recall
@@ -341,19 +341,18 @@ class Rescuer:
         assert topic.storage is not None
         await tier.refresh_if_stale()
         self._attempts += 1
-
-        def make() -> Made:
-            marked = [with_attribute(batch, RESCUED, "true") for batch in batches]
-            return make_object(topic.name, tier.epoch, marked)
-
-        try:
-            made = await self._work.run(make)
-        except InvalidObject as error:
-            log.error("rescued batches cannot be converted", extra={"topic": topic.name, "why": str(error)})
-            made = await self._work.run(partial(make_raw, batches))
+        first, end = batches[0].header.base_offset, batches[-1].header.end_offset
         number = self._clock.time_us() * 1000 + self._attempts % 1000  # never used before under this epoch
-        name = object_name(made.start_offset, made.end - 1, tier.epoch, attempt=number, raw=made.raw)
-        return await topic.storage.uploads.maker.store_object(name, made)
+        why = ""
+        for raw in (False, True):
+            recipe = Recipe(topic.name, tier.epoch, batches, raw, None if raw else (RESCUED, "true"))
+            name = partial(object_name, first, end - 1, tier.epoch, attempt=number, raw=raw)
+            stored = await topic.storage.uploads.maker.store(name, recipe, (first, end), is_large=False)
+            if isinstance(stored, Descriptor):
+                return stored
+            why = stored.why
+            log.error("rescued batches cannot be converted", extra={"topic": topic.name, "why": why})
+        raise InvalidObject("the raw object", why)
 
     async def _describe(
         self,
