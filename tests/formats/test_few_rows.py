@@ -27,6 +27,7 @@ from pydanube.formats.batch import (
     routing,
     rows_of,
 )
+from pydanube.formats.envelope import validated
 from pydanube.formats.small_batch import BODY_SIZE_MAX, ROWS_MAX, Layout, Sizes
 
 TIMES = st.integers(-(2**55), 2**57)
@@ -51,7 +52,7 @@ def body_of(payloads: list[bytes], **columns: Any) -> bytes:
 
 def by_arrow(body: bytes) -> pa.RecordBatch | None:
     try:
-        return batches._validated(pa.py_buffer(body))
+        return validated(pa.py_buffer(body))
     except InvalidBatch:
         return None
 

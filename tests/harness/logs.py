@@ -34,8 +34,10 @@ from pydanube.log.reader import LogReader
 from pydanube.log.verify import Report, verify
 from pydanube.log.wal import TopicLog, Wal, WalConfig
 from pydanube.ports import Entry, Write, WriteResult
-from pydanube.testing.faulty_disk import Faults, FaultyDisk, ProcessDisk
+from pydanube.testing.disk_faults import Faults
+from pydanube.testing.faulty_disk import FaultyDisk
 from pydanube.testing.loop import SimClock, SimLoop, SimWork
+from pydanube.testing.process_disk import ProcessDisk
 
 TOPIC = "/default/orders"
 OTHER_TOPIC = "/default/payments"

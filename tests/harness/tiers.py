@@ -25,7 +25,7 @@ from pydanube.broker.topic import Topic
 from pydanube.core.history.tiers import PARQUET, Descriptor, Objects, Retention, TierConfig, manifest_from_bytes
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import Unreachable
-from pydanube.formats.parquet import check_bytes, open_object
+from pydanube.formats.parquet_read import check_bytes, open_object
 from pydanube.history import object_maker
 from pydanube.history.tier_state import TierState, read_state
 from pydanube.history.upload_state import Carried

@@ -17,7 +17,7 @@ import pytest
 
 from pydanube.errors import Conflict
 from pydanube.formats.batch import Batch, Envelope, encode_messages, stamp
-from pydanube.formats.parquet import check_bytes, open_object
+from pydanube.formats.parquet_read import check_bytes, open_object
 from pydanube.history.object_builder import (
     BATCHES_AT_ONCE,
     LARGE_BYTES,

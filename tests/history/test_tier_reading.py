@@ -16,8 +16,9 @@ from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import LogDamaged, ObjectDamaged, Unreachable
-from pydanube.formats import parquet
+from pydanube.formats import parquet_read, parquet_write
 from pydanube.formats.batch import Batch, messages
+from pydanube.formats.parquet import Footer
 from pydanube.history import reader as cloud
 from pydanube.history.reader import CACHE_BYTES, LOADS_AT_ONCE, CloudReader
 from pydanube.ports import Buffer, Write
@@ -68,7 +69,7 @@ async def history(host: TierHost, objects: int = 4, count: int = 2, size: int = 
 
 @pytest.fixture
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 16 * KIB)
+    monkeypatch.setattr(parquet_write, "ROW_GROUP_BYTES", 16 * KIB)
 
 
 # --- from the cloud -----------------------------------------------------------------------------------------
@@ -597,16 +598,16 @@ async def test_a_reader_that_waits_for_a_row_group_has_the_next_one_fetched_mean
 async def test_a_slow_reader_fetches_nothing_twice_though_two_row_groups_fill_the_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 64 * KIB)
+    monkeypatch.setattr(parquet_write, "ROW_GROUP_BYTES", 64 * KIB)
     host = TierHost(STILL)
     orders, _ = await history(host, objects=2, count=24)
     tier = carried(orders).tier
     reader, store = await reader_of(host, orders, cache_bytes=140 * KIB)
     kept: list[int] = []
 
-    def watched(footer: parquet.Footer, number: int, data: Buffer) -> list[Batch]:
+    def watched(footer: Footer, number: int, data: Buffer) -> list[Batch]:
         kept.append(len(reader._groups._kept))
-        return parquet.read_row_group(footer, number, data)
+        return parquet_read.read_row_group(footer, number, data)
 
     monkeypatch.setattr(cloud, "read_row_group", watched)
     for offset in range(48):

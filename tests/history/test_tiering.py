@@ -15,7 +15,8 @@ from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import DiskFull, InvalidObject, OwnershipLost, Unreachable
 from pydanube.formats.batch import Batch, messages
-from pydanube.formats.parquet import Encoded, encode_object
+from pydanube.formats.parquet import Encoded
+from pydanube.formats.parquet_write import encode_object
 from pydanube.history import object_builder, reader
 from pydanube.history import uploads as uploads_module
 from pydanube.history.snapshots import read_snapshot

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pydanube.errors import LogClosed
-from pydanube.testing.faulty_disk import Aim
+from pydanube.testing.disk_faults import Aim
 from tests.harness.logs import TOPIC, Machine, batch, settle, simulated
 
 

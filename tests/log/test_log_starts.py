@@ -14,7 +14,8 @@ import pytest
 from pydanube.errors import DiskFailed, DiskFull, LogStopped, TailUnproven
 from pydanube.formats.segment import encode_group, encode_segment_header, file_name
 from pydanube.log.layout import CHECKPOINT, Checkpoint, epoch_directory
-from pydanube.log.recovery import Tail, read_segment_header
+from pydanube.log.recovered import Tail
+from pydanube.log.segment_files import read_segment_header
 from pydanube.log.wal import Wal, WalConfig
 from pydanube.stores.disk.files import FileDisk
 from pydanube.stores.work.system import SystemClock, SystemWork

@@ -11,7 +11,7 @@ from pydanube.errors import LogDamaged, OffsetOutOfRange, OutOfSequence, TailUnp
 from pydanube.formats.batch import stamp
 from pydanube.formats.segment import GROUP_HEADER_SIZE, encode_group
 from pydanube.log.layout import SPARE_JOURNAL
-from pydanube.log.recovery import Tail
+from pydanube.log.recovered import Tail
 from pydanube.log.wal import TopicLog, Wal
 from tests.harness.logs import (
     OTHER_TOPIC,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from pydanube.formats.segment import GROUP_HEADER_SIZE
-from pydanube.log import layout, recovery, searching
-from pydanube.log.recovery import Tail
+from pydanube.log import group_scan, layout, recovery, searching
+from pydanube.log.recovered import Tail
 from pydanube.log.searching import GroupSearch, content_end
 from tests.harness.logs import TOPIC, Machine, contents, fill, groups_of, numbered, simulated, sized
 
@@ -64,7 +64,7 @@ async def test_the_end_of_what_is_not_zero_is_found_wherever_pieces_end(piece_by
 async def test_recovery_of_a_large_segment_never_reads_more_than_a_piece_or_a_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module, name in ((searching, "PIECE_BYTES"), (layout, "_PIECE_BYTES"), (recovery, "READ_BYTES")):
+    for module, name in ((searching, "PIECE_BYTES"), (layout, "_PIECE_BYTES"), (group_scan, "READ_BYTES")):
         monkeypatch.setattr(module, name, 4096)
     machine = Machine()
     wal = await machine.boot()

@@ -30,7 +30,8 @@ from pydanube.core.history.rescue import Brought
 from pydanube.core.history.tiers import Descriptor, Retention, epoch_of_name, first_kept, object_name
 from pydanube.core.names import ConsumerId, TopicName
 from pydanube.errors import Conflict, DanubeError, OwnershipLost, Unavailable
-from pydanube.formats.parquet import encode_object, read_raw
+from pydanube.formats.parquet import read_raw
+from pydanube.formats.parquet_write import encode_object
 from pydanube.history import maintenance, object_builder, rescue
 from pydanube.history.maintenance import Tidy
 from pydanube.history.tier import TopicTier

@@ -11,8 +11,11 @@ import pytest
 
 from pydanube.errors import DanubeError, DirectoryInUse, DiskFailed, DiskFull, ResourcesShort
 from pydanube.ports import Entry, Write
-from pydanube.testing.faulty_disk import MEETS, SECTOR_BYTES, Aim, Faults, FaultyDisk, ProcessDisk, Told
+from pydanube.testing.disk_faults import MEETS, Aim, Faults, Told
+from pydanube.testing.disk_image import SECTOR_BYTES
+from pydanube.testing.faulty_disk import FaultyDisk
 from pydanube.testing.loop import run
+from pydanube.testing.process_disk import ProcessDisk
 
 OLD, NEW = b"o" * SECTOR_BYTES, b"n" * SECTOR_BYTES
 

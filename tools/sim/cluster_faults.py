@@ -32,7 +32,8 @@ from pydanube.history.retention import Change, RetentionDesk
 from pydanube.ports import Item
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.cluster_aims import Aim, Aims, draw, outside
-from pydanube.testing.faulty_disk import Faults, FaultyDisk
+from pydanube.testing.disk_faults import Faults
+from pydanube.testing.faulty_disk import FaultyDisk
 from pydanube.testing.history import Damaged, Fault, History, life
 from pydanube.testing.loop import Process, ProcessDied
 from tools.sim.cluster_clients import Clients, number_of

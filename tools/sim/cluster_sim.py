@@ -30,7 +30,7 @@ from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind
 from pydanube.errors import DanubeError
-from pydanube.formats import parquet
+from pydanube.formats import parquet_write
 from pydanube.history import rescue, uploader
 from pydanube.history.retention import Change
 from pydanube.ports import Put
@@ -173,12 +173,12 @@ def seldom_looks() -> Iterator[None]:
     what is stored is compressed by what takes the least time for a few bytes.
     """
     saved = duties.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS
-    codec, parquet.CODEC = parquet.CODEC, "lz4"  # type: ignore[misc]
+    codec, parquet_write.CODEC = parquet_write.CODEC, "lz4"  # type: ignore[misc]
     duties.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS = LOOKS_SECONDS  # type: ignore[misc]
     try:
         yield
     finally:
-        parquet.CODEC = codec  # type: ignore[misc]
+        parquet_write.CODEC = codec  # type: ignore[misc]
         duties.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS = saved  # type: ignore[misc]
 
 

@@ -15,9 +15,19 @@ from types import ModuleType
 from typing import Any, Final
 
 from pydanube.core.commit import machine
-from pydanube.log import committer, journal_writer, reader, recovery, segment_maker, space, wal, zero_fill
+from pydanube.log import (
+    committer,
+    group_scan,
+    journal_redo,
+    journal_writer,
+    reader,
+    segment_maker,
+    space,
+    wal,
+    zero_fill,
+)
 from pydanube.log.wal import Wal, WalConfig
-from pydanube.testing.faulty_disk import ERRORS, MEETS, Aim
+from pydanube.testing.disk_faults import ERRORS, MEETS, Aim
 
 # Constants of the log's modules, and what they may be in a history.
 _CONSTANTS: Final[tuple[tuple[ModuleType, str, tuple[Any, ...]], ...]] = (
@@ -32,8 +42,8 @@ _CONSTANTS: Final[tuple[tuple[ModuleType, str, tuple[Any, ...]], ...]] = (
     (space, "_SHORT_LINE_SECONDS", (10.0, 0.01)),
     (space, "_ROOM_CHECK_SECONDS", (0.25, 0.01)),
     (wal, "MANY_TOPICS", (1, 2, 3, 8)),
-    (recovery, "READ_BYTES", (1024 * 1024, 700)),
-    (recovery, "_REDO_BYTES", (8 * 1024 * 1024, 600)),
+    (group_scan, "READ_BYTES", (1024 * 1024, 700)),
+    (journal_redo, "_REDO_BYTES", (8 * 1024 * 1024, 600)),
     (reader, "_PIECE_BYTES_MIN", (64 * 1024, 300)),
 )
 SESSIONS_END: Final = 0.3  # of the histories: sessions that nobody uses for a moment end, and there may be few

@@ -14,7 +14,7 @@ from typing import Final
 
 from pydanube.core.history.tiers import PARQUET, Descriptor, epoch_of_name
 from pydanube.errors import Conflict, InvalidObject
-from pydanube.formats.parquet import check_bytes, open_object
+from pydanube.formats.parquet_read import check_bytes, open_object
 from pydanube.history.change import Change
 from pydanube.history.tier import TopicTier
 from pydanube.ports import Buffer

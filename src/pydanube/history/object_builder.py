@@ -18,16 +18,9 @@ import pyarrow as pa
 
 from pydanube.errors import InvalidObject
 from pydanube.formats.batch import Batch, with_attribute
-from pydanube.formats.parquet import (
-    Encoded,
-    check_bytes,
-    encode_object,
-    encode_raw,
-    merge_objects,
-    read_raw,
-    summary,
-    verify_object,
-)
+from pydanube.formats.parquet import Encoded, encode_raw, read_raw, summary
+from pydanube.formats.parquet_read import check_bytes, verify_object
+from pydanube.formats.parquet_write import encode_object, merge_objects
 from pydanube.ports import Buffer, Elsewhere, ObjectInfo, ObjectStore
 
 T = TypeVar("T")

@@ -28,18 +28,8 @@ from pydanube.core.history.tiers import PARQUET, RAW, Descriptor, epoch_of_name
 from pydanube.core.names import TopicName
 from pydanube.errors import InvalidObject, ObjectDamaged
 from pydanube.formats.batch import logical_crc
-from pydanube.formats.parquet import (
-    COLUMNS,
-    FOOTER_GUESS_BYTES,
-    Footer,
-    RowGroup,
-    StoredBatch,
-    footer_length,
-    parse_footer,
-    read_raw,
-    read_table,
-    summary,
-)
+from pydanube.formats.parquet import COLUMNS, Footer, RowGroup, StoredBatch, footer_length, read_raw, summary
+from pydanube.formats.parquet_read import FOOTER_GUESS_BYTES, parse_footer, read_table
 from pydanube.history.snapshots import is_snapshot
 from pydanube.history.tier_state import TierState, read_manifest, read_state, topic_prefix
 from pydanube.ports import Buffer, MetadataStore, ObjectInfo, ObjectStore, Work

@@ -20,9 +20,11 @@ from pydanube.formats.segment import (
     decode_group_header,
 )
 from pydanube.log.catalog import SegmentFile
+from pydanube.log.journal_redo import redo_journals
 from pydanube.log.layout import JOURNALS, LOCK, TORN_SUFFIX
 from pydanube.log.overlay import OverlayDisk
-from pydanube.log.recovery import Recovered, Tail, recover_topic, redo_journals
+from pydanube.log.recovered import Recovered, Tail
+from pydanube.log.recovery import recover_topic
 from pydanube.log.searching import GroupSearch
 from pydanube.log.wal import check_format, topics_on
 from pydanube.ports import Clock, Disk, Work
