@@ -23,7 +23,8 @@ from rich.table import Table
 
 from pydanube.testing.ports import free_ports
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from processes import broker, fdatasync_ms, wait_for_port
 

@@ -31,7 +31,7 @@ from pydanube.formats.segment import (
 )
 from pydanube.log import zero_fill
 from pydanube.log.reader import LogReader
-from pydanube.log.verify import Report, verify
+from pydanube.log.verify import LogReport, verify
 from pydanube.log.wal import TopicLog, Wal, WalConfig
 from pydanube.ports import Entry, Write, WriteResult
 from pydanube.testing.disk_faults import Faults
@@ -301,7 +301,7 @@ class Machine:
         await disk.remove(path)
         await disk.sync_directory(path.rpartition("/")[0])
 
-    async def verify(self) -> Report:
+    async def verify(self) -> LogReport:
         """What `danube log verify` would say now."""
         return await verify(self.hardware.process(98), self.clock, self.work)
 

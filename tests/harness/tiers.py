@@ -28,7 +28,7 @@ from pydanube.errors import Unreachable
 from pydanube.formats.parquet_read import check_bytes, open_object
 from pydanube.history import object_maker
 from pydanube.history.tier_state import TierState, read_state
-from pydanube.history.upload_state import Carried
+from pydanube.history.upload_state import UploadState
 from pydanube.ports import Buffer, Elsewhere, ObjectInfo
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.objects.memory import MemoryObjectStore
@@ -258,9 +258,9 @@ async def remove_tree(disk: MemoryDisk, path: str) -> None:
             await disk.remove(inner)
 
 
-def carried(topic: Topic) -> Carried:
+def carried(topic: Topic) -> UploadState:
     assert topic.storage is not None
-    found = topic.storage.tiering.get(topic.name)
+    found = topic.storage.uploader.get(topic.name)
     assert found is not None
     return found
 

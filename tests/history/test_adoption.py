@@ -11,7 +11,7 @@ import pytest
 from pydanube.core import keys
 from pydanube.core.history.tiers import Retention, TierConfig
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.history.change import Change
+from pydanube.history.change import HistoryChange
 from pydanube.history.rescue import Rescuer
 from pydanube.history.tier_state import all_descriptors, read_state
 from pydanube.ports import Compare, Delete, Put, Revision
@@ -73,7 +73,7 @@ async def test_an_adoption_during_which_somebody_reads_the_manifest_forgets_noth
         await asyncio.sleep(0.2)
         return await really_write(compares, operations)
 
-    async def apply(change: Change) -> list[str]:
+    async def apply(change: HistoryChange) -> list[str]:
         if any(each.key.startswith(keys.orphans(topic)) for each in change.others):
             reading.append(asyncio.ensure_future(found.rows(0, 1)))
             tier._write = slow

@@ -15,7 +15,7 @@ from pydanube.core.history.ownership import void_to_bytes
 from pydanube.core.history.tiers import Descriptor, History, Objects, TierConfig
 from pydanube.core.names import TopicName
 from pydanube.errors import Conflict, OwnershipLost, Unreachable
-from pydanube.history.change import Change, Known, Manifest, Void
+from pydanube.history.change import HistoryChange, Known, StoredManifest, Void
 from pydanube.history.tier import TopicTier
 from pydanube.ports import Compare, Delete, Put, Revision
 from pydanube.stores.metadata.memory import MemoryMetadataStore
@@ -100,7 +100,7 @@ async def never(really: Callable[[], Awaitable[Revision | None]]) -> Revision | 
 
 
 def test_a_change_writes_descriptors_then_deletes_then_voids_and_what_else_goes_with_it() -> None:
-    change = Change(
+    change = HistoryChange(
         added=[described(0, 20)],
         replaced=[described(0, 10), described(10, 20)],
         voids=[Void(20, 30, "why")],
@@ -116,10 +116,10 @@ def test_a_change_writes_descriptors_then_deletes_then_voids_and_what_else_goes_
 
 def test_objects_that_are_replaced_are_undescribed_and_so_is_the_manifest_before() -> None:
     known = Known(History(manifest="old", manifest_end=10), Objects([described(0, 10), described(10, 20)]))
-    merge = Change(added=[described(0, 20, "both")], replaced=list(known.objects))
+    merge = HistoryChange(added=[described(0, 20, "both")], replaced=list(known.objects))
     assert known.undescribed(merge) == [each.object_id for each in known.objects]
     assert [each.object_id for each in known.after(merge).objects] == ["both"]
-    listing = Change(listed=known.objects[:1], manifest=Manifest("new", 10, 7))
+    listing = HistoryChange(listed=known.objects[:1], manifest=StoredManifest("new", 10, 7))
     after = known.after(listing)
     assert known.undescribed(listing) == ["old"]
     assert (after.history.manifest, after.history.manifest_crc) == ("new", 7)
@@ -129,18 +129,18 @@ def test_objects_that_are_replaced_are_undescribed_and_so_is_the_manifest_before
 def test_history_that_begins_later_has_expired_keys_and_no_manifest_that_lists_nothing() -> None:
     objects = Objects([described(0, 10), described(10, 20), described(20, 30)], {described(0, 10).object_id})
     known = Known(History(manifest="list", manifest_end=10, manifest_crc=7), objects)
-    change = Change(first_offset=20)
+    change = HistoryChange(first_offset=20)
     after = known.after(change)
     assert list(after.objects) == [described(20, 30)]
     assert list(after.expired) == [described(10, 20)]  # the other one has no key
     assert after.history == History(first_offset=20)
     assert known.undescribed(change) == [described(0, 10).object_id, described(10, 20).object_id, "list"]
-    assert after.after(Change(expired=after.expired)).expired == []
+    assert after.after(HistoryChange(expired=after.expired)).expired == []
 
 
 def test_a_change_that_makes_objects_overlap_is_refused_before_it_is_written() -> None:
     with pytest.raises(ValueError, match="overlaps"):
-        Known(objects=Objects([described(0, 10)])).after(Change(added=[described(9, 12)]))
+        Known(objects=Objects([described(0, 10)])).after(HistoryChange(added=[described(9, 12)]))
 
 
 # --- the table of `TopicTier.apply` ---------------------------------------------------------------------------
@@ -152,11 +152,11 @@ async def test_a_write_that_is_done_changes_the_store_and_what_is_known() -> Non
     sessions = Sessions()
     sessions.recall(7, 1, Stored(0, 1, 0, 0, 1))
     owner.tier.garbage.add(described(0, 10).object_id)
-    assert await owner.tier.apply(Change(added=[described(0, 10)], sessions=sessions, appears=True)) == []
+    assert await owner.tier.apply(HistoryChange(added=[described(0, 10)], sessions=sessions, appears=True)) == []
     assert described(0, 10).object_id not in owner.tier.garbage
-    assert await owner.tier.apply(Change(added=[described(10, 20)])) == []
+    assert await owner.tier.apply(HistoryChange(added=[described(10, 20)])) == []
     merged = described(0, 20, "both")
-    assert await owner.tier.apply(Change(added=[merged], replaced=[described(0, 10), described(10, 20)])) == [
+    assert await owner.tier.apply(HistoryChange(added=[merged], replaced=[described(0, 10), described(10, 20)])) == [
         described(0, 10).object_id,
         described(10, 20).object_id,
     ]
@@ -170,7 +170,7 @@ async def test_a_write_that_is_done_changes_the_store_and_what_is_known() -> Non
 async def test_a_write_that_is_not_answered_is_made_again_and_counts_once(lost: list[Answer]) -> None:
     owner = Owner()
     owner.answers = list(lost)
-    await owner.tier.apply(Change(added=[described(0, 10)]))
+    await owner.tier.apply(HistoryChange(added=[described(0, 10)]))
     assert await owner.stored() == [described(0, 10)]
     assert owner.tier.history.change == 1
     await owner.agree()
@@ -179,12 +179,12 @@ async def test_a_write_that_is_not_answered_is_made_again_and_counts_once(lost: 
 @simulated
 async def test_a_write_that_finds_another_history_key_is_a_conflict_and_the_next_step_reads_anew() -> None:
     owner = Owner()
-    await owner.tier.apply(Change(added=[described(0, 10)]))
+    await owner.tier.apply(HistoryChange(added=[described(0, 10)]))
     other = Owner(owner.metadata).tier
     await other.load()
-    await other.apply(Change(added=[described(10, 20)]))
+    await other.apply(HistoryChange(added=[described(10, 20)]))
     with pytest.raises(Conflict):
-        await owner.tier.apply(Change(added=[described(10, 30)]))
+        await owner.tier.apply(HistoryChange(added=[described(10, 30)]))
     assert list(owner.tier.objects) == [described(0, 10)]
     await owner.tier.refresh_if_stale()
     assert list(owner.tier.objects) == [described(0, 10), described(10, 20)]
@@ -196,7 +196,7 @@ async def test_a_write_of_a_topic_that_is_not_ours_changes_nothing_that_is_known
     owner = Owner()
     owner.answers = [not_ours]
     with pytest.raises(OwnershipLost):
-        await owner.tier.apply(Change(added=[described(0, 10)]))
+        await owner.tier.apply(HistoryChange(added=[described(0, 10)]))
     assert (list(owner.tier.objects), await owner.stored()) == ([], [])
 
 
@@ -211,7 +211,7 @@ async def test_a_write_that_is_given_up_is_found_or_can_never_happen(arrives: bo
         return await never(really)
 
     owner.answers = [given_up]
-    task = asyncio.ensure_future(owner.tier.apply(Change(added=[described(0, 10)])))
+    task = asyncio.ensure_future(owner.tier.apply(HistoryChange(added=[described(0, 10)])))
     await asyncio.sleep(1)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -229,10 +229,10 @@ async def test_a_write_that_is_given_up_is_found_or_can_never_happen(arrives: bo
 @simulated
 async def test_a_change_that_overlaps_is_never_tried_and_leaves_nothing_stale() -> None:
     owner = Owner()
-    await owner.tier.apply(Change(added=[described(0, 10)]))
+    await owner.tier.apply(HistoryChange(added=[described(0, 10)]))
     with pytest.raises(ValueError, match="overlaps"):
-        await owner.tier.apply(Change(added=[described(5, 12)]))
-    await owner.tier.apply(Change(added=[described(10, 12)]))
+        await owner.tier.apply(HistoryChange(added=[described(5, 12)]))
+    await owner.tier.apply(HistoryChange(added=[described(10, 12)]))
     await owner.agree()
 
 

@@ -298,7 +298,7 @@ async def test_a_descriptor_that_was_given_up_and_comes_late_does_not_undo_what_
     for _ in range(2):
         await teller.tell(orders)
         assert await found.uploads.upload(orders.log) is not None
-    assert await found.tidy.merge() is not None
+    assert await found.maintenance.merge() is not None
     assert covered(await check_stored(host)) == [(0, 3)]
     assert await late.land() == [False]
     assert covered(await check_stored(host)) == [(0, 3)]
@@ -314,7 +314,9 @@ async def test_a_descriptor_that_was_given_up_and_arrives_all_the_same_is_believ
     await Teller().tell(orders)
     late = await given_up(host, orders)
     assert await late.land() == [True]
-    assert await found.tidy.sweep() == []  # it is described: that its writer does not know is no reason to remove it
+    assert (
+        await found.maintenance.sweep() == []
+    )  # it is described: that its writer does not know is no reason to remove it
     assert await found.uploads.upload(orders.log) is None
     assert [each.object_id for each in await check_stored(host)] == ["data-0-0-1.parquet"]
 
@@ -325,7 +327,7 @@ async def test_a_descriptor_that_was_given_up_does_not_come_back_to_an_object_th
     _, orders = await one_topic(host)
     await Teller().tell(orders)
     late = await given_up(host, orders)
-    assert await carried(orders).tidy.sweep() == ["data-0-0-1.parquet"]
+    assert await carried(orders).maintenance.sweep() == ["data-0-0-1.parquet"]
     assert await late.land() == [False]
     assert await check_stored(host) == []
 

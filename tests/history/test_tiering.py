@@ -349,13 +349,13 @@ async def test_a_merged_object_or_a_manifest_that_the_store_lost_or_changed_repl
     before = await check_stored(host)
     found = carried(orders)
     found.tier.config = SMALL
-    for step in (found.tidy.merge, found.tidy.move_to_manifest):
+    for step in (found.maintenance.merge, found.maintenance.move_to_manifest):
         setattr(host.shelf, fault, 1)
         with pytest.raises(InvalidObject):
             await step()
         assert await check_stored(host) == before
         assert list(await found.tier.load_manifest()) == before
-    assert await found.tidy.merge() is not None
+    assert await found.maintenance.merge() is not None
     assert covered(await check_stored(host)) == [(0, 3)]
 
 
@@ -375,7 +375,7 @@ async def test_a_store_that_is_away_for_hours_stops_nobody_and_is_caught_up_with
         await asyncio.sleep(HOUR)
     assert host.shelf.calls - calls < 3 * 130, "it is asked twice a minute at most"
     assert covered(await check_described(host)) == [(0, 1)]
-    topics, offsets, seconds = host.broker.cloud.tiering.standing() if host.broker.cloud else (0, 0, 0.0)
+    topics, offsets, seconds = host.broker.cloud.uploader.standing() if host.broker.cloud else (0, 0, 0.0)
     assert (topics, offsets) == (1, 12) and seconds > 2.9 * HOUR
     assert [record.message for record in caplog.records].count("upload delayed") == 1
     assert host.broker.telemetry.cloud.upload_errors.value > 300
@@ -522,10 +522,12 @@ async def test_a_damaged_part_of_the_log_is_named_and_everything_around_it_is_up
     orders = await find_topic(await host.boot())
     found = carried(orders)
     assert orders.storage is not None
-    await orders.storage.tiering.upload_all(found)
+    await orders.storage.uploader.upload_all(found)
     assert covered(await check_stored(host)) == [(0, 2), (3, 6)]
     assert list(found.uploads.unreadable) == [(2, 3)]
-    assert await found.tidy.free(orders.log, 10**18) == 2, "the only copy of something stays, and what lies behind it"
+    assert await found.maintenance.free(orders.log, 10**18) == 2, (
+        "the only copy of something stays, and what lies behind it"
+    )
 
 
 @simulated
@@ -537,7 +539,7 @@ async def test_what_lies_behind_a_segment_that_cannot_even_be_opened_stays_until
     for _ in range(2):
         await teller.tell(orders)
     assert orders.storage is not None
-    await orders.storage.tiering.upload_all(carried(orders))
+    await orders.storage.uploader.upload_all(carried(orders))
     await teller.tell(orders)
     segment = orders.log.segment_for(2)
     await teller.tell(orders)
@@ -546,12 +548,12 @@ async def test_what_lies_behind_a_segment_that_cannot_even_be_opened_stays_until
     data = await host.disk.read(segment.path, 20, 1)
     await host.disk.write([Write(segment.path, 20, [flipped(data, 0)])], sync=True)
     orders = await find_topic(await host.boot())
-    await carried(orders).tidy.free(orders.log, 10**18)
+    await carried(orders).maintenance.free(orders.log, 10**18)
     assert [(each.first_offset, each.end_offset) for each in orders.log.segments][:2] == [(3, 3), (3, 4)]
     host.kill()
     orders = await find_topic(await host.boot())
     assert orders.storage is not None
-    await orders.storage.tiering.upload_all(carried(orders))
+    await orders.storage.uploader.upload_all(carried(orders))
     voids = await host.metadata.list(keys.voids(orders.name))
     assert [keys.start_of(item.key) for item in voids] == [2], "a gap that is known"
     assert covered(await check_stored(host)) == [(0, 2), (3, 4)]
@@ -623,7 +625,7 @@ async def test_the_copy_for_readers_never_names_what_retention_has_deleted() -> 
         await really_delete(key)
 
     host.shelf.delete = delete  # type: ignore[method-assign]
-    await carried(orders).tidy.move_first_offset(3)
+    await carried(orders).maintenance.move_first_offset(3)
     assert len(host.shelf.deleted) >= 3 and named == []
 
 

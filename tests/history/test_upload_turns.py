@@ -156,7 +156,7 @@ async def test_a_step_that_fails_makes_place_as_one_that_succeeds() -> None:
     await asyncio.sleep(60)
     assert [await described(host, topic) for topic in topics] == [1, 1, 1]
     storage: Any = topics[0].storage
-    turns = storage.tiering._turns
+    turns = storage.uploader._turns
     assert (turns._quick._value, turns._slow._value) == (AT_ONCE, SLOW_AT_ONCE)
     assert not turns._turns
 
@@ -182,8 +182,8 @@ async def test_steps_that_take_long_to_be_given_up_do_not_end_the_uploads() -> N
         doors.hanging.add(each.name.name)
         await publish(each, "a")
     await asyncio.sleep(4 * SLOW_SECONDS)
-    [tiering] = [task for task in broker._tasks if task.get_name() == "tiering"]
-    assert not tiering.done()
+    [uploader] = [task for task in broker._tasks if task.get_name() == "tiering"]
+    assert not uploader.done()
     quick = await make_topic(broker, "/default/quick")  # its step does not wait for those that were given up
     await publish(quick, "a")
     await asyncio.sleep(2 * SLOW_SECONDS)

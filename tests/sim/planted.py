@@ -25,7 +25,7 @@ from pydanube.core.dispatch.machine import Machine
 from pydanube.core.dispatch.range_dispatch import RangeDispatch
 from pydanube.core.dispatch.window import SavedPosition
 from pydanube.core.history import ownership as core_ownership
-from pydanube.core.history.ownership import Orphan, Start, reserve_to_bytes
+from pydanube.core.history.ownership import LogStart, Orphan, reserve_to_bytes
 from pydanube.core.history.rescue import Brought
 from pydanube.core.history.tiers import Descriptor, Retention, epoch_of_name, first_kept, object_name
 from pydanube.core.names import ConsumerId, TopicName
@@ -33,7 +33,7 @@ from pydanube.errors import Conflict, DanubeError, OwnershipLost, Unavailable
 from pydanube.formats.parquet import read_raw
 from pydanube.formats.parquet_write import encode_object
 from pydanube.history import maintenance, object_builder, rescue
-from pydanube.history.maintenance import Tidy
+from pydanube.history.maintenance import Maintenance
 from pydanube.history.tier import TopicTier
 from pydanube.history.tier_state import topic_prefix
 from pydanube.log.wal import TopicLog
@@ -66,9 +66,9 @@ def ack_before_fsync(patch: pytest.MonkeyPatch) -> Tweak:
 def next_owner_starts_at_0(patch: pytest.MonkeyPatch) -> Tweak:
     start_of_epoch = core_ownership.start_of_epoch
 
-    def careless(owner: Any, seal: Any, reserved_end: Any, *, broker_id: int, described_end: int = 0) -> Start:
+    def careless(owner: Any, seal: Any, reserved_end: Any, *, broker_id: int, described_end: int = 0) -> LogStart:
         if owner is not None and owner.broker_id != broker_id:
-            return Start(0, 0)
+            return LogStart(0, 0)
         return start_of_epoch(owner, seal, reserved_end, broker_id=broker_id, described_end=described_end)
 
     patch.setattr(core_ownership, "start_of_epoch", careless)
@@ -228,7 +228,7 @@ def any_history_key_is_an_answer(patch: pytest.MonkeyPatch) -> Tweak:
 def sweep_without_a_fence(patch: pytest.MonkeyPatch) -> Tweak:
     """Of any epoch, and without asking whether the topic is still ours."""
 
-    async def careless(self: Tidy) -> list[str]:
+    async def careless(self: Maintenance) -> list[str]:
         tier = self._tier
         await tier.refresh_if_stale()
         described = {each.object_id for each in (await tier.load_manifest())[:]}
@@ -248,7 +248,7 @@ def sweep_without_a_fence(patch: pytest.MonkeyPatch) -> Tweak:
             tier.garbage.discard(name)
         return doomed
 
-    patch.setattr(Tidy, "sweep", careless)
+    patch.setattr(Maintenance, "sweep", careless)
     return None
 
 

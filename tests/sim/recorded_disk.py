@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from pydanube.stores.disk import descriptors, files
+from pydanube.stores.disk import descriptors, file_names, file_writer, files
 from pydanube.stores.disk.paths import parent
-from pydanube.testing.disk_image import DiskFile, NameChange, Written, last_part
+from pydanube.testing.disk_image import DiskFile, NameChange, WriteChange, last_part
 from pydanube.testing.faulty_disk import FaultyDisk
 
 Step = tuple[Any, ...]
@@ -41,7 +41,7 @@ class Recorder:
         self.steps: list[Step] = []
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        for module in (files, descriptors):
+        for module in (files, file_names, file_writer, descriptors):
             patch.setattr(module, "os", self)
         try:
             from pydanube.stores.disk import directories
@@ -177,7 +177,7 @@ class Replay:
                 file.content.extend(bytes(max(0, position + len(data) - len(file.content))))
                 file.content[position : position + len(data)] = data
                 disk._number += 1
-                file.unsynced.append(Written(disk._number, position, data, len(file.content)))
+                file.unsynced.append(WriteChange(disk._number, position, data, len(file.content)))
             elif kind == "truncate":
                 disk._truncate(self._files[rest[0]], rest[1])
             elif kind == "sync begins":

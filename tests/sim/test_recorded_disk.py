@@ -23,7 +23,7 @@ from pydanube.errors import ConfigError, DiskFailed, LogDamaged, OffsetOutOfRang
 from pydanube.formats.batch import topic_hash
 from pydanube.log.wal import TopicLog, Wal
 from pydanube.ports import Write
-from pydanube.stores.disk import descriptors, files
+from pydanube.stores.disk import descriptors, file_writer
 from pydanube.stores.disk.file_names import FileNames
 from pydanube.stores.disk.file_writer import FileWriter
 from pydanube.stores.disk.files import FileDisk
@@ -227,7 +227,7 @@ def a_failed_sync_is_forgotten(patch: pytest.MonkeyPatch) -> None:
         return str(sync_data(descriptor))
 
     sync_data = descriptors.sync_data
-    for module in (files, descriptors):
+    for module in (file_writer, descriptors):
         patch.setattr(module, "sync_data", forgetful)
 
 

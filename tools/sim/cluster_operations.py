@@ -42,12 +42,12 @@ from pydanube.cluster.returning import Returning
 from pydanube.cluster.upkeep import Upkeep
 from pydanube.cluster.view import View
 from pydanube.core.cluster.leader import Leading
-from pydanube.history.maintenance import Tidy
+from pydanube.history.maintenance import Maintenance
 from pydanube.history.object_maker import ObjectMaker
 from pydanube.history.rescue import Rescuer
 from pydanube.history.retention import RetentionDesk
 from pydanube.history.tier import TopicTier
-from pydanube.history.uploader import Tiering
+from pydanube.history.uploader import Uploader
 from pydanube.history.uploads import TopicUploads
 
 OPERATIONS: Final = (
@@ -55,7 +55,7 @@ OPERATIONS: Final = (
     *(Events, Gatherer, LastSnapshots, LoadMeter, NamespaceLimits),
     *(BaseTopic, TopicReader, Topic, VolatileTopic),
     *(BaseSubscription, Dispatcher, Shipper, Subscription, VolatileSubscription),
-    *(Rescuer, Tiering, Cursors, RetentionDesk, TopicTier, TopicUploads, ObjectMaker, Tidy),
+    *(Rescuer, Uploader, Cursors, RetentionDesk, TopicTier, TopicUploads, ObjectMaker, Maintenance),
     *(Cluster, Membership, Lease, Duties, Requests, View, Leadership, LoadManager, Leading),
     *(Reports, Returning, Upkeep),
 )

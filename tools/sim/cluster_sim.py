@@ -32,7 +32,7 @@ from pydanube.core.policies import SubscriptionKind
 from pydanube.errors import DanubeError
 from pydanube.formats import parquet_write
 from pydanube.history import rescue, uploader
-from pydanube.history.retention import Change
+from pydanube.history.retention import RetentionChange
 from pydanube.ports import Put
 from pydanube.testing.checkers import Violation, check
 from pydanube.testing.cluster import Cluster, Node
@@ -350,7 +350,7 @@ class _Run:
             await breaking.set_policy(host, topic, REDELIVERIES)
             found = host.topic(topic)
             if topic == reliable[2] and self.pressure.keeps_mb and found is not None and found.reliable:
-                await breaking.retain(host, found, Change(mb=self.pressure.keeps_mb))
+                await breaking.retain(host, found, RetentionChange(mb=self.pressure.keeps_mb))
         if self.dice.random() < 0.25:
             # Nobody else may have this one while its broker is away.
             await self.town.metadata.transact([], [Put(keys.on_crash(reliable[-1]), b'"wait"')])

@@ -27,7 +27,7 @@ from pydanube.log import (
     zero_fill,
 )
 from pydanube.log.wal import Wal, WalConfig
-from pydanube.testing.disk_faults import ERRORS, MEETS, Aim
+from pydanube.testing.disk_faults import ERRORS, MEETS, DiskAim
 
 # Constants of the log's modules, and what they may be in a history.
 _CONSTANTS: Final[tuple[tuple[ModuleType, str, tuple[Any, ...]], ...]] = (
@@ -97,18 +97,18 @@ class Pressure:
                 setattr(module, name, value)
 
 
-def draw_aim(dice: Random, seconds: float) -> Aim:
+def draw_aim(dice: Random, seconds: float) -> DiskAim:
     """One call of one boot that lasts about so many seconds, and what it meets."""
     if dice.random() < 0.1:  # a record of a journal, which not many calls are
         operation = dice.choice(("sync", "sync", "write"))
-        return Aim(operation, dice.randint(1, 4), dice.choice(("EIO", "EIO", "lost", "power")), ".journal")
+        return DiskAim(operation, dice.randint(1, 4), dice.choice(("EIO", "EIO", "lost", "power")), ".journal")
     where = dice.choice(_PLACES)
     operation = dice.choice(_NAMED.get(where) or _OPERATIONS)
     if operation in ("make_directory", "sync_directory") and where != "journal/":
         where = dice.choice(("", "/0000"))  # those of epochs
     elif operation in ("list", "free_bytes") and where != "journal/":
         where = ""
-    return Aim(
+    return DiskAim(
         operation,
         dice.randint(1, dice.choice((1, 1, 4, 12, 40))),
         dice.choice([what for what in MEETS[operation] if what in ERRORS or dice.random() < 0.5]),

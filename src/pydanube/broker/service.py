@@ -45,7 +45,7 @@ from pydanube.formats.batch import Envelope
 from pydanube.history.reader import CloudReader
 from pydanube.history.rescue import Rescuer
 from pydanube.history.served import Cloud
-from pydanube.history.uploader import Tiering
+from pydanube.history.uploader import Uploader
 from pydanube.log.layout import LOCK, read_file, replace_file
 from pydanube.log.wal import NOTHING_UPLOADS, Wal, WalConfig
 from pydanube.ports import Clock, Disk, MetadataStore, ObjectStore, Work
@@ -302,7 +302,7 @@ class Broker:
                 ),
                 unopened=self.topics.unopened.__len__,
                 crashes=self.starts.crashes if self.starts is not None else None,
-                waiting=self.cloud.tiering.standing if self.cloud is not None else None,
+                waiting=self.cloud.uploader.standing if self.cloud is not None else None,
             )
         )
         return timer
@@ -316,7 +316,7 @@ class Broker:
         self._spawn(rest_idle_topics(self.topics), "rest")
         self._spawn(self.topics.sweep(), "sweep")
         if self.cloud is not None:
-            self._spawn(self.cloud.tiering.run(), "tiering")
+            self._spawn(self.cloud.uploader.run(), "tiering")
 
     async def _open_topics(self) -> None:
         """Those that exist, of a broker that is alone; in a cluster those that it had, and from then on others."""
@@ -423,7 +423,7 @@ class Broker:
             self.cluster.fail(error)
 
     def _why_not_freed(self) -> str:
-        return NOTHING_UPLOADS if self.cloud is None else self.cloud.tiering.why_not_freed()
+        return NOTHING_UPLOADS if self.cloud is None else self.cloud.uploader.why_not_freed()
 
     def _cloud(self, objects: ObjectStore | None) -> Cloud | None:
         if objects is None:
@@ -431,8 +431,10 @@ class Broker:
         config = self.config.storage.tier
         metrics = self.telemetry.cloud
         reader = CloudReader(objects, self.clock, self._ports.reading_work or self._work, metrics)
-        tiering = Tiering(self.clock, config, metrics, excess_bytes=self.wal.excess_bytes, aim=self._ports.aim_uploads)
-        self.cloud = Cloud(objects, config, reader, tiering, self._ports.upload_work or self._work)
+        uploader = Uploader(
+            self.clock, config, metrics, excess_bytes=self.wal.excess_bytes, set_target_rate=self._ports.aim_uploads
+        )
+        self.cloud = Cloud(objects, config, reader, uploader, self._ports.upload_work or self._work)
         return self.cloud
 
     async def stop(self) -> None:

@@ -26,7 +26,7 @@ from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.cluster.cluster import Cluster
 from pydanube.core import keys
 from pydanube.core.commit.sessions import Sessions
-from pydanube.core.history.ownership import Owner, Start, first_reservation
+from pydanube.core.history.ownership import LogStart, Owner, first_reservation
 from pydanube.core.history.tiers import Retention
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.policies import Delivery, TopicPolicy, effective
@@ -34,7 +34,7 @@ from pydanube.errors import Conflict, InvalidObject, LogClosed, ObjectDamaged, T
 from pydanube.history.leftovers import epochs_with_logs, remove_epochs, remove_files, remove_redundant
 from pydanube.history.served import Cloud, Storage
 from pydanube.history.tier import TopicTier
-from pydanube.history.upload_state import Carried
+from pydanube.history.upload_state import UploadState
 from pydanube.history.uploads import TopicUploads
 from pydanube.log.wal import HandedOver, TopicLog, Wal
 from pydanube.ports import Compare, Delete, Disk, Item, MetadataStore, Put, Work
@@ -213,7 +213,7 @@ class Opener:
             async def read_retention() -> Retention:
                 return (await read_policy(self._metadata, name)).retention
 
-            storage.tiering.add(Carried(storage.uploads, topic_log, policy.retention, read_retention))
+            storage.uploader.add(UploadState(storage.uploads, topic_log, policy.retention, read_retention))
         return topic
 
     @staticmethod
@@ -248,7 +248,7 @@ class Opener:
             self._rooms.telemetry.wal,
         )
         await tier.load(known)
-        return Storage(tier, TopicUploads(tier), cloud.reader, cloud.tiering)
+        return Storage(tier, TopicUploads(tier), cloud.reader, cloud.uploader)
 
     async def _open_log(self, name: TopicName, seen: Claimable) -> TopicLog:
         start, sealed = seen.start, seen.sealed
@@ -320,7 +320,7 @@ class Opener:
             return seen
         if (owner.epoch, owner.session) not in self._unused.get(name, ()):
             return seen
-        return seen._replace(start=Start(max(owner.start_offset, seen.covered_end), 0))
+        return seen._replace(start=LogStart(max(owner.start_offset, seen.covered_end), 0))
 
     async def remove_older(self, name: TopicName, seen: Claimable, last: int) -> bool:
         """What an earlier topic of this name left here (its deletion may have found us away, or ended half-way), and of

@@ -50,7 +50,7 @@ from pydanube.errors import (
     NotServed,
 )
 from pydanube.formats.batch import Batch, Envelope
-from pydanube.history.change import Change, Void
+from pydanube.history.change import HistoryChange, Void
 from pydanube.history.compaction import swap
 from pydanube.history.leftovers import is_uncovered
 from pydanube.history.served import Storage
@@ -133,7 +133,7 @@ class Topic(TopicReader):
         closing = NotServed(self.name, why, moved_to)
         await self._close_subscriptions(closing, save=owned)
         if self.storage is not None:
-            await self.storage.tiering.remove(self.name)
+            await self.storage.uploader.remove(self.name)
         failure: DanubeError | None = None
         try:
             await self.log.close()
@@ -220,7 +220,7 @@ class Topic(TopicReader):
 
         Only on an operator's word: what the lost broker acknowledged there is gone. None: there is no such orphan.
         """
-        carried = self.storage.tiering.get(self.name) if self.storage is not None else None
+        carried = self.storage.uploader.get(self.name) if self.storage is not None else None
         if carried is None:
             self._check_open()
             return None
@@ -233,7 +233,7 @@ class Topic(TopicReader):
             others = [Delete(keys.orphan(self.name, start)), Delete(keys.rescue(self.name, orphan.epoch))]
             async with self.log.between_groups():  # before: nobody may get a receipt for what will be void
                 self.log.sessions.forget([(start, orphan.end)])
-            await carried.tier.apply(Change(voids=[Void(start, orphan.end, why)], others=others, appears=True))
+            await carried.tier.apply(HistoryChange(voids=[Void(start, orphan.end, why)], others=others, appears=True))
             left = [each for each in self.orphans if each is not orphan]
             try:
                 await self.forget_own(orphan)  # if it was this disk that had it
@@ -303,7 +303,7 @@ class Topic(TopicReader):
 
     async def swap_objects(self, old: Sequence[str], new: Descriptor) -> None:
         """Describes an object that a job made of several, instead of them. Raises Conflict, InvalidObject."""
-        carried = self.storage.tiering.get(self.name) if self.storage is not None else None
+        carried = self.storage.uploader.get(self.name) if self.storage is not None else None
         if carried is None:
             raise NotServed(self.name, "its broker has no object store")
         async with carried.working:

@@ -30,7 +30,7 @@ from pydanube.core.cluster.conditions import count as counted
 from pydanube.errors import ConfigError, DanubeError, InvalidName
 from pydanube.formats import batch as batches
 from pydanube.log.layout import FORMAT
-from pydanube.log.verify import Report, verify, walk
+from pydanube.log.verify import LogReport, verify, walk
 from pydanube.log.wal import TopicLog, Wal, WalConfig
 from pydanube.ports import Clock, Disk, Work
 from pydanube.stores.disk.files import FileDisk
@@ -84,7 +84,7 @@ def verify_command(directory: Directory, output: Output = "table") -> None:
         raise typer.Exit(Exit.NOT_GOOD)
 
 
-async def _verify(directory: Path) -> Report:
+async def _verify(directory: Path) -> LogReport:
     console = Console(stderr=True)
     with Progress(
         SpinnerColumn(),
@@ -104,7 +104,7 @@ async def _verify(directory: Path) -> Report:
         return await verify(*_ports(directory), progress=progress)
 
 
-def _print_report(report: Report, console: Console) -> None:
+def _print_report(report: LogReport, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("topic", "offsets", "messages", "batches", "MB", "segments", "epochs", "state"):
         table.add_column(name, justify="left" if name in ("topic", "offsets", "state") else "right")

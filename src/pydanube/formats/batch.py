@@ -53,7 +53,7 @@ from pydanube.formats.envelope import (
     rows_of,
     validated,
 )
-from pydanube.formats.small_batch import BODY_SIZE_MAX, ROWS_MAX, Layout, Sizes
+from pydanube.formats.small_batch import BODY_SIZE_MAX, ROWS_MAX, Sizes, SmallBatchLayout
 from pydanube.ports import Buffer
 
 __all__ = [
@@ -325,7 +325,7 @@ def routing(batch: Batch) -> tuple[Sequence[str | None], Sequence[str | None]]:
     return rows.column(2).to_pylist(), rows.column(3).to_pylist()
 
 
-def _few(batch: Batch) -> Layout | None:
+def _few(batch: Batch) -> SmallBatchLayout | None:
     """Who may be able to read it more quickly than Arrow."""
     header = batch.header
     return _FEW if header.rows <= ROWS_MAX and header.body_length <= BODY_SIZE_MAX and header.codec == 0 else None
@@ -357,12 +357,12 @@ def _check_lz4_length(batch: Batch) -> None:
     raise InvalidBatch(f"its body has less than the {header.uncompressed_length} bytes that the header says")
 
 
-def _few_rows() -> Layout | None:
+def _few_rows() -> SmallBatchLayout | None:
     """How this Arrow lays out a batch; None: in a way that only it knows, so it has to do all the work."""
     size = 70_001  # so large that no other number in the metadata is the same
     rows = columns_of([bytes(size)], bytes(8))
     try:
-        return Layout(rows.serialize().to_pybytes(), size, Sizes(1, 1, 0, 1, 0))
+        return SmallBatchLayout(rows.serialize().to_pybytes(), size, Sizes(1, 1, 0, 1, 0))
     except ValueError:
         return None
 

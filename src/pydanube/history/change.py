@@ -25,7 +25,7 @@ class Void(NamedTuple):
     why: str
 
 
-class Manifest(NamedTuple):
+class StoredManifest(NamedTuple):
     """An object that is stored, and lists descriptors."""
 
     name: str
@@ -34,7 +34,7 @@ class Manifest(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class HistoryChange:
     """What is to be different. One of nothing changes only the history key: a fence.
 
     added, replaced     these objects are described, in the place of those; theirs is the first key of those
@@ -49,7 +49,7 @@ class Change:
     added: Sequence[Descriptor] = ()
     replaced: Sequence[Descriptor] = ()
     listed: Sequence[Descriptor] = ()
-    manifest: Manifest | None = None
+    manifest: StoredManifest | None = None
     first_offset: int | None = None
     expired: Sequence[Descriptor] = ()
     voids: Sequence[Void] = ()
@@ -78,7 +78,7 @@ class Known:
     sessions: Sessions = field(default_factory=Sessions)
     expired: Sequence[Descriptor] = ()  # below first_offset, and their keys are still there
 
-    def after(self, change: Change) -> Known:
+    def after(self, change: HistoryChange) -> Known:
         """What is known when the change is made. Raises ValueError if objects would overlap."""
         history, objects, expired = self.history, self.objects, self.expired
         if change.replaced:
@@ -106,7 +106,7 @@ class Known:
         sessions = self.sessions if change.sessions is None else change.sessions
         return Known(history, objects, sessions, expired)
 
-    def undescribed(self, change: Change) -> list[str]:
+    def undescribed(self, change: HistoryChange) -> list[str]:
         """Names of objects that the change leaves without a descriptor."""
         gone = [each.object_id for each in change.replaced]
         if change.first_offset is not None:

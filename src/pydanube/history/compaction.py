@@ -15,7 +15,7 @@ from typing import Final
 from pydanube.core.history.tiers import PARQUET, Descriptor, epoch_of_name
 from pydanube.errors import Conflict, InvalidObject
 from pydanube.formats.parquet_read import check_bytes, open_object
-from pydanube.history.change import Change
+from pydanube.history.change import HistoryChange
 from pydanube.history.tier import TopicTier
 from pydanube.ports import Buffer
 
@@ -38,7 +38,7 @@ async def swap(tier: TopicTier, old: Sequence[str], new: Descriptor) -> None:
     except FileNotFoundError:
         raise InvalidObject(key, "it is not in the store") from None
     await tier.work.run(lambda: _check(tier.topic, data, new))
-    await tier.apply(Change(added=[new], replaced=run))
+    await tier.apply(HistoryChange(added=[new], replaced=run))
 
 
 def _run(tier: TopicTier, old: Sequence[str], new: Descriptor) -> list[Descriptor]:

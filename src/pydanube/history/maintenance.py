@@ -33,7 +33,7 @@ from pydanube.core.history.tiers import (
     merge_next,
 )
 from pydanube.errors import InvalidObject
-from pydanube.history.change import Change, Manifest
+from pydanube.history.change import HistoryChange, StoredManifest
 from pydanube.history.object_builder import NotBuilt
 from pydanube.history.object_maker import ObjectMaker
 from pydanube.history.tier import TopicTier
@@ -46,7 +46,7 @@ DELETED_AT_ONCE: Final = 100  # keys per transaction
 SPARED_SECONDS: Final = 3600.0  # for so long an object that cannot be read is not tried again
 
 
-class Tidy:
+class Maintenance:
     """The steps on one topic's objects."""
 
     def __init__(self, tier: TopicTier, maker: ObjectMaker | None = None) -> None:
@@ -76,7 +76,7 @@ class Tidy:
                 raise InvalidObject("the merged object", merged.why)
             self._spared[run[merged.part].object_id] = tier.clock.elapsed()
             raise tier.damaged(run[merged.part], merged.why)
-        await tier.apply(Change(added=[merged], replaced=run))
+        await tier.apply(HistoryChange(added=[merged], replaced=run))
         return merged
 
     # --- manifest ---------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class Tidy:
             raise InvalidObject(key, "the store took it and does not have it") from None
         if stored != data:
             raise InvalidObject(key, "what the store has is not what it was given")
-        await tier.apply(Change(listed=moved, manifest=Manifest(name, listed[-1].end, crc32c(data))))
+        await tier.apply(HistoryChange(listed=moved, manifest=StoredManifest(name, listed[-1].end, crc32c(data))))
         return True
 
     # --- retention --------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Tidy:
         tier = self._tier
         await tier.refresh_if_stale()
         objects = len(await tier.load_manifest())
-        names = await tier.apply(Change(first_offset=first))
+        names = await tier.apply(HistoryChange(first_offset=first))
         forgotten = objects - len(tier.objects)
         await self._forget_expired()
         await tier.publish_snapshot()  # before: readers without a broker are not sent to what is gone
@@ -139,7 +139,7 @@ class Tidy:
         """Deletes the keys of descriptors below first_offset, those too that an earlier process left."""
         tier = self._tier
         while tier.expired:
-            await tier.apply(Change(expired=tier.expired[:DELETED_AT_ONCE]))
+            await tier.apply(HistoryChange(expired=tier.expired[:DELETED_AT_ONCE]))
 
     # --- sweep ------------------------------------------------------------------------------------------
 

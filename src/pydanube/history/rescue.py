@@ -34,13 +34,13 @@ from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import DanubeError, InvalidObject, LogDamaged, OffsetOutOfRange, OwnershipLost
 from pydanube.formats.batch import Batch, cut
 from pydanube.formats.parquet import encode_raw, read_raw
-from pydanube.history.change import Change, Void
+from pydanube.history.change import HistoryChange, Void
 from pydanube.history.object_builder import Recipe
 from pydanube.history.served import ServedTopic, ServedTopics, keeps_history
 from pydanube.history.side_by_side import gather_bounded
 from pydanube.history.tier import TopicTier, recall
 from pydanube.history.tier_state import topic_prefix
-from pydanube.history.upload_state import Carried
+from pydanube.history.upload_state import UploadState
 from pydanube.log.wal import ClosedLog, TopicLog
 from pydanube.ports import Clock, Compare, Delete, Item, MetadataStore, ObjectStore, Put, Work
 
@@ -238,7 +238,7 @@ class Rescuer:
 
     async def _adopt_all(self, topic: ServedTopic) -> None:
         assert topic.storage is not None
-        carried = topic.storage.tiering.get(topic.name)
+        carried = topic.storage.uploader.get(topic.name)
         if carried is None:
             return
         # The newest first: what an older owner left may have been resent to a newer one, whose receipts count.
@@ -254,7 +254,7 @@ class Rescuer:
             is_newest = is_newest and not any(each.epoch == orphan.epoch for each in topic.orphans)
 
     async def _adopt(
-        self, topic: ServedTopic, carried: Carried, orphan: Orphan, brought: Brought, *, is_newest: bool
+        self, topic: ServedTopic, carried: UploadState, orphan: Orphan, brought: Brought, *, is_newest: bool
     ) -> None:
         """Object by object, as they were brought: in order. A part of it that is not to be adopted yet is left."""
         place = (topic.name, orphan.epoch)
@@ -380,7 +380,7 @@ class Rescuer:
             others.append(Delete(keys.rescue(topic.name, orphan.epoch)))
         else:
             others.append(Put(keys.orphan(topic.name, left.start), left.to_bytes()))
-        await tier.apply(Change(added=stored, voids=changed, others=others, sessions=sessions, appears=True))
+        await tier.apply(HistoryChange(added=stored, voids=changed, others=others, sessions=sessions, appears=True))
         try:
             # If it was our own disk that had them: they are read as they are in the store now, marked.
             await topic.forget_own(orphan, brought.damaged)
@@ -417,9 +417,9 @@ class Resent:
         self._read_to = max(head, self._read_to)
 
 
-def _left_of(topic: ServedTopic, carried: Carried, orphan: Orphan) -> Orphan | None:
+def _left_of(topic: ServedTopic, carried: UploadState, orphan: Orphan) -> Orphan | None:
     """What is still to be adopted of it; None if the topic is not carried any more."""
-    if topic.storage is None or topic.storage.tiering.get(topic.name) is not carried:
+    if topic.storage is None or topic.storage.uploader.get(topic.name) is not carried:
         return None
     return next((each for each in topic.orphans if each.epoch == orphan.epoch), None)
 

@@ -3,7 +3,7 @@
     topic's policy, its retention fields ─► namespace's policy ─► 0: for ever
 
 What is set is in force at once on the topics that this broker serves, and at their next look on every other broker
-(`Tiering` reads the rule before it forgets anything).
+(`Uploader` reads the rule before it forgets anything).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Due(NamedTuple):
     first_offset: int | None
 
 
-class Change(NamedTuple):
+class RetentionChange(NamedTuple):
     """None leaves a number as it is. `reset` forgets what was set."""
 
     minutes: int | None = None
@@ -91,7 +91,7 @@ class RetentionDesk:
 
     # --- changing -----------------------------------------------------------------------------------------
 
-    async def set_topic(self, topic: ServedTopic, change: Change) -> Rule:
+    async def set_topic(self, topic: ServedTopic, change: RetentionChange) -> Rule:
         """Raises ConfigError for a number that is not allowed, OwnershipLost if the topic is another broker's now."""
         key = keys.topic_policy(topic.name)
         own = dict(await self._stored(key) or {})
@@ -107,7 +107,7 @@ class RetentionDesk:
         log.info("retention set", extra={"topic": topic.name, "minutes": rule.minutes, "mb": rule.mb})
         return rule
 
-    async def set_namespace(self, name: NamespaceName, change: Change) -> Rule:
+    async def set_namespace(self, name: NamespaceName, change: RetentionChange) -> Rule:
         key = keys.namespace_policy(name)
         while True:
             item = await self._metadata.get(key)
@@ -133,18 +133,18 @@ class RetentionDesk:
         return rule
 
     async def _take_effect(self, topic: ServedTopic) -> None:
-        carried = topic.storage.tiering.get(topic.name) if topic.storage is not None else None
+        carried = topic.storage.uploader.get(topic.name) if topic.storage is not None else None
         if carried is not None:
             carried.retention = await self._topics.retention(topic.name)
 
     async def apply(self, topic: ServedTopic) -> tuple[int, int]:
         """Forgets now. Where history begins, and how many objects went."""
         assert topic.storage is not None
-        carried = topic.storage.tiering.get(topic.name)
+        carried = topic.storage.uploader.get(topic.name)
         if carried is None:  # the topic is closing
             return topic.first_offset, 0
         before = len((await topic.storage.tier.load_manifest())[:])
-        await topic.storage.tiering.retain_now(carried)
+        await topic.storage.uploader.retain_now(carried)
         return topic.first_offset, before - len(topic.storage.tier.objects)
 
 
@@ -152,7 +152,7 @@ def _set_by(namespace: Mapping[str, Any] | None) -> str:
     return "namespace" if namespace is not None and namespace.get(RETENTION_SET) else "configuration"
 
 
-def _numbers(change: Change, now: Rule) -> dict[str, int]:
+def _numbers(change: RetentionChange, now: Rule) -> dict[str, int]:
     return {
         MINUTES: now.minutes if change.minutes is None else change.minutes,
         MB: now.mb if change.mb is None else change.mb,

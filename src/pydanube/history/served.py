@@ -14,7 +14,7 @@ from pydanube.core.history.tiers import Retention, TierConfig
 from pydanube.core.names import TopicName
 from pydanube.history.reader import CloudReader
 from pydanube.history.tier import TopicTier
-from pydanube.history.uploader import Tiering
+from pydanube.history.uploader import Uploader
 from pydanube.history.uploads import TopicUploads
 from pydanube.log.closed_log import ClosedLog
 from pydanube.log.topic_log import TopicLog
@@ -27,7 +27,7 @@ class Cloud(NamedTuple):
     store: ObjectStore
     config: TierConfig
     reader: CloudReader
-    tiering: Tiering
+    uploader: Uploader
     work: Work  # for making objects
 
 
@@ -37,7 +37,7 @@ class Storage(NamedTuple):
     tier: TopicTier
     uploads: TopicUploads
     reader: CloudReader
-    tiering: Tiering
+    uploader: Uploader
 
 
 class AnyServed(Protocol):

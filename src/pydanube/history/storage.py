@@ -24,7 +24,7 @@ from pydanube.core.names import TopicName
 from pydanube.errors import Conflict, DanubeError, ObjectDamaged, TopicUnknown
 from pydanube.history.served import Cloud, ServedTopic, ServedTopics, keeps_history
 from pydanube.history.tier_state import all_descriptors, read_state
-from pydanube.history.upload_state import Carried
+from pydanube.history.upload_state import UploadState
 from pydanube.history.verify import Finding, OwnersView, Tell, TierReport, TierVerifier
 from pydanube.ports import Compare
 
@@ -42,7 +42,7 @@ class Tiers(NamedTuple):
     memory_first: int | None = None  # from here up to the head it is in memory too
 
 
-class Listing(NamedTuple):
+class StorageListing(NamedTuple):
     topic: TopicName
     tiers: Tiers
     objects: Sequence[Descriptor]
@@ -104,7 +104,7 @@ class StorageDesk:
             topic.log.memory_first,
         )
 
-    async def listing(self, name: TopicName) -> Listing:
+    async def listing(self, name: TopicName) -> StorageListing:
         """Raises TopicUnknown, ObjectDamaged, Unreachable."""
         topic = self._topics.get(name)
         if topic is None and not await self._topics.exists(name):
@@ -122,7 +122,7 @@ class StorageDesk:
         ]
         carried = self._carried(topic) if keeps_history(topic) else None
         keyed = {each.object_id for each in state.keyed}
-        return Listing(
+        return StorageListing(
             name,
             tiers,
             objects,
@@ -215,8 +215,8 @@ class StorageDesk:
         owner = (await read_state(self._metadata, name)).owner
         return owner is not None and owner.deleted
 
-    def _carried(self, topic: ServedTopic) -> Carried | None:
-        return topic.storage.tiering.get(topic.name) if topic.storage is not None else None
+    def _carried(self, topic: ServedTopic) -> UploadState | None:
+        return topic.storage.uploader.get(topic.name) if topic.storage is not None else None
 
 
 def _garbage(report: TierReport, described: Sequence[str] | set[str]) -> list[str]:

@@ -26,9 +26,9 @@ from pydanube.core.history.tiers import Descriptor, History, Objects, TierConfig
 from pydanube.core.names import TopicName
 from pydanube.errors import Conflict, InvalidObject, ObjectDamaged, Unreachable
 from pydanube.formats.batch import Batch
-from pydanube.history.change import Change, Known
+from pydanube.history.change import HistoryChange, Known
 from pydanube.history.garbage import Garbage
-from pydanube.history.snapshots import Snapshot, Snapshots, epoch_of_snapshot
+from pydanube.history.snapshots import HistorySnapshot, Snapshots, epoch_of_snapshot
 from pydanube.history.tier_state import fetch_manifest, manifest_damaged, read_gaps, topic_prefix
 from pydanube.ports import Clock, Compare, Delete, Item, MetadataStore, ObjectStore, Put, Revision, Work
 from pydanube.telemetry import WalMetrics
@@ -51,7 +51,7 @@ class OwnersWrite(Protocol):
 class Prepared(NamedTuple):
     """A change, and what it writes if the compare holds: all of it."""
 
-    change: Change
+    change: HistoryChange
     history: History
     compare: Compare
     operations: Sequence[Put | Delete]
@@ -209,7 +209,7 @@ class TopicTier:
 
     # --- changing ---------------------------------------------------------------------------------------
 
-    async def apply(self, change: Change) -> list[str]:
+    async def apply(self, change: HistoryChange) -> list[str]:
         """Makes the change: one transaction in the metadata store and then, without waiting, all that is known here.
 
             the write is                          stored            known here        what follows
@@ -237,7 +237,7 @@ class TopicTier:
                 await self.clock.sleep(RETRY_SECONDS)
         return self.applied(prepared, revision)
 
-    def prepare(self, change: Change) -> Prepared:
+    def prepare(self, change: HistoryChange) -> Prepared:
         """What `apply` writes, for a caller that writes more with it. Until `applied` is told, all is stale."""
         assert not self._is_stale, "a step begins with refresh_if_stale"
         assert self._unread is None or (change.first_offset is None and change.manifest is None), "load_manifest first"
@@ -267,7 +267,7 @@ class TopicTier:
     async def fence(self) -> None:
         """Returns when the topic is ours, what is known is what is stored, and no earlier write of ours can happen."""
         await self.refresh_if_stale()
-        await self.apply(Change())
+        await self.apply(HistoryChange())
 
     async def _answer_of(self, put: Put) -> Revision:
         """Resolves a failed compare: if the stored value is ours, an earlier try succeeded."""
@@ -277,7 +277,7 @@ class TopicTier:
             raise Conflict(put.key)
         return item.revision
 
-    def _sessions_put(self, change: Change) -> list[Put]:
+    def _sessions_put(self, change: HistoryChange) -> list[Put]:
         sessions = change.sessions
         if sessions is None or sessions == self.sessions:
             return []
@@ -306,7 +306,7 @@ class TopicTier:
         try:
             orphans, voids = await self.gaps()
             is_written = await self._snapshots.publish(
-                Snapshot.of(self.topic, self.history, self.objects, orphans, voids)
+                HistorySnapshot.of(self.topic, self.history, self.objects, orphans, voids)
             )
         finally:
             self._snapshot_is_old |= not is_written

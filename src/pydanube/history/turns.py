@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pydanube.errors import DeadlineExceeded
-from pydanube.history.upload_state import Carried
+from pydanube.history.upload_state import UploadState
 from pydanube.ports import Clock
 
 AT_ONCE: Final = 2  # steps of different topics, side by side
@@ -26,7 +26,7 @@ SLOW_SECONDS: Final = 30.0
 class _Turn:
     """A step that is being made."""
 
-    carried: Carried
+    carried: UploadState
     lane: asyncio.Semaphore | None
     limit: asyncio.Timeout
     since: float
@@ -42,7 +42,7 @@ class Turns:
         self._turns: dict[_Turn, None] = {}  # the oldest first
 
     @contextlib.asynccontextmanager
-    async def of(self, carried: Carried) -> AsyncIterator[None]:
+    async def of(self, carried: UploadState) -> AsyncIterator[None]:
         """One step of the topic: waits until it is its turn and nobody else works on the topic.
 
         In this order: who waits for its turn keeps nobody from the topic, a move least of all. Raises DeadlineExceeded

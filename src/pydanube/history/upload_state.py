@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pydanube.core.history.tiers import Retention, TierConfig
-from pydanube.history.maintenance import Tidy
+from pydanube.history.maintenance import Maintenance
 from pydanube.history.tier import TopicTier
 from pydanube.history.uploads import TopicUploads
 from pydanube.log.topic_log import TopicLog
@@ -19,7 +19,7 @@ PAUSE_SECONDS_MAX: Final = 30.0
 
 
 @dataclass(eq=False)
-class Carried:
+class UploadState:
     """`working` is held by whatever works on the topic: one task at a time."""
 
     uploads: TopicUploads
@@ -35,13 +35,13 @@ class Carried:
     is_slow: bool = False  # its last step took long
     working: asyncio.Lock = field(default_factory=asyncio.Lock)
     tier: TopicTier = field(init=False)
-    tidy: Tidy = field(init=False)
+    maintenance: Maintenance = field(init=False)
     _pause_seconds: float = field(default=PAUSE_SECONDS_MIN, init=False)
     _seen: tuple[int, int] | None = field(default=None, init=False)  # head and descriptors when nothing was due
 
     def __post_init__(self) -> None:
         self.tier = self.uploads.tier
-        self.tidy = Tidy(self.tier, self.uploads.maker)
+        self.maintenance = Maintenance(self.tier, self.uploads.maker)
 
     def begin(self, now: float) -> None:
         """The topic is carried from now on."""

@@ -23,7 +23,7 @@ from typing import Final
 from pydanube.core.history.tiers import Descriptor, SteadyTime, TierConfig
 from pydanube.errors import DanubeError, LogClosed, LogStopped, ObjectDamaged, OwnershipLost
 from pydanube.history.turns import Turns
-from pydanube.history.upload_state import Carried
+from pydanube.history.upload_state import UploadState
 from pydanube.history.uploads import Last
 from pydanube.ports import Clock
 from pydanube.telemetry import CloudMetrics
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 1.0
 
 
-class Tiering:
+class Uploader:
     """`excess_bytes`: how much of the log should leave the disk before its time, because there is too much of it.
 
-    `aim` is told how many bytes a second must be carried so that what waits now has gone in one interval.
+    `set_target_rate` is told how many bytes a second must be carried so that what waits now has gone in one interval.
     """
 
     def __init__(
@@ -46,22 +46,22 @@ class Tiering:
         metrics: CloudMetrics,
         *,
         excess_bytes: Callable[[], int] = lambda: 0,
-        aim: Callable[[float], None] = lambda rate: None,
+        set_target_rate: Callable[[float], None] = lambda rate: None,
     ) -> None:
         self._clock = clock
         self._config = config
         self._metrics = metrics
         self._excess_bytes = excess_bytes
-        self._aim = aim
-        self._hurried = 0  # topics that are leaving
-        self._topics: dict[str, Carried] = {}
+        self._set_target_rate = set_target_rate
+        self._in_a_hurry = 0  # topics that are leaving
+        self._topics: dict[str, UploadState] = {}
         self._turns = Turns(clock)
         self._tasks: dict[asyncio.Task[None], str] = {}  # and its topic
         self._time = SteadyTime(clock.time_us(), clock.elapsed())
 
     # --- topics -------------------------------------------------------------------------------------------
 
-    def add(self, carried: Carried) -> None:
+    def add(self, carried: UploadState) -> None:
         carried.begin(self._clock.elapsed())
         self._topics[carried.topic] = carried
 
@@ -72,7 +72,7 @@ class Tiering:
         What cannot be read is left: `TopicUploads.unreadable` names it, and it is given up. Raises what goes wrong.
         """
         carried = self._topics[topic]
-        held.enter_context(self.hurried())
+        held.enter_context(self.at_full_speed())
         await held.enter_async_context(carried.working)
         while carried.uploads.waiting(carried.log) is not None:
             started = self._clock.elapsed()
@@ -88,16 +88,16 @@ class Tiering:
         return None
 
     @contextlib.contextmanager
-    def hurried(self) -> Iterator[None]:
+    def at_full_speed(self) -> Iterator[None]:
         """Meanwhile objects are written as fast as they can be: clients, or somebody who stops us, wait for them."""
-        self._hurried += 1
-        self._aim(math.inf)
+        self._in_a_hurry += 1
+        self._set_target_rate(math.inf)
         try:
             yield
         finally:
-            self._hurried -= 1  # the next look sets another pace
+            self._in_a_hurry -= 1  # the next look sets another pace
 
-    async def remove(self, topic: str) -> Carried | None:
+    async def remove(self, topic: str) -> UploadState | None:
         """The topic closes: nothing of it is carried when this returns. What it returns may be added again."""
         carried = self._topics.pop(topic, None)
         if carried is None:
@@ -107,11 +107,11 @@ class Tiering:
             await asyncio.gather(task, return_exceptions=True)
         return carried
 
-    def get(self, topic: str) -> Carried | None:
+    def get(self, topic: str) -> UploadState | None:
         return self._topics.get(topic)
 
     @property
-    def topics(self) -> Iterable[Carried]:
+    def topics(self) -> Iterable[UploadState]:
         return self._topics.values()
 
     def standing(self) -> tuple[int, int, float]:
@@ -151,7 +151,7 @@ class Tiering:
                 for topic, carried in list(self._topics.items()):
                     if topic not in carrying and self._is_due(carried, now):
                         self._start(carried, now_us)
-                self._aim(self._rate_needed())
+                self._set_target_rate(self._rate_needed())
         finally:
             for task in list(self._tasks):
                 task.cancel()
@@ -159,12 +159,12 @@ class Tiering:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _rate_needed(self) -> float:
-        if self._hurried or self._excess_bytes() > 0:
+        if self._in_a_hurry or self._excess_bytes() > 0:
             return math.inf
         waiting = [each for each in self._topics.values() if each.pending_since is not None]
         return sum(each.lag_bytes for each in waiting) / max(self._config.upload_seconds, LOOK_SECONDS)
 
-    def _is_due(self, carried: Carried, now: float) -> bool:
+    def _is_due(self, carried: UploadState, now: float) -> bool:
         if carried.working.locked() or now < carried.blocked_until:
             return False
         return (
@@ -174,32 +174,32 @@ class Tiering:
             or self._free_is_due(carried)
         )
 
-    def _upload_is_due(self, carried: Carried, now: float) -> bool:
+    def _upload_is_due(self, carried: UploadState, now: float) -> bool:
         waiting = carried.note_waiting(now)
         if waiting is None:
             return False
         return self._is_old(carried, now) or carried.log_bytes(waiting[0]) >= self._config.object_bytes
 
-    def _is_old(self, carried: Carried, now: float) -> bool:
+    def _is_old(self, carried: UploadState, now: float) -> bool:
         """All that waits is to be uploaded, and not only what makes whole objects."""
         return carried.is_old(now, self._config) or self._excess_bytes() > 0
 
-    def _free_is_due(self, carried: Carried) -> bool:
+    def _free_is_due(self, carried: UploadState) -> bool:
         return self._excess_bytes() > 0 and carried.uploaded_end > carried.log.first_offset
 
-    def _start(self, carried: Carried, now_us: int) -> None:
+    def _start(self, carried: UploadState, now_us: int) -> None:
         task = asyncio.create_task(self._carry(carried, now_us), name=_task_name(carried.topic))
         self._tasks[task] = carried.topic
         task.add_done_callback(lambda ended: self._ended(carried, ended))
 
-    def _ended(self, carried: Carried, task: asyncio.Task[None]) -> None:
+    def _ended(self, carried: UploadState, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             # A bug. The others are carried on, and this one is not tried every second.
             log.error("carrying failed", extra={"topic": carried.topic}, exc_info=error)
             self._failed(carried, repr(error))
 
-    async def _carry(self, carried: Carried, now_us: int) -> None:
+    async def _carry(self, carried: UploadState, now_us: int) -> None:
         topic = carried.topic
         try:
             await self._steps(carried, now_us)
@@ -214,19 +214,19 @@ class Tiering:
             log.info("upload goes on", extra={"topic": topic})
         carried.succeeded()
 
-    def _failed(self, carried: Carried, why: str) -> None:
+    def _failed(self, carried: UploadState, why: str) -> None:
         carried.failed(why, self._clock.elapsed())
         self._metrics.upload_errors.inc()
 
-    async def _steps(self, carried: Carried, now_us: int) -> None:
-        tier, tidy = carried.tier, carried.tidy
+    async def _steps(self, carried: UploadState, now_us: int) -> None:
+        tier, maintenance = carried.tier, carried.maintenance
         now = self._clock.elapsed()
         if self._upload_is_due(carried, now):
             await self.upload_all(carried, only_whole=not self._is_old(carried, now), in_turn=True)
             await self._merge_all(carried)
             while not carried.is_leaving:
                 async with self._turns.of(carried):
-                    if not await tidy.move_to_manifest():
+                    if not await maintenance.move_to_manifest():
                         break
         if carried.is_leaving:
             return
@@ -235,24 +235,24 @@ class Tiering:
             if carried.retain_is_due(now, self._config):
                 carried.retained_at = now
                 await self._retain(carried, now_us)
-                await tidy.free(carried.log, now_us)
+                await maintenance.free(carried.log, now_us)
             await tier.publish_snapshot()
             if carried.sweep_is_due(now, self._config):
                 carried.swept_at = now
-                await tidy.sweep()
+                await maintenance.sweep()
 
-    async def _merge_all(self, carried: Carried) -> None:
+    async def _merge_all(self, carried: UploadState) -> None:
         while not carried.is_leaving:
             try:
                 async with self._turns.of(carried):
-                    if await carried.tidy.merge() is None:
+                    if await carried.maintenance.merge() is None:
                         return
                 self._metrics.merges.inc()
             except ObjectDamaged as error:  # the others are merged without it
                 self._metrics.errors.inc()
                 log.error("object not merged", extra={"topic": carried.topic, "why": str(error)})
 
-    async def retain_now(self, carried: Carried) -> int | None:
+    async def retain_now(self, carried: UploadState) -> int | None:
         """Forgets what is to be forgotten, whatever the interval. Where history begins then; None if nothing went."""
         async with carried.working:
             carried.retained_at = now = self._clock.elapsed()
@@ -260,18 +260,18 @@ class Tiering:
             await carried.tier.publish_snapshot()
             return first
 
-    async def _retain(self, carried: Carried, now_us: int) -> int | None:
+    async def _retain(self, carried: UploadState, now_us: int) -> int | None:
         if carried.read_retention is not None:
             carried.retention = await carried.read_retention()
-        return await carried.tidy.retain(carried.retention, now_us)
+        return await carried.maintenance.retain(carried.retention, now_us)
 
-    async def _free_excess(self, carried: Carried) -> None:
+    async def _free_excess(self, carried: UploadState) -> None:
         excess_bytes = self._excess_bytes()
         if excess_bytes > 0:
             now_us = self._time.at(self._clock.time_us(), self._clock.elapsed())
-            await carried.tidy.free(carried.log, now_us, excess_bytes)
+            await carried.maintenance.free(carried.log, now_us, excess_bytes)
 
-    async def upload_all(self, carried: Carried, *, only_whole: bool = False, in_turn: bool = False) -> int:
+    async def upload_all(self, carried: UploadState, *, only_whole: bool = False, in_turn: bool = False) -> int:
         """Uploads what waits now; what comes meanwhile has its own interval. How many objects it made.
 
         With `only_whole`, what is less than an object is left, too: it would only have to be merged later. `in_turn`:
@@ -287,7 +287,7 @@ class Tiering:
                 if in_turn and carried.is_leaving:
                     break
                 started = self._clock.elapsed()
-                described = await uploads.upload(topic_log, urgent=self._hurried > 0 or self._excess_bytes() > 0)
+                described = await uploads.upload(topic_log, urgent=self._in_a_hurry > 0 or self._excess_bytes() > 0)
                 if described is None:
                     break
                 count += 1

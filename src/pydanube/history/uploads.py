@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from pydanube.core.history.tiers import RAW, Descriptor, Objects
 from pydanube.errors import LogDamaged, OffsetOutOfRange
 from pydanube.formats.batch import Batch, cut
-from pydanube.history.change import Change, Void
+from pydanube.history.change import HistoryChange, Void
 from pydanube.history.object_maker import ObjectMaker
 from pydanube.history.tier import Prepared, TopicTier
 from pydanube.log.topic_log import TopicLog
@@ -102,7 +102,7 @@ class TopicUploads:
                 sessions = await tier.work.run(lambda: tier.sessions_with(stored))
             else:  # clients of a topic that moves wait for this: no way to a thread and back
                 sessions = tier.sessions_with(stored)
-            change = Change(added=[described], sessions=sessions)
+            change = HistoryChange(added=[described], sessions=sessions)
             if is_last and self.waiting(topic_log, tier.objects.with_added(described)) is None:
                 prepared = tier.prepare(change)
                 self.maker.give_up_name()  # the caller may give it up
@@ -140,7 +140,7 @@ class TopicUploads:
         ]
         if lost:
             why = f"damaged on the disk of its owner in epoch {tier.epoch} before it was uploaded"
-            await tier.apply(Change(voids=[Void(first, end, why) for first, end in lost], appears=True))
+            await tier.apply(HistoryChange(voids=[Void(first, end, why) for first, end in lost], appears=True))
             log.error("acknowledged messages are lost", extra={"topic": tier.topic, "offsets": lost})
         self._recorded |= damaged
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydanube.core.commit.sessions import Producer, Sessions
+from pydanube.core.commit.sessions import ProducerState, Sessions
 from pydanube.errors import InvalidBatch
 from pydanube.formats.batch import SESSION_RECORD
 from pydanube.formats.segment import (
@@ -32,7 +32,7 @@ class GroupScan:
         self._buffer = b""
         self._buffer_start = 0
         self._size = segment.filled
-        self._undo: dict[int, Producer | None] = {}
+        self._undo: dict[int, ProducerState | None] = {}
         self.last_group: GroupHeader | None = None
         self.sessions_before: bytes | None = None
         self.append_time_before = 0
@@ -83,7 +83,7 @@ class GroupScan:
         self.append_time_before = result.append_time
         self.max_publish_time_before = result.max_publish_time
         body = await self._bytes(group.position + GROUP_HEADER_SIZE, group.length)
-        undo: dict[int, Producer | None] = {}
+        undo: dict[int, ProducerState | None] = {}
         try:
             for header in batch_headers_of(body):
                 if header.producer_id:

@@ -9,7 +9,7 @@ from pydanube.core.commit.sessions import Sessions
 from pydanube.log.catalog import SegmentFile
 
 
-class Tail(Enum):
+class TailState(Enum):
     """How sure the end of a log is."""
 
     CLEAN = "clean"  # nothing behind the last group
@@ -56,11 +56,11 @@ class RecoveredEpoch:
     max_publish_time: int = -(2**63)
     torn: list[Torn] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
-    tail: Tail = Tail.CLEAN
+    tail: TailState = TailState.CLEAN
     why: str = ""
 
     def unproven(self, why: str) -> None:
-        self.tail, self.why = Tail.UNPROVEN, why
+        self.tail, self.why = TailState.UNPROVEN, why
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class Recovered:
         return self.epochs[-1].end_offset if self.epochs else 0
 
     @property
-    def tail(self) -> Tail:
-        return self.epochs[-1].tail if self.epochs else Tail.CLEAN
+    def tail(self) -> TailState:
+        return self.epochs[-1].tail if self.epochs else TailState.CLEAN
 
     @property
     def torn(self) -> list[Torn]:

@@ -46,7 +46,7 @@ from pydanube.log.layout import (
     replace_file,
     topic_directory,
 )
-from pydanube.log.recovered import Damage, Recovered, RecoveredEpoch, Tail, Torn
+from pydanube.log.recovered import Damage, Recovered, RecoveredEpoch, TailState, Torn
 from pydanube.log.segment_files import read_segment_header, write_segment
 from pydanube.ports import Clock, Disk, Work
 
@@ -301,7 +301,7 @@ class _EpochRecovery:
             kept_as = last.path + TORN_SUFFIX
             await copy_part(self._disk, last.path, last.end, scan.rest_end, kept_as)
             result.torn.append(Torn(last.path, last.end, scan.rest_length, kept_as))
-            result.tail = Tail.TORN if result.tail is Tail.CLEAN else result.tail
+            result.tail = TailState.TORN if result.tail is TailState.CLEAN else result.tail
         result.end_offset = last.end_offset
         if header.flags & UNSYNCED:
             # What is finished must not change any more, so it is made safe now, if it still can be.
@@ -367,7 +367,7 @@ class _EpochRecovery:
             end_position=last.end if last else 0,
             append_time=result.append_time,
             max_publish_time=result.max_publish_time,
-            proven=result.tail is not Tail.UNPROVEN,
+            proven=result.tail is not TailState.UNPROVEN,
             why=result.why,
             sessions=result.sessions.to_bytes(),
         )

@@ -33,7 +33,7 @@ MEETS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 @dataclass(slots=True)
-class Aim:
+class DiskAim:
     """The `number`-th call of `operation`, from 1, on a path that contains `where`: there, `what` happens, once."""
 
     operation: str

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 SECTOR_BYTES: Final = 512
 
 
-class Written(NamedTuple):
+class WriteChange(NamedTuple):
     """`data` at `position`; with data None, a cut or extension. `length` is the file's length afterwards."""
 
     number: int
@@ -23,8 +23,8 @@ class Written(NamedTuple):
 class DiskFile:
     content: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
-    unsynced: list[Written] = field(default_factory=list)
-    dropped: list[Written] = field(default_factory=list)  # by a failed sync: in content, never to be durable
+    unsynced: list[WriteChange] = field(default_factory=list)
+    dropped: list[WriteChange] = field(default_factory=list)  # by a failed sync: in content, never to be durable
     blocks: set[int] = field(default_factory=set)  # that take room, on a sparse disk
 
 
@@ -54,7 +54,7 @@ def last_part(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def apply_write(image: bytearray, change: Written) -> None:
+def apply_write(image: bytearray, change: WriteChange) -> None:
     if change.data is None:
         image.extend(bytes(max(0, change.length - len(image))))
         del image[change.length :]
@@ -108,7 +108,7 @@ def survivor(file: DiskFile, dice: Random, stale: Sequence[bytes]) -> bytearray:
     return image
 
 
-def _versions(changes: Sequence[Written], length: int) -> dict[int, list[tuple[int, bytes]]]:
+def _versions(changes: Sequence[WriteChange], length: int) -> dict[int, list[tuple[int, bytes]]]:
     """By sector, the pieces written to it one after the other. A cut file reads as zeros behind the cut."""
     versions: dict[int, list[tuple[int, bytes]]] = {}
     for change in changes:

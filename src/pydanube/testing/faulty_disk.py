@@ -45,19 +45,19 @@ from random import Random
 from pydanube.errors import DiskFailed, DiskFull
 from pydanube.ports import WriteResult
 from pydanube.stores.disk.paths import assert_inside, parent
-from pydanube.testing.disk_faults import FREE_BYTES_UNBOUNDED, Aim, Faults
+from pydanube.testing.disk_faults import FREE_BYTES_UNBOUNDED, DiskAim, Faults
 from pydanube.testing.disk_image import (
     SECTOR_BYTES,
     DiskFile,
     DiskNames,
     NameChange,
-    Written,
+    WriteChange,
     apply_name,
     apply_write,
     last_part,
     survivor,
 )
-from pydanube.testing.process_disk import Flight, ProcessDisk
+from pydanube.testing.process_disk import DiskFlight, ProcessDisk
 
 
 class FaultyDisk:
@@ -76,7 +76,7 @@ class FaultyDisk:
         self.faults = faults if faults is not None else Faults(latency_seconds_max=0.0)
         self.sparse = sparse
         self.counts: Counter[str] = Counter()
-        self.aims: list[Aim] = []  # still to be met
+        self.aims: list[DiskAim] = []  # still to be met
         # What an aimed kill or power cut does; whoever runs processes ends the process too.
         self.strike: Callable[[ProcessDisk, bool], None] = lambda process, power: (
             self.crash() if power else self.kill(process)
@@ -84,7 +84,7 @@ class FaultyDisk:
         self._current: dict[str, DiskNames] = {"": {}}
         self._durable: dict[str, DiskNames] = {"": {}}
         self._name_changes: list[NameChange] = []
-        self._flights: list[Flight] = []
+        self._flights: list[DiskFlight] = []
         self._processes: list[ProcessDisk] = []
         self._locks: dict[str, ProcessDisk] = {}
         self._number = 0
@@ -189,7 +189,7 @@ class FaultyDisk:
         if self.sparse:
             file.blocks.update(range(position // SECTOR_BYTES, (end - 1) // SECTOR_BYTES + 1))
         self._number += 1
-        file.unsynced.append(Written(self._number, position, data, len(content)))
+        file.unsynced.append(WriteChange(self._number, position, data, len(content)))
         return failure
 
     def _room(self, file: DiskFile, position: int, length: int) -> int:
@@ -225,7 +225,7 @@ class FaultyDisk:
         if self.sparse:
             file.blocks = {block for block in file.blocks if block * SECTOR_BYTES < length}
         self._number += 1
-        file.unsynced.append(Written(self._number, length, None, length))
+        file.unsynced.append(WriteChange(self._number, length, None, length))
 
     def _sync(self, file: DiskFile, until: int) -> None:
         """Changes up to number `until` become durable."""
@@ -303,7 +303,7 @@ class FaultyDisk:
 
     # --- helpers ---
 
-    def _land(self, process: ProcessDisk) -> list[Flight]:
+    def _land(self, process: ProcessDisk) -> list[DiskFlight]:
         """Takes the process's writes that are going on."""
         flights = [flight for flight in self._flights if flight.process is process]
         self._flights = [flight for flight in self._flights if flight.process is not process]

@@ -13,7 +13,7 @@ from pydanube.errors import DirectoryInUse, DiskFailed, DiskFull
 from pydanube.ports import Entry, Write, WriteResult
 from pydanube.stores.disk import file_errors
 from pydanube.stores.disk.paths import assert_inside, parent
-from pydanube.testing.disk_faults import ERRORS, Aim, Told
+from pydanube.testing.disk_faults import ERRORS, DiskAim, Told
 from pydanube.testing.disk_image import DiskFile, NameChange, last_part
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class DiskFlight:
     """A write that a process has asked for and that has not been done yet."""
 
     process: ProcessDisk
@@ -72,7 +72,9 @@ class ProcessDisk:
         await _live(self)
         disk = self._disk
         # Taken now: what the caller does to its buffers while the call runs must not matter.
-        flights = [Flight(self, assert_inside(path), position, b"".join(buffers)) for path, position, buffers in writes]
+        flights = [
+            DiskFlight(self, assert_inside(path), position, b"".join(buffers)) for path, position, buffers in writes
+        ]
         disk._flights += flights
         results: list[WriteResult] = []
         told_before = len(self.told)
@@ -105,7 +107,7 @@ class ProcessDisk:
             ]
         return results
 
-    def _write_one(self, flight: Flight, aim: Aim | None) -> WriteResult:
+    def _write_one(self, flight: DiskFlight, aim: DiskAim | None) -> WriteResult:
         disk, path = self._disk, flight.path
         file = disk._current.get(parent(path), {}).get(last_part(path))
         if self._lacks_descriptor(aim, file):
@@ -365,7 +367,7 @@ class ProcessDisk:
             raise self._tell(operation, path, "lost")
         return result
 
-    def _aimed(self, operation: str, path: str) -> Aim | None:
+    def _aimed(self, operation: str, path: str) -> DiskAim | None:
         """The aim that this call meets, if any."""
         for aim in self._disk.aims:
             if aim.operation == operation and aim.where in path:
@@ -377,7 +379,7 @@ class ProcessDisk:
                     return aim
         return None
 
-    async def _strike(self, aim: Aim | None, *, early: bool) -> None:
+    async def _strike(self, aim: DiskAim | None, *, early: bool) -> None:
         if aim is not None and aim.what in ("kill", "power") and aim.early == early:
             self._disk.strike(self, aim.what == "power")
             await _live(self)
@@ -397,7 +399,7 @@ class ProcessDisk:
             self.told.append(Told(operation, path, "ENOSPC" if isinstance(result, DiskFull) else "ENOENT"))
         return result
 
-    def _lacks_descriptor(self, aim: Aim | None, file: DiskFile | None) -> bool:
+    def _lacks_descriptor(self, aim: DiskAim | None, file: DiskFile | None) -> bool:
         """Whether there is none for this file, or for a directory (None)."""
         if file is not None and file in self._unsynced:
             return False
@@ -427,7 +429,7 @@ class ProcessDisk:
             self._disk.counts["no room for a name"] += 1
             raise self._tell(operation, path, "ENOSPC")
 
-    async def _pause(self, path: str, aim: Aim | None = None, *, delays: bool = False) -> None:
+    async def _pause(self, path: str, aim: DiskAim | None = None, *, delays: bool = False) -> None:
         """What the call takes. The dead wait for ever, and so does who hangs."""
         if self.dead:
             await _live(self)

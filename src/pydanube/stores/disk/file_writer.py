@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from pydanube.errors import DiskFailed
 from pydanube.ports import Buffer, Write, WriteResult
-from pydanube.stores.disk.descriptors import Descriptor, Descriptors, sync_data
+from pydanube.stores.disk.descriptors import Descriptors, OpenFile, sync_data
 from pydanube.stores.disk.file_errors import failure_of, not_opened
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class FileWriter:
     def _write_slice(self, writes: Sequence[Write], sync: bool) -> list[WriteResult]:
         descriptors = self._descriptors
         results: list[WriteResult] = [None] * len(writes)
-        used: dict[str, Descriptor] = {}
+        used: dict[str, OpenFile] = {}
         failed: dict[str, WriteResult] = {}
         try:
             for i, (path, position, buffers) in enumerate(writes):
@@ -115,7 +115,7 @@ class FileWriter:
             for descriptor, writes, failed in zip(oldest, written, failures, strict=True):
                 self._descriptors.release(descriptor, synced=0 if failed else writes)
 
-    def _sync_each(self, used: dict[str, Descriptor], sync: bool) -> dict[str, DiskFailed | None]:
+    def _sync_each(self, used: dict[str, OpenFile], sync: bool) -> dict[str, DiskFailed | None]:
         """Ends the use of descriptors that were written to; first syncs each, if asked to."""
 
         written = {path: self._descriptors.wrote(descriptor) for path, descriptor in used.items()}
@@ -202,6 +202,6 @@ def _slices(writes: Sequence[Write], files_max: int) -> Iterator[Sequence[Write]
     yield writes[start:]
 
 
-def _sync_failure(descriptor: Descriptor, path: str) -> DiskFailed | None:
+def _sync_failure(descriptor: OpenFile, path: str) -> DiskFailed | None:
     failed = sync_data(descriptor)
     return DiskFailed(path, "sync", failed) if failed else None

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from pydanube.config import open_files
 from pydanube.ports import Entry, Write, WriteResult
-from pydanube.stores.disk.descriptors import Descriptor, Descriptors
+from pydanube.stores.disk.descriptors import Descriptors, OpenFile
 from pydanube.stores.disk.file_errors import our_errors
 from pydanube.stores.disk.file_names import FileNames
 from pydanube.stores.disk.file_writer import FileWriter
@@ -138,7 +138,7 @@ class FileDisk:
         return await self._threads.call(call)
 
     @contextmanager
-    def _open(self, path: str) -> Iterator[Descriptor]:
+    def _open(self, path: str) -> Iterator[OpenFile]:
         descriptor = self._descriptors.acquire(path)
         try:
             yield descriptor
