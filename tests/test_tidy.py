@@ -492,7 +492,7 @@ def plant(directory: Path, file: str, text: str) -> Path:
         ("stores/disk/files.py", "from pydanube.formats.batch import decode"),
         ("log/wal.py", "from pydanube.stores import files"),
         ("log/wal.py", "from pydanube.cluster.membership import Member"),
-        ("wire/convert.py", "from ..formats import batch"),
+        ("wire/convert.py", "from ..log import wal"),
         ("formats/batch.py", "from pydanube.log import wal"),
         ("log/wal.py", "from pydanube.history import tier"),
         ("broker/topic.py", "from pydanube.stores.memory import MemoryDisk"),
