@@ -190,7 +190,7 @@ lock: ## Recompile requirements/*.lock (LOCK_ARGS=--upgrade for newer versions)
 	@scripts/lock $(LOCK_ARGS)
 
 .PHONY: proto
-proto: setup-test ## Regenerate src/pydanube/wire/_pb from proto/
+proto: setup-test ## Regenerate src/pydanube/wire/_pb and tests/stubs from proto/
 	@scripts/proto
 
 .PHONY: clean

@@ -179,10 +179,10 @@ class Bench:
     def upload(self) -> None:
         async def now() -> None:
             assert self.broker._broker is not None and self.broker._broker.cloud is not None
-            tiering = self.broker._broker.cloud.tiering
-            for carried in tiering.topics:
-                while carried.tier.waiting(carried.log) is not None:
-                    await tiering.upload_all(carried)
+            uploader = self.broker._broker.cloud.uploader
+            for carried in uploader.topics:
+                while carried.uploads.waiting(carried.log) is not None:
+                    await uploader.upload_all(carried)
 
         assert self.broker._thread is not None
         self.broker._thread.call(now())

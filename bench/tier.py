@@ -111,7 +111,8 @@ async def read(url: str, options: dict[str, object], payload_bytes: int) -> dict
     from pydanube.core.names import TopicName
     from pydanube.history.reader import CloudReader
     from pydanube.history.snapshots import read_snapshot
-    from pydanube.history.tier import TopicTier, topic_prefix
+    from pydanube.history.tier import TopicTier
+    from pydanube.history.tier_state import topic_prefix
     from pydanube.ports import Put
     from pydanube.stores.metadata.memory import MemoryMetadataStore
     from pydanube.stores.objects.urls import open_object_store
@@ -139,7 +140,7 @@ async def read(url: str, options: dict[str, object], payload_bytes: int) -> dict
     for _ in range(READS):
         tier = TopicTier(topic, 1, store, clock, work, nobody_writes, metadata, TierConfig())
         await tier.load()
-        objects = list(await tier.know_all())
+        objects = list(await tier.load_manifest())
         before = rss_mb("self")
         forget_peak("self")
         reader = CloudReader(store, clock, work, CloudMetrics())

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from pydanube.testing.ports import free_ports
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from processes import broker, fdatasync_ms, wait_for_port
@@ -42,7 +43,7 @@ async def raw_publish(port: int, topic: str, window: int, count: int) -> None:
     import grpc
 
     from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
-    from pydanube.wire._pb.danube import DanubeApi_pb2_grpc as rpc
+    from tests.stubs.danube import DanubeApi_pb2_grpc as rpc
 
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = rpc.ProducerServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -123,7 +124,7 @@ async def echo(port: int) -> None:
     import grpc
 
     from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
-    from pydanube.wire._pb.danube import DanubeApi_pb2_grpc as rpc
+    from tests.stubs.danube import DanubeApi_pb2_grpc as rpc
 
     class Echo(rpc.ProducerServiceServicer):
         async def CreateProducer(self, request: pb.ProducerRequest, context: object) -> pb.ProducerResponse:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-GENERATED = Path("pydanube/wire/_pb")
+GENERATED = (Path("src/pydanube/wire/_pb"), Path("tests/stubs"))
 OURS = ("pydanube.wire._pb.danube.DanubeApi_pb2", "pydanube.wire._pb.danube.SchemaRegistry_pb2")
 THEIRS = ("danube.proto.DanubeApi_pb2", "danube.proto.SchemaRegistry_pb2")
 
@@ -66,14 +66,15 @@ def described(modules: tuple[str, ...]) -> dict[str, dict[str, Any]]:
 
 
 def files_below(root: Path) -> dict[str, str]:
-    files = (path for path in (root / GENERATED).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    found = (path for folder in GENERATED for path in (root / folder).rglob("*"))
+    files = (path for path in found if path.is_file() and "__pycache__" not in path.parts)
     return {str(path.relative_to(root)): path.read_text() for path in files}
 
 
 def test_generating_again_changes_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHON": sys.executable}
     subprocess.run([REPOSITORY / "scripts" / "proto", tmp_path], env=environment, check=True, timeout=60)
-    fresh, committed = files_below(tmp_path), files_below(REPOSITORY / "src")
+    fresh, committed = files_below(tmp_path), files_below(REPOSITORY)
     assert fresh.keys() == committed.keys()
     for name in fresh:
         assert fresh[name] == committed[name], f"{name} is out of date: run `make proto`"

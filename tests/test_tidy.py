@@ -52,7 +52,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("ports", "config", "telemetry"), GROUND),
     "formats": SHARED,
     "stores": SHARED,
-    **dict.fromkeys(("wire", "cluster"), SHARED),
+    "cluster": SHARED,
+    "wire": SHARED | {"formats"},
     "log": SHARED | {"formats"},
     "history": SHARED | {"formats", "log"},
     "broker": SHARED | LAYERS,
@@ -121,10 +122,7 @@ class Late(NamedTuple):
     because: str
 
 
-LATE = (
-    Late("api/server.py", "limits", "a reload changes what native connections are told from then on"),
-    Late("broker/take_over.py", "metrics", "the tier of a topic counts with the log, which does not make it"),
-)
+LATE = (Late("api/server.py", "limits", "a reload changes what native connections are told from then on"),)
 
 
 # --- the rules ------------------------------------------------------------------------------------
@@ -470,7 +468,7 @@ def plant(directory: Path, file: str, text: str) -> Path:
         ("stores/disk/files.py", "from pydanube.formats.batch import decode"),
         ("log/wal.py", "from pydanube.stores import files"),
         ("log/wal.py", "from pydanube.cluster.membership import Member"),
-        ("wire/convert.py", "from ..formats import batch"),
+        ("wire/convert.py", "from ..log import wal"),
         ("formats/batch.py", "from pydanube.log import wal"),
         ("log/wal.py", "from pydanube.history import tier"),
         ("broker/topic.py", "from pydanube.stores.memory import MemoryDisk"),

@@ -456,7 +456,7 @@ async def test_a_second_unload_is_told_how_far_the_first_one_is(town: Town) -> N
     await town.create(TOPIC, on=1)
     await town.calls(1).send(await town.calls(1).create_producer())
     storage = reliable(town.node(1), NAME).storage
-    carried = storage.tiering.get(NAME) if storage is not None else None
+    carried = storage.uploader.get(NAME) if storage is not None else None
     assert carried is not None
     async with carried.working:  # the upload waits
         first = asyncio.ensure_future(unload(town.calls(2)))

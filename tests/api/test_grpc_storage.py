@@ -17,6 +17,7 @@ from pydanube.core.history.tiers import History, Retention
 from pydanube.core.names import TopicName
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import Unreachable
+from pydanube.history.change import HistoryChange
 from pydanube.ports import Delete, Put
 from pydanube.stores.objects.memory import MemoryObjectStore
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
@@ -47,10 +48,10 @@ async def upload(calls: Calls, count: int, objects: int = 1) -> Topic:
 
 async def upload_now(topic: Topic) -> None:
     assert topic.storage is not None
-    carried = topic.storage.tiering.get(topic.name)
+    carried = topic.storage.uploader.get(topic.name)
     assert carried is not None
     async with carried.working:
-        await topic.storage.tiering.upload_all(carried)
+        await topic.storage.uploader.upload_all(carried)
 
 
 def store_of(calls: Calls) -> Any:
@@ -266,7 +267,7 @@ async def rule(calls: Calls, **of: str) -> tuple[int, int, str]:
 
 def live(topic: Topic) -> Retention:
     assert topic.storage is not None
-    carried = topic.storage.tiering.get(topic.name)
+    carried = topic.storage.uploader.get(topic.name)
     assert carried is not None
     return carried.retention
 
@@ -327,10 +328,10 @@ async def test_setting_a_rule_says_what_it_will_forget_and_applying_it_does(call
     await upload_now(topic)
     answer = await calls.ours.SetRetention(pb.SetRetentionRequest(topic=TOPIC, mb=1))
     assert (answer.due_objects, answer.HasField("due_first_offset")) == (0, False)  # zeros compress well
-    described = (await topic.storage.tier.know_all())[:]
+    described = (await topic.storage.tier.load_manifest())[:]
     assert [each.end for each in described] == [3, 6]
     tier = topic.storage.tier
-    tier.objects = type(tier.objects)([described[0], replace(described[1], size=2 << 20)])
+    await tier.apply(HistoryChange(replaced=described[1:], added=[replace(described[1], size=2 << 20)]))
     answer = await calls.ours.GetRetention(pb.GetRetentionRequest(topic=TOPIC))
     assert (answer.due_objects, answer.due_first_offset) == (2, 6)
     applied = await calls.ours.ApplyRetention(pb.ApplyRetentionRequest(topic=TOPIC))

@@ -20,10 +20,11 @@ from pydanube.core.names import TopicName
 from pydanube.core.policies import Delivery
 from pydanube.formats.batch import Envelope, messages
 from pydanube.testing.brokers import TestBroker
-from pydanube.wire._pb.danube import DanubeApi_pb2, DanubeApi_pb2_grpc
+from pydanube.wire._pb.danube import DanubeApi_pb2
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from tests.harness.brokers import ORDERS, Host, find_topic, settle, simulated
 from tests.harness.peers import Peer, door_of
+from tests.stubs.danube import DanubeApi_pb2_grpc
 from tests.support import run
 
 TOPIC = TopicName(ORDERS)

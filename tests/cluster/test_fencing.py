@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from pydanube.broker.overview import Overview
-from pydanube.broker.storage import StorageDesk
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.dispatch.consumer_windows import DispatchLimits
@@ -21,7 +20,8 @@ from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import NamespaceName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import DanubeError, NotServed
-from pydanube.history.verify import Progress
+from pydanube.history.storage import StorageDesk
+from pydanube.history.verify import VerifyProgress
 from pydanube.ports import Disk, Put, Write, WriteResult
 from pydanube.testing.cluster import Cluster, Node
 from tests.harness.brokers import consume, message, numbers, simulated
@@ -56,7 +56,7 @@ async def publish(node: Node, topic: Topic, text: str) -> int:
 def carried(node: Node, topic: TopicName) -> Any:
     found = node.topic(topic)
     assert isinstance(found, Topic) and found.storage is not None
-    return found.storage.tiering.get(topic)
+    return found.storage.uploader.get(topic)
 
 
 def phase_of(node: Node, topic: TopicName) -> str:
@@ -164,7 +164,7 @@ async def test_an_object_of_a_lost_epoch_gets_no_descriptor_is_not_read_and_is_n
     assert await town.descriptors(topic) == [(after, after)]
     assert town.node(2).broker is not None
 
-    async def tell(progress: Progress) -> None:
+    async def tell(progress: VerifyProgress) -> None:
         pass
 
     desk = StorageDesk(town.node(2).broker.topics, "memory:")

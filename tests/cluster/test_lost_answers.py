@@ -215,7 +215,7 @@ async def test_who_reads_the_history_anew_behind_a_seal_without_an_answer_does_n
     town, topic = await two_with_a_topic("a", "b")
     storage = (await town.served(topic)).storage
     assert storage is not None
-    tiering, carried = storage.tiering, storage.tiering.get(topic)
+    uploader, carried = storage.uploader, storage.uploader.get(topic)
     assert carried is not None
     release = Ownership.release
 
@@ -226,7 +226,7 @@ async def test_who_reads_the_history_anew_behind_a_seal_without_an_answer_does_n
         raise Unreachable("the metadata store", "its answer was lost")
 
     async def retain() -> None:
-        await tiering.retain_now(carried)
+        await uploader.retain_now(carried)
 
     read_retention = carried.read_retention
     assert read_retention is not None

@@ -28,7 +28,8 @@ from pydanube.core.policies import Delivery
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import Conflict, DanubeError, NotServed, OwnershipLost, Unreachable
 from pydanube.history.tier import TopicTier
-from pydanube.history.uploader import Tiering
+from pydanube.history.uploader import Uploader
+from pydanube.history.uploads import TopicUploads
 from pydanube.ports import Compare, Delete, Item, Put, Revision
 from pydanube.testing.cluster import TTL, Cluster, Node
 from tests.harness.brokers import SUB, consume, message, numbers, settle, simulated
@@ -307,7 +308,7 @@ async def test_a_claim_that_ends_after_everything_was_lost_leaves_nothing_open(
     with pytest.raises(Conflict):
         await claiming
     assert broker.topics.loaded == [] and topic not in broker.wal._logs
-    assert broker.cloud is not None and broker.cloud.tiering.get(topic) is None
+    assert broker.cloud is not None and broker.cloud.uploader.get(topic) is None
 
 
 @simulated
@@ -347,7 +348,7 @@ async def test_a_rest_beside_a_seal_writes_nothing_behind_it(undone: bool) -> No
         await publish(node, old, text)
     broker = node.broker
     assert broker is not None and old.storage is not None
-    await node.call(old.storage.tiering.upload_all(old.storage.tiering.get(topic)))  # type: ignore[arg-type]
+    await node.call(old.storage.uploader.upload_all(old.storage.uploader.get(topic)))  # type: ignore[arg-type]
     transact, gate = node.metadata.transact, asyncio.Event()
 
     async def held(compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Revision | None:
@@ -395,11 +396,11 @@ def _break(town: Cluster, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("nobody thought of that")
 
     if where == "upload":
-        monkeypatch.setattr(TopicTier, "upload", defect)
+        monkeypatch.setattr(TopicUploads, "upload", defect)
     elif where == "quiet":
         monkeypatch.setattr(Topic, "quiet", defect)
     elif where == "rest":
-        monkeypatch.setattr(Tiering, "upload_rest", defect)
+        monkeypatch.setattr(Uploader, "upload_rest", defect)
     elif where == "seal":
         monkeypatch.setattr(Ownership, "release", defect)
     elif where == "behind the seal":
@@ -466,6 +467,6 @@ async def test_a_move_that_fails_after_everything_was_lost_does_not_bring_the_to
     node.metadata.transact = unanswered  # type: ignore[method-assign]
     with pytest.raises(DanubeError):
         await node.call(broker.topics.hand_over(topic, Marker()))
-    assert broker.topics.loaded == [] and broker.cloud.tiering.get(topic) is None
+    assert broker.topics.loaded == [] and broker.cloud.uploader.get(topic) is None
     with pytest.raises(NotServed):
         await publish(node, old, "b")

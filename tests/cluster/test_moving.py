@@ -23,7 +23,7 @@ from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import MoveFailed, NotServed, Unreachable
 from pydanube.history.snapshots import read_snapshot
-from pydanube.history.tier import topic_prefix
+from pydanube.history.tier_state import topic_prefix
 from pydanube.ports import Compare, Delete, Put, Revision
 from pydanube.testing.cluster import TTL, Cluster, Node
 from pydanube.testing.faulty_disk import FaultyDisk

@@ -203,7 +203,7 @@ async def test_a_directory_made_again_is_not_taken_for_the_one_before(disk: File
     await disk.remove("d/a")
     await disk.remove("d")
     await disk.make_directory("d")
-    fd = disk._directories.open(f"{disk._root}/d")
+    fd = disk._names._directories.open(f"{disk._root}/d")
     assert os.fstat(fd).st_ino == os.stat(f"{disk._root}/d").st_ino
     os.close(fd)
 
@@ -214,7 +214,7 @@ async def test_directories_that_wait_for_a_sync_which_never_comes_are_closed_in_
         await disk.make_directory(f"d{number}")
         await disk.create(f"d{number}/a")
         await disk.rename(f"d{number}/a", f"d{number}/b")
-    assert len(disk._directories._expected) == EXPECTED_MAX
+    assert len(disk._names._directories._expected) == EXPECTED_MAX
 
 
 # --- directories ------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ async def test_directories_made_side_by_side_are_all_synced_before_anybody_is_to
             assert f"{disk._root}/{each}" in synced, each
 
     await asyncio.gather(*map(make, range(20)))
-    assert not disk._unsynced_names
+    assert not disk._names._unsynced_names
 
 
 # --- shares -----------------------------------------------------------------------------------------

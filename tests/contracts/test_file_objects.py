@@ -25,7 +25,8 @@ from pydanube.stores.disk.files import FileDisk
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.objects import directory as file_objects
 from pydanube.stores.objects.directory import UPLOADING, FileObjectStore
-from pydanube.testing.faulty_disk import Faults, FaultyDisk
+from pydanube.testing.disk_faults import Faults
+from pydanube.testing.faulty_disk import FaultyDisk
 from tests.support import run
 
 SEEDS = 8

@@ -18,7 +18,7 @@ import pytest
 
 from pydanube.errors import DirectoryInUse, DiskFailed, DiskFull
 from pydanube.ports import Write
-from pydanube.stores.disk import files
+from pydanube.stores.disk import file_writer, files
 from pydanube.stores.disk.files import FileDisk
 
 
@@ -339,7 +339,7 @@ class Syncs:
         self.on_the_spot: list[bool] = []
         self._now = 0.0
         self._loop_thread = threading.get_ident()
-        monkeypatch.setattr(files, "time", SimpleNamespace(perf_counter=lambda: self._now))
+        monkeypatch.setattr(file_writer, "time", SimpleNamespace(perf_counter=lambda: self._now))
         monkeypatch.setattr(os, "fdatasync", self._fdatasync)
 
     def _fdatasync(self, fd: int) -> None:
@@ -363,7 +363,7 @@ async def test_a_disk_that_stalls_once_is_left_to_threads_for_a_while(
 ) -> None:
     await made(disk, "a")
     syncs = Syncs(monkeypatch)
-    disk._small_seconds = syncs.seconds
+    disk._writer._small_seconds = syncs.seconds
 
     async def write() -> bool:
         await disk.write([Write("a", 0, [b"x"])], sync=True)
@@ -388,7 +388,7 @@ async def test_large_writes_and_many_never_hold_up_the_loop(
 ) -> None:
     await made(disk, "a", "b")
     syncs = Syncs(monkeypatch)
-    disk._small_seconds = 0.0
+    disk._writer._small_seconds = 0.0
     await disk.write(writes, sync=True)
     assert syncs.on_the_spot and not any(syncs.on_the_spot)
 
@@ -398,7 +398,7 @@ async def test_nothing_is_done_on_the_spot_while_a_thread_is_busy(
 ) -> None:
     await made(disk, "a", "b")
     syncs = Syncs(monkeypatch)
-    disk._small_seconds = 0.0
+    disk._writer._small_seconds = 0.0
     await asyncio.gather(disk.read("b", 0, 1), disk.write([Write("a", 0, [b"x"])], sync=True))
     assert syncs.on_the_spot == [False]
 
@@ -409,7 +409,7 @@ async def test_nothing_is_done_on_the_spot_in_a_directory_of_several_processes(
     disk = FileDisk(tmp_path, descriptors_max=0)
     await made(disk, "a")
     syncs = Syncs(monkeypatch)
-    disk._small_seconds = 0.0
+    disk._writer._small_seconds = 0.0
     await disk.write([Write("a", 0, [b"x"])], sync=True)
     assert syncs.on_the_spot == [False]
     disk.close()
@@ -423,16 +423,16 @@ async def test_a_write_on_the_spot_says_what_failed_and_trusts_the_file_no_more(
         raise OSError(errno.EIO, "the cable is loose")
 
     await made(disk, "a")
-    disk._small_seconds = 0.0
+    disk._writer._small_seconds = 0.0
     with monkeypatch.context() as failing:
         failing.setattr(os, call, fail)
         (failure,) = await disk.write([Write("a", 0, [b"x"])], sync=True)
     assert isinstance(failure, DiskFailed) and "the cable is loose" in str(failure)
     assert failure.operation == ("write" if call == "pwritev" else "sync")
-    disk._small_seconds = 0.0
+    disk._writer._small_seconds = 0.0
     (again,) = await disk.write([Write("a", 0, [b"x"])], sync=True)
     assert (again is None) == (call == "pwritev"), "a sync that failed once may have lost what it says is safe"
-    disk._small_seconds = 0.0
+    disk._writer._small_seconds = 0.0
     (missing,) = await disk.write([Write("b", 0, [b"x"])], sync=True)
     assert isinstance(missing, DiskFailed) and missing.path == "b"
 

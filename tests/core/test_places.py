@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.history.coverage import Fate, Place, Where, judge, overlaps, places
+from pydanube.core.history.coverage import CoverageRange, Fate, Where, judge, overlaps, places
 from pydanube.core.history.tiers import Descriptor
 
 END = 30
 spans = st.tuples(st.integers(0, END), st.integers(0, END)).map(lambda pair: (min(pair), max(pair)))
 sources = st.lists(
     st.tuples(spans, st.sampled_from([Where.OBJECTS, Where.LOG, Where.ORPHAN, Where.VOID])).map(
-        lambda pair: Place(*pair[0], pair[1])
+        lambda pair: CoverageRange(*pair[0], pair[1])
     ),
     max_size=8,
 )
@@ -36,7 +36,7 @@ def described(start: int, end: int, name: str = "") -> Descriptor:
 
 
 @given(st.integers(0, END), st.integers(0, END), sources)
-def test_every_offset_below_the_head_has_exactly_one_place(first: int, head: int, given: list[Place]) -> None:
+def test_every_offset_below_the_head_has_exactly_one_place(first: int, head: int, given: list[CoverageRange]) -> None:
     found = places(first, head, given)
     assert [offset for place in found for offset in range(place.first, place.end)] == list(range(head))
     for place in found:
@@ -47,7 +47,7 @@ def test_every_offset_below_the_head_has_exactly_one_place(first: int, head: int
 
 
 @given(sources)
-def test_neighbours_of_one_kind_are_one_place(given: list[Place]) -> None:
+def test_neighbours_of_one_kind_are_one_place(given: list[CoverageRange]) -> None:
     found = places(0, END, given)
     assert all(left.where is not right.where for left, right in pairwise(found))
 

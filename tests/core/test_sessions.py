@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pydanube.core.commit.sessions import RECENT_MAX, Producer, Sessions, Stored
+from pydanube.core.commit.sessions import RECENT_MAX, ProducerState, Sessions, Stored
 from pydanube.errors import OutOfSequence, ProducerFenced, Refused, SessionUnknown
 
 P = 7  # the producer
@@ -380,7 +380,7 @@ def test_a_loosened_session_is_still_fenced_by_a_newer_one_that_is_not_loose() -
 
 u64 = st.integers(0, 2**64 - 1)
 producers = st.builds(
-    Producer,
+    ProducerState,
     u64,
     u64,
     st.lists(st.binary(min_size=8, max_size=8), max_size=RECENT_MAX).map(
@@ -394,7 +394,7 @@ states = st.dictionaries(u64, producers, max_size=5)
 
 @settings(deadline=None)
 @given(states)
-def test_a_snapshot_brings_back_every_producer(state: dict[int, Producer]) -> None:
+def test_a_snapshot_brings_back_every_producer(state: dict[int, ProducerState]) -> None:
     sessions = Sessions(state)
     again = Sessions.from_bytes(sessions.to_bytes())
     assert again == sessions
@@ -403,7 +403,7 @@ def test_a_snapshot_brings_back_every_producer(state: dict[int, Producer]) -> No
 
 @settings(deadline=None)
 @given(states)
-def test_equal_states_have_equal_snapshots(state: dict[int, Producer]) -> None:
+def test_equal_states_have_equal_snapshots(state: dict[int, ProducerState]) -> None:
     backwards = Sessions(dict(reversed(state.items())))
     assert backwards.to_bytes() == Sessions(state).to_bytes()
 
@@ -443,7 +443,7 @@ def test_a_snapshot_remembers_that_a_session_is_loose() -> None:
 @settings(deadline=None)
 @given(states.filter(bool), st.data())
 def test_a_snapshot_that_ends_early_raises_or_has_lost_whole_producers(
-    state: dict[int, Producer], data: st.DataObject
+    state: dict[int, ProducerState], data: st.DataObject
 ) -> None:
     snapshot = Sessions(state).to_bytes()
     end = data.draw(st.integers(0, len(snapshot) - 1))
@@ -546,7 +546,7 @@ actions = st.one_of(
 def test_sessions_answer_like_a_list_of_everything_that_happened(steps: list[tuple[object, ...]]) -> None:
     sessions, model = Sessions(), History()
     committed = deepcopy(model)
-    undo: dict[int, Producer | None] = {}  # as the committer keeps it: values from before the group
+    undo: dict[int, ProducerState | None] = {}  # as the committer keeps it: values from before the group
     next_offset = 0
     for step in steps:
         match step:

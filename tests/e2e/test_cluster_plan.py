@@ -24,12 +24,12 @@ from pydanube.core import keys
 from pydanube.core.names import BrokerId, SubscriptionName, TopicName
 from pydanube.stores.metadata.etcd import CLIENT_PORT_OFFSET, EtcdMetadataStore
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
-from pydanube.wire._pb.danube import DanubeAdmin_pb2_grpc as stubs
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
-from pydanube.wire._pb.pydanube import admin_pb2_grpc as our_stubs
 from tests.e2e.clusters import UNWILLING, ClusterBroker, ClusterProcesses, cluster_in
 from tests.e2e.objectstores import S3Server
 from tests.e2e.tcp_proxy import Line
+from tests.stubs.danube import DanubeAdmin_pb2_grpc as stubs
+from tests.stubs.pydanube import admin_pb2_grpc as our_stubs
 from tests.support import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

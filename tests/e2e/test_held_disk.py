@@ -14,8 +14,8 @@ import pytest
 import pydanube
 from pydanube.client.producer import Producer
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
-from pydanube.wire._pb.danube import DanubeApi_pb2_grpc as rpc
 from tests.e2e.processes import BrokerProcess
+from tests.stubs.danube import DanubeApi_pb2_grpc as rpc
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 

@@ -27,9 +27,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydanube.client import blocking
 from pydanube.testing.ports import free_ports
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
-from pydanube.wire._pb.danube import DanubeApi_pb2_grpc as api
 from tests.e2e.clusters import ClusterBroker, ClusterProcesses, cluster_in
 from tests.e2e.processes import Process, danube_here, until
+from tests.stubs.danube import DanubeApi_pb2_grpc as api
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "deploy"

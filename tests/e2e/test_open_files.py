@@ -16,10 +16,10 @@ import pydanube
 from pydanube.config import open_files
 from pydanube.errors import Unavailable
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
-from pydanube.wire._pb.danube import DanubeApi_pb2_grpc as api
 from pydanube.wire.errors_on_wire import from_wire
 from pydanube.wire.frames import FrameDecoder
 from tests.e2e.processes import BrokerProcess
+from tests.stubs.danube import DanubeApi_pb2_grpc as api
 
 TOPICS = [f"/default/t{number}" for number in range(1100)]
 AT_ONCE = 100

@@ -27,7 +27,8 @@ from pydanube.formats.batch import (
     routing,
     rows_of,
 )
-from pydanube.formats.small_batch import BODY_SIZE_MAX, ROWS_MAX, Layout, Sizes
+from pydanube.formats.envelope import validated
+from pydanube.formats.small_batch import BODY_SIZE_MAX, ROWS_MAX, Sizes, SmallBatchLayout
 
 TIMES = st.integers(-(2**55), 2**57)
 TEXTS = st.text(max_size=12)
@@ -38,7 +39,7 @@ ROWS = st.lists(
 )
 
 
-def few() -> Layout:
+def few() -> SmallBatchLayout:
     layout = batches._FEW
     assert layout is not None, "this Arrow lays batches out in another way: everything is slower than it was"
     return layout
@@ -51,7 +52,7 @@ def body_of(payloads: list[bytes], **columns: Any) -> bytes:
 
 def by_arrow(body: bytes) -> pa.RecordBatch | None:
     try:
-        return batches._validated(pa.py_buffer(body))
+        return validated(pa.py_buffer(body))
     except InvalidBatch:
         return None
 
@@ -244,11 +245,11 @@ def test_checking_and_arrow_read_the_same_values() -> None:
 
 def test_an_example_that_is_not_what_it_is_said_to_be_makes_no_layout() -> None:
     example = columns_of([bytes(70_001)], bytes(8)).serialize().to_pybytes()
-    Layout(example, 70_001, Sizes(1, 1, 0, 1, 0))
+    SmallBatchLayout(example, 70_001, Sizes(1, 1, 0, 1, 0))
     for payload, sizes in (
         (70_002, Sizes(1, 1, 0, 1, 0)),
         (70_001, Sizes(2, 1, 0, 1, 0)),
         (70_001, Sizes(1, 0, 0, 1, 0)),
     ):
         with pytest.raises(ValueError, match="metadata"):
-            Layout(example, payload, sizes)
+            SmallBatchLayout(example, payload, sizes)

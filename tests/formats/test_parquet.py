@@ -17,27 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube.errors import InvalidObject
-from pydanube.formats import parquet
+from pydanube.formats import parquet_read, parquet_write
 from pydanube.formats.batch import Batch, Envelope, encode, logical_crc, messages, rows_of, stamp
-from pydanube.formats.parquet import (
-    COLUMNS,
+from pydanube.formats.parquet import COLUMNS, Encoded, encode_raw, footer_length, read_raw, summary
+from pydanube.formats.parquet_read import (
     FOOTER_GUESS_BYTES,
-    ROW_GROUP_BYTES,
-    Encoded,
     check_bytes,
-    encode_object,
-    encode_raw,
-    footer_length,
-    merge_objects,
     open_object,
     parse_footer,
-    read_raw,
     read_row_group,
     read_table,
-    summary,
-    table_of_batches,
     verify_object,
 )
+from pydanube.formats.parquet_write import ROW_GROUP_BYTES, encode_object, merge_objects, table_of_batches
 from tests.harness.tiers import flipped
 
 TOPIC = "/default/orders"
@@ -87,8 +79,8 @@ def bytes_of(encoded: Encoded) -> bytes:
 @pytest.fixture
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row groups and batches that are small beside a test."""
-    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 4 * KIB)
-    monkeypatch.setattr(parquet, "BATCH_BYTES", KIB)
+    monkeypatch.setattr(parquet_write, "ROW_GROUP_BYTES", 4 * KIB)
+    monkeypatch.setattr(parquet_read, "BATCH_BYTES", KIB)
 
 
 # --- there and back ---------------------------------------------------------------------------------------
@@ -207,7 +199,7 @@ def test_reading_a_row_group_takes_little_more_memory_than_what_comes_of_it(monk
         taken.append(pa.total_allocated_bytes() - before)
         return encode(*arguments, **named)
 
-    monkeypatch.setattr(parquet, "encode", watched)
+    monkeypatch.setattr(parquet_read, "encode", watched)
     found = read_row_group(footer, 0, memoryview(data)[group.position : group.position + group.length])
     assert len(found) > 4
     made = 0
@@ -224,7 +216,7 @@ def test_messages_of_very_different_sizes_come_back_in_batches_of_a_bounded_size
     parts = [batch(sent[:1000], 0, epoch=3), batch(sent[1000:3002], 1000, epoch=3), batch(sent[3002:], 3002, epoch=4)]
     found = read(bytes_of(encode_object(TOPIC, 4, parts)))
     assert rows(found) == list(enumerate(sent))
-    assert max(each.header.size_bytes for each in found) < parquet.BATCH_BYTES + 900 * KIB
+    assert max(each.header.size_bytes for each in found) < parquet_read.BATCH_BYTES + 900 * KIB
     assert {each.header.epoch for each in found if each.header.end_offset <= 3002} == {3}
     assert {each.header.epoch for each in found if each.header.base_offset >= 3002} == {4}
 

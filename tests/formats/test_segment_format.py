@@ -13,8 +13,8 @@ from pydanube.formats.segment import (
     SEGMENT_HEADER_SIZE,
     SNAPSHOT_LENGTH_MAX,
     UNSYNCED,
-    Group,
     GroupHeader,
+    SegmentGroup,
     SegmentHeader,
     batch_headers_of,
     batches_of,
@@ -50,7 +50,9 @@ def batch(payload: bytes, base_offset: int) -> Batch:
     return stamp(made, base_offset=base_offset, epoch=3, append_time=7)
 
 
-def group(*payloads: bytes, number: int = 1, position: int = 96, first: int = 100, segment_id: int = ID) -> Group:
+def group(
+    *payloads: bytes, number: int = 1, position: int = 96, first: int = 100, segment_id: int = ID
+) -> SegmentGroup:
     return encode_group(
         [batch(payload, first + i) for i, payload in enumerate(payloads)],
         segment_id=segment_id,
@@ -61,7 +63,7 @@ def group(*payloads: bytes, number: int = 1, position: int = 96, first: int = 10
     )
 
 
-def bytes_of(written: Group) -> bytes:
+def bytes_of(written: SegmentGroup) -> bytes:
     return b"".join(written.buffers)
 
 

@@ -27,12 +27,12 @@ from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.stores.work.memory import MemoryWork
 from pydanube.stores.work.memory_clock import LoopClock
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
-from pydanube.wire._pb.danube import DanubeAdmin_pb2_grpc as admin_grpc
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
-from pydanube.wire._pb.danube import DanubeApi_pb2_grpc as api_grpc
-from pydanube.wire._pb.danube import SchemaRegistry_pb2_grpc as schema_grpc
-from pydanube.wire._pb.pydanube import admin_pb2_grpc as ours_grpc
-from pydanube.wire._pb.pydanube import status_pb2_grpc as status_grpc
+from tests.stubs.danube import DanubeAdmin_pb2_grpc as admin_grpc
+from tests.stubs.danube import DanubeApi_pb2_grpc as api_grpc
+from tests.stubs.danube import SchemaRegistry_pb2_grpc as schema_grpc
+from tests.stubs.pydanube import admin_pb2_grpc as ours_grpc
+from tests.stubs.pydanube import status_pb2_grpc as status_grpc
 from tests.support import run
 
 TOPIC = "/default/orders"

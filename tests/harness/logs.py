@@ -31,11 +31,13 @@ from pydanube.formats.segment import (
 )
 from pydanube.log import zero_fill
 from pydanube.log.reader import LogReader
-from pydanube.log.verify import Report, verify
+from pydanube.log.verify import LogReport, verify
 from pydanube.log.wal import TopicLog, Wal, WalConfig
 from pydanube.ports import Entry, Write, WriteResult
-from pydanube.testing.faulty_disk import Faults, FaultyDisk, ProcessDisk
+from pydanube.testing.disk_faults import Faults
+from pydanube.testing.faulty_disk import FaultyDisk
 from pydanube.testing.loop import SimClock, SimLoop, SimWork
+from pydanube.testing.process_disk import ProcessDisk
 
 TOPIC = "/default/orders"
 OTHER_TOPIC = "/default/payments"
@@ -299,7 +301,7 @@ class Machine:
         await disk.remove(path)
         await disk.sync_directory(path.rpartition("/")[0])
 
-    async def verify(self) -> Report:
+    async def verify(self) -> LogReport:
         """What `danube log verify` would say now."""
         return await verify(self.hardware.process(98), self.clock, self.work)
 

@@ -25,10 +25,10 @@ from pydanube.broker.topic import Topic
 from pydanube.core.history.tiers import PARQUET, Descriptor, Objects, Retention, TierConfig, manifest_from_bytes
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import Unreachable
-from pydanube.formats.parquet import check_bytes, open_object
-from pydanube.history import maintenance, tier
+from pydanube.formats.parquet_read import check_bytes, open_object
+from pydanube.history import object_maker
 from pydanube.history.tier_state import TierState, read_state
-from pydanube.history.uploader import Carried
+from pydanube.history.upload_state import UploadState
 from pydanube.ports import Buffer, Elsewhere, ObjectInfo
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.objects.memory import MemoryObjectStore
@@ -140,8 +140,7 @@ def flipped(data: bytes, place: int, bit: int = 0) -> bytes:
 
 def store_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every object is large, and is made and stored by another process: one that dies with ours, and has our traps."""
-    for module in (tier, maintenance):
-        monkeypatch.setattr(module, "APART_BYTES", 0)
+    monkeypatch.setattr(object_maker, "APART_BYTES", 0)
     monkeypatch.setattr(Shelf, "is_open_elsewhere", True)
 
 
@@ -259,9 +258,9 @@ async def remove_tree(disk: MemoryDisk, path: str) -> None:
             await disk.remove(inner)
 
 
-def carried(topic: Topic) -> Carried:
+def carried(topic: Topic) -> UploadState:
     assert topic.storage is not None
-    found = topic.storage.tiering.get(topic.name)
+    found = topic.storage.uploader.get(topic.name)
     assert found is not None
     return found
 
@@ -364,7 +363,7 @@ async def caught_up(stream: Stream, seconds: float = 60.0) -> None:
 async def all_uploaded(topic: Topic, seconds: float = 120.0) -> None:
     found = carried(topic)
     for _ in range(int(seconds)):
-        if found.tier.waiting(found.log) is None and not found.working.locked():
+        if found.uploads.waiting(found.log) is None and not found.working.locked():
             return
         await asyncio.sleep(1)
     raise AssertionError(f"not uploaded: {found.failing}")

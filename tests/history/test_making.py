@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -16,16 +17,17 @@ import pytest
 
 from pydanube.errors import Conflict
 from pydanube.formats.batch import Batch, Envelope, encode_messages, stamp
-from pydanube.formats.parquet import check_bytes, open_object
+from pydanube.formats.parquet_read import check_bytes, open_object
 from pydanube.history.object_builder import (
     BATCHES_AT_ONCE,
     LARGE_BYTES,
-    Unreadable,
-    make_and_store,
-    make_object,
-    make_packed,
-    merge_and_store,
+    NotBuilt,
+    Packed,
+    Parts,
+    Recipe,
+    build_object,
     pack,
+    store_elsewhere,
 )
 from pydanube.ports import ObjectStore
 from pydanube.stores.objects.urls import open_object_store
@@ -40,6 +42,14 @@ def batch_of(size: int, offset: int) -> Batch:
     return stamp(batch, base_offset=offset, epoch=1, append_time=1)
 
 
+def packed_of(batches: Sequence[Batch]) -> Packed:
+    return Packed([piece for some in pack(batches) for piece in some])
+
+
+def recipe(source: Sequence[Batch] | Packed | Parts) -> Recipe:
+    return Recipe("/default/t", 1, source)
+
+
 @pytest.fixture(scope="module")
 def batches() -> list[Batch]:
     """Small and large ones, in any order, and more than are packed at once."""
@@ -48,17 +58,17 @@ def batches() -> list[Batch]:
 
 
 def test_packed_batches_make_the_same_object(batches: list[Batch]) -> None:
-    packed = [piece for some in pack(batches) for piece in some]
-    assert b"".join(packed) == b"".join(each.to_bytes() for each in batches)
-    one, other = make_object("/default/t", 1, batches), make_packed("/default/t", 1, packed)
+    packed = packed_of(batches)
+    assert b"".join(packed.pieces) == b"".join(each.to_bytes() for each in batches)
+    one, other = build_object(recipe(batches)), build_object(recipe(packed))
     assert (one.start_offset, one.end, one.footer_crc) == (other.start_offset, other.end, other.footer_crc)
     assert one.data == other.data
 
 
 def test_no_message_is_in_what_is_pickled_and_no_large_one_is_copied(batches: list[Batch]) -> None:
-    packed = [piece for some in pack(batches) for piece in some]
-    pickled, *views = dumped(partial(make_packed, "/default/t", 1, packed))
-    assert pickled.nbytes < 50 * len(packed) + 500
+    packed = packed_of(batches)
+    pickled, *views = dumped(partial(build_object, recipe(packed)))
+    assert pickled.nbytes < 50 * len(packed.pieces) + 500
     large = [each.body for each in batches if len(each.body) >= LARGE_BYTES]
     assert len([view for view in views if any(view.obj is memoryview(body).obj for body in large)]) == len(large) > 10
 
@@ -73,7 +83,7 @@ CANCELLING = """
 import asyncio
 from functools import partial
 from pydanube.formats.batch import Envelope, encode_messages, stamp
-from pydanube.history.object_builder import make_packed, pack
+from pydanube.history.object_builder import Packed, Recipe, build_object, pack
 from pydanube.stores.work.worker_process import Apart
 
 def batch_of(offset):
@@ -85,7 +95,8 @@ async def main():
     beside = Apart(1)
     await beside.call(int)
     for _ in range(5):
-        packed = partial(make_packed, "/default/t", 1, [piece for some in pack(batches) for piece in some])
+        packed = Packed([piece for some in pack(batches) for piece in some])
+        packed = partial(build_object, Recipe("/default/t", 1, packed))
         task = asyncio.create_task(beside.call(packed))
         del packed
         await asyncio.sleep(0.01)
@@ -119,7 +130,8 @@ async def directory(path: str) -> AsyncIterator[ObjectStore]:
 
 def apart_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], *arguments: object) -> Any:
     """What `function` says in another process, where a directory is the store."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    repository = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(repository), str(repository / "src")]))
 
     async def main() -> Any:
         beside = Apart(1)
@@ -137,34 +149,33 @@ def test_another_process_makes_stores_and_merges_objects_and_tells_what_they_are
 ) -> None:
     parts = []
     for name, some in (("a.parquet", batches[:40]), ("b.parquet", batches[40:])):
-        packed = [piece for each in pack(some) for piece in each]
-        made, info = apart_on(tmp_path, monkeypatch, make_and_store, name, "/default/t", 1, packed)
+        made, info = apart_on(tmp_path, monkeypatch, store_elsewhere, name, recipe(packed_of(some)))
         stored = (tmp_path / name).read_bytes()
-        assert made == make_object("/default/t", 1, some)._replace(data=b"")
+        assert made == build_object(recipe(some))._replace(data=b"")
         assert (info.key, info.size_bytes) == (name, len(stored))
         check_bytes(stored, made.footer_crc)
         parts.append((name, made.footer_crc))
-    made, info = apart_on(tmp_path, monkeypatch, merge_and_store, "ab.parquet", "/default/t", 1, parts)
+    made, info = apart_on(tmp_path, monkeypatch, store_elsewhere, "ab.parquet", recipe(Parts(parts)))
     stored = (tmp_path / "ab.parquet").read_bytes()
     assert (made.start_offset, made.end, info.size_bytes) == (0, len(batches), len(stored))
     assert open_object(stored).end == len(batches)
     wrong = [(parts[0][0], parts[0][1]), (parts[1][0], parts[1][1] ^ 1)]
-    found = apart_on(tmp_path, monkeypatch, merge_and_store, "no.parquet", "/default/t", 1, wrong)
-    assert isinstance(found, Unreadable) and found.number == 1
+    found = apart_on(tmp_path, monkeypatch, store_elsewhere, "no.parquet", recipe(Parts(wrong)))
+    assert isinstance(found, NotBuilt) and found.part == 1
     missing = [("nowhere.parquet", 1), parts[1]]
-    found = apart_on(tmp_path, monkeypatch, merge_and_store, "no.parquet", "/default/t", 1, missing)
-    assert found == Unreadable(0, "it is missing")
+    found = apart_on(tmp_path, monkeypatch, store_elsewhere, "no.parquet", recipe(Parts(missing)))
+    assert found == NotBuilt("it is missing", 0)
     assert not (tmp_path / "no.parquet").exists()
 
 
 def test_another_process_tells_that_a_name_is_taken_and_that_arrow_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: list[Batch]
 ) -> None:
-    packed = [piece for each in pack(batches[:3]) for piece in each]
     (tmp_path / "a.parquet").write_bytes(b"somebody else's")
     with pytest.raises(Conflict):
-        apart_on(tmp_path, monkeypatch, make_and_store, "a.parquet", "/default/t", 1, packed)
+        apart_on(tmp_path, monkeypatch, store_elsewhere, "a.parquet", recipe(packed_of(batches[:3])))
     assert (tmp_path / "a.parquet").read_bytes() == b"somebody else's"
-    hole = [piece for each in pack([batches[0], batches[2]]) for piece in each]
-    assert apart_on(tmp_path, monkeypatch, make_and_store, "b.parquet", "/default/t", 1, hole) is None
+    hole = recipe(packed_of([batches[0], batches[2]]))
+    found = apart_on(tmp_path, monkeypatch, store_elsewhere, "b.parquet", hole)
+    assert isinstance(found, NotBuilt) and found.part is None
     assert not (tmp_path / "b.parquet").exists()

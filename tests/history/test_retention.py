@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 
-from pydanube.broker.retention import Change, RetentionDesk, Rule
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import NamespaceName
 from pydanube.core.policies import TopicPolicy
+from pydanube.history.retention import RetentionChange, RetentionDesk, Rule
 from pydanube.ports import Put
 from tests.harness.brokers import ORDERS, Host, find_topic, make_topic, one_topic, publish_many, simulated
 
@@ -51,7 +51,7 @@ async def test_a_rule_of_a_topic_is_obeyed_at_its_next_look() -> None:
     host = Host(tier=LOOKING)
     broker, orders = await with_history(host)
     desk = desk_of(broker)
-    await desk.set_topic(orders, Change(minutes=90))
+    await desk.set_topic(orders, RetentionChange(minutes=90))
     due = await desk.due(orders)
     assert (due.objects, due.first_offset) == (1, 50)
     assert orders.first_offset == 0
@@ -66,7 +66,7 @@ async def test_a_rule_can_be_applied_at_once() -> None:
     host = Host(tier=LOOKING)
     broker, orders = await with_history(host)
     desk = desk_of(broker)
-    await desk.set_topic(orders, Change(minutes=90))
+    await desk.set_topic(orders, RetentionChange(minutes=90))
     assert await desk.apply(orders) == (50, 1)
     assert await desk.apply(orders) == (50, 0)
 
@@ -78,9 +78,9 @@ async def test_a_rule_of_the_namespace_reaches_its_topics_but_not_one_that_says_
     kept = await make_topic(broker, "/default/kept")
     await publish_many(kept, 50)
     desk = desk_of(broker)
-    await desk.set_topic(kept, Change(minutes=0))
+    await desk.set_topic(kept, RetentionChange(minutes=0))
     await asyncio.sleep(2 * HOUR)
-    await desk.set_namespace(DEFAULT, Change(minutes=30))
+    await desk.set_namespace(DEFAULT, RetentionChange(minutes=30))
     await asyncio.sleep(61)
     assert orders.first_offset == 100 and kept.first_offset == 0
 
@@ -102,7 +102,7 @@ async def test_a_restart_brings_the_configured_limits_and_leaves_the_rule_that_w
     broker = await host.boot()
     desk = desk_of(broker, host.config.policies)
     assert await desk.of_namespace(DEFAULT) == Rule(1, 0, "configuration")
-    await desk.set_namespace(DEFAULT, Change(minutes=0))
+    await desk.set_namespace(DEFAULT, RetentionChange(minutes=0))
     orders = await make_topic(broker)
     await publish_many(orders, 50)
     broker = await host.restart()
@@ -111,7 +111,7 @@ async def test_a_restart_brings_the_configured_limits_and_leaves_the_rule_that_w
     assert await desk.of_topic(orders) == Rule(0, 0, "namespace") and orders.policy.max_producers_per_topic == 7
     await asyncio.sleep(HOUR)
     assert orders.first_offset == 0
-    await desk.set_namespace(DEFAULT, Change(reset=True))
+    await desk.set_namespace(DEFAULT, RetentionChange(reset=True))
     assert await desk.of_topic(orders) == Rule(1, 0, "configuration")
     await asyncio.sleep(61)
     assert orders.first_offset == 50
@@ -121,7 +121,7 @@ async def test_a_restart_brings_the_configured_limits_and_leaves_the_rule_that_w
 async def test_the_rule_of_a_deleted_topic_does_not_come_back_with_its_name() -> None:
     host = Host(tier=LOOKING)
     broker, orders = await with_history(host)
-    await desk_of(broker).set_topic(orders, Change(minutes=1))
+    await desk_of(broker).set_topic(orders, RetentionChange(minutes=1))
     await broker.topics.delete(ORDERS)
     again = await make_topic(broker)
     assert await desk_of(broker).of_topic(again) == Rule(0, 0, "configuration")

@@ -8,7 +8,7 @@ import pytest
 
 from pydanube.core.history.tiers import Descriptor
 from pydanube.errors import Unreachable
-from pydanube.history.snapshots import KEPT, Snapshot, Snapshots, read_snapshot, snapshot_name
+from pydanube.history.snapshots import KEPT, HistorySnapshot, Snapshots, read_snapshot, snapshot_name
 from pydanube.ports import Buffer, ObjectInfo
 from pydanube.stores.objects.memory import MemoryObjectStore
 from tests.support import run
@@ -16,7 +16,7 @@ from tests.support import run
 PREFIX = "default/orders/"
 
 
-def snapshot(head: int) -> Snapshot:
+def snapshot(head: int) -> HistorySnapshot:
     described = Descriptor(
         start_offset=0,
         end_offset=head - 1,
@@ -28,17 +28,17 @@ def snapshot(head: int) -> Snapshot:
         epoch=1,
         created_at=3,
     )
-    return Snapshot("/default/orders", 0, head, None, 0, [described], [(5, 7)], [(7, 9)], 4)
+    return HistorySnapshot("/default/orders", 0, head, None, 0, [described], [(5, 7)], [(7, 9)], 4)
 
 
 def test_a_snapshot_survives_its_bytes() -> None:
-    assert Snapshot.from_bytes(snapshot(10).to_bytes()) == snapshot(10)
+    assert HistorySnapshot.from_bytes(snapshot(10).to_bytes()) == snapshot(10)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format": 2}', b'{"format": 1, "topic": "t"}'])
 def test_bytes_that_are_none_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
-        Snapshot.from_bytes(data)
+        HistorySnapshot.from_bytes(data)
 
 
 def test_the_newest_is_read_and_only_a_few_are_kept() -> None:

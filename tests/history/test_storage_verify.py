@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from pydanube.broker.service import Broker
-from pydanube.broker.storage import StorageDesk, Verified
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
-from pydanube.core.history.coverage import Place, Where
+from pydanube.core.history.coverage import CoverageRange, Where
 from pydanube.core.history.ownership import Orphan, Owner, void_to_bytes
 from pydanube.core.history.tiers import RAW, Descriptor, History, Retention, TierConfig
 from pydanube.core.names import TopicName
 from pydanube.errors import OwnershipLost, TopicUnknown, Unreachable
 from pydanube.formats.batch import load
 from pydanube.formats.parquet import encode_raw
-from pydanube.history.maintenance import Tidy
-from pydanube.history.verify import Progress, TierReport
+from pydanube.history.maintenance import Maintenance
+from pydanube.history.storage import StorageDesk, Verified
+from pydanube.history.verify import TierReport, VerifyProgress
 from pydanube.ports import Delete, Put
 from pydanube.stores.objects.memory import MemoryObjectStore
 from tests.harness.brokers import ORDERS, Host, find_topic, make_topic, one_topic, publish_many, simulated
@@ -55,7 +55,7 @@ class Scene:
         return cls(host, broker, orders)
 
     async def verified(self, *, repair: bool = False, topic: str = ORDERS) -> Verified:
-        async def tell(progress: Progress) -> None:
+        async def tell(progress: VerifyProgress) -> None:
             pass
 
         return await self.desk.verify(TopicName(topic), repair=repair, tell=tell)
@@ -94,20 +94,20 @@ async def test_a_whole_history_has_no_problems_and_every_offset_has_its_place() 
     report = await scene.verify()
     assert report.ok and report.findings == []
     assert (report.objects, report.messages, report.first_offset, report.head) == (3, 150, 0, 160)
-    assert report.places == [Place(0, 150, Where.OBJECTS), Place(150, 160, Where.LOG)]
+    assert report.places == [CoverageRange(0, 150, Where.OBJECTS), CoverageRange(150, 160, Where.LOG)]
 
 
 @simulated
 async def test_progress_goes_from_nothing_to_every_byte() -> None:
     scene = await Scene.make()
-    told: list[Progress] = []
+    told: list[VerifyProgress] = []
 
-    async def tell(progress: Progress) -> None:
+    async def tell(progress: VerifyProgress) -> None:
         told.append(progress)
 
     report = (await scene.desk.verify(ORDERS, repair=False, tell=tell)).report
-    assert told[0] == Progress(0, 3, 0, report.size_bytes)
-    assert told[-1] == Progress(3, 3, report.size_bytes, report.size_bytes)
+    assert told[0] == VerifyProgress(0, 3, 0, report.size_bytes)
+    assert told[-1] == VerifyProgress(3, 3, report.size_bytes, report.size_bytes)
     assert [each.bytes_done for each in told] == sorted(each.bytes_done for each in told)
 
 
@@ -115,7 +115,7 @@ async def test_progress_goes_from_nothing_to_every_byte() -> None:
 async def test_the_places_of_offsets_are_explained_by_retention_orphans_and_voids() -> None:
     scene = await Scene.make()
     assert scene.orders.storage is not None
-    await Tidy(scene.orders.storage.tier).move_first_offset(50)
+    await Maintenance(scene.orders.storage.tier).move_first_offset(50)
     orphan = Orphan(start=160, end=170, broker_id=7, epoch=9)
     await scene.write(
         Put(keys.orphan(ORDERS, 160), orphan.to_bytes()), Put(keys.void(ORDERS, 170), void_to_bytes(180, "never used"))
@@ -246,9 +246,9 @@ async def test_an_object_that_was_forgotten_while_we_read_is_no_problem() -> Non
     storage = scene.orders.storage
     assert storage is not None
 
-    async def tell(progress: Progress) -> None:
+    async def tell(progress: VerifyProgress) -> None:
         if progress.objects_done == 1 and storage.tier.history.first_offset == 0:
-            await Tidy(storage.tier).move_first_offset(100)
+            await Maintenance(storage.tier).move_first_offset(100)
 
     report = (await scene.desk.verify(ORDERS, repair=False, tell=tell)).report
     assert await scene.names() & {FIRST, SECOND, THIRD} == {THIRD}
@@ -294,7 +294,7 @@ async def test_offsets_that_nobody_has_are_a_gap() -> None:
     await scene.write(Delete(keys.storage_object(ORDERS, 0)))
     report = await scene.verify()
     assert only(report) == ("gap", "", 0, 50)
-    assert report.places[0] == Place(0, 50, Where.NOWHERE)
+    assert report.places[0] == CoverageRange(0, 50, Where.NOWHERE)
 
 
 @simulated
@@ -304,10 +304,10 @@ async def test_offsets_without_a_descriptor_that_the_log_still_has_are_no_gap() 
     report = await scene.verify()
     assert report.ok
     assert report.places == [
-        Place(0, 50, Where.OBJECTS),
-        Place(50, 100, Where.LOG),
-        Place(100, 150, Where.OBJECTS),
-        Place(150, 160, Where.LOG),
+        CoverageRange(0, 50, Where.OBJECTS),
+        CoverageRange(50, 100, Where.LOG),
+        CoverageRange(100, 150, Where.OBJECTS),
+        CoverageRange(150, 160, Where.LOG),
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pydanube.errors import ProcessEnded, Unreachable
-from pydanube.history import tier as tier_module
+from pydanube.history import object_maker
 from pydanube.stores.work.pickle_pipe import dumped, loaded
 from tests.harness.brokers import (
     one_topic,
@@ -50,7 +50,7 @@ async def test_what_is_large_is_made_in_another_process_unless_somebody_waits_fo
     host = TierHost(replace(STILL, object_bytes=KIB * KIB))
     monkeypatch.setattr(host.work, "run_apart", run_apart)
     monkeypatch.setattr(host.work, "await_apart", await_apart)
-    monkeypatch.setattr(tier_module, "APART_BYTES", 20_000)
+    monkeypatch.setattr(object_maker, "APART_BYTES", 20_000)
     _, orders = await one_topic(host)
     teller = Teller(size=100)
     await tell_and_upload(orders, teller, count=10)
@@ -58,7 +58,7 @@ async def test_what_is_large_is_made_in_another_process_unless_somebody_waits_fo
     await tell_and_upload(orders, teller, count=100)
     assert apart == 1
     await teller.tell(orders, 100)
-    assert await carried(orders).tier.upload(orders.log, urgent=True) is not None
+    assert await carried(orders).uploads.upload(orders.log, urgent=True) is not None
     assert apart == 1
     assert covered(await check_stored(host)) == [(0, 210)]
     host.kill()
@@ -93,7 +93,7 @@ async def test_what_a_process_was_storing_when_it_died_is_stored_here_under_anot
     await teller.tell(orders)
     await asyncio.sleep(2.5)
     assert (calls, covered(await check_stored(host))) == (1, [(0, 2)])  # not asked again so soon
-    await asyncio.sleep(tier_module.HERE_SECONDS)
+    await asyncio.sleep(object_maker.HERE_SECONDS)
     is_dying = False
     await teller.tell(orders)
     await asyncio.sleep(2.5)
@@ -105,7 +105,7 @@ async def test_what_a_process_was_storing_when_it_died_is_stored_here_under_anot
 @simulated
 async def test_uploads_merges_and_sweeps_go_on_while_every_process_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     store_apart(monkeypatch)
-    monkeypatch.setattr(tier_module, "HERE_SECONDS", 3.0)
+    monkeypatch.setattr(object_maker, "HERE_SECONDS", 3.0)
     host = TierHost(SMALL)
 
     async def await_apart(function: Callable[[], Any]) -> Any:
@@ -134,5 +134,5 @@ async def test_what_a_store_says_to_a_process_is_as_if_it_were_said_to_us(monkey
     host.shelf.put_fails = 1
     await Teller().tell(orders)
     with pytest.raises(Unreachable, match="the answer was lost"):
-        await carried(orders).tier.upload(orders.log)
-    assert await carried(orders).tier.elsewhere() is not None
+        await carried(orders).uploads.upload(orders.log)
+    assert await carried(orders).uploads.maker.elsewhere() is not None

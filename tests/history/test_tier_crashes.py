@@ -232,7 +232,7 @@ async def overtaken(scene: Scene, policies: TopicPolicy, at: int) -> None:
         assert not any(f'"epoch": {orders.ownership.epoch},' in str(each) for each in operations)
     await check_stored(owner)
     _, described = await state_of(owner)
-    assert described == list(await carried(theirs).tier.know_all()), "what the owner knows is what is stored"
+    assert described == list(await carried(theirs).tier.load_manifest()), "what the owner knows is what is stored"
     found = await read_everything(theirs)
     kept = {n for each in before for n in range(each.start_offset, each.end) if n >= theirs.first_offset}
     assert {n: found.get(n) for n in kept} == {n: teller.told.get(n, found.get(n)) for n in kept}
@@ -278,7 +278,7 @@ class LateWrites:
 async def given_up(host: TierHost, orders: Topic) -> LateWrites:
     """An upload that is cancelled while its descriptor is on its way: a move that is called off does that."""
     late = LateWrites(host)
-    uploading = asyncio.ensure_future(carried(orders).tier.upload(orders.log))
+    uploading = asyncio.ensure_future(carried(orders).uploads.upload(orders.log))
     await asyncio.sleep(1)
     uploading.cancel()
     await asyncio.gather(uploading, return_exceptions=True)
@@ -297,8 +297,8 @@ async def test_a_descriptor_that_was_given_up_and_comes_late_does_not_undo_what_
     late = await given_up(host, orders)
     for _ in range(2):
         await teller.tell(orders)
-        assert await found.tier.upload(orders.log) is not None
-    assert await found.tidy.merge() is not None
+        assert await found.uploads.upload(orders.log) is not None
+    assert await found.maintenance.merge() is not None
     assert covered(await check_stored(host)) == [(0, 3)]
     assert await late.land() == [False]
     assert covered(await check_stored(host)) == [(0, 3)]
@@ -314,8 +314,10 @@ async def test_a_descriptor_that_was_given_up_and_arrives_all_the_same_is_believ
     await Teller().tell(orders)
     late = await given_up(host, orders)
     assert await late.land() == [True]
-    assert await found.tidy.sweep() == []  # it is described: that its writer does not know is no reason to remove it
-    assert await found.tier.upload(orders.log) is None
+    assert (
+        await found.maintenance.sweep() == []
+    )  # it is described: that its writer does not know is no reason to remove it
+    assert await found.uploads.upload(orders.log) is None
     assert [each.object_id for each in await check_stored(host)] == ["data-0-0-1.parquet"]
 
 
@@ -325,7 +327,7 @@ async def test_a_descriptor_that_was_given_up_does_not_come_back_to_an_object_th
     _, orders = await one_topic(host)
     await Teller().tell(orders)
     late = await given_up(host, orders)
-    assert await carried(orders).tidy.sweep() == ["data-0-0-1.parquet"]
+    assert await carried(orders).maintenance.sweep() == ["data-0-0-1.parquet"]
     assert await late.land() == [False]
     assert await check_stored(host) == []
 
@@ -338,14 +340,14 @@ async def test_a_late_write_that_arrives_between_reading_anew_and_the_next_chang
     found = carried(orders)
     await teller.tell(orders)
     late = await given_up(host, orders)
-    await found.tier.make_sure()
+    await found.tier.refresh_if_stale()
     assert await late.land() == [True]
     await teller.tell(orders)
     with pytest.raises(Conflict, match="history"):
-        await found.tier.upload(orders.log)
-    await found.tier.upload(orders.log)
+        await found.uploads.upload(orders.log)
+    await found.uploads.upload(orders.log)
     assert covered(await check_stored(host)) == [(0, 2)]
-    assert list(await found.tier.know_all()) == await check_stored(host)
+    assert list(await found.tier.load_manifest()) == await check_stored(host)
 
 
 @simulated

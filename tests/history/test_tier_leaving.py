@@ -173,10 +173,10 @@ async def test_a_described_object_that_is_not_there_keeps_its_messages_on_the_di
         await asyncio.sleep(2)
     data = await host.shelf.get("default/orders/data-1-1-1.parquet")
     await host.shelf.put("default/orders/data-1-1-1.parquet", [data[:-1]])
-    assert await carried(orders).tidy.free(orders.log, 10**18) == 1
+    assert await carried(orders).maintenance.free(orders.log, 10**18) == 1
     assert "described object is not in the store" in [record.message for record in caplog.records]
     await host.shelf.put("default/orders/data-1-1-1.parquet", [data])
-    assert await carried(orders).tidy.free(orders.log, 10**18) == 2
+    assert await carried(orders).maintenance.free(orders.log, 10**18) == 2
 
 
 @simulated
@@ -214,7 +214,7 @@ async def test_a_topic_that_closes_while_its_log_is_being_freed_is_opened_whole(
         await truncate(before)
 
     orders.log._trimmer.truncate = slowly  # type: ignore[method-assign]
-    freeing = asyncio.ensure_future(carried(orders).tidy.free(orders.log, 10**18))
+    freeing = asyncio.ensure_future(carried(orders).maintenance.free(orders.log, 10**18))
     await begun.wait()
     freeing.cancel()
     await broker.stop()  # closing waits for what was begun
@@ -242,15 +242,15 @@ async def test_only_undescribed_objects_of_this_or_an_older_epoch_that_is_no_orp
     for name in {mine, older, "manifest-1-7.json", *strangers}:
         await host.shelf.put(f"default/orders/{name}", [b"x"])
     await host.shelf.put(f"default/orders-other/{mine}", [b"x"])
-    assert await found.tidy.sweep() == []
+    assert await found.maintenance.sweep() == []
     await asyncio.sleep(6)
-    assert await found.tidy.sweep() == [mine]
+    assert await found.maintenance.sweep() == [mine]
     found.tier.orphaned_epochs = frozenset()
-    assert await found.tidy.sweep() == []  # they are garbage from now on
+    assert await found.maintenance.sweep() == []  # they are garbage from now on
     await asyncio.sleep(6)
-    assert sorted(await found.tidy.sweep()) == [older, "manifest-1-7.json"]
+    assert sorted(await found.maintenance.sweep()) == [older, "manifest-1-7.json"]
     await asyncio.sleep(60)
-    assert await found.tidy.sweep() == []
+    assert await found.maintenance.sweep() == []
     assert set(await host.shelf.names()) == {"data-0-0-1.parquet", *strangers}
     assert [info.key async for info in host.shelf.list("default/orders-other/")] == [f"default/orders-other/{mine}"]
 

@@ -16,8 +16,9 @@ from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import LogDamaged, ObjectDamaged, Unreachable
-from pydanube.formats import parquet
+from pydanube.formats import parquet_read, parquet_write
 from pydanube.formats.batch import Batch, messages
+from pydanube.formats.parquet import Footer
 from pydanube.history import reader as cloud
 from pydanube.history.reader import CACHE_BYTES, LOADS_AT_ONCE, CloudReader
 from pydanube.ports import Buffer, Write
@@ -60,7 +61,7 @@ async def history(host: TierHost, objects: int = 4, count: int = 2, size: int = 
     _, orders = await one_topic(host)
     teller = Teller(size=size)
     await tell_and_upload(orders, teller, objects, count)
-    await carried(orders).tidy.free(orders.log, 10**18)
+    await carried(orders).maintenance.free(orders.log, 10**18)
     orders = await find_topic(await host.restart())
     assert orders.log.first_offset == orders.head - 1
     return orders, teller
@@ -68,7 +69,7 @@ async def history(host: TierHost, objects: int = 4, count: int = 2, size: int = 
 
 @pytest.fixture
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 16 * KIB)
+    monkeypatch.setattr(parquet_write, "ROW_GROUP_BYTES", 16 * KIB)
 
 
 # --- from the cloud -----------------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ async def test_a_message_read_from_the_log_first_and_from_the_cloud_later_is_the
     await all_uploaded(orders)
     await teller.tell(orders, 2)
     await orders.rows(31, 32)  # the piece that was read last is another one
-    assert await carried(orders).tidy.free(orders.log, 10**18)
+    assert await carried(orders).maintenance.free(orders.log, 10**18)
     assert orders.log.first_offset > 20
     assert [text.payload.decode() for _, text in await orders.rows(0, 20)] == [teller.told[n] for n in range(20)]
 
@@ -332,8 +333,8 @@ async def test_an_object_that_is_merged_away_under_a_reader_is_found_in_the_merg
     async def merging(key: str, position: int, length: int) -> bytes:
         host.shelf.get_range = get_range  # type: ignore[method-assign]
         found.tier.config = replace(SMALL, garbage_seconds=0.0)
-        assert await found.tidy.merge() is not None
-        await found.tidy.sweep()
+        assert await found.maintenance.merge() is not None
+        await found.maintenance.sweep()
         return await get_range(key, position, length)
 
     host.shelf.get_range = merging  # type: ignore[method-assign]
@@ -362,13 +363,13 @@ async def test_descriptors_that_move_to_the_manifest_while_somebody_reads_it_are
         return data
 
     host.shelf.get = slowly_reading  # type: ignore[method-assign]
-    reading = asyncio.ensure_future(found.tier.know_all())
+    reading = asyncio.ensure_future(found.tier.load_manifest())
     await slow.wait()
     await tell_and_upload(orders, teller)  # another descriptor moves, by another reading of the manifest
     await reading
-    assert list(await found.tier.know_all()) == await check_stored(host)
+    assert list(await found.tier.load_manifest()) == await check_stored(host)
     host.shelf.get = get  # type: ignore[method-assign]
-    await carried(orders).tidy.free(orders.log, 10**18)
+    await carried(orders).maintenance.free(orders.log, 10**18)
     assert await read_everything(orders) == teller.told
 
 
@@ -437,9 +438,9 @@ def test_a_start_at_a_time_is_the_smallest_kept_offset_published_then_or_later()
             if dice.random() < 0.8:
                 await all_uploaded(orders)
             if dice.random() < 0.5:
-                await carried(orders).tidy.free(orders.log, 10**18)
+                await carried(orders).maintenance.free(orders.log, 10**18)
             if dice.random() < 0.3 and len(carried(orders).tier.objects) > 1:
-                await carried(orders).tidy.move_first_offset(dice.randrange(len(times)))
+                await carried(orders).maintenance.move_first_offset(dice.randrange(len(times)))
             first = orders.first_offset
             for wanted in range(zero - 1, zero + 14):
                 expected = next((n for n, t in enumerate(times) if n >= first and t >= wanted), orders.head)
@@ -483,7 +484,7 @@ async def test_a_subscription_behind_the_first_offset_goes_on_there_counted_and_
         stream.leave()
     subscription = orders.require(SubscriptionName(SUB))
     assert subscription.get_lag_info().lag_messages == 8
-    await carried(orders).tidy.move_first_offset(6)
+    await carried(orders).maintenance.move_first_offset(6)
     await asyncio.sleep(2)
     assert subscription.metrics.skipped.value == 4
     assert subscription.get_lag_info().lag_messages == 4
@@ -597,16 +598,16 @@ async def test_a_reader_that_waits_for_a_row_group_has_the_next_one_fetched_mean
 async def test_a_slow_reader_fetches_nothing_twice_though_two_row_groups_fill_the_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 64 * KIB)
+    monkeypatch.setattr(parquet_write, "ROW_GROUP_BYTES", 64 * KIB)
     host = TierHost(STILL)
     orders, _ = await history(host, objects=2, count=24)
     tier = carried(orders).tier
     reader, store = await reader_of(host, orders, cache_bytes=140 * KIB)
     kept: list[int] = []
 
-    def watched(footer: parquet.Footer, number: int, data: Buffer) -> list[Batch]:
+    def watched(footer: Footer, number: int, data: Buffer) -> list[Batch]:
         kept.append(len(reader._groups._kept))
-        return parquet.read_row_group(footer, number, data)
+        return parquet_read.read_row_group(footer, number, data)
 
     monkeypatch.setattr(cloud, "read_row_group", watched)
     for offset in range(48):

@@ -15,9 +15,10 @@ from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import DiskFull, InvalidObject, OwnershipLost, Unreachable
 from pydanube.formats.batch import Batch, messages
-from pydanube.formats.parquet import Encoded, encode_object
+from pydanube.formats.parquet import Encoded
+from pydanube.formats.parquet_write import encode_object
 from pydanube.history import object_builder, reader
-from pydanube.history import tier as tier_module
+from pydanube.history import uploads as uploads_module
 from pydanube.history.snapshots import read_snapshot
 from pydanube.ports import Compare, Delete, Item, Put, Write
 from tests.harness.brokers import (
@@ -77,7 +78,7 @@ async def test_committed_messages_are_in_the_object_store_after_the_interval() -
 async def test_as_much_as_an_object_is_uploaded_without_waiting_for_the_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tier_module, "READ_BYTES", 1)
+    monkeypatch.setattr(uploads_module, "READ_BYTES", 1)
     host = TierHost(replace(STILL, upload_seconds=1e6, object_bytes=128 * KIB))
     _, orders = await one_topic(host)
     teller = Teller(size=8 * KIB)
@@ -96,7 +97,7 @@ async def test_as_much_as_an_object_is_uploaded_without_waiting_for_the_interval
 async def test_what_is_less_than_an_object_waits_for_its_interval_and_not_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tier_module, "READ_BYTES", 1)
+    monkeypatch.setattr(uploads_module, "READ_BYTES", 1)
     host = TierHost(replace(STILL, upload_seconds=30.0, object_bytes=128 * KIB))
     _, orders = await one_topic(host)
     teller = Teller(size=8 * KIB)
@@ -112,12 +113,12 @@ async def test_what_is_less_than_an_object_waits_for_its_interval_and_not_longer
 async def test_others_have_their_turn_while_what_is_in_memory_is_read_for_an_upload(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tier_module, "READ_BYTES", 1)
+    monkeypatch.setattr(uploads_module, "READ_BYTES", 1)
     host = TierHost(replace(STILL, upload_seconds=1e6))
     _, orders = await one_topic(host)
     for _ in range(20):
         await publish_many(orders, 1)
-    reading = asyncio.ensure_future(carried(orders).tier._read(orders.log, 0, orders.log.head))
+    reading = asyncio.ensure_future(carried(orders).uploads._read(orders.log, 0, orders.log.head))
     turns = 0
     while not reading.done():
         turns += 1
@@ -241,7 +242,7 @@ async def test_a_restart_with_a_manifest_and_a_whole_log_uploads_nothing_again()
     host.kill()
     orders = await find_topic(await host.boot())
     assert orders.log.first_offset == 0
-    assert carried(orders).tier.waiting(orders.log) is None
+    assert carried(orders).uploads.waiting(orders.log) is None
     await asyncio.sleep(10)
     assert await check_stored(host) == before
     assert await read_everything(orders) == teller.told
@@ -263,7 +264,7 @@ async def test_uploads_go_on_while_the_manifest_is_missing(caplog: pytest.LogCap
     for _ in range(3):
         await teller.tell(orders)
         await asyncio.sleep(40)
-    assert carried(orders).tier.waiting(orders.log) is None
+    assert carried(orders).uploads.waiting(orders.log) is None
     assert any(manifest in str(record.__dict__.get("why")) for record in caplog.records)
     assert await read_everything(orders, name="by the log") == teller.told
     await host.shelf.put(manifest, [data])
@@ -348,13 +349,13 @@ async def test_a_merged_object_or_a_manifest_that_the_store_lost_or_changed_repl
     before = await check_stored(host)
     found = carried(orders)
     found.tier.config = SMALL
-    for step in (found.tidy.merge, found.tidy.move_to_manifest):
+    for step in (found.maintenance.merge, found.maintenance.move_to_manifest):
         setattr(host.shelf, fault, 1)
         with pytest.raises(InvalidObject):
             await step()
         assert await check_stored(host) == before
-        assert list(await found.tier.know_all()) == before
-    assert await found.tidy.merge() is not None
+        assert list(await found.tier.load_manifest()) == before
+    assert await found.maintenance.merge() is not None
     assert covered(await check_stored(host)) == [(0, 3)]
 
 
@@ -374,7 +375,7 @@ async def test_a_store_that_is_away_for_hours_stops_nobody_and_is_caught_up_with
         await asyncio.sleep(HOUR)
     assert host.shelf.calls - calls < 3 * 130, "it is asked twice a minute at most"
     assert covered(await check_described(host)) == [(0, 1)]
-    topics, offsets, seconds = host.broker.cloud.tiering.standing() if host.broker.cloud else (0, 0, 0.0)
+    topics, offsets, seconds = host.broker.cloud.uploader.standing() if host.broker.cloud else (0, 0, 0.0)
     assert (topics, offsets) == (1, 12) and seconds > 2.9 * HOUR
     assert [record.message for record in caplog.records].count("upload delayed") == 1
     assert host.broker.telemetry.cloud.upload_errors.value > 300
@@ -454,7 +455,7 @@ async def test_a_descriptor_write_without_an_answer_is_made_once(outcomes: list[
     await teller.tell(orders, 3)
     await asyncio.sleep(10)
     assert covered(await check_stored(host)) == [(0, 4)]
-    assert list(await carried(orders).tier.know_all()) == await check_stored(host)
+    assert list(await carried(orders).tier.load_manifest()) == await check_stored(host)
     host.kill()
     await recovered(host, teller.told)
 
@@ -465,7 +466,7 @@ async def test_an_unanswered_descriptor_write_of_an_owner_that_was_overtaken_is_
     _, orders = await one_topic(stale)
     await Teller().tell(orders)
     Doubt(stale, [False])
-    uploading = asyncio.ensure_future(carried(orders).tier.upload(orders.log))
+    uploading = asyncio.ensure_future(carried(orders).uploads.upload(orders.log))
     await asyncio.sleep(0.1)
     owner = TierHost(SMALL, shares=stale, seed=2)
     await owner.boot()
@@ -521,10 +522,12 @@ async def test_a_damaged_part_of_the_log_is_named_and_everything_around_it_is_up
     orders = await find_topic(await host.boot())
     found = carried(orders)
     assert orders.storage is not None
-    await orders.storage.tiering.upload_all(found)
+    await orders.storage.uploader.upload_all(found)
     assert covered(await check_stored(host)) == [(0, 2), (3, 6)]
-    assert list(found.tier.unreadable) == [(2, 3)]
-    assert await found.tidy.free(orders.log, 10**18) == 2, "the only copy of something stays, and what lies behind it"
+    assert list(found.uploads.unreadable) == [(2, 3)]
+    assert await found.maintenance.free(orders.log, 10**18) == 2, (
+        "the only copy of something stays, and what lies behind it"
+    )
 
 
 @simulated
@@ -536,7 +539,7 @@ async def test_what_lies_behind_a_segment_that_cannot_even_be_opened_stays_until
     for _ in range(2):
         await teller.tell(orders)
     assert orders.storage is not None
-    await orders.storage.tiering.upload_all(carried(orders))
+    await orders.storage.uploader.upload_all(carried(orders))
     await teller.tell(orders)
     segment = orders.log.segment_for(2)
     await teller.tell(orders)
@@ -545,12 +548,12 @@ async def test_what_lies_behind_a_segment_that_cannot_even_be_opened_stays_until
     data = await host.disk.read(segment.path, 20, 1)
     await host.disk.write([Write(segment.path, 20, [flipped(data, 0)])], sync=True)
     orders = await find_topic(await host.boot())
-    await carried(orders).tidy.free(orders.log, 10**18)
+    await carried(orders).maintenance.free(orders.log, 10**18)
     assert [(each.first_offset, each.end_offset) for each in orders.log.segments][:2] == [(3, 3), (3, 4)]
     host.kill()
     orders = await find_topic(await host.boot())
     assert orders.storage is not None
-    await orders.storage.tiering.upload_all(carried(orders))
+    await orders.storage.uploader.upload_all(carried(orders))
     voids = await host.metadata.list(keys.voids(orders.name))
     assert [keys.start_of(item.key) for item in voids] == [2], "a gap that is known"
     assert covered(await check_stored(host)) == [(0, 2), (3, 4)]
@@ -622,7 +625,7 @@ async def test_the_copy_for_readers_never_names_what_retention_has_deleted() -> 
         await really_delete(key)
 
     host.shelf.delete = delete  # type: ignore[method-assign]
-    await carried(orders).tidy.move_first_offset(3)
+    await carried(orders).maintenance.move_first_offset(3)
     assert len(host.shelf.deleted) >= 3 and named == []
 
 

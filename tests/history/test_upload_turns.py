@@ -14,8 +14,8 @@ from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import TopicName
-from pydanube.history import tier
-from pydanube.history.uploader import AT_ONCE, SLOW_AT_ONCE, SLOW_SECONDS
+from pydanube.history import uploads
+from pydanube.history.turns import AT_ONCE, SLOW_AT_ONCE, SLOW_SECONDS
 from pydanube.ports import Buffer, ObjectInfo
 from tests.harness.brokers import make_topic, now, publish, settle, simulated
 from tests.harness.tiers import KIB, STILL, Shelf, TierHost, carried
@@ -61,7 +61,7 @@ async def described(host: TierHost, topic: Topic) -> int:
 
 @simulated
 async def test_a_topic_with_much_to_upload_leaves_the_others_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tier, "READ_BYTES", 1)
+    monkeypatch.setattr(uploads, "READ_BYTES", 1)
     host, doors, _, topics = await begin(4)
     for topic in topics[:AT_ONCE]:
         doors.seconds[topic.name.name] = 2.0
@@ -155,9 +155,10 @@ async def test_a_step_that_fails_makes_place_as_one_that_succeeds() -> None:
     doors.away = False
     await asyncio.sleep(60)
     assert [await described(host, topic) for topic in topics] == [1, 1, 1]
-    tiering: Any = topics[0].storage
-    assert (tiering.tiering._quick._value, tiering.tiering._slow._value) == (AT_ONCE, SLOW_AT_ONCE)
-    assert not tiering.tiering._turns
+    storage: Any = topics[0].storage
+    turns = storage.uploader._turns
+    assert (turns._quick._value, turns._slow._value) == (AT_ONCE, SLOW_AT_ONCE)
+    assert not turns._turns
 
 
 class Stuck(Doors):
@@ -181,8 +182,8 @@ async def test_steps_that_take_long_to_be_given_up_do_not_end_the_uploads() -> N
         doors.hanging.add(each.name.name)
         await publish(each, "a")
     await asyncio.sleep(4 * SLOW_SECONDS)
-    [tiering] = [task for task in broker._tasks if task.get_name() == "tiering"]
-    assert not tiering.done()
+    [uploader] = [task for task in broker._tasks if task.get_name() == "tiering"]
+    assert not uploader.done()
     quick = await make_topic(broker, "/default/quick")  # its step does not wait for those that were given up
     await publish(quick, "a")
     await asyncio.sleep(2 * SLOW_SECONDS)

@@ -13,7 +13,7 @@ from pydanube.formats.batch import Batch
 from pydanube.log.commit_context import EncodedPart
 from pydanube.log.layout import BALLAST
 from pydanube.log.wal import TopicLog, Wal
-from pydanube.testing.faulty_disk import Aim
+from pydanube.testing.disk_faults import DiskAim
 from tests.harness.logs import (
     OTHER_TOPIC,
     TOPIC,
@@ -595,7 +595,7 @@ async def test_a_refused_group_that_cannot_even_be_cut_off_for_lack_of_room_stop
     wal = await machine.boot(group_bytes=4096)
     log = await wal.topic(TOPIC, epoch=1)
     # As where a file system copies on write: first of zeros ahead, then of the group.
-    machine.hardware.aims += [Aim("truncate", 1, "ENOSPC", ".wal") for _ in range(2)]
+    machine.hardware.aims += [DiskAim("truncate", 1, "ENOSPC", ".wal") for _ in range(2)]
     stored = await filled_up(machine, log)
     make_room(machine)
     await machine.clock.sleep(1)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pydanube.errors import LogClosed
-from pydanube.testing.faulty_disk import Aim
+from pydanube.testing.disk_faults import DiskAim
 from tests.harness.logs import TOPIC, Machine, batch, settle, simulated
 
 
@@ -49,7 +49,7 @@ async def test_an_append_that_waits_for_less_to_be_queued_ends_with_its_log() ->
 @simulated
 async def test_no_descriptor_for_the_ballast_stops_nobody() -> None:
     machine = Machine()
-    machine.hardware.aims.append(Aim("size", 1, "EMFILE", "BALLAST"))
+    machine.hardware.aims.append(DiskAim("size", 1, "EMFILE", "BALLAST"))
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     assert (await log.append(batch("a"))).offset == 0
@@ -61,7 +61,7 @@ async def test_a_journal_that_cannot_be_kept_for_lack_of_room_is_removed() -> No
     machine = Machine()
     wal = await machine.boot(journal_bytes=4096)
     logs = [await wal.topic(f"/default/t{n}", epoch=1) for n in range(3)]
-    machine.hardware.aims.append(Aim("rename", 1, "ENOSPC", "journal/spare.tmp"))
+    machine.hardware.aims.append(DiskAim("rename", 1, "ENOSPC", "journal/spare.tmp"))
     for n in range(40):
         for future in [log.submit(batch(f"{n}", topic=log.topic)) for log in logs]:
             await future

@@ -14,7 +14,8 @@ import pytest
 from pydanube.errors import DiskFailed, DiskFull, LogStopped, TailUnproven
 from pydanube.formats.segment import encode_group, encode_segment_header, file_name
 from pydanube.log.layout import CHECKPOINT, Checkpoint, epoch_directory
-from pydanube.log.recovery import Tail, read_segment_header
+from pydanube.log.recovered import TailState
+from pydanube.log.segment_files import read_segment_header
 from pydanube.log.wal import Wal, WalConfig
 from pydanube.stores.disk.files import FileDisk
 from pydanube.stores.work.system import SystemClock, SystemWork
@@ -231,7 +232,7 @@ async def test_an_empty_second_start_is_removed_whatever_its_id_and_the_epoch_ke
     empty = await second_start(machine, segment_id)
     assert (await machine.verify()).ok
     log = await machine.reopened(epoch=2)
-    assert (log.head, log.recovered.tail, log.recovered.damage) == (3, Tail.CLEAN, [])
+    assert (log.head, log.recovered.tail, log.recovered.damage) == (3, TailState.CLEAN, [])
     assert await contents(log) == numbered("a", "b", "c")
     assert empty not in machine.files()
     assert [record.path for record in caplog.records if "second start" in record.message] == [empty] * 2  # type: ignore[attr-defined]
@@ -264,7 +265,7 @@ async def test_of_several_empty_starts_one_stays_and_the_log_is_empty() -> None:
     machine.kill()
     await second_start(machine, FIRST)
     log = await machine.reopened(epoch=2)
-    assert (log.head, log.recovered.tail, log.recovered.damage) == (0, Tail.CLEAN, [])
+    assert (log.head, log.recovered.tail, log.recovered.damage) == (0, TailState.CLEAN, [])
     assert len(machine.segments()) == 1
 
 

@@ -11,7 +11,7 @@ from pydanube.errors import LogDamaged, OffsetOutOfRange, OutOfSequence, TailUnp
 from pydanube.formats.batch import stamp
 from pydanube.formats.segment import GROUP_HEADER_SIZE, encode_group
 from pydanube.log.layout import SPARE_JOURNAL
-from pydanube.log.recovery import Tail
+from pydanube.log.recovered import TailState
 from pydanube.log.wal import TopicLog, Wal
 from tests.harness.logs import (
     OTHER_TOPIC,
@@ -88,7 +88,7 @@ async def test_a_torn_last_group_is_cut_off_kept_aside_and_reported() -> None:
     assert (torn.path, torn.position, torn.kept_as) == (path, end, f"{path}.torn")
     assert machine.hardware.content(torn.kept_as) == whole[end : end + 1000].rstrip(b"\0")
     assert torn.length == len(machine.hardware.content(torn.kept_as))
-    assert log.recovered.tail is Tail.TORN and log.recovered.damage == []
+    assert log.recovered.tail is TailState.TORN and log.recovered.damage == []
     await fill(log, "d")
     assert await contents(log) == numbered("a", "b", "d")
 
@@ -282,7 +282,7 @@ async def test_damage_in_the_middle_is_reported_with_file_position_and_offsets()
     assert (damage.path, damage.position, damage.first, damage.end) == (path, hit.position, 1, 2)
     assert f"{path} at position {hit.position}" in str(damage) and "offsets 1 up to 2 are lost" in str(damage)
     assert str(damage).encode() in machine.hardware.content(f"{path}.damage")
-    assert log.head == 4 and log.recovered.tail is Tail.CLEAN
+    assert log.head == 4 and log.recovered.tail is TailState.CLEAN
 
 
 @pytest.mark.parametrize("what", ["group header", "batch header", "batch body"])

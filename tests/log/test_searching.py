@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from pydanube.formats.segment import GROUP_HEADER_SIZE
-from pydanube.log import layout, recovery, searching
-from pydanube.log.recovery import Tail
+from pydanube.log import group_scan, layout, recovery, searching
+from pydanube.log.recovered import TailState
 from pydanube.log.searching import GroupSearch, content_end
 from tests.harness.logs import TOPIC, Machine, contents, fill, groups_of, numbered, simulated, sized
 
@@ -64,7 +64,7 @@ async def test_the_end_of_what_is_not_zero_is_found_wherever_pieces_end(piece_by
 async def test_recovery_of_a_large_segment_never_reads_more_than_a_piece_or_a_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module, name in ((searching, "PIECE_BYTES"), (layout, "_PIECE_BYTES"), (recovery, "READ_BYTES")):
+    for module, name in ((searching, "PIECE_BYTES"), (layout, "_PIECE_BYTES"), (group_scan, "READ_BYTES")):
         monkeypatch.setattr(module, name, 4096)
     machine = Machine()
     wal = await machine.boot()
@@ -88,7 +88,7 @@ async def test_recovery_of_a_large_segment_never_reads_more_than_a_piece_or_a_gr
     disk.read = watched  # type: ignore[method-assign]
     recovered = await recovery.recover_topic(disk, machine.clock, machine.work, TOPIC)
     assert max(asked) <= max(group.length for group in groups)
-    assert (recovered.head, recovered.tail) == (100, Tail.TORN)
+    assert (recovered.head, recovered.tail) == (100, TailState.TORN)
     assert [(damage.first, damage.end) for damage in recovered.damage] == [(10, 11)]
     (torn,) = recovered.torn
     assert machine.hardware.content(torn.kept_as) == b"torn" * 5000
@@ -116,7 +116,7 @@ async def test_damage_without_anything_that_proves_it_is_looked_through_once() -
 
     disk.read = watched  # type: ignore[method-assign]
     recovered = await recovery.recover_topic(disk, machine.clock, machine.work, TOPIC)
-    assert recovered.tail is Tail.UNPROVEN and recovered.head == 0
+    assert recovered.tail is TailState.UNPROVEN and recovered.head == 0
     assert sum(asked) < 8 * size
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pydanube.broker import hand_over, rescue, reservation
+from pydanube.broker import hand_over, reservation
 from pydanube.broker import ownership as broker_ownership
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.reservation import Reservation
@@ -25,17 +25,19 @@ from pydanube.core.dispatch.machine import Machine
 from pydanube.core.dispatch.range_dispatch import RangeDispatch
 from pydanube.core.dispatch.window import SavedPosition
 from pydanube.core.history import ownership as core_ownership
-from pydanube.core.history.ownership import Orphan, Start, reserve_to_bytes
+from pydanube.core.history.ownership import LogStart, Orphan, reserve_to_bytes
 from pydanube.core.history.rescue import Brought
 from pydanube.core.history.tiers import Descriptor, Retention, epoch_of_name, first_kept, object_name
 from pydanube.core.names import ConsumerId, TopicName
 from pydanube.errors import Conflict, DanubeError, OwnershipLost, Unavailable
-from pydanube.formats.parquet import Encoded, encode_object, read_raw
-from pydanube.history import maintenance
-from pydanube.history.maintenance import Tidy
-from pydanube.history.tier import TopicTier, topic_prefix
+from pydanube.formats.parquet import read_raw
+from pydanube.formats.parquet_write import encode_object
+from pydanube.history import maintenance, object_builder, rescue
+from pydanube.history.maintenance import Maintenance
+from pydanube.history.tier import TopicTier
+from pydanube.history.tier_state import topic_prefix
 from pydanube.log.wal import TopicLog
-from pydanube.ports import Compare, Delete, Disk, Item, Put, Write, WriteResult
+from pydanube.ports import Buffer, Compare, Delete, Disk, Item, ObjectInfo, ObjectStore, Put, Write, WriteResult
 from pydanube.testing.cluster import Cluster
 
 Tweak = Callable[[Cluster], None] | None
@@ -64,9 +66,9 @@ def ack_before_fsync(patch: pytest.MonkeyPatch) -> Tweak:
 def next_owner_starts_at_0(patch: pytest.MonkeyPatch) -> Tweak:
     start_of_epoch = core_ownership.start_of_epoch
 
-    def careless(owner: Any, seal: Any, reserved_end: Any, *, broker_id: int, described_end: int = 0) -> Start:
+    def careless(owner: Any, seal: Any, reserved_end: Any, *, broker_id: int, described_end: int = 0) -> LogStart:
         if owner is not None and owner.broker_id != broker_id:
-            return Start(0, 0)
+            return LogStart(0, 0)
         return start_of_epoch(owner, seal, reserved_end, broker_id=broker_id, described_end=described_end)
 
     patch.setattr(core_ownership, "start_of_epoch", careless)
@@ -110,29 +112,16 @@ def cursor_saved_before_ack(patch: pytest.MonkeyPatch) -> Tweak:
 def descriptor_before_the_object(patch: pytest.MonkeyPatch) -> Tweak:
     tasks: list[asyncio.Task[None]] = []
 
-    async def careless(self: TopicTier, name: str, encoded: Encoded, *, raw: bool = False) -> Descriptor:
+    async def careless(store: ObjectStore, key: str, data: Buffer, run: Any) -> ObjectInfo:
         async def put() -> None:
-            await self.clock.sleep(0.2)
+            await asyncio.sleep(0.2)
             with contextlib.suppress(DanubeError):
-                await self.store.put(self.key(name), [encoded.data], create=True)
+                await store.put(key, [data], create=True)
 
         tasks.append(asyncio.create_task(put()))
-        return Descriptor(
-            start_offset=encoded.start_offset,
-            end_offset=encoded.end - 1,
-            object_id=name,
-            size=len(encoded.data),
-            etag="",
-            min_publish_time=encoded.min_publish_time,
-            max_publish_time=encoded.max_publish_time,
-            epoch=self.epoch,
-            created_at=self.clock.time_us() // 1_000_000,
-            max_append_time=encoded.max_append_time,
-            format="raw" if raw else "parquet",
-            footer_crc=0 if raw else encoded.footer_crc,
-        )
+        return ObjectInfo(key, memoryview(data).nbytes, "")
 
-    patch.setattr(TopicTier, "store_object", careless)
+    patch.setattr(object_builder, "_put_checked", careless)
     return None
 
 
@@ -239,27 +228,27 @@ def any_history_key_is_an_answer(patch: pytest.MonkeyPatch) -> Tweak:
 def sweep_without_a_fence(patch: pytest.MonkeyPatch) -> Tweak:
     """Of any epoch, and without asking whether the topic is still ours."""
 
-    async def careless(self: Tidy) -> list[str]:
+    async def careless(self: Maintenance) -> list[str]:
         tier = self._tier
-        await tier.make_sure()
-        described = {each.object_id for each in (await tier.know_all())[:]}
+        await tier.refresh_if_stale()
+        described = {each.object_id for each in (await tier.load_manifest())[:]}
         described.add(tier.history.manifest or "")
         now = tier.clock.elapsed()
-        seen: dict[str, float] = {}
+        seen: list[str] = []
         async for info in tier.store.list(tier.prefix):
             name = info.key.removeprefix(tier.prefix)
             epoch = epoch_of_name(name)
             if name in described or epoch is None or epoch in tier.orphaned_epochs:
                 continue
-            seen[name] = tier.garbage.get(name, now)
-        tier.garbage = seen
-        doomed = [name for name, since in seen.items() if now - since >= tier.config.garbage_seconds]
+            seen.append(name)
+        tier.garbage.only(seen, now)
+        doomed = tier.garbage.older_than(tier.config.garbage_seconds, now)
         for name in doomed:
             await tier.store.delete(tier.key(name))
-            del tier.garbage[name]
+            tier.garbage.discard(name)
         return doomed
 
-    patch.setattr(Tidy, "sweep", careless)
+    patch.setattr(Maintenance, "sweep", careless)
     return None
 
 

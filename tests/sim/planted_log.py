@@ -20,14 +20,14 @@ from pydanube.core.commit import sessions
 from pydanube.core.commit.machine import CommitMachine
 from pydanube.core.commit.values import GroupPart
 from pydanube.errors import DiskFailed, DiskFull
-from pydanube.log import cache, layout, recovery, trimmer, wal
+from pydanube.log import cache, journal_redo, layout, recovery, trimmer, wal
 from pydanube.log.commit_context import Broadcast
 from pydanube.log.journal_writer import JournalWriter
 from pydanube.log.segment_maker import SegmentMaker
 from pydanube.log.space import WalSpace
 from pydanube.log.trimmer import Trimmer
 from pydanube.ports import Disk, Write, WriteResult
-from pydanube.stores.disk import files
+from pydanube.stores.disk import file_errors
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -136,7 +136,7 @@ def redo_does_not_sync(patch: pytest.MonkeyPatch) -> None:
             redone = all(write.path.endswith(".wal") for write in writes)
             return await self._disk.write(writes, sync=sync and not redone)
 
-    original = recovery.redo_journals
+    original = journal_redo.redo_journals
     patch.setattr(wal, "redo_journals", redo)
 
 
@@ -161,7 +161,7 @@ def retention_removes_before_it_says_so(patch: pytest.MonkeyPatch) -> None:
 
 def replaced_files_have_unsynced_names(patch: pytest.MonkeyPatch) -> None:
     exchange(patch, layout, "replace_file", ('await disk.sync_directory(path.rpartition("/")[0])', "pass"))
-    for module in (wal, recovery, trimmer):
+    for module in (wal, recovery, journal_redo, trimmer):
         patch.setattr(module, "replace_file", layout.replace_file)
 
 
@@ -263,14 +263,14 @@ def a_removed_file_stops_the_log(patch: pytest.MonkeyPatch) -> None:
 
 def a_lack_of_descriptors_is_a_broken_disk(patch: pytest.MonkeyPatch) -> None:
     """Was in the program."""
-    original = files._failure
+    original = file_errors.failure_of
 
     def careless(error: OSError, path: str, operation: str) -> DiskFull | DiskFailed:
         known = original(OSError(error.errno, error.strerror), path, operation)
         short = isinstance(known, DiskFull) and type(known) is not DiskFull
         return DiskFailed(path, operation, error.strerror or str(error)) if short else known
 
-    patch.setattr(files, "_failure", careless)
+    patch.setattr(file_errors, "failure_of", careless)
 
 
 def readers_that_gave_up_are_remembered(patch: pytest.MonkeyPatch) -> None:

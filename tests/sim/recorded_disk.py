@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 
-from pydanube.stores.disk import descriptors, files
+from pydanube.stores.disk import descriptors, file_names, file_writer, files
 from pydanube.stores.disk.paths import parent
-from pydanube.testing.faulty_disk import FaultyDisk, _Change, _File, _last, _NameChange
+from pydanube.testing.disk_image import DiskFile, NameChange, WriteChange, last_part
+from pydanube.testing.faulty_disk import FaultyDisk
 
 Step = tuple[Any, ...]
 LOCK = "LOCK"  # belongs to the process, not to what is kept
@@ -40,7 +41,7 @@ class Recorder:
         self.steps: list[Step] = []
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        for module in (files, descriptors):
+        for module in (files, file_names, file_writer, descriptors):
             patch.setattr(module, "os", self)
         try:
             from pydanube.stores.disk import directories
@@ -155,7 +156,7 @@ class Replay:
         self.disk = FaultyDisk(dice)
         self._dice = dice
         self._process = self.disk.process()
-        self._files: dict[int, _File] = {}
+        self._files: dict[int, DiskFile] = {}
         self._begun: dict[int, int] = {}
 
     def take(self, steps: Sequence[Step]) -> None:
@@ -163,7 +164,7 @@ class Replay:
         for kind, *rest in steps:
             if kind == "create":
                 path, number = rest
-                self._files[number] = file = _File()
+                self._files[number] = file = DiskFile()
                 self._name(path, file=file)
             elif kind == "known":
                 path, number = rest
@@ -176,7 +177,7 @@ class Replay:
                 file.content.extend(bytes(max(0, position + len(data) - len(file.content))))
                 file.content[position : position + len(data)] = data
                 disk._number += 1
-                file.unsynced.append(_Change(disk._number, position, data, len(file.content)))
+                file.unsynced.append(WriteChange(disk._number, position, data, len(file.content)))
             elif kind == "truncate":
                 disk._truncate(self._files[rest[0]], rest[1])
             elif kind == "sync begins":
@@ -192,9 +193,9 @@ class Replay:
             elif kind == "remove":
                 self._name(rest[0], gone=True)
 
-    def _name(self, path: str, *, file: _File | None = None, gone: bool = False) -> None:
+    def _name(self, path: str, *, file: DiskFile | None = None, gone: bool = False) -> None:
         self.disk._number += 1
-        change = _NameChange(self.disk._number, parent(path), _last(path), file, gone)
+        change = NameChange(self.disk._number, parent(path), last_part(path), file, gone)
         self.disk._change_name(change)
 
     def cut(self) -> None:

@@ -42,7 +42,8 @@ from pydanube.errors import DanubeError
 from pydanube.formats.batch import Envelope
 from pydanube.log import reader
 from pydanube.ports import Compare, Delete, Put, Revision
-from pydanube.testing.faulty_disk import Faults, FaultyDisk
+from pydanube.testing.disk_faults import Faults
+from pydanube.testing.faulty_disk import FaultyDisk
 from pydanube.testing.loop import Process, ProcessDied, SimClock, SimLoop, SimWork
 from tests.harness.brokers import Metadata, Mortal, small_wal
 

@@ -11,8 +11,11 @@ import pytest
 
 from pydanube.errors import DanubeError, DirectoryInUse, DiskFailed, DiskFull, ResourcesShort
 from pydanube.ports import Entry, Write
-from pydanube.testing.faulty_disk import MEETS, SECTOR_BYTES, Aim, Faults, FaultyDisk, ProcessDisk, Told
+from pydanube.testing.disk_faults import MEETS, DiskAim, Faults, Told
+from pydanube.testing.disk_image import SECTOR_BYTES
+from pydanube.testing.faulty_disk import FaultyDisk
 from pydanube.testing.loop import run
+from pydanube.testing.process_disk import ProcessDisk
 
 OLD, NEW = b"o" * SECTOR_BYTES, b"n" * SECTOR_BYTES
 
@@ -442,7 +445,7 @@ def test_every_call_can_be_hit_by_all_that_it_may_meet_and_only_the_one_that_is_
         await process.sync_directory("")
         if operation in ("write", "sync", "truncate", "read", "size") and what == "EMFILE":
             assert process.open_files == []  # else it would be open
-        disk.aims.append(Aim(operation, 1, what, seconds=50.0))
+        disk.aims.append(DiskAim(operation, 1, what, seconds=50.0))
         call = asyncio.create_task(outcome_of(_CALLS[operation](process)))
         _, pending = await asyncio.wait([call], timeout=10)
         assert not disk.aims and disk.counts["aimed faults"] == 1
@@ -471,7 +474,7 @@ def test_of_a_change_whose_answer_is_lost_the_effect_is_there(operation: str) ->
         disk = FaultyDisk(Random(1))
         process = disk.process()
         await put(process, "a", OLD)
-        disk.aims.append(Aim(operation, 1, "lost"))
+        disk.aims.append(DiskAim(operation, 1, "lost"))
         with pytest.raises(DiskFailed):
             await _CALLS[operation](process)
         return disk.paths()
@@ -483,7 +486,7 @@ def test_the_nth_call_on_a_path_is_hit_and_no_other() -> None:
     async def main() -> None:
         disk = FaultyDisk(Random(1))
         process = disk.process()
-        aim = Aim("create", 2, "ENOSPC", where=".wal")
+        aim = DiskAim("create", 2, "ENOSPC", where=".wal")
         disk.aims.append(aim)
         for name in ("x", "1.wal", "y"):
             await process.create(name)
@@ -499,7 +502,7 @@ def test_a_directory_whose_name_could_not_be_synced_is_not_there() -> None:
     async def main() -> None:
         disk = FaultyDisk(Random(1))
         process = disk.process()
-        disk.aims.append(Aim("make_directory", 1, "EIO"))
+        disk.aims.append(DiskAim("make_directory", 1, "EIO"))
         with pytest.raises(DiskFailed):
             await process.make_directory("d/e")
         assert await process.list("") == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydanube.testing.faulty_disk import Told
+from pydanube.testing.disk_faults import Told
 from tools.sim.log_checks import stop_is_justified
 
 SEGMENT, NEW_SEGMENT = "wal/default/t/0001/0000-ab.wal", "wal/default/t/0001/0000-ab.wal.tmp"

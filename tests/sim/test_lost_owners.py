@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from pydanube.broker import rescue
 from pydanube.broker.ownership import Ownership
-from pydanube.broker.rescue import Rescuer
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.commit.sessions import Sessions
@@ -26,6 +24,8 @@ from pydanube.core.names import ProducerId, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import DanubeError, DiskFull, Unreachable
 from pydanube.formats.batch import encode, rows_of
+from pydanube.history import rescue
+from pydanube.history.rescue import Rescuer
 from pydanube.log.segment_maker import SegmentMaker
 from pydanube.log.wal import TopicLog
 from pydanube.ports import Item, Put

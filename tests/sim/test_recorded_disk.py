@@ -23,7 +23,9 @@ from pydanube.errors import ConfigError, DiskFailed, LogDamaged, OffsetOutOfRang
 from pydanube.formats.batch import topic_hash
 from pydanube.log.wal import TopicLog, Wal
 from pydanube.ports import Write
-from pydanube.stores.disk import descriptors, files
+from pydanube.stores.disk import descriptors, file_writer
+from pydanube.stores.disk.file_names import FileNames
+from pydanube.stores.disk.file_writer import FileWriter
 from pydanube.stores.disk.files import FileDisk
 from pydanube.stores.work.system import SystemClock, SystemWork
 from tests.sim.planted_log import PLANTED, Plant, exchange
@@ -208,15 +210,15 @@ def test_the_log_keeps_its_promises_on_real_files_in_three_hundred_directories(
 
 
 def a_new_directory_is_not_synced(patch: pytest.MonkeyPatch) -> None:
-    exchange(patch, FileDisk, "_make_directory", ("self._sync_names_in(os.path.dirname(each), path)", "pass"))
+    exchange(patch, FileNames, "make_directory", ("self._sync_names_in(os.path.dirname(each), path)", "pass"))
 
 
 def names_are_not_synced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FileDisk, "_sync_directory", lambda self, path: None)
+    patch.setattr(FileNames, "sync_directory", lambda self, path: None)
 
 
 def small_writes_are_not_synced(patch: pytest.MonkeyPatch) -> None:
-    exchange(patch, FileDisk, "_write_one", ("failure = _sync_data(descriptor, path)", "failure = None"))
+    exchange(patch, FileWriter, "_write_one", ("failure = _sync_failure(descriptor, path)", "failure = None"))
 
 
 def a_failed_sync_is_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -225,7 +227,7 @@ def a_failed_sync_is_forgotten(patch: pytest.MonkeyPatch) -> None:
         return str(sync_data(descriptor))
 
     sync_data = descriptors.sync_data
-    for module in (files, descriptors):
+    for module in (file_writer, descriptors):
         patch.setattr(module, "sync_data", forgetful)
 
 

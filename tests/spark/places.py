@@ -19,6 +19,7 @@ from pydanube.client.thread import LoopThread
 from pydanube.config import StorageConfig
 from pydanube.core import keys
 from pydanube.core.history.tiers import Descriptor, TierConfig
+from pydanube.history.change import HistoryChange
 from pydanube.ports import Delete, Put
 from pydanube.testing.brokers import TestBroker
 from pydanube.testing.ports import free_ports
@@ -104,25 +105,25 @@ class Place:
         assert self._broker is not None and self._broker._broker is not None
         cloud = self._broker._broker.cloud
         assert cloud is not None
-        for carried in cloud.tiering.topics:
+        for carried in cloud.uploader.topics:
             if carried.tier.topic == topic or carried.tier.topic.startswith(f"{topic}-part-"):
                 async with carried.working:
-                    await cloud.tiering.upload_all(carried)
+                    await cloud.uploader.upload_all(carried)
                     if merge:
-                        while await carried.tidy.merge() is not None:
+                        while await carried.maintenance.merge() is not None:
                             pass
                     await carried.tier.publish_snapshot()
 
     def forget_below(self, topic: str, first: int) -> None:
         """As retention does."""
-        self.run(self.carried(topic).tidy.move_first_offset(first))
+        self.run(self.carried(topic).maintenance.move_first_offset(first))
 
     def carried(self, topic: str) -> Any:
         """The owner's own object, for tests that make it do what only time does."""
         assert self._broker is not None and self._broker._broker is not None
         cloud = self._broker._broker.cloud
         assert cloud is not None
-        [carried] = [each for each in cloud.tiering.topics if each.tier.topic == topic]
+        [carried] = [each for each in cloud.uploader.topics if each.tier.topic == topic]
         return carried
 
     def orphan(self, topic: str, start: int) -> None:
@@ -134,17 +135,14 @@ class Place:
 
     async def _orphan(self, topic: str, start: int, *, rescued: bool) -> None:
         tier = self.carried(topic).tier
-        await tier.make_sure()
+        await tier.refresh_if_stale()
         if rescued:
             described = self._orphans.pop(topic)
-            put = Put(keys.storage_object(tier.topic, start), described.to_bytes())
-            await tier.change([put, Delete(keys.orphan(tier.topic, start))])
+            await tier.apply(HistoryChange(added=[described], others=[Delete(keys.orphan(tier.topic, start))]))
         else:
             described = self._orphans[topic] = tier.objects.find(start)
             value = json.dumps({"end": described.end, "broker": 7, "epoch": 1}).encode()
-            await tier.change(
-                [Delete(keys.storage_object(tier.topic, start)), Put(keys.orphan(tier.topic, start), value)]
-            )
+            await tier.apply(HistoryChange(replaced=[described], others=[Put(keys.orphan(tier.topic, start), value)]))
         await tier.load()
         await tier.publish_snapshot()
 

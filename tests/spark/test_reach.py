@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from pydanube.errors import DeadlineExceeded, InvalidObject, ObjectDamaged, TopicUnknown, Unreachable
-from pydanube.history import tier
-from pydanube.history.object_builder import Made
+from pydanube.history import object_builder
 from pydanube.spark.options import CONNECTION_OPTIONS, BrokerOptions, QueryOptions
 from pydanube.spark.plan import Share, TopicState, layout
 from pydanube.spark.reach import Reach
@@ -72,14 +72,14 @@ def test_times_become_offsets_with_and_without_a_broker(place: Place) -> None:
 
 
 def test_a_time_may_lie_in_an_object_that_is_stored_raw(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(*args: object) -> Made:
+    def refuses(*args: object) -> NoReturn:
         raise InvalidObject("batch", "Arrow refuses")
 
     topic = place.new_topic("raw")
     for first in (0, 10, 20):
         with monkeypatch.context() as patch:
             if first == 10:
-                patch.setattr(tier, "make_object", refuses)
+                patch.setattr(object_builder, "encode_object", refuses)
             place.send(topic, numbers(first, first + 10))
             place.upload(topic)
     times = place.table(topic).column("publish_time").cast("int64").to_pylist()

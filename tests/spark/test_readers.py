@@ -23,7 +23,8 @@ from pydanube.config.stream import StreamConfig
 from pydanube.errors import ConfigError, DanubeError, DeadlineExceeded, Unreachable
 from pydanube.formats.batch import Envelope, encode, stamp
 from pydanube.formats.batch import rows_of as pack
-from pydanube.formats.parquet import encode_object, open_object
+from pydanube.formats.parquet_read import open_object
+from pydanube.formats.parquet_write import encode_object
 from pydanube.spark.errors import MessagesLost, OffsetsWrong
 from pydanube.spark.options import CONNECTION_OPTIONS, BrokerOptions, QueryOptions, SourceOptions
 from pydanube.spark.plan import Bounds, Offsets, RangeSource

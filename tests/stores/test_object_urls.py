@@ -17,7 +17,7 @@ from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.objects.cloud import RemoteObjectStore, Store
 from pydanube.stores.objects.directory import FileObjectStore
 from pydanube.stores.objects.providers import make_store
-from pydanube.stores.objects.settings import OPTIONS, Settings, parse_url
+from pydanube.stores.objects.settings import OPTIONS, SWITCHES, StoreSettings, parse_url
 from pydanube.stores.objects.urls import open_object_store
 from tests.support import run
 
@@ -35,7 +35,7 @@ def no_cloud_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def built(url: str, options: Mapping[str, object], environment: Mapping[str, str] | None = None) -> Store:
     """obstore reads the real environment, and we what is given: a test that needs one sets both."""
-    return make_store(Settings(parse_url("storage.url", url), options, environment or {}))
+    return make_store(StoreSettings(parse_url("storage.url", url), options, environment or {}))
 
 
 def opened(url: str, options: Mapping[str, object] | None = None, **more: Any) -> Any:

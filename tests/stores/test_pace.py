@@ -89,7 +89,7 @@ async def test_the_aim_is_that_what_waits_has_gone_in_one_interval() -> None:
     aims: list[float] = []
     carried_orders = carried(orders)
     assert orders.storage is not None
-    orders.storage.tiering._aim = aims.append
+    orders.storage.uploader._set_target_rate = aims.append
     await asyncio.sleep(2 * LOOK_SECONDS)
     assert set(aims) == {0.0}, "nothing waits"
     teller = Teller(size=4 * KIB)
@@ -107,10 +107,10 @@ async def test_objects_are_written_at_full_speed_while_the_log_is_too_large() ->
     _, orders = await one_topic(host)
     aims: list[float] = []
     assert orders.storage is not None
-    orders.storage.tiering._aim = aims.append
+    orders.storage.uploader._set_target_rate = aims.append
     host.shelf.away = True
     teller = Teller(size=4 * KIB)
-    while orders.storage.tiering._excess_bytes() <= 0:
+    while orders.storage.uploader._excess_bytes() <= 0:
         await teller.tell(orders)
     await asyncio.sleep(2 * LOOK_SECONDS)
     assert aims[-1] == math.inf

@@ -32,37 +32,32 @@ MESSAGES = st.builds(
 
 @given(MESSAGES)
 def test_a_message_comes_out_of_the_log_as_it_went_in(sent: api_pb.StreamMessage) -> None:
-    rows = rows_of([Envelope(*convert.row_of(sent))])  # every value fits its column
+    rows = rows_of([convert.envelope_of(sent)])  # every value fits its column
     assert rows.num_rows == 1
     received = convert.message_of(
-        convert.row_of(sent), topic="/default/a", offset=7, producer_id=9, broker_addr="http://b:6650"
+        convert.envelope_of(sent), topic="/default/a", offset=7, producer_id=9, broker_addr="http://b:6650"
     )
     id_ = api_pb.MsgID(producer_id=9, topic_name="/default/a", broker_addr="http://b:6650", topic_offset=7)
     sent.msg_id.CopyFrom(id_)
     assert received == sent
 
 
-def test_a_row_is_the_logs_envelope_under_another_name() -> None:
-    assert convert.Row._fields == Envelope._fields
-    assert convert.Row._field_defaults == Envelope._field_defaults
-
-
 def test_an_absent_field_is_not_an_empty_one() -> None:
-    absent = convert.row_of(api_pb.StreamMessage())
+    absent = convert.envelope_of(api_pb.StreamMessage())
     assert (absent.routing_key, absent.schema_id, absent.schema_version) == (None, None, None)
-    empty = convert.row_of(api_pb.StreamMessage(routing_key="", schema_id=0, schema_version=0))
+    empty = convert.envelope_of(api_pb.StreamMessage(routing_key="", schema_id=0, schema_version=0))
     assert (empty.routing_key, empty.schema_id, empty.schema_version) == ("", 0, 0)
 
 
 def test_a_publish_time_that_no_calendar_has_is_refused_with_its_unit() -> None:
     assert convert.PUBLISH_TIME_MS_MAX == PUBLISH_TIME_MAX // 1000
     with pytest.raises(InvalidBatch, match="counts milliseconds"):
-        convert.row_of(api_pb.StreamMessage(publish_time=convert.PUBLISH_TIME_MS_MAX + 1))
+        convert.envelope_of(api_pb.StreamMessage(publish_time=convert.PUBLISH_TIME_MS_MAX + 1))
 
 
 def test_a_native_publish_time_is_rounded_down_and_never_negative() -> None:
     def shown(publish_time: int) -> int:
-        row = convert.Row(b"", publish_time)
+        row = Envelope(b"", publish_time)
         return convert.message_of(row, topic="", offset=0, producer_id=1, broker_addr="").publish_time
 
     assert [shown(us) for us in (1999, 2000, -1, -5_000_000)] == [1, 2, 0, 0]

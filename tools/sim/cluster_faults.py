@@ -17,7 +17,6 @@ from random import Random
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydanube.broker import hand_over
-from pydanube.broker.retention import Change, RetentionDesk
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
@@ -29,10 +28,12 @@ from pydanube.core.names import BrokerId, NamespaceName, SubscriptionName, Topic
 from pydanube.core.policies import Delivery
 from pydanube.errors import DanubeError, TopicExists, TopicUnknown
 from pydanube.formats.segment import SegmentHeader, decode_segment_header, segment_header_length
+from pydanube.history.retention import RetentionChange, RetentionDesk
 from pydanube.ports import Item
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.cluster_aims import Aim, Aims, draw, outside
-from pydanube.testing.faulty_disk import Faults, FaultyDisk
+from pydanube.testing.disk_faults import Faults
+from pydanube.testing.faulty_disk import FaultyDisk
 from pydanube.testing.history import Damaged, Fault, History, life
 from pydanube.testing.loop import Process, ProcessDied
 from tools.sim.cluster_clients import Clients, number_of
@@ -617,15 +618,15 @@ class Breaking:
             with contextlib.suppress(DanubeError):
                 await ask()
         if broker.cloud is not None:
-            broker.cloud.tiering.standing()
-            broker.cloud.tiering.why_not_freed()
+            broker.cloud.uploader.standing()
+            broker.cloud.uploader.why_not_freed()
         found = topics.get(topic)
         if found is not None and found.reliable and found.storage is not None:
             desk = RetentionDesk(topics, lambda name: None)
             with contextlib.suppress(DanubeError):
                 await desk.due(found)
                 await desk.apply(found)
-            found.storage.tier.undescribed_for(["nothing"])
+            found.storage.tier.garbage.ages(["nothing"])
         if broker.cluster is not None:
             broker.topics.moves.past_moves(topic)
             broker.cluster.state_of(broker.broker_id)
@@ -654,7 +655,7 @@ class Breaking:
         topics, name = broker.topics, NamespaceName(f"room{dice.randrange(100)}")
         await topics.create_namespace(name)
         desk = RetentionDesk(topics, lambda name: None)
-        await desk.set_namespace(name, Change(minutes=5))
+        await desk.set_namespace(name, RetentionChange(minutes=5))
         await desk.of_namespace(name)
         base = TopicName(f"/{name}/parted")
         await topics.create_partitioned(base, 2, delivery=Delivery.NON_RELIABLE)
@@ -712,15 +713,15 @@ class Breaking:
     async def retention_change(self, node: Node, dice: Random) -> None:
         """An operator wants no more than a minute of the second topic, or a few objects of the third, or everything."""
         topic, change = dice.choice(
-            [(self.topics[1], Change(minutes=minutes)) for minutes in (0, 1, 1)]
-            + [(self.topics[2], Change(mb=mb)) for mb in (0, 1, 2, 3)]
+            [(self.topics[1], RetentionChange(minutes=minutes)) for minutes in (0, 1, 1)]
+            + [(self.topics[2], RetentionChange(mb=mb)) for mb in (0, 1, 2, 3)]
         )
         host = next((each for each in self.town.living if each.topic(topic) is not None), None)
         found = host.topic(topic) if host is not None else None
         if host is not None and host.broker is not None and found is not None and found.reliable:
             await self.retain(host, found, change)
 
-    async def retain(self, host: Node, topic: Topic, change: Change) -> None:
+    async def retain(self, host: Node, topic: Topic, change: RetentionChange) -> None:
         assert host.broker is not None
         desk = RetentionDesk(host.broker.topics, lambda name: None)
         await host.call(desk.set_topic(topic, change))

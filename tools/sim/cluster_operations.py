@@ -20,9 +20,7 @@ from pydanube.broker.load_meter import LoadMeter
 from pydanube.broker.move_log import MoveLog
 from pydanube.broker.namespace_limits import NamespaceLimits
 from pydanube.broker.ownership import Ownership
-from pydanube.broker.rescue import Rescuer
 from pydanube.broker.reservation import Reservation
-from pydanube.broker.retention import RetentionDesk
 from pydanube.broker.service import Broker
 from pydanube.broker.shipper import Shipper
 from pydanube.broker.subscription import Subscription
@@ -44,16 +42,20 @@ from pydanube.cluster.returning import Returning
 from pydanube.cluster.upkeep import Upkeep
 from pydanube.cluster.view import View
 from pydanube.core.cluster.leader import Leading
-from pydanube.history.maintenance import Tidy
+from pydanube.history.maintenance import Maintenance
+from pydanube.history.object_maker import ObjectMaker
+from pydanube.history.rescue import Rescuer
+from pydanube.history.retention import RetentionDesk
 from pydanube.history.tier import TopicTier
-from pydanube.history.uploader import Tiering
+from pydanube.history.uploader import Uploader
+from pydanube.history.uploads import TopicUploads
 
 OPERATIONS: Final = (
     *(Broker, Catalog, TopicTable, TopicDirectory, MoveLog, Opener, Ownership, Reservation),
     *(Events, Gatherer, LastSnapshots, LoadMeter, NamespaceLimits),
     *(BaseTopic, TopicReader, Topic, VolatileTopic),
     *(BaseSubscription, Dispatcher, Shipper, Subscription, VolatileSubscription),
-    *(Rescuer, Tiering, Cursors, RetentionDesk, TopicTier, Tidy),
+    *(Rescuer, Uploader, Cursors, RetentionDesk, TopicTier, TopicUploads, ObjectMaker, Maintenance),
     *(Cluster, Membership, Lease, Duties, Requests, View, Leadership, LoadManager, Leading),
     *(Reports, Returning, Upkeep),
 )

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from pydanube.broker import members
 from pydanube.core.dispatch.window import Progress
 from pydanube.core.history.tiers import Retention, TierConfig
+from pydanube.history import side_by_side
 from pydanube.log.wal import WalConfig
 
 MANY_SHARE: Final = 0.03  # of the seeds have a hundred topics and more
@@ -34,10 +34,10 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("broker.hand_over",), "REST_BYTES", (300, 64 * 1024)),
     (("broker.hand_over",), "REST_SECONDS", (1.0, 1.0, 30.0)),
     (("broker.hand_over",), "SEAL_SECONDS", (0.5, 3.0, 30.0)),
-    (("broker.rescue",), "RUNS_MAX", (1, 2, 30)),
-    (("broker.rescue",), "READ_BETWEEN_GROUPS", (1, 4, 1000)),
-    (("broker.rescue",), "OBJECT_BYTES", (300, 32 << 20)),
-    (("broker.rescue",), "READ_BYTES", (300, 4 << 20)),
+    (("history.rescue",), "RUNS_MAX", (1, 2, 30)),
+    (("history.rescue",), "READ_BETWEEN_GROUPS", (1, 4, 1000)),
+    (("history.rescue",), "OBJECT_BYTES", (300, 32 << 20)),
+    (("history.rescue",), "READ_BYTES", (300, 4 << 20)),
     (("broker.members",), "OPERATIONS_MAX", (2, 10, 100)),
     (("broker.members",), "CONSUMER_SILENT_SECONDS", (15.0, 3600.0)),
     (("broker.topic_upkeep",), "REAP_SECONDS", (10.0, 300.0)),
@@ -55,10 +55,10 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("cluster.duties",), "CLAIMS_MAX", (1, 2, 32)),
     (("cluster.view",), "RELIST_SECONDS", (5.0, 30.0)),
     (("cluster.load_manager",), "BATCH", (1, 2, 50)),
-    (("history.tier", "history.maintenance"), "APART_BYTES", (0, 0, 1 << 20)),
-    (("history.tier",), "HERE_SECONDS", (5.0, 300.0)),
-    (("history.tier",), "READ_BYTES", (300, 256 * 1024)),
-    (("history.tier",), "FEW_BATCHES", (1, 256)),
+    (("history.object_maker",), "APART_BYTES", (0, 0, 1 << 20)),
+    (("history.object_maker",), "HERE_SECONDS", (5.0, 300.0)),
+    (("history.uploads",), "READ_BYTES", (300, 256 * 1024)),
+    (("history.uploads",), "FEW_BATCHES", (1, 256)),
     (("history.maintenance",), "DELETED_AT_ONCE", (1, 2, 100)),
     (("log.wal",), "MANY_TOPICS", (1, 8)),
 )
@@ -144,14 +144,14 @@ def under(pressure: Pressure) -> Iterator[None]:
     values = [value for (names, _, _), value in zip(LIMITS, pressure.limits, strict=True) for _ in names]
     changed = [*places, *((_module(name), constant) for name, constant in CHANGED)]
     saved = [getattr(module, constant) for module, constant in changed]
-    at_once, holes = members.gather_bounded.__defaults__, Progress.saved.__defaults__
+    at_once, holes = side_by_side.gather_bounded.__defaults__, Progress.saved.__defaults__
     try:
         for (module, constant), value in zip(places, values, strict=True):
             setattr(module, constant, value)
-        members.gather_bounded.__defaults__ = (pressure.at_once,)
+        side_by_side.gather_bounded.__defaults__ = (pressure.at_once,)
         Progress.saved.__defaults__ = (pressure.holes_bytes,)
         yield
     finally:
-        members.gather_bounded.__defaults__, Progress.saved.__defaults__ = at_once, holes
+        side_by_side.gather_bounded.__defaults__, Progress.saved.__defaults__ = at_once, holes
         for (module, constant), value in zip(changed, saved, strict=True):
             setattr(module, constant, value)

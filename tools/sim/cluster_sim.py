@@ -23,8 +23,6 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
-from pydanube.broker import rescue
-from pydanube.broker.retention import Change
 from pydanube.cluster import duties
 from pydanube.core import keys
 from pydanube.core.dispatch import ranges
@@ -32,8 +30,9 @@ from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind
 from pydanube.errors import DanubeError
-from pydanube.formats import parquet
-from pydanube.history import uploader
+from pydanube.formats import parquet_write
+from pydanube.history import rescue, uploader
+from pydanube.history.retention import RetentionChange
 from pydanube.ports import Put
 from pydanube.testing.checkers import Violation, check
 from pydanube.testing.cluster import Cluster, Node
@@ -174,12 +173,12 @@ def seldom_looks() -> Iterator[None]:
     what is stored is compressed by what takes the least time for a few bytes.
     """
     saved = duties.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS
-    codec, parquet.CODEC = parquet.CODEC, "lz4"  # type: ignore[misc]
+    codec, parquet_write.CODEC = parquet_write.CODEC, "lz4"  # type: ignore[misc]
     duties.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS = LOOKS_SECONDS  # type: ignore[misc]
     try:
         yield
     finally:
-        parquet.CODEC = codec  # type: ignore[misc]
+        parquet_write.CODEC = codec  # type: ignore[misc]
         duties.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS = saved  # type: ignore[misc]
 
 
@@ -351,7 +350,7 @@ class _Run:
             await breaking.set_policy(host, topic, REDELIVERIES)
             found = host.topic(topic)
             if topic == reliable[2] and self.pressure.keeps_mb and found is not None and found.reliable:
-                await breaking.retain(host, found, Change(mb=self.pressure.keeps_mb))
+                await breaking.retain(host, found, RetentionChange(mb=self.pressure.keeps_mb))
         if self.dice.random() < 0.25:
             # Nobody else may have this one while its broker is away.
             await self.town.metadata.transact([], [Put(keys.on_crash(reliable[-1]), b'"wait"')])

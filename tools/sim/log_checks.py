@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pydanube.log.wal import TopicLog, Wal
-from pydanube.testing.faulty_disk import Told
+from pydanube.testing.disk_faults import Told
 from pydanube.testing.loop import Process, SimLoop, SimTask
 from tools.sim.log_model import Broken
 

@@ -50,8 +50,10 @@ from pydanube.log.log_reading import LogReading
 from pydanube.log.verify import verify
 from pydanube.log.wal import ClosedLog, TopicLog, Wal
 from pydanube.ports import Disk
-from pydanube.testing.faulty_disk import Faults, FaultyDisk, ProcessDisk
+from pydanube.testing.disk_faults import Faults
+from pydanube.testing.faulty_disk import FaultyDisk
 from pydanube.testing.loop import Deadlock, Livelock, Process, ProcessDied, SimClock, SimLoop, SimWork
+from pydanube.testing.process_disk import ProcessDisk
 from tools.sim.coverage import counting
 from tools.sim.log_checks import check_ended, stop_is_justified
 from tools.sim.log_clients import IdempotentProducer, PlainProducer

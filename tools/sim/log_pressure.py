@@ -15,9 +15,19 @@ from types import ModuleType
 from typing import Any, Final
 
 from pydanube.core.commit import machine
-from pydanube.log import committer, journal_writer, reader, recovery, segment_maker, space, wal, zero_fill
+from pydanube.log import (
+    committer,
+    group_scan,
+    journal_redo,
+    journal_writer,
+    reader,
+    segment_maker,
+    space,
+    wal,
+    zero_fill,
+)
 from pydanube.log.wal import Wal, WalConfig
-from pydanube.testing.faulty_disk import ERRORS, MEETS, Aim
+from pydanube.testing.disk_faults import ERRORS, MEETS, DiskAim
 
 # Constants of the log's modules, and what they may be in a history.
 _CONSTANTS: Final[tuple[tuple[ModuleType, str, tuple[Any, ...]], ...]] = (
@@ -32,8 +42,8 @@ _CONSTANTS: Final[tuple[tuple[ModuleType, str, tuple[Any, ...]], ...]] = (
     (space, "_SHORT_LINE_SECONDS", (10.0, 0.01)),
     (space, "_ROOM_CHECK_SECONDS", (0.25, 0.01)),
     (wal, "MANY_TOPICS", (1, 2, 3, 8)),
-    (recovery, "READ_BYTES", (1024 * 1024, 700)),
-    (recovery, "_REDO_BYTES", (8 * 1024 * 1024, 600)),
+    (group_scan, "READ_BYTES", (1024 * 1024, 700)),
+    (journal_redo, "_REDO_BYTES", (8 * 1024 * 1024, 600)),
     (reader, "_PIECE_BYTES_MIN", (64 * 1024, 300)),
 )
 SESSIONS_END: Final = 0.3  # of the histories: sessions that nobody uses for a moment end, and there may be few
@@ -87,18 +97,18 @@ class Pressure:
                 setattr(module, name, value)
 
 
-def draw_aim(dice: Random, seconds: float) -> Aim:
+def draw_aim(dice: Random, seconds: float) -> DiskAim:
     """One call of one boot that lasts about so many seconds, and what it meets."""
     if dice.random() < 0.1:  # a record of a journal, which not many calls are
         operation = dice.choice(("sync", "sync", "write"))
-        return Aim(operation, dice.randint(1, 4), dice.choice(("EIO", "EIO", "lost", "power")), ".journal")
+        return DiskAim(operation, dice.randint(1, 4), dice.choice(("EIO", "EIO", "lost", "power")), ".journal")
     where = dice.choice(_PLACES)
     operation = dice.choice(_NAMED.get(where) or _OPERATIONS)
     if operation in ("make_directory", "sync_directory") and where != "journal/":
         where = dice.choice(("", "/0000"))  # those of epochs
     elif operation in ("list", "free_bytes") and where != "journal/":
         where = ""
-    return Aim(
+    return DiskAim(
         operation,
         dice.randint(1, dice.choice((1, 1, 4, 12, 40))),
         dice.choice([what for what in MEETS[operation] if what in ERRORS or dice.random() < 0.5]),

@@ -29,8 +29,10 @@ from pydanube.core.history.ownership import Owner, Seal
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import Conflict, DanubeError, DeadlineExceeded, MoveFailed, OwnershipLost, Unavailable
 from pydanube.history.leftovers import epochs_on, is_damaged, remove_files
-from pydanube.history.tier import Last, TopicTier, delete_objects
-from pydanube.history.uploader import Carried, Tiering
+from pydanube.history.tier import TopicTier, delete_objects
+from pydanube.history.upload_state import UploadState
+from pydanube.history.uploader import Uploader
+from pydanube.history.uploads import Last
 from pydanube.log.layout import epoch_directory, topic_directory
 from pydanube.ports import Clock, Delete, Disk, MetadataStore, Put
 
@@ -84,18 +86,18 @@ async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases,
     Whoever is refused from the freeze on is sent to `moved_to`, to wait there until the topic is open.
     """
     assert topic.storage is not None, "what is not in the object store cannot be handed over"
-    tiering = topic.storage.tiering
-    carried: Carried | None = None
+    uploader = topic.storage.uploader
+    carried: UploadState | None = None
     is_certain = True  # that no seal of ours was stored
     try:
         phases.enter("upload")
-        await _within(clock, UPLOAD_SECONDS, "uploading", upload_ahead(tiering, topic.name))
+        await _within(clock, UPLOAD_SECONDS, "uploading", upload_ahead(uploader, topic.name))
         phases.enter("quiet")
         topic.freeze("it is moving to another broker", moved_to)
         await _within(clock, QUIET_SECONDS, "finishing commits", topic.quiet())
         phases.enter("cursors")
         async with contextlib.AsyncExitStack() as held:
-            uploading = tiering.upload_rest(topic.name, held)
+            uploading = uploader.upload_rest(topic.name, held)
             rest = asyncio.create_task(uploading, name=f"upload the rest of {topic.name}")
             try:
                 phases.notes.extend(await save_cursors(topic, clock))
@@ -104,7 +106,7 @@ async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases,
             finally:
                 rest.cancel()
                 await asyncio.gather(rest, return_exceptions=True)
-            carried = await tiering.remove(topic.name)  # nothing is forgotten or merged behind the seal
+            carried = await uploader.remove(topic.name)  # nothing is forgotten or merged behind the seal
             phases.enter("seal")
             is_certain = False
             await _seal(topic, clock, marker, last)
@@ -120,8 +122,8 @@ async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases,
         if not topic.is_closed:  # else this broker was declared lost meanwhile
             topic.thaw()
             if carried is not None:
-                tiering.add(carried)
-        if (back := tiering.get(topic.name)) is not None:
+                uploader.add(carried)
+        if (back := uploader.get(topic.name)) is not None:
             back.blocked_until = 0.0
         raise MoveFailed(topic.name, f"{phases.name}: {why}") from error
     phases.enter("close")
@@ -173,23 +175,23 @@ async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def upload_ahead(tiering: Tiering, topic: TopicName) -> None:
+async def upload_ahead(uploader: Uploader, topic: TopicName) -> None:
     """Uploads while the topic serves, until little is left, or as little as it can be.
 
     A busy topic never has less waiting than comes in while an object is made: when one more pass leaves more than half
     of what the pass before it left, the pause is as short as it gets.
     """
-    carried = tiering.get(topic)
+    carried = uploader.get(topic)
     if carried is None:
         return
-    with tiering.hurried():
-        await _upload_all(tiering, carried)
+    with uploader.at_full_speed():
+        await _upload_all(uploader, carried)
 
 
-async def _upload_all(tiering: Tiering, carried: Carried) -> None:
+async def _upload_all(uploader: Uploader, carried: UploadState) -> None:
     async with carried.working:
         left = carried.lag_bytes
-        while left > REST_BYTES and await tiering.upload_all(carried):
+        while left > REST_BYTES and await uploader.upload_all(carried):
             before, left = left, carried.lag_bytes
             if left > before / 2:
                 break
@@ -246,7 +248,7 @@ async def _seal(topic: Topic, clock: Clock, marker: bytes | None, last: Last | N
     )
     await _release(topic, clock, sealed, marker, last)
     if last is not None and topic.storage is not None:
-        topic.storage.tier.described(last)
+        topic.storage.uploads.described(last)
 
 
 async def _release(
@@ -261,7 +263,7 @@ async def _release(
     until = clock.elapsed() + SEAL_SECONDS
     while True:
         try:
-            compares, operations = ([last.compare], last.operations) if last else ([], also)
+            compares, operations = ([last.change.compare], last.change.operations) if last else ([], also)
             await topic.ownership.release(sealed, marker, compares, operations)
             return
         except (OwnershipLost, Conflict):

@@ -6,7 +6,6 @@ is there now, not who ever was.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -286,14 +285,3 @@ async def remove_below(
         await ownership.write(operations[:OPERATIONS_MAX])
         operations = operations[OPERATIONS_MAX:]
     await ownership.write([*operations, *also])
-
-
-async def gather_bounded(work: Sequence[Any], limit: int = 32) -> list[Any]:
-    """Awaits coroutine functions, a few at a time; returns results or the exceptions they raised."""
-    gate = asyncio.Semaphore(limit)
-
-    async def one(function: Any) -> Any:
-        async with gate:
-            return await function()
-
-    return await asyncio.gather(*(one(function) for function in work), return_exceptions=True)

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from pydanube.core import keys
 from pydanube.core.history.ownership import (
+    LogStart,
     Orphan,
     Owner,
     Seal,
-    Start,
     is_sealed,
     next_epoch,
     reserve_from_bytes,
@@ -40,7 +40,7 @@ class Claimable(NamedTuple):
     seal: Seal | None
     reserved_end: int | None
     reserve_revision: int
-    start: Start
+    start: LogStart
     offset_if_unproven: int | None
     orphans: Sequence[Orphan]
     voids: Sequence[tuple[int, int]]

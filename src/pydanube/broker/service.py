@@ -27,11 +27,10 @@ from pydanube.broker.kept import Kept
 from pydanube.broker.namespace_limits import NamespaceLimits
 from pydanube.broker.outbox import Budget
 from pydanube.broker.quorum import Members
-from pydanube.broker.rescue import Rescuer
 from pydanube.broker.sources import cluster_now, program_version
 from pydanube.broker.starts import Starts
 from pydanube.broker.stores import Stores
-from pydanube.broker.take_over import Cloud, Rooms
+from pydanube.broker.take_over import Rooms
 from pydanube.broker.timer import Timer
 from pydanube.broker.topic import Defaults
 from pydanube.broker.topic_upkeep import reap_consumers, rest_idle_topics
@@ -44,7 +43,9 @@ from pydanube.core.policies import TopicPolicy
 from pydanube.errors import DanubeError, LogStopped, Unavailable
 from pydanube.formats.batch import Envelope
 from pydanube.history.reader import CloudReader
-from pydanube.history.uploader import Tiering
+from pydanube.history.rescue import Rescuer
+from pydanube.history.served import Cloud
+from pydanube.history.uploader import Uploader
 from pydanube.log.layout import LOCK, read_file, replace_file
 from pydanube.log.wal import NOTHING_UPLOADS, Wal, WalConfig
 from pydanube.ports import Clock, Disk, MetadataStore, ObjectStore, Work
@@ -301,7 +302,7 @@ class Broker:
                 ),
                 unopened=self.topics.unopened.__len__,
                 crashes=self.starts.crashes if self.starts is not None else None,
-                waiting=self.cloud.tiering.standing if self.cloud is not None else None,
+                waiting=self.cloud.uploader.standing if self.cloud is not None else None,
             )
         )
         return timer
@@ -315,7 +316,7 @@ class Broker:
         self._spawn(rest_idle_topics(self.topics), "rest")
         self._spawn(self.topics.sweep(), "sweep")
         if self.cloud is not None:
-            self._spawn(self.cloud.tiering.run(), "tiering")
+            self._spawn(self.cloud.uploader.run(), "tiering")
 
     async def _open_topics(self) -> None:
         """Those that exist, of a broker that is alone; in a cluster those that it had, and from then on others."""
@@ -422,7 +423,7 @@ class Broker:
             self.cluster.fail(error)
 
     def _why_not_freed(self) -> str:
-        return NOTHING_UPLOADS if self.cloud is None else self.cloud.tiering.why_not_freed()
+        return NOTHING_UPLOADS if self.cloud is None else self.cloud.uploader.why_not_freed()
 
     def _cloud(self, objects: ObjectStore | None) -> Cloud | None:
         if objects is None:
@@ -430,8 +431,10 @@ class Broker:
         config = self.config.storage.tier
         metrics = self.telemetry.cloud
         reader = CloudReader(objects, self.clock, self._ports.reading_work or self._work, metrics)
-        tiering = Tiering(self.clock, config, metrics, excess_bytes=self.wal.excess_bytes, aim=self._ports.aim_uploads)
-        self.cloud = Cloud(objects, config, reader, tiering, self._ports.upload_work or self._work)
+        uploader = Uploader(
+            self.clock, config, metrics, excess_bytes=self.wal.excess_bytes, set_target_rate=self._ports.aim_uploads
+        )
+        self.cloud = Cloud(objects, config, reader, uploader, self._ports.upload_work or self._work)
         return self.cloud
 
     async def stop(self) -> None:

@@ -23,7 +23,7 @@ from pydanube.stores.disk.files import FileDisk
 from pydanube.stores.metadata.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, MemberConfig, follow
 from pydanube.stores.metadata.sqlite import SqliteMetadataStore
 from pydanube.stores.objects.owned import OwnedObjectStore, check_store
-from pydanube.stores.objects.settings import Settings, parse_url
+from pydanube.stores.objects.settings import StoreSettings, parse_url
 from pydanube.stores.objects.upload_rate import Pace
 from pydanube.stores.objects.urls import open_object_store
 from pydanube.stores.work.system import SystemClock, SystemWork
@@ -41,7 +41,7 @@ def check_places(config: Config) -> Iterator[str]:
     yield from _check_directory("--data-dir", Path(config.data_dir))
     try:
         place = parse_url("storage.url", config.objects_url)
-        Settings(place, config.storage.options, os.environ)
+        StoreSettings(place, config.storage.options, os.environ)
     except ConfigError as error:
         yield str(error)
         return

@@ -22,37 +22,27 @@ from pydanube.broker.members import read_policy
 from pydanube.broker.ownership import Claimable, Ownership, look
 from pydanube.broker.reservation import Reservation
 from pydanube.broker.topic import Defaults, Topic
-from pydanube.broker.topic_reader import Storage
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.cluster.cluster import Cluster
 from pydanube.core import keys
 from pydanube.core.commit.sessions import Sessions
-from pydanube.core.history.ownership import Owner, Start, first_reservation
-from pydanube.core.history.tiers import Retention, TierConfig
+from pydanube.core.history.ownership import LogStart, Owner, first_reservation
+from pydanube.core.history.tiers import Retention
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.policies import Delivery, TopicPolicy, effective
 from pydanube.errors import Conflict, InvalidObject, LogClosed, ObjectDamaged, TailUnproven, TopicUnknown, Unavailable
 from pydanube.history.leftovers import epochs_with_logs, remove_epochs, remove_files, remove_redundant
-from pydanube.history.reader import CloudReader
+from pydanube.history.served import Cloud, Storage
 from pydanube.history.tier import TopicTier
-from pydanube.history.uploader import Carried, Tiering
+from pydanube.history.upload_state import UploadState
+from pydanube.history.uploads import TopicUploads
 from pydanube.log.wal import HandedOver, TopicLog, Wal
-from pydanube.ports import Compare, Delete, Disk, Item, MetadataStore, ObjectStore, Put, Work
+from pydanube.ports import Compare, Delete, Disk, Item, MetadataStore, Put, Work
 from pydanube.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
 KNOW_SECONDS: Final = 1.0  # for the list of all objects, before a topic is opened
-
-
-class Cloud(NamedTuple):
-    """The cloud tier of this broker."""
-
-    store: ObjectStore
-    config: TierConfig
-    reader: CloudReader
-    tiering: Tiering
-    work: Work  # for making objects
 
 
 class Rooms(NamedTuple):
@@ -223,7 +213,7 @@ class Opener:
             async def read_retention() -> Retention:
                 return (await read_policy(self._metadata, name)).retention
 
-            storage.tiering.add(Carried(storage.tier, topic_log, policy.retention, read_retention))
+            storage.uploader.add(UploadState(storage.uploads, topic_log, policy.retention, read_retention))
         return topic
 
     @staticmethod
@@ -247,11 +237,18 @@ class Opener:
             return None
         clock = self._rooms.services.clock
         tier = TopicTier(
-            name, ownership.epoch, cloud.store, clock, cloud.work, ownership.write_if, self._metadata, cloud.config
+            name,
+            ownership.epoch,
+            cloud.store,
+            clock,
+            cloud.work,
+            ownership.write_if,
+            self._metadata,
+            cloud.config,
+            self._rooms.telemetry.wal,
         )
-        tier.metrics = self._rooms.telemetry.wal
         await tier.load(known)
-        return Storage(tier, cloud.reader, cloud.tiering)
+        return Storage(tier, TopicUploads(tier), cloud.reader, cloud.uploader)
 
     async def _open_log(self, name: TopicName, seen: Claimable) -> TopicLog:
         start, sealed = seen.start, seen.sealed
@@ -323,7 +320,7 @@ class Opener:
             return seen
         if (owner.epoch, owner.session) not in self._unused.get(name, ()):
             return seen
-        return seen._replace(start=Start(max(owner.start_offset, seen.covered_end), 0))
+        return seen._replace(start=LogStart(max(owner.start_offset, seen.covered_end), 0))
 
     async def remove_older(self, name: TopicName, seen: Claimable, last: int) -> bool:
         """What an earlier topic of this name left here (its deletion may have found us away, or ended half-way), and of
@@ -348,7 +345,7 @@ class Opener:
         await tier.load(seen.items)
         try:
             async with asyncio.timeout(KNOW_SECONDS):  # clients wait for the topic, and the files can
-                objects = await tier.know_all()
+                objects = await tier.load_manifest()
         except (Unavailable, ObjectDamaged, TimeoutError) as error:
             why = str(error) or "the object store does not answer in time"
             log.warning("files of lost epochs stay", extra={"topic": name, "why": why})

@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, Literal
 
 from pydanube.broker.base_subscription import Services
@@ -29,7 +28,7 @@ from pydanube.broker.outbox import Registration
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.reservation import Reservation
 from pydanube.broker.subscription import Subscription
-from pydanube.broker.topic_reader import Storage, TopicReader
+from pydanube.broker.topic_reader import TopicReader
 from pydanube.core import keys
 from pydanube.core.dispatch.consumer_windows import DispatchLimits
 from pydanube.core.dispatch.delivery import FailurePolicy
@@ -41,7 +40,7 @@ from pydanube.core.dispatch.machine import Machine
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
 from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.core.dispatch.window import Progress
-from pydanube.core.history.ownership import Orphan, void_to_bytes
+from pydanube.core.history.ownership import Orphan
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
@@ -51,8 +50,10 @@ from pydanube.errors import (
     NotServed,
 )
 from pydanube.formats.batch import Batch, Envelope
+from pydanube.history.change import HistoryChange, Void
 from pydanube.history.compaction import swap
 from pydanube.history.leftovers import is_uncovered
+from pydanube.history.served import Storage
 from pydanube.log.wal import Receipt, TopicLog
 from pydanube.ports import Compare, Delete, Item, MetadataStore, Put
 from pydanube.telemetry import Telemetry
@@ -132,7 +133,7 @@ class Topic(TopicReader):
         closing = NotServed(self.name, why, moved_to)
         await self._close_subscriptions(closing, save=owned)
         if self.storage is not None:
-            await self.storage.tiering.remove(self.name)
+            await self.storage.uploader.remove(self.name)
         failure: DanubeError | None = None
         try:
             await self.log.close()
@@ -187,7 +188,7 @@ class Topic(TopicReader):
 
     async def rest(self) -> None:
         """Nothing was published for a while: if everything is in the object store, nothing stays reserved."""
-        if self._closing is None and (self.storage is None or self.storage.tier.waiting(self.log) is None):
+        if self._closing is None and (self.storage is None or self.storage.uploads.waiting(self.log) is None):
             await self._reservation.rest()
 
     def adopted(self, orphans: Sequence[Orphan], *, rescued: Ranges, voided: Ranges) -> None:
@@ -208,7 +209,7 @@ class Topic(TopicReader):
         tier = self.storage.tier
         for segment in self.log.lost_segments(orphan.epoch, orphan.start):
             below = max(segment.first_offset, tier.history.first_offset), min(segment.end_offset, orphan.start)
-            gaps = (await tier.know_all()).missing(*below)
+            gaps = (await tier.load_manifest()).missing(*below)
             if gaps and is_uncovered(gaps, (await self.gaps())[1]):
                 log.warning("files of a lost epoch stay: the store does not have it all", extra={"topic": self.name})
                 return
@@ -219,7 +220,7 @@ class Topic(TopicReader):
 
         Only on an operator's word: what the lost broker acknowledged there is gone. None: there is no such orphan.
         """
-        carried = self.storage.tiering.get(self.name) if self.storage is not None else None
+        carried = self.storage.uploader.get(self.name) if self.storage is not None else None
         if carried is None:
             self._check_open()
             return None
@@ -227,30 +228,25 @@ class Topic(TopicReader):
             orphan = next((each for each in self.orphans if each.start == start), None)
             if orphan is None:
                 return None
-            await carried.tier.make_sure()
+            await carried.tier.refresh_if_stale()
             why = f"discarded by an operator; broker {orphan.broker_id} may have had messages there"
-            operations: list[Put | Delete] = [
-                Put(keys.void(self.name, start), void_to_bytes(orphan.end, why)),
-                Delete(keys.orphan(self.name, start)),
-                Delete(keys.rescue(self.name, orphan.epoch)),
-            ]
+            others = [Delete(keys.orphan(self.name, start)), Delete(keys.rescue(self.name, orphan.epoch))]
             async with self.log.between_groups():  # before: nobody may get a receipt for what will be void
                 self.log.sessions.forget([(start, orphan.end)])
-            history = carried.tier.history
-            await carried.tier.change(operations, replace(history, history_version=history.history_version + 1))
-            others = [each for each in self.orphans if each is not orphan]
+            await carried.tier.apply(HistoryChange(voids=[Void(start, orphan.end, why)], others=others, appears=True))
+            left = [each for each in self.orphans if each is not orphan]
             try:
                 await self.forget_own(orphan)  # if it was this disk that had it
             except DanubeError as error:
                 log.warning("files of a discarded epoch are left", extra={"topic": self.name, "why": str(error)})
-            self.adopted(others, rescued=(), voided=(OffsetRange(start, orphan.end),))
+            self.adopted(left, rescued=(), voided=(OffsetRange(start, orphan.end),))
         log.warning("orphan discarded", extra={"topic": self.name, "first": start, "end": orphan.end})
         return orphan
 
     @property
     def has_damage(self) -> bool:
         """Whether this disk had offsets that cannot be read any more."""
-        unreadable = self.storage is not None and self.storage.tier.unreadable
+        unreadable = self.storage is not None and self.storage.uploads.unreadable
         return bool(self.log.recovered.damage or unreadable)
 
     async def quiet(self) -> None:
@@ -307,7 +303,7 @@ class Topic(TopicReader):
 
     async def swap_objects(self, old: Sequence[str], new: Descriptor) -> None:
         """Describes an object that a job made of several, instead of them. Raises Conflict, InvalidObject."""
-        carried = self.storage.tiering.get(self.name) if self.storage is not None else None
+        carried = self.storage.uploader.get(self.name) if self.storage is not None else None
         if carried is None:
             raise NotServed(self.name, "its broker has no object store")
         async with carried.working:

@@ -8,40 +8,29 @@ Messages that were decoded, and the last piece that was read, are kept for a whi
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from pydanube.broker.base_subscription import Services
 from pydanube.broker.base_topic import BaseTopic
 from pydanube.broker.outbox import cost_bytes
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.subscription import Subscription
-from pydanube.core import keys
 from pydanube.core.history.ownership import Orphan
 from pydanube.core.names import TopicName
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import DanubeError, LogDamaged, OffsetOutOfRange
 from pydanube.formats.batch import Batch, Envelope, cut, messages, routing
-from pydanube.history.reader import CloudReader
-from pydanube.history.tier import TopicTier
-from pydanube.history.uploader import Tiering
+from pydanube.history.served import Storage
+from pydanube.history.tier_state import read_gaps
 from pydanube.log.wal import TopicLog
 from pydanube.ports import MetadataStore
 from pydanube.telemetry import Telemetry
 
 CLOUD_READERS_MAX: Final = 1_000
 _READ_BYTES: Final = 256 * 1024
-
-
-class Storage(NamedTuple):
-    """The cloud tier, as one topic has it."""
-
-    tier: TopicTier
-    reader: CloudReader
-    tiering: Tiering
 
 
 class TopicReader(BaseTopic[Subscription]):
@@ -252,11 +241,7 @@ class TopicReader(BaseTopic[Subscription]):
 
     async def gaps(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Orphans and voids, as [first, end): offsets that no object and no log here holds."""
-        found = []
-        for prefix in (keys.orphans(self.name), keys.voids(self.name)):
-            items = [(keys.start_of(item.key), item.value) for item in await self._metadata.list(prefix)]
-            found.append([(start, int(json.loads(value)["end"])) for start, value in items if start is not None])
-        return found[0], found[1]
+        return await read_gaps(self._metadata, self.name)
 
     async def peek(self, offset: int, count: int) -> list[tuple[int, Envelope]]:
         return await self.rows(offset, min(offset + count, self.head))

@@ -18,11 +18,7 @@ from weakref import WeakValueDictionary
 from pydanube.broker.any_topic import AnySubscription, AnyTopic
 from pydanube.broker.deletion import erase
 from pydanube.broker.hand_over import LastSnapshots, Phases, release_volatile, remove_released, seal, seal_all
-from pydanube.broker.homecoming import Homecoming
 from pydanube.broker.load_meter import LoadMeter
-from pydanube.broker.members import (
-    gather_bounded,
-)
 from pydanube.broker.move_log import MoveLog
 from pydanube.broker.ownership import Ownership, look
 from pydanube.broker.take_over import DeletionCutOff, Opener, Rooms, Take
@@ -40,6 +36,8 @@ from pydanube.errors import (
     TopicUnknown,
     Unavailable,
 )
+from pydanube.history.homecoming import Homecoming
+from pydanube.history.side_by_side import gather_bounded
 from pydanube.log.wal import ClosedLog, TopicLog
 
 log = logging.getLogger("pydanube.broker.topics")

@@ -80,7 +80,7 @@ def verify_command(directory: Directory, output: Output = "table") -> None:
         raise typer.Exit(Exit.NOT_GOOD)
 
 
-async def _verify(directory: Path) -> Report:
+async def _verify(directory: Path) -> LogReport:
     console = Console(stderr=True)
     with Progress(
         SpinnerColumn(),
@@ -100,7 +100,7 @@ async def _verify(directory: Path) -> Report:
         return await verify_directory(directory, progress)
 
 
-def _print_report(report: Report, console: Console) -> None:
+def _print_report(report: LogReport, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("topic", "offsets", "messages", "batches", "MB", "segments", "epochs", "state"):
         table.add_column(name, justify="left" if name in ("topic", "offsets", "state") else "right")

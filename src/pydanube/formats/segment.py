@@ -73,7 +73,7 @@ class GroupHeader(NamedTuple):
         return self.first_offset + self.rows
 
 
-class Group(NamedTuple):
+class SegmentGroup(NamedTuple):
     """A group ready to be written: the header's bytes and the batches', with their total length."""
 
     header: GroupHeader
@@ -137,7 +137,7 @@ def encode_group(
     position: int,
     durable_before: int,
     first_offset: int,
-) -> Group:
+) -> SegmentGroup:
     buffers: list[Buffer] = [b""]
     length = crc = rows = 0
     latest = -(2**63)
@@ -157,7 +157,7 @@ def encode_group(
         segment_id, number, length, durable_before, first_offset, rows, len(batches), latest, crc, position
     )
     buffers[0] = encode_group_header(group)
-    return Group(group, buffers, GROUP_HEADER_SIZE + length)
+    return SegmentGroup(group, buffers, GROUP_HEADER_SIZE + length)
 
 
 def encode_group_header(group: GroupHeader) -> bytes:

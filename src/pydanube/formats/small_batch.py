@@ -91,7 +91,7 @@ class _Parts(NamedTuple):
     claims: tuple[int, int, int]  # nulls of keys, nulls of producer names, pairs
 
 
-class Layout:
+class SmallBatchLayout:
     """Made from a body that Arrow has written, and what is in it. Raises ValueError if that is laid out differently."""
 
     def __init__(self, example: bytes, payload_bytes: int, sizes: Sizes) -> None:

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from pydanube.core import keys
 from pydanube.core.history.tiers import PARQUET, Descriptor, epoch_of_name
 from pydanube.errors import Conflict, InvalidObject
-from pydanube.formats.parquet import check_bytes, open_object
+from pydanube.formats.parquet_read import check_bytes, open_object
+from pydanube.history.change import HistoryChange
 from pydanube.history.tier import TopicTier
-from pydanube.ports import Buffer, Delete, Put
+from pydanube.ports import Buffer
 
 SWAPPED_MAX: Final = 100  # one transaction has 128 operations
 
@@ -27,7 +27,7 @@ async def swap(tier: TopicTier, old: Sequence[str], new: Descriptor) -> None:
 
     Raises InvalidObject if the new one is not what its descriptor says. Nobody else works on the tier meanwhile.
     """
-    await tier.make_sure()
+    await tier.refresh_if_stale()
     run = _run(tier, old, new)
     key = tier.key(new.object_id)
     epoch = epoch_of_name(new.object_id)
@@ -38,11 +38,7 @@ async def swap(tier: TopicTier, old: Sequence[str], new: Descriptor) -> None:
     except FileNotFoundError:
         raise InvalidObject(key, "it is not in the store") from None
     await tier.work.run(lambda: _check(tier.topic, data, new))
-    gone = [Delete(keys.storage_object(tier.topic, each.start_offset)) for each in run[1:]]
-    await tier.change([Put(keys.storage_object(tier.topic, new.start_offset), new.to_bytes()), *gone])
-    tier.objects = tier.objects.with_replaced(run, new)
-    tier.garbage.pop(new.object_id, None)
-    tier.garbage.update({each.object_id: tier.clock.elapsed() for each in run})
+    await tier.apply(HistoryChange(added=[new], replaced=run))
 
 
 def _run(tier: TopicTier, old: Sequence[str], new: Descriptor) -> list[Descriptor]:

@@ -30,7 +30,7 @@ from pydanube.log.layout import (
     replace_file,
     topic_directory,
 )
-from pydanube.log.recovery import RecoveredEpoch
+from pydanube.log.recovered import RecoveredEpoch
 from pydanube.log.wal import ClosedLog
 from pydanube.ports import Disk
 

@@ -17,15 +17,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Final
 
 from crc32c import crc32c
 
-from pydanube.core import keys
 from pydanube.core.history.tiers import (
     Descriptor,
     Retention,
@@ -35,15 +31,14 @@ from pydanube.core.history.tiers import (
     manifest_name,
     manifest_to_bytes,
     merge_next,
-    object_name,
 )
-from pydanube.errors import InvalidObject, ObjectDamaged
-from pydanube.formats.parquet import check_bytes
-from pydanube.history.object_builder import Unreadable, merge, merge_and_store, why_unreadable
-from pydanube.history.tier import APART_BYTES, TopicTier
+from pydanube.errors import InvalidObject
+from pydanube.history.change import HistoryChange, StoredManifest
+from pydanube.history.object_builder import NotBuilt
+from pydanube.history.object_maker import ObjectMaker
+from pydanube.history.tier import TopicTier
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.topic_log import TopicLog
-from pydanube.ports import Buffer, Delete, Elsewhere, Put
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +46,12 @@ DELETED_AT_ONCE: Final = 100  # keys per transaction
 SPARED_SECONDS: Final = 3600.0  # for so long an object that cannot be read is not tried again
 
 
-class Tidy:
+class Maintenance:
     """The steps on one topic's objects."""
 
-    def __init__(self, tier: TopicTier) -> None:
+    def __init__(self, tier: TopicTier, maker: ObjectMaker | None = None) -> None:
         self._tier = tier
-        self._merges = 0
+        self._maker = maker or ObjectMaker(tier)
         self._manifests = 0
         self._confirmed: set[str] = set()  # objects that were seen in the store after they were described
         self._spared: dict[str, float] = {}  # objects that cannot be merged because they cannot be read, since when
@@ -69,80 +64,37 @@ class Tidy:
         Raises ObjectDamaged if one of them cannot be read; the others are merged without it next time.
         """
         tier = self._tier
-        await tier.make_sure()
+        await tier.refresh_if_stale()
         now = tier.clock.elapsed()
         self._spared = {name: since for name, since in self._spared.items() if now - since < SPARED_SECONDS}
         run = merge_next(tier.objects.keyed, tier.config, spared=self._spared)
         if not run:
             return None
-        is_large = sum(each.size for each in run) >= APART_BYTES
-        elsewhere = await tier.elsewhere() if is_large else None
-        merged = await self._merge_apart(elsewhere, run) if elsewhere is not None else None
-        if merged is None:
-            merged = await self._merge_here(run, is_large)
-        if (merged.start_offset, merged.end) != (run[0].start_offset, run[-1].end):
-            raise InvalidObject("the merged object", f"it holds {merged.start_offset} up to {merged.end}")
-        gone = [Delete(keys.storage_object(tier.topic, each.start_offset)) for each in run[1:]]
-        await tier.change([Put(keys.storage_object(tier.topic, merged.start_offset), merged.to_bytes()), *gone])
-        tier.objects = tier.objects.with_replaced(run, merged)
-        tier.garbage.pop(merged.object_id, None)
-        tier.garbage.update({each.object_id: tier.clock.elapsed() for each in run})
+        merged = await self._maker.store_merged(run)
+        if isinstance(merged, NotBuilt):
+            if merged.part is None:
+                raise InvalidObject("the merged object", merged.why)
+            self._spared[run[merged.part].object_id] = tier.clock.elapsed()
+            raise tier.damaged(run[merged.part], merged.why)
+        await tier.apply(HistoryChange(added=[merged], replaced=run))
         return merged
-
-    async def _merge_here(self, run: Sequence[Descriptor], is_large: bool) -> Descriptor:
-        tier = self._tier
-        parts = [(memoryview(await self._whole(each)), each.footer_crc) for each in run]
-        merging = partial(merge, tier.topic, tier.epoch, parts)
-        made = await (tier.work.run_apart(merging) if is_large else tier.work.run(merging))
-        return await tier.store_object(self._merged_name(run), made)
-
-    async def _merge_apart(self, elsewhere: Elsewhere, run: Sequence[Descriptor]) -> Descriptor | None:
-        """By a process that may wait, and reads and stores them itself. None if it is to be done here."""
-        tier = self._tier
-        name = self._merged_name(run)
-        tier.garbage[name] = tier.clock.elapsed()  # until it is described
-        parts = [(tier.key(each.object_id), each.footer_crc) for each in run]
-        found = await tier.apart(partial(merge_and_store, tier.key(name), tier.topic, tier.epoch, parts, elsewhere))
-        if found is None:
-            return None
-        if isinstance(found, Unreadable):
-            raise self._spare(run[found.number], found.why)
-        return tier.describe(name, *found)
-
-    def _merged_name(self, run: Sequence[Descriptor]) -> str:
-        self._merges += 1
-        return object_name(run[0].start_offset, run[-1].end - 1, self._tier.epoch, merged=self._merges)
-
-    async def _whole(self, described: Descriptor) -> Buffer:
-        """An object that is to be merged, every byte compared with its checksum."""
-        tier = self._tier
-        try:
-            data = await tier.store.get(tier.key(described.object_id))
-            await tier.work.run(lambda: check_bytes(data, described.footer_crc))
-            return data
-        except (FileNotFoundError, InvalidObject) as error:
-            raise self._spare(described, why_unreadable(error)) from error
-
-    def _spare(self, described: Descriptor, why: str) -> ObjectDamaged:
-        self._spared[described.object_id] = self._tier.clock.elapsed()
-        return self._tier.damaged(described, why)
 
     # --- manifest ---------------------------------------------------------------------------------------
 
     async def move_to_manifest(self) -> bool:
         """Old descriptors leave the metadata store for an object, so that keys do not grow with history."""
         tier = self._tier
-        await tier.make_sure()
+        await tier.refresh_if_stale()
         count = descriptors_to_move(len(tier.objects.keyed), tier.config)
         if not count:
             return False
-        objects = await tier.know_all()
+        objects = await tier.load_manifest()
         moved = objects.keyed[:count]
         listed = sorted([*objects.listed, *moved], key=lambda each: each.start_offset)
         self._manifests += 1
         name = manifest_name(tier.epoch, self._manifests)
         key, data = tier.key(name), manifest_to_bytes(listed)
-        tier.garbage[name] = tier.clock.elapsed()
+        tier.garbage.add(name)
         await tier.store.put(key, [data], create=True)
         try:
             stored = await tier.store.get(key)
@@ -150,13 +102,7 @@ class Tidy:
             raise InvalidObject(key, "the store took it and does not have it") from None
         if stored != data:
             raise InvalidObject(key, "what the store has is not what it was given")
-        before = tier.history.manifest
-        history = replace(tier.history, manifest=name, manifest_end=listed[-1].end, manifest_crc=crc32c(data))
-        await tier.change([Delete(keys.storage_object(tier.topic, each.start_offset)) for each in moved], history)
-        tier.objects = tier.objects.with_listed(moved)
-        tier.garbage.pop(name, None)
-        if before is not None:
-            tier.garbage[before] = tier.clock.elapsed()
+        await tier.apply(HistoryChange(listed=moved, manifest=StoredManifest(name, listed[-1].end, crc32c(data))))
         return True
 
     # --- retention --------------------------------------------------------------------------------------
@@ -164,11 +110,11 @@ class Tidy:
     async def retain(self, retention: Retention, now_us: int) -> int | None:
         """Forgets what is too old or too much. Returns where history begins now; None if nothing went."""
         tier = self._tier
-        await tier.make_sure()
+        await tier.refresh_if_stale()
         await self._forget_expired()
         if retention.seconds is None and retention.size_bytes is None:
             return None
-        objects = await tier.know_all()
+        objects = await tier.load_manifest()
         first = first_kept(objects[:], retention, now_us)
         if first is None or first <= tier.history.first_offset:
             return None
@@ -178,34 +124,22 @@ class Tidy:
     async def move_first_offset(self, first: int) -> None:
         """History begins at `first`: that is stored first, then descriptors of whole objects below go, then objects."""
         tier = self._tier
-        await tier.make_sure()
-        objects = await tier.know_all()
-        kept = objects.from_offset(first)
-        doomed = objects[: len(objects) - len(kept)]
-        names = [each.object_id for each in doomed]
-        history = replace(tier.history, first_offset=first)
-        if not kept.listed and history.manifest is not None:
-            names.append(history.manifest)
-            history = replace(history, manifest=None, manifest_end=0, manifest_crc=0)
-        await tier.change([], history)
-        tier.objects = kept
-        listed = {each.object_id for each in objects.listed}
-        tier.expired += [each for each in doomed if each.object_id not in listed]
-        tier.garbage.update(dict.fromkeys(names, tier.clock.elapsed()))
+        await tier.refresh_if_stale()
+        objects = len(await tier.load_manifest())
+        names = await tier.apply(HistoryChange(first_offset=first))
+        forgotten = objects - len(tier.objects)
         await self._forget_expired()
         await tier.publish_snapshot()  # before: readers without a broker are not sent to what is gone
         for name in names:
             await tier.store.delete(tier.key(name))
-            tier.garbage.pop(name, None)
-        log.info("history forgotten", extra={"topic": tier.topic, "first_offset": first, "objects": len(doomed)})
+            tier.garbage.discard(name)
+        log.info("history forgotten", extra={"topic": tier.topic, "first_offset": first, "objects": forgotten})
 
     async def _forget_expired(self) -> None:
         """Deletes the keys of descriptors below first_offset, those too that an earlier process left."""
         tier = self._tier
         while tier.expired:
-            chosen = tier.expired[:DELETED_AT_ONCE]
-            await tier.change([Delete(keys.storage_object(tier.topic, each.start_offset)) for each in chosen])
-            del tier.expired[: len(chosen)]
+            await tier.apply(HistoryChange(expired=tier.expired[:DELETED_AT_ONCE]))
 
     # --- sweep ------------------------------------------------------------------------------------------
 
@@ -215,25 +149,25 @@ class Tidy:
         Returns their names. Only such that were seen so for some time: a reader may still be at it.
         """
         tier = self._tier
-        await tier.make_sure()
+        await tier.refresh_if_stale()
         await self._forget_expired()
-        described = {each.object_id for each in (await tier.know_all())[:]}
+        described = {each.object_id for each in (await tier.load_manifest())[:]}
         described.add(tier.history.manifest or "")
         now = tier.clock.elapsed()
-        seen: dict[str, float] = {}
+        seen: list[str] = []
         async for info in tier.store.list(tier.prefix):
             name = info.key.removeprefix(tier.prefix)
             epoch = epoch_of_name(name)
             if name in described or epoch is None or epoch > tier.epoch or epoch in tier.orphaned_epochs:
                 continue
-            seen[name] = tier.garbage.get(name, now)
-        tier.garbage = seen
-        doomed = [name for name, since in seen.items() if now - since >= tier.config.garbage_seconds]
+            seen.append(name)
+        tier.garbage.only(seen, now)
+        doomed = tier.garbage.older_than(tier.config.garbage_seconds, now)
         if doomed:
             await tier.fence()  # nothing else is described, and nothing that we gave up comes late
         for name in doomed:
             await tier.store.delete(tier.key(name))
-            del tier.garbage[name]
+            tier.garbage.discard(name)
         if doomed:
             log.info("undescribed objects removed", extra={"topic": tier.topic, "objects": len(doomed)})
         return doomed
@@ -248,7 +182,7 @@ class Tidy:
         they young and few: the newest segment too, if the others are not enough.
         """
         tier = self._tier
-        await tier.make_sure()
+        await tier.refresh_if_stale()
         before = 0
         if excess_bytes > 0:
             await self._end_newest(topic_log, excess_bytes)
@@ -277,7 +211,7 @@ class Tidy:
         A segment that could not even be opened is not among the log's: without this, one behind it would go, and with
         it all that is known of the damage.
         """
-        objects = await self._tier.know_all()
+        objects = await self._tier.load_manifest()
         first_offset = self._tier.history.first_offset
         damaged = [(max(each.first, first_offset), each.end) for each in topic_log.recovered.damage if each.end]
         return min((first for place in damaged for first, _ in objects.missing(*place)), default=math.inf)
@@ -298,7 +232,7 @@ class Tidy:
     async def _is_stored(self, segment: SegmentFile) -> bool:
         """Whether the store has every object that holds a part of the segment. It is asked once per object."""
         tier = self._tier
-        objects = await tier.know_all()
+        objects = await tier.load_manifest()
         place = max(segment.first_offset, tier.history.first_offset)
         while place < segment.end_offset:
             described = objects.find(place)

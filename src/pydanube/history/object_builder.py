@@ -1,44 +1,64 @@
-"""Objects of the cloud tier are made and checked here, of a topic's batches or of smaller objects.
+"""Objects of the cloud tier are built here, of a topic's batches or of smaller objects, and stored.
 
-Everything below is a plain function of plain values, so that large objects can be made in another process. What is
-large is a memoryview, which goes there without a copy.
+    Recipe ─► what it is made of ─► build_object ─► put ─► read back, compare ─► Built
+              (objects are fetched)  (checksums)
+
+`store_object` is that line, whoever runs it: the broker, with its threads, or another process, which opens the store
+itself and keeps the object. Everything is a plain function of plain values, so that it can. What is large is a
+memoryview, which goes there without a copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
 from pydanube.errors import InvalidObject
-from pydanube.formats.batch import Batch
-from pydanube.formats.parquet import (
-    Encoded,
-    check_bytes,
-    encode_object,
-    encode_raw,
-    merge_objects,
-    read_raw,
-    summary,
-    verify_object,
-)
+from pydanube.formats.batch import Batch, with_attribute
+from pydanube.formats.parquet import Encoded, encode_raw, read_raw, summary
+from pydanube.formats.parquet_read import check_bytes, verify_object
+from pydanube.formats.parquet_write import encode_object, merge_objects
 from pydanube.ports import Buffer, Elsewhere, ObjectInfo, ObjectStore
+
+T = TypeVar("T")
 
 LARGE_BYTES: Final = 16 * 1024  # not copied: to look at it costs less
 READ_BACK_BYTES: Final = 4 * 1024 * 1024
 BATCHES_AT_ONCE: Final = 32  # at most half a megabyte is copied, with the interpreter lock held
 
 
-Run: TypeAlias = Callable[[Callable[[], bool]], Awaitable[bool]]
+class Run(Protocol):
+    """Calls the function where it disturbs nobody."""
+
+    def __call__(self, function: Callable[[], T], /) -> Awaitable[T]: ...
 
 
-class Unreadable(NamedTuple):
-    """Which of the objects that were to be merged, and why."""
+class Packed(NamedTuple):
+    """Batches as bytes: see `pack`."""
 
-    number: int
-    why: str
+    pieces: Sequence[Buffer]
+
+
+class Parts(NamedTuple):
+    """Stored objects that follow each other, each with its key and the checksum of its footer."""
+
+    objects: Sequence[tuple[str, int]]
+
+
+class Recipe(NamedTuple):
+    """One object of the topic, of batches that follow each other without a gap or of smaller objects.
+
+    `raw`: batches as the log has them, for what Arrow refuses to read. `mark`: an attribute that every row gets.
+    """
+
+    topic: str
+    epoch: int
+    source: Sequence[Batch] | Packed | Parts
+    raw: bool = False
+    mark: tuple[str, str] | None = None
 
 
 class Made(NamedTuple):
@@ -54,37 +74,66 @@ class Made(NamedTuple):
     raw: bool = False
 
 
-def make_object(topic: str, epoch: int, batches: Sequence[Batch]) -> Made:
-    """The batches, which follow each other without a gap. Raises InvalidObject if Arrow cannot make one of them."""
-    return _checked(encode_object(topic, epoch, batches))
+class Built(NamedTuple):
+    """An object that is stored and was compared; `made` is without its bytes."""
+
+    made: Made
+    info: ObjectInfo
 
 
-def make_packed(topic: str, epoch: int, packed: Sequence[Buffer]) -> Made:
-    """The same of packed batches."""
-    return make_object(topic, epoch, read_raw(b"".join(packed)))
+class NotBuilt(NamedTuple):
+    """Nothing was stored: Arrow cannot make it, or, with its number, one of the parts cannot be read."""
+
+    why: str
+    part: int | None = None
 
 
-async def make_and_store(
-    key: str, topic: str, epoch: int, packed: Sequence[Buffer], elsewhere: Elsewhere
-) -> tuple[Made, ObjectInfo] | None:
-    """The same, and the object is stored where it was made; only what is known of it comes back.
+def build_object(recipe: Recipe, parts: Sequence[Buffer] = ()) -> Made:
+    """The object; of the `parts`, if it is made of stored ones. Raises InvalidObject if Arrow cannot make it."""
+    source = recipe.source
+    if isinstance(source, Parts):
+        crcs = [footer_crc for _, footer_crc in source.objects]
+        return _checked(merge_objects(recipe.topic, recipe.epoch, list(zip(parts, crcs, strict=True))))
+    batches = read_raw(b"".join(source.pieces)) if isinstance(source, Packed) else source
+    if recipe.raw:
+        encoded = encode_raw(batches)
+        if [summary(batch) for batch in read_raw(encoded.data)] != list(encoded.batches):
+            raise InvalidObject("the raw object", "it is not what the log has")
+        return _made(encoded, raw=True)
+    if recipe.mark is not None:
+        batches = [with_attribute(batch, *recipe.mark) for batch in batches]
+    return _checked(encode_object(recipe.topic, recipe.epoch, batches))
 
-    None if Arrow cannot make one of them. Raises what the store does, or InvalidObject if it has something else.
+
+async def store_object(key: str, recipe: Recipe, store: ObjectStore, build: Run, run: Run) -> Built | NotBuilt:
+    """Builds the object, puts it, reads it back and has it compared; `build` is for what takes long.
+
+    Raises what the store does, or InvalidObject if it has something else than it was given.
     """
+    parts: list[Buffer] = []
+    for number, (part, footer_crc) in enumerate(recipe.source.objects if isinstance(recipe.source, Parts) else ()):
+        try:
+            data = await store.get(part)
+            await run(partial(check_bytes, data, footer_crc))
+        except (FileNotFoundError, InvalidObject) as error:
+            return NotBuilt("it is missing" if isinstance(error, FileNotFoundError) else str(error), number)
+        parts.append(memoryview(data))
     try:
-        made = make_packed(topic, epoch, packed)
-    except InvalidObject:
-        return None
+        made = await build(partial(build_object, recipe, parts))
+    except InvalidObject as error:
+        return NotBuilt(str(error))
+    info = await _put_checked(store, key, made.data, run)
+    return Built(made._replace(data=b""), info)
+
+
+async def store_elsewhere(key: str, recipe: Recipe, elsewhere: Elsewhere) -> Built | NotBuilt:
+    """The same in another process; the object never leaves it, and only what is known of it comes back."""
     async with elsewhere() as store:
-        info = await put_checked(store, key, made.data, _run_here)
-    return made._replace(data=b""), info
+        return await store_object(key, recipe, store, _run_here, _run_here)
 
 
-async def put_checked(store: ObjectStore, key: str, data: Buffer, run: Run) -> ObjectInfo:
-    """Puts the object, reads it back and has it compared. Raises InvalidObject if the store has something else.
-
-    Piece by piece: to free 64 MiB stops everybody for some milliseconds.
-    """
+async def _put_checked(store: ObjectStore, key: str, data: Buffer, run: Run) -> ObjectInfo:
+    """Piece by piece: to free 64 MiB stops everybody for some milliseconds."""
     info = await store.put(key, [data], create=True)
     given = memoryview(data)
     for position in range(0, given.nbytes, READ_BACK_BYTES):
@@ -97,41 +146,6 @@ async def put_checked(store: ObjectStore, key: str, data: Buffer, run: Run) -> O
         if not await run(partial(_are_equal, stored, piece)):
             raise InvalidObject(key, "what the store has is not what it was given")
     return info
-
-
-def make_raw(batches: Sequence[Batch]) -> Made:
-    """The batches as the log has them: for what Arrow refuses to read."""
-    encoded = encode_raw(batches)
-    if [summary(batch) for batch in read_raw(encoded.data)] != list(encoded.batches):
-        raise InvalidObject("the raw object", "it is not what the log has")
-    return _made(encoded, raw=True)
-
-
-def merge(topic: str, epoch: int, objects: Sequence[tuple[Buffer, int]]) -> Made:
-    """One object of several that follow each other; each with the checksum of its footer. Raises InvalidObject."""
-    return _checked(merge_objects(topic, epoch, objects))
-
-
-async def merge_and_store(
-    key: str, topic: str, epoch: int, objects: Sequence[tuple[str, int]], elsewhere: Elsewhere
-) -> tuple[Made, ObjectInfo] | Unreadable:
-    """The same of stored objects, each with its key, and stored where it was made. Raises what the store does."""
-    parts = []
-    async with elsewhere() as store:
-        for number, (part, footer_crc) in enumerate(objects):
-            try:
-                data = await store.get(part)
-                check_bytes(data, footer_crc)
-            except (FileNotFoundError, InvalidObject) as error:
-                return Unreadable(number, why_unreadable(error))
-            parts.append((data, footer_crc))
-        made = merge(topic, epoch, parts)
-        info = await put_checked(store, key, made.data, _run_here)
-    return made._replace(data=b""), info
-
-
-def why_unreadable(error: FileNotFoundError | InvalidObject) -> str:
-    return "it is missing" if isinstance(error, FileNotFoundError) else str(error)
 
 
 def pack(batches: Sequence[Batch]) -> Iterator[list[memoryview]]:
@@ -152,7 +166,7 @@ def pack(batches: Sequence[Batch]) -> Iterator[list[memoryview]]:
         yield [*pieces, memoryview(b"".join(small))]
 
 
-async def _run_here(function: Callable[[], bool]) -> bool:
+async def _run_here(function: Callable[[], Any]) -> Any:
     return function()
 
 

@@ -18,16 +18,8 @@ from typing import Final, Generic, TypeVar
 from pydanube.core.history.tiers import MIB, RAW, Descriptor
 from pydanube.errors import InvalidObject, ObjectDamaged
 from pydanube.formats.batch import Batch, topic_hash
-from pydanube.formats.parquet import (
-    FOOTER_GUESS_BYTES,
-    Footer,
-    StoredBatch,
-    footer_length,
-    parse_footer,
-    read_raw,
-    read_row_group,
-    summary,
-)
+from pydanube.formats.parquet import Footer, StoredBatch, footer_length, read_raw, summary
+from pydanube.formats.parquet_read import FOOTER_GUESS_BYTES, parse_footer, read_row_group
 from pydanube.history.tier import TopicTier
 from pydanube.log.reader import first_row_since
 from pydanube.ports import Buffer, Clock, ObjectStore, Work
@@ -152,7 +144,7 @@ class CloudReader:
         """
         offset = tier.history.first_offset
         while True:
-            objects = await tier.know_all()
+            objects = await tier.load_manifest()
             described = objects.find(offset) or objects.after(offset)
             if described is None:
                 return None

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from pydanube.core.history.tiers import Descriptor
+from pydanube.core.history.tiers import Descriptor, History, Objects
 from pydanube.errors import DanubeError
 from pydanube.ports import ObjectStore
 
@@ -28,7 +28,7 @@ KEPT: Final = 3  # of one topic: somebody may be reading the one before
 _NAME: Final = re.compile(r"_snapshot-(\d{20})-(\d{20})\.json")
 
 
-class Snapshot(NamedTuple):
+class HistorySnapshot(NamedTuple):
     """Ranges are half-open. `objects` does not repeat what the manifest names."""
 
     topic: str
@@ -41,12 +41,33 @@ class Snapshot(NamedTuple):
     voids: Sequence[tuple[int, int]] = ()
     history_version: int = 0
 
+    @classmethod
+    def of(
+        cls,
+        topic: str,
+        history: History,
+        objects: Objects,
+        orphans: Sequence[tuple[int, int]],
+        voids: Sequence[tuple[int, int]],
+    ) -> HistorySnapshot:
+        return cls(
+            topic,
+            history.first_offset,
+            objects.end,
+            history.manifest,
+            history.manifest_crc,
+            objects.keyed,
+            orphans,
+            voids,
+            history.history_version,
+        )
+
     def to_bytes(self) -> bytes:
         fields = {**self._asdict(), "format": FORMAT, "objects": [each.to_json() for each in self.objects]}
         return json.dumps(fields).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Snapshot:
+    def from_bytes(cls, data: bytes) -> HistorySnapshot:
         """Raises ValueError if it is none, or of a newer format."""
         try:
             fields = json.loads(data)
@@ -91,7 +112,7 @@ class Snapshots:
         self._number = 0
         self._written: list[str] | None = None  # names that are there, oldest first; None: not looked yet
 
-    async def publish(self, snapshot: Snapshot) -> bool:
+    async def publish(self, snapshot: HistorySnapshot) -> bool:
         """Whether it is written. Never raises: an upload does not fail because its copy for readers did."""
         try:
             await self._publish(snapshot)
@@ -100,7 +121,7 @@ class Snapshots:
             return False
         return True
 
-    async def _publish(self, snapshot: Snapshot) -> None:
+    async def _publish(self, snapshot: HistorySnapshot) -> None:
         if self._written is None:
             self._written = [name for name in await _names(self._store, self._prefix) if self._is_ours(name)]
         self._number += 1
@@ -117,14 +138,14 @@ class Snapshots:
         return found is not None and int(found[1]) <= self._epoch
 
 
-async def read_snapshot(store: ObjectStore, prefix: str) -> Snapshot | None:
+async def read_snapshot(store: ObjectStore, prefix: str) -> HistorySnapshot | None:
     """The newest; None if there is none. Raises ValueError if it cannot be understood."""
     for _ in range(KEPT):
         names = await _names(store, prefix)
         if not names:
             return None
         try:
-            return Snapshot.from_bytes(await store.get(prefix + names[-1]))
+            return HistorySnapshot.from_bytes(await store.get(prefix + names[-1]))
         except FileNotFoundError:
             continue  # the owner has written newer ones since we looked
     return None

@@ -6,6 +6,7 @@ whether the two agree: nothing here trusts that descriptors are whole, in order 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from crc32c import crc32c
@@ -15,8 +16,12 @@ from pydanube.core.history.ownership import Orphan, Owner, void_end
 from pydanube.core.history.tiers import Descriptor, History, manifest_from_bytes
 from pydanube.core.names import TopicName
 from pydanube.errors import ObjectDamaged
-from pydanube.history.tier import topic_prefix
 from pydanube.ports import Item, MetadataStore, ObjectStore
+
+
+def topic_prefix(topic: str) -> str:
+    """Where a topic's objects are: "default/orders/" for /default/orders."""
+    return topic[1:] + "/"
 
 
 @dataclass(slots=True)
@@ -71,19 +76,42 @@ def _take(state: TierState, item: Item) -> None:
 
 async def read_manifest(store: ObjectStore, state: TierState) -> list[Descriptor]:
     """The descriptors that have no key any more. Raises ObjectDamaged, or Unreachable while the store is away."""
-    key = state.manifest_key
-    if key is None:
+    if state.history.manifest is None:
         return []
-    history = state.history
+    listed = await fetch_manifest(store, state.topic, state.history)
+    return [each for each in listed if each.end > state.history.first_offset]
+
+
+async def fetch_manifest(store: ObjectStore, topic: TopicName, history: History) -> list[Descriptor]:
+    """All that it lists, also what lies below where history begins now. Raises as `read_manifest` does."""
+    assert history.manifest is not None
     try:
-        data = await store.get(key)
+        data = await store.get(topic_prefix(topic) + history.manifest)
         if history.manifest_crc and crc32c(data) != history.manifest_crc:
             raise ValueError("its checksum differs")
-        listed = manifest_from_bytes(data)
+        return manifest_from_bytes(data)
     except (FileNotFoundError, ValueError) as error:
         why = "it is missing" if isinstance(error, FileNotFoundError) else str(error)
-        raise ObjectDamaged(state.topic, key, history.first_offset, history.manifest_end, why) from error
-    return [each for each in listed if each.end > history.first_offset]
+        raise manifest_damaged(topic, history, why) from error
+
+
+def manifest_damaged(topic: TopicName, history: History, why: str) -> ObjectDamaged:
+    key = topic_prefix(topic) + (history.manifest or "")
+    return ObjectDamaged(topic, key, history.first_offset, history.manifest_end, why)
+
+
+async def read_gaps(metadata: MetadataStore, topic: TopicName) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Orphans and voids, as [first, end): offsets that no object holds."""
+    orphans = await metadata.list(keys.orphans(topic))
+    voids = await metadata.list(keys.voids(topic))
+    return (
+        [(start, Orphan.from_bytes(start, item.value).end) for start, item in _placed(orphans)],
+        [(start, void_end(item.value)) for start, item in _placed(voids)],
+    )
+
+
+def _placed(items: Sequence[Item]) -> list[tuple[int, Item]]:
+    return [(start, item) for item in items if (start := keys.start_of(item.key)) is not None]
 
 
 async def all_descriptors(store: ObjectStore, state: TierState) -> list[Descriptor]:

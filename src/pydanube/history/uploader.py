@@ -7,10 +7,8 @@
 An idle topic costs one comparison a second. A store that is away stops nobody else: publishes go on into the log, the
 topic is tried again with growing pauses, a metric and one log line say so, and catching up needs nobody.
 
-Every step (an object, a merge, ...) takes its turn: two at a time, first come, first served, so that a topic with much
-to upload does not keep the others waiting. One that takes longer than 30 s is slow: it goes on beside the two, and so
-do its topic's next steps, until one is quick again. At most four do; if there are more, the step is given up, and made
-again when there is a place among the four. So steps that hang, however many, leave the others their turns.
+Every step (an object, a merge, ...) takes its turn (`turns.py`), so that a topic with much to upload does not keep the
+others waiting.
 """
 
 from __future__ import annotations
@@ -19,91 +17,26 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from pydanube.core.history.tiers import Descriptor, Retention, SteadyTime, TierConfig
-from pydanube.errors import DanubeError, DeadlineExceeded, LogClosed, LogStopped, ObjectDamaged, OwnershipLost
-from pydanube.history.maintenance import Tidy
-from pydanube.history.tier import Last, TopicTier
-from pydanube.log.wal import TopicLog
+from pydanube.core.history.tiers import Descriptor, SteadyTime, TierConfig
+from pydanube.errors import DanubeError, LogClosed, LogStopped, ObjectDamaged, OwnershipLost
+from pydanube.history.turns import Turns
+from pydanube.history.upload_state import UploadState
+from pydanube.history.uploads import Last
 from pydanube.ports import Clock
 from pydanube.telemetry import CloudMetrics
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
-AT_ONCE: Final = 2  # steps of different topics, side by side
-SLOW_AT_ONCE: Final = 4  # beside them, of topics that are slow: each may have an object in memory
-SLOW_SECONDS: Final = 30.0
-PAUSE_SECONDS_MIN: Final = 1.0
-PAUSE_SECONDS_MAX: Final = 30.0
 
 
-@dataclass(eq=False)
-class Carried:
-    """One topic, as the carrier sees it."""
-
-    tier: TopicTier
-    log: TopicLog
-    retention: Retention
-    read_retention: Callable[[], Awaitable[Retention]] | None = None  # another broker may have changed what is stored
-    pending_since: float | None = None
-    blocked_until: float = 0.0
-    pause_seconds: float = PAUSE_SECONDS_MIN
-    failing: str = ""  # why the last try failed
-    failing_since: float = 0.0
-    retained_at: float = 0.0
-    swept_at: float = 0.0
-    is_slow: bool = False  # its last step took long
-    working: asyncio.Lock = field(default_factory=asyncio.Lock)  # one task at a time per topic
-    tidy: Tidy = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tidy = Tidy(self.tier)
-
-    @property
-    def uploaded_end(self) -> int:
-        """Everything below that the log has is in the store."""
-        waiting = self.tier.waiting(self.log)
-        return waiting[0] if waiting else self.log.head
-
-    @property
-    def lag_offsets(self) -> int:
-        return self.log.head - self.uploaded_end
-
-    @property
-    def lag_bytes(self) -> int:
-        """About how much of the log that is."""
-        return self.log_bytes(self.uploaded_end)
-
-    def log_bytes(self, first: int) -> int:
-        """About how much of the log is at or behind `first`."""
-        size = 0
-        for segment in self.log.segments:
-            end_offset = segment.end_offset
-            if end_offset > first:
-                first_offset = segment.first_offset
-                if rows := end_offset - first_offset:
-                    size += (segment.end - segment.start) * (end_offset - max(first, first_offset)) // rows
-        return size
-
-
-@dataclass(slots=True, eq=False)
-class _Turn:
-    """A step that is being made."""
-
-    carried: Carried
-    lane: asyncio.Semaphore | None
-    limit: asyncio.Timeout
-    since: float
-
-
-class Tiering:
+class Uploader:
     """`excess_bytes`: how much of the log should leave the disk before its time, because there is too much of it.
 
-    `aim` is told how many bytes a second must be carried so that what waits now has gone in one interval.
+    `set_target_rate` is told how many bytes a second must be carried so that what waits now has gone in one interval.
     """
 
     def __init__(
@@ -113,41 +46,37 @@ class Tiering:
         metrics: CloudMetrics,
         *,
         excess_bytes: Callable[[], int] = lambda: 0,
-        aim: Callable[[float], None] = lambda rate: None,
+        set_target_rate: Callable[[float], None] = lambda rate: None,
     ) -> None:
         self._clock = clock
         self._config = config
         self._metrics = metrics
         self._excess_bytes = excess_bytes
-        self._aim = aim
-        self._hurried = 0  # topics that are leaving
-        self._topics: dict[str, Carried] = {}
-        self._quick = asyncio.Semaphore(AT_ONCE)
-        self._slow = asyncio.Semaphore(SLOW_AT_ONCE)
-        self._turns: dict[_Turn, None] = {}  # the oldest first
+        self._set_target_rate = set_target_rate
+        self._in_a_hurry = 0  # topics that are leaving
+        self._topics: dict[str, UploadState] = {}
+        self._turns = Turns(clock)
         self._tasks: dict[asyncio.Task[None], str] = {}  # and its topic
         self._time = SteadyTime(clock.time_us(), clock.elapsed())
-        self._seen: dict[str, tuple[int, int]] = {}  # topic -> head and descriptors when nothing was due
 
     # --- topics -------------------------------------------------------------------------------------------
 
-    def add(self, carried: Carried) -> None:
-        now = self._clock.elapsed()
-        carried.retained_at = carried.swept_at = now
-        self._topics[carried.tier.topic] = carried
+    def add(self, carried: UploadState) -> None:
+        carried.begin(self._clock.elapsed())
+        self._topics[carried.topic] = carried
 
     async def upload_rest(self, topic: str, held: contextlib.AsyncExitStack) -> Last | None:
         """Uploads everything now. The last object, if there is one, is left to the caller to describe; nobody else
         works on the topic as long as `held` lasts.
 
-        What cannot be read is left: `TopicTier.unreadable` names it, and it is given up. Raises what goes wrong.
+        What cannot be read is left: `TopicUploads.unreadable` names it, and it is given up. Raises what goes wrong.
         """
         carried = self._topics[topic]
-        held.enter_context(self.hurried())
+        held.enter_context(self.at_full_speed())
         await held.enter_async_context(carried.working)
-        while carried.tier.waiting(carried.log) is not None:
+        while carried.uploads.waiting(carried.log) is not None:
             started = self._clock.elapsed()
-            uploaded = await carried.tier.upload_last(carried.log)
+            uploaded = await carried.uploads.upload_last(carried.log)
             if uploaded is None:
                 await self._clock.sleep(LOOK_SECONDS)
             elif isinstance(uploaded, Last):
@@ -155,23 +84,22 @@ class Tiering:
                 return uploaded
             else:
                 self._count(uploaded, started)
-        await carried.tier.give_up(carried.log)
+        await carried.uploads.record_lost_ranges(carried.log)
         return None
 
     @contextlib.contextmanager
-    def hurried(self) -> Iterator[None]:
+    def at_full_speed(self) -> Iterator[None]:
         """Meanwhile objects are written as fast as they can be: clients, or somebody who stops us, wait for them."""
-        self._hurried += 1
-        self._aim(math.inf)
+        self._in_a_hurry += 1
+        self._set_target_rate(math.inf)
         try:
             yield
         finally:
-            self._hurried -= 1  # the next look sets another pace
+            self._in_a_hurry -= 1  # the next look sets another pace
 
-    async def remove(self, topic: str) -> Carried | None:
+    async def remove(self, topic: str) -> UploadState | None:
         """The topic closes: nothing of it is carried when this returns. What it returns may be added again."""
         carried = self._topics.pop(topic, None)
-        self._seen.pop(topic, None)
         if carried is None:
             return None
         for task in [task for task, name in self._tasks.items() if name == topic]:
@@ -179,11 +107,11 @@ class Tiering:
             await asyncio.gather(task, return_exceptions=True)
         return carried
 
-    def get(self, topic: str) -> Carried | None:
+    def get(self, topic: str) -> UploadState | None:
         return self._topics.get(topic)
 
     @property
-    def topics(self) -> Iterable[Carried]:
+    def topics(self) -> Iterable[UploadState]:
         return self._topics.values()
 
     def standing(self) -> tuple[int, int, float]:
@@ -218,12 +146,12 @@ class Tiering:
                 await self._clock.sleep(LOOK_SECONDS)
                 now = self._clock.elapsed()
                 now_us = self._time.at(self._clock.time_us(), now)
-                await self._let_others_by(now)
+                await self._turns.let_others_by(now)
                 carrying = set(self._tasks.values())
                 for topic, carried in list(self._topics.items()):
                     if topic not in carrying and self._is_due(carried, now):
                         self._start(carried, now_us)
-                self._aim(self._rate_needed())
+                self._set_target_rate(self._rate_needed())
         finally:
             for task in list(self._tasks):
                 task.cancel()
@@ -231,63 +159,48 @@ class Tiering:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _rate_needed(self) -> float:
-        if self._hurried or self._excess_bytes() > 0:
+        if self._in_a_hurry or self._excess_bytes() > 0:
             return math.inf
         waiting = [each for each in self._topics.values() if each.pending_since is not None]
         return sum(each.lag_bytes for each in waiting) / max(self._config.upload_seconds, LOOK_SECONDS)
 
-    def _is_due(self, carried: Carried, now: float) -> bool:
+    def _is_due(self, carried: UploadState, now: float) -> bool:
         if carried.working.locked() or now < carried.blocked_until:
             return False
         return (
             self._upload_is_due(carried, now)
-            or self._retain_is_due(carried, now)
-            or self._sweep_is_due(carried, now)
+            or carried.retain_is_due(now, self._config)
+            or carried.sweep_is_due(now, self._config)
             or self._free_is_due(carried)
         )
 
-    def _upload_is_due(self, carried: Carried, now: float) -> bool:
-        topic = carried.tier.topic
-        state = (carried.log.head, len(carried.tier.objects))
-        if self._seen.get(topic) == state:
-            return False
-        waiting = carried.tier.waiting(carried.log)
+    def _upload_is_due(self, carried: UploadState, now: float) -> bool:
+        waiting = carried.note_waiting(now)
         if waiting is None:
-            self._seen[topic] = state
             return False
-        if carried.pending_since is None:
-            carried.pending_since = now
         return self._is_old(carried, now) or carried.log_bytes(waiting[0]) >= self._config.object_bytes
 
-    def _is_old(self, carried: Carried, now: float) -> bool:
+    def _is_old(self, carried: UploadState, now: float) -> bool:
         """All that waits is to be uploaded, and not only what makes whole objects."""
-        since = now if carried.pending_since is None else carried.pending_since
-        return now - since >= self._config.upload_seconds or self._excess_bytes() > 0
+        return carried.is_old(now, self._config) or self._excess_bytes() > 0
 
-    def _retain_is_due(self, carried: Carried, now: float) -> bool:
-        return now - carried.retained_at >= self._config.retention_check_seconds
-
-    def _sweep_is_due(self, carried: Carried, now: float) -> bool:
-        sweep = self._config.sweep_seconds / 6 if carried.tier.has_garbage else self._config.sweep_seconds
-        return now - carried.swept_at >= sweep
-
-    def _free_is_due(self, carried: Carried) -> bool:
+    def _free_is_due(self, carried: UploadState) -> bool:
         return self._excess_bytes() > 0 and carried.uploaded_end > carried.log.first_offset
 
-    def _start(self, carried: Carried, now_us: int) -> None:
-        task = asyncio.create_task(self._carry(carried, now_us), name=_task_name(carried.tier.topic))
-        self._tasks[task] = carried.tier.topic
+    def _start(self, carried: UploadState, now_us: int) -> None:
+        task = asyncio.create_task(self._carry(carried, now_us), name=_task_name(carried.topic))
+        self._tasks[task] = carried.topic
         task.add_done_callback(lambda ended: self._ended(carried, ended))
 
-    def _ended(self, carried: Carried, task: asyncio.Task[None]) -> None:
+    def _ended(self, carried: UploadState, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             # A bug. The others are carried on, and this one is not tried every second.
-            log.error("carrying failed", extra={"topic": carried.tier.topic}, exc_info=error)
+            log.error("carrying failed", extra={"topic": carried.topic}, exc_info=error)
             self._failed(carried, repr(error))
 
-    async def _carry(self, carried: Carried, now_us: int) -> None:
-        topic = carried.tier.topic
+    async def _carry(self, carried: UploadState, now_us: int) -> None:
+        topic = carried.topic
         try:
             await self._steps(carried, now_us)
         except (OwnershipLost, LogClosed, LogStopped):
@@ -299,95 +212,47 @@ class Tiering:
             return
         if carried.failing:
             log.info("upload goes on", extra={"topic": topic})
-        carried.failing = ""
-        carried.pause_seconds = PAUSE_SECONDS_MIN
+        carried.succeeded()
 
-    def _failed(self, carried: Carried, why: str) -> None:
-        if not carried.failing:
-            carried.failing_since = self._clock.elapsed()
-        carried.failing = why
-        carried.blocked_until = self._clock.elapsed() + carried.pause_seconds
-        carried.pause_seconds = min(carried.pause_seconds * 2, PAUSE_SECONDS_MAX)
+    def _failed(self, carried: UploadState, why: str) -> None:
+        carried.failed(why, self._clock.elapsed())
         self._metrics.upload_errors.inc()
 
-    @contextlib.asynccontextmanager
-    async def _turn(self, carried: Carried) -> AsyncIterator[None]:
-        """One step of the topic: waits until it is its turn and nobody else works on the topic.
-
-        In this order: who waits for its turn keeps nobody from the topic, a move least of all. Raises DeadlineExceeded
-        if the step is given up.
-        """
-        lane = self._slow if carried.is_slow else self._quick
-        await lane.acquire()
-        turn = _Turn(carried, lane, asyncio.timeout(None), self._clock.elapsed())
-        try:
-            async with turn.limit:
-                self._turns[turn] = None
-                async with carried.working:
-                    yield
-            carried.is_slow = self._clock.elapsed() - turn.since >= SLOW_SECONDS
-        except TimeoutError:
-            if not turn.limit.expired():
-                raise
-            raise DeadlineExceeded("a step of uploading", SLOW_SECONDS) from None
-        finally:
-            self._turns.pop(turn, None)
-            if turn.lane is not None:
-                turn.lane.release()
-
-    async def _let_others_by(self, now: float) -> None:
-        """Steps that take long make place for others."""
-        for turn in [each for each in self._turns if each.lane is self._quick and now - each.since >= SLOW_SECONDS]:
-            turn.carried.is_slow = True
-            if self._slow.locked():
-                turn.limit.reschedule(asyncio.get_running_loop().time())
-                turn.lane = None  # told once; and to end may take as long as the store hangs
-                self._quick.release()
-            else:
-                await self._slow.acquire()  # does not wait: there is a place
-                turn.lane = self._slow
-                self._quick.release()
-
-    async def _steps(self, carried: Carried, now_us: int) -> None:
-        tier, tidy = carried.tier, carried.tidy
+    async def _steps(self, carried: UploadState, now_us: int) -> None:
+        tier, maintenance = carried.tier, carried.maintenance
         now = self._clock.elapsed()
         if self._upload_is_due(carried, now):
             await self.upload_all(carried, only_whole=not self._is_old(carried, now), in_turn=True)
             await self._merge_all(carried)
-            while not self._is_leaving(carried):
-                async with self._turn(carried):
-                    if not await tidy.move_to_manifest():
+            while not carried.is_leaving:
+                async with self._turns.of(carried):
+                    if not await maintenance.move_to_manifest():
                         break
-        if self._is_leaving(carried):
+        if carried.is_leaving:
             return
-        async with self._turn(carried):
+        async with self._turns.of(carried):
             await self._free_excess(carried)
-            if self._retain_is_due(carried, now):
+            if carried.retain_is_due(now, self._config):
                 carried.retained_at = now
                 await self._retain(carried, now_us)
-                await tidy.free(carried.log, now_us)
+                await maintenance.free(carried.log, now_us)
             await tier.publish_snapshot()
-            if self._sweep_is_due(carried, now):
+            if carried.sweep_is_due(now, self._config):
                 carried.swept_at = now
-                await tidy.sweep()
+                await maintenance.sweep()
 
-    @staticmethod
-    def _is_leaving(carried: Carried) -> bool:
-        """What begins now would only make the pause of a move longer."""
-        return carried.blocked_until == math.inf
-
-    async def _merge_all(self, carried: Carried) -> None:
-        while not self._is_leaving(carried):
+    async def _merge_all(self, carried: UploadState) -> None:
+        while not carried.is_leaving:
             try:
-                async with self._turn(carried):
-                    if await carried.tidy.merge() is None:
+                async with self._turns.of(carried):
+                    if await carried.maintenance.merge() is None:
                         return
                 self._metrics.merges.inc()
             except ObjectDamaged as error:  # the others are merged without it
                 self._metrics.errors.inc()
-                log.error("object not merged", extra={"topic": carried.tier.topic, "why": str(error)})
+                log.error("object not merged", extra={"topic": carried.topic, "why": str(error)})
 
-    async def retain_now(self, carried: Carried) -> int | None:
+    async def retain_now(self, carried: UploadState) -> int | None:
         """Forgets what is to be forgotten, whatever the interval. Where history begins then; None if nothing went."""
         async with carried.working:
             carried.retained_at = now = self._clock.elapsed()
@@ -395,40 +260,40 @@ class Tiering:
             await carried.tier.publish_snapshot()
             return first
 
-    async def _retain(self, carried: Carried, now_us: int) -> int | None:
+    async def _retain(self, carried: UploadState, now_us: int) -> int | None:
         if carried.read_retention is not None:
             carried.retention = await carried.read_retention()
-        return await carried.tidy.retain(carried.retention, now_us)
+        return await carried.maintenance.retain(carried.retention, now_us)
 
-    async def _free_excess(self, carried: Carried) -> None:
+    async def _free_excess(self, carried: UploadState) -> None:
         excess_bytes = self._excess_bytes()
         if excess_bytes > 0:
             now_us = self._time.at(self._clock.time_us(), self._clock.elapsed())
-            await carried.tidy.free(carried.log, now_us, excess_bytes)
+            await carried.maintenance.free(carried.log, now_us, excess_bytes)
 
-    async def upload_all(self, carried: Carried, *, only_whole: bool = False, in_turn: bool = False) -> int:
+    async def upload_all(self, carried: UploadState, *, only_whole: bool = False, in_turn: bool = False) -> int:
         """Uploads what waits now; what comes meanwhile has its own interval. How many objects it made.
 
         With `only_whole`, what is less than an object is left, too: it would only have to be merged later. `in_turn`:
         every object when it is its turn; otherwise the caller has the topic to himself and waits for nobody.
         """
-        tier, topic_log = carried.tier, carried.log
+        uploads, topic_log = carried.uploads, carried.log
         began, head = self._clock.elapsed(), topic_log.head
         count = 0
-        while (waiting := tier.waiting(topic_log)) is not None and waiting[0] < head:
+        while (waiting := uploads.waiting(topic_log)) is not None and waiting[0] < head:
             if only_whole and count and carried.log_bytes(waiting[0]) < self._config.object_bytes:
                 break
-            async with self._turn(carried) if in_turn else contextlib.nullcontext():
-                if in_turn and self._is_leaving(carried):
+            async with self._turns.of(carried) if in_turn else contextlib.nullcontext():
+                if in_turn and carried.is_leaving:
                     break
                 started = self._clock.elapsed()
-                described = await tier.upload(topic_log, urgent=self._hurried > 0 or self._excess_bytes() > 0)
+                described = await uploads.upload(topic_log, urgent=self._in_a_hurry > 0 or self._excess_bytes() > 0)
                 if described is None:
                     break
                 count += 1
                 self._count(described, started)
                 await self._free_excess(carried)  # publishes may wait for it
-        carried.pending_since = began if tier.waiting(topic_log) is not None else None
+        carried.pending_since = began if uploads.waiting(topic_log) is not None else None
         return count
 
     def _count(self, described: Descriptor, started: float) -> None:

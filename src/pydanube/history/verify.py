@@ -23,26 +23,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pydanube.core import keys
-from pydanube.core.history.coverage import Fate, Place, Verdict, Where, judge, overlaps, places
+from pydanube.core.history.coverage import CoverageRange, CoverageVerdict, Fate, Where, judge, overlaps, places
 from pydanube.core.history.tiers import PARQUET, RAW, Descriptor, epoch_of_name
 from pydanube.core.names import TopicName
 from pydanube.errors import InvalidObject, ObjectDamaged
 from pydanube.formats.batch import logical_crc
-from pydanube.formats.parquet import (
-    COLUMNS,
-    FOOTER_GUESS_BYTES,
-    Footer,
-    RowGroup,
-    StoredBatch,
-    footer_length,
-    parse_footer,
-    read_raw,
-    read_table,
-    summary,
-)
+from pydanube.formats.parquet import COLUMNS, Footer, RowGroup, StoredBatch, footer_length, read_raw, summary
+from pydanube.formats.parquet_read import FOOTER_GUESS_BYTES, parse_footer, read_table
 from pydanube.history.snapshots import is_snapshot
-from pydanube.history.tier import topic_prefix
-from pydanube.history.tier_state import TierState, read_manifest, read_state
+from pydanube.history.tier_state import TierState, read_manifest, read_state, topic_prefix
 from pydanube.ports import Buffer, MetadataStore, ObjectInfo, ObjectStore, Work
 
 MIB: Final = 1 << 20
@@ -68,10 +57,10 @@ class Undescribed(NamedTuple):
     key: str
     size_bytes: int
     epoch: int | None
-    verdict: Verdict
+    verdict: CoverageVerdict
 
 
-class Progress(NamedTuple):
+class VerifyProgress(NamedTuple):
     objects_done: int
     objects: int
     bytes_done: int
@@ -87,7 +76,7 @@ class TierReport:
     objects: int = 0
     size_bytes: int = 0
     messages: int = 0  # in objects that verify
-    places: list[Place] = field(default_factory=list)
+    places: list[CoverageRange] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     undescribed: list[Undescribed] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
@@ -114,10 +103,10 @@ class OwnersView(NamedTuple):
     seen: Callable[[Collection[str]], dict[str, float]]  # since how many seconds it knows each to be undescribed
 
 
-Tell = Callable[[Progress], Awaitable[None]]
+Tell = Callable[[VerifyProgress], Awaitable[None]]
 
 
-async def _say_nothing(progress: Progress) -> None:
+async def _say_nothing(progress: VerifyProgress) -> None:
     pass
 
 
@@ -138,7 +127,7 @@ class TierVerifier:
         self._described: list[Descriptor] = []
         self._listed: dict[str, ObjectInfo] = {}
         self._tell: Tell = _say_nothing
-        self._progress = Progress(0, 0, 0, 0)
+        self._progress = VerifyProgress(0, 0, 0, 0)
 
     # --- what is said and what is there -------------------------------------------------------------------
 
@@ -160,7 +149,7 @@ class TierVerifier:
         self._check_places(owner, unknown)
         self._judge_undescribed(owner, all_known=unknown is None and not state.unreadable)
 
-    async def _know_all(self) -> Place | None:
+    async def _know_all(self) -> CoverageRange | None:
         """All descriptors. Returns the offsets of which nothing is known because the manifest cannot be read."""
         state = self.state
         manifest: list[Descriptor] = []
@@ -169,7 +158,7 @@ class TierVerifier:
             manifest = await read_manifest(self._store, state)
         except ObjectDamaged as error:
             self._problem("manifest", str(error), error.key, error.first, error.end)
-            unknown = Place(error.first, error.end, Where.UNKNOWN, "the manifest cannot be read")
+            unknown = CoverageRange(error.first, error.end, Where.UNKNOWN, "the manifest cannot be read")
         known = [each for each in (*manifest, *state.keyed) if each.end > state.history.first_offset]
         self._described = sorted(known, key=lambda each: (each.start_offset, each.end))
         return unknown
@@ -197,16 +186,16 @@ class TierVerifier:
                 min(earlier.end, later.end),
             )
 
-    def _check_places(self, owner: OwnersView | None, unknown: Place | None) -> None:
+    def _check_places(self, owner: OwnersView | None, unknown: CoverageRange | None) -> None:
         state = self.state
-        sources = [Place(each.start_offset, each.end, Where.OBJECTS) for each in self._described]
+        sources = [CoverageRange(each.start_offset, each.end, Where.OBJECTS) for each in self._described]
         claimed = list(sources)
-        sources += [Place(first, end, Where.LOG) for first, end in (owner.log if owner else ())]
+        sources += [CoverageRange(first, end, Where.LOG) for first, end in (owner.log if owner else ())]
         for orphan in state.orphans:
             why = f"on the disk of broker {orphan.broker_id}, epoch {orphan.epoch}: not rescued yet"
-            self._check_claim(Place(orphan.start, orphan.end, Where.ORPHAN, why), claimed)
+            self._check_claim(CoverageRange(orphan.start, orphan.end, Where.ORPHAN, why), claimed)
         for first, end in state.voids:
-            self._check_claim(Place(first, end, Where.VOID, "no message has ever had them"), claimed)
+            self._check_claim(CoverageRange(first, end, Where.VOID, "no message has ever had them"), claimed)
         sources += [place for place in claimed if place.where is not Where.OBJECTS]
         if unknown is not None:
             sources.append(unknown)
@@ -218,7 +207,7 @@ class TierVerifier:
         for (first, end), why in (owner.unreadable if owner else {}).items():
             self._problem("log", f"offsets {first} up to {end} cannot be uploaded: {why}", first=first, end=end)
 
-    def _check_claim(self, place: Place, claimed: list[Place]) -> None:
+    def _check_claim(self, place: CoverageRange, claimed: list[CoverageRange]) -> None:
         for other in claimed:
             first, end = max(place.first, other.first), min(place.end, other.end)
             if first < end:
@@ -254,7 +243,7 @@ class TierVerifier:
     async def read(self, tell: Tell = _say_nothing) -> TierReport:
         """Reads every described object. Raises Unreachable if the store stops answering: then nothing is proven."""
         self._tell = tell
-        whole = Progress(0, self.report.objects, 0, self.report.size_bytes)
+        whole = VerifyProgress(0, self.report.objects, 0, self.report.size_bytes)
         for each in self._described:
             await self._reached(whole)
             await self._check_object(each)
@@ -265,7 +254,7 @@ class TierVerifier:
     async def _moved(self, size_bytes: int) -> None:
         await self._reached(self._progress._replace(bytes_done=self._progress.bytes_done + size_bytes))
 
-    async def _reached(self, progress: Progress) -> None:
+    async def _reached(self, progress: VerifyProgress) -> None:
         self._progress = progress
         await self._tell(progress)
 

@@ -7,7 +7,7 @@ from pydanube.formats.batch import topic_hash
 from pydanube.log.cache import TailCache
 from pydanube.log.catalog import SegmentFile, segment_holding
 from pydanube.log.reader import LogReader
-from pydanube.log.recovery import Recovered
+from pydanube.log.recovered import Recovered
 from pydanube.ports import Disk
 
 

@@ -19,7 +19,7 @@ from pydanube.core.commit.machine import CommitMachine
 from pydanube.core.commit.values import Answers, CommitLimits, CommitTarget, GroupPart, Receipt
 from pydanube.errors import DanubeError, LogStopped
 from pydanube.formats.batch import Batch, stamp
-from pydanube.formats.segment import Group, encode_group
+from pydanube.formats.segment import SegmentGroup, encode_group
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.pressure import Pressure
 from pydanube.ports import Clock, Disk, Work
@@ -95,7 +95,7 @@ class EncodedPart:
     log: SegmentedLog
     batches: list[Batch]
     segment: SegmentFile
-    group: Group
+    group: SegmentGroup
 
     @classmethod
     def of(cls, part: Part) -> EncodedPart:
@@ -113,7 +113,7 @@ class EncodedPart:
         self.group = _group_of(self.log, self.batches, segment)
 
 
-def _group_of(target: SegmentedLog, batches: Sequence[Batch], segment: SegmentFile) -> Group:
+def _group_of(target: SegmentedLog, batches: Sequence[Batch], segment: SegmentFile) -> SegmentGroup:
     return encode_group(
         batches,
         segment_id=segment.segment_id,

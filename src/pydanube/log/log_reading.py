@@ -13,7 +13,7 @@ from pydanube.formats.batch import Batch
 from pydanube.log.cache import Tail
 from pydanube.log.catalog import SegmentFile, segment_holding
 from pydanube.log.reader import LogReader, first_row_since
-from pydanube.log.recovery import Recovered
+from pydanube.log.recovered import Recovered
 from pydanube.log.trimmer import Trimmer
 from pydanube.ports import Disk
 from pydanube.telemetry import WalMetrics

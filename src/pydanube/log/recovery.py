@@ -15,40 +15,27 @@ synced before anybody reads it: syncing the old file again would trust pages tha
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import Final
 
-from pydanube.core.commit.sessions import Producer, Sessions
-from pydanube.errors import DiskFailed, DiskFull, InvalidBatch, LogDamaged
-from pydanube.formats.batch import SESSION_RECORD, topic_hash
-from pydanube.formats.journal import JournalEntry, decode_journal_header, read_journal
+from pydanube.core.commit.sessions import Sessions
+from pydanube.errors import LogDamaged
+from pydanube.formats.batch import topic_hash
 from pydanube.formats.segment import (
     GROUP_HEADER_SIZE,
-    SEGMENT_HEADER_SIZE,
     UNSYNCED,
-    GroupHeader,
-    SegmentHeader,
-    batch_headers_of,
     batches_of,
     body_is_whole,
-    decode_group_header,
-    decode_segment_header,
     encode_group,
     encode_segment_header,
-    file_name,
-    segment_header_length,
 )
 from pydanube.log.catalog import PositionIndex, SegmentFile
+from pydanube.log.group_scan import GroupScan
 from pydanube.log.layout import (
-    BALLAST,
     CHECKPOINT,
     DAMAGE_SUFFIX,
-    JOURNALS,
     SEGMENT_SUFFIX,
     TEMPORARY_SUFFIX,
     TORN_SUFFIX,
@@ -58,185 +45,12 @@ from pydanube.log.layout import (
     read_file,
     replace_file,
     topic_directory,
-    write_and_sync,
 )
-from pydanube.log.searching import GroupSearch, content_end
-from pydanube.ports import Clock, Disk, Work, Write
+from pydanube.log.recovered import Damage, Recovered, RecoveredEpoch, TailState, Torn
+from pydanube.log.segment_files import read_segment_header, write_segment
+from pydanube.ports import Clock, Disk, Work
 
 log = logging.getLogger(__name__)
-
-READ_BYTES: Final = 1024 * 1024
-_REDO_BYTES: Final = 8 * 1024 * 1024
-
-
-class Tail(Enum):
-    """How sure the end of a log is."""
-
-    CLEAN = "clean"  # nothing behind the last group
-    TORN = "torn"  # an unfinished write behind the last group; nobody was told about it
-    UNPROVEN = "unproven"  # acknowledged messages may be missing at the end
-
-
-@dataclass(frozen=True, slots=True)
-class Torn:
-    """Bytes that recovery cut off and kept in `kept_as`."""
-
-    path: str
-    position: int
-    length: int
-    kept_as: str
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """Offsets [first, end) cannot be read; `end` is None when nobody knows how far it goes."""
-
-    path: str
-    position: int
-    first: int
-    end: int | None
-    why: str
-
-    def __str__(self) -> str:
-        until = "an unknown offset" if self.end is None else str(self.end)
-        return f"{self.path} at position {self.position}: {self.why}; offsets {self.first} up to {until} are lost"
-
-
-@dataclass(slots=True)
-class RecoveredEpoch:
-    """One epoch's log, read-only from now on."""
-
-    epoch: int
-    directory: str
-    segments: list[SegmentFile] = field(default_factory=list)
-    first_offset: int = 0
-    end_offset: int = 0
-    sessions: Sessions = field(default_factory=Sessions)
-    append_time: int = 0
-    max_publish_time: int = -(2**63)
-    torn: list[Torn] = field(default_factory=list)
-    damage: list[Damage] = field(default_factory=list)
-    tail: Tail = Tail.CLEAN
-    why: str = ""
-
-    def unproven(self, why: str) -> None:
-        self.tail, self.why = Tail.UNPROVEN, why
-
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """A topic's log over all epochs that this disk has, oldest first."""
-
-    topic: str
-    epochs: list[RecoveredEpoch]
-
-    @property
-    def segments(self) -> list[SegmentFile]:
-        return [segment for epoch in self.epochs for segment in epoch.segments]
-
-    @property
-    def head(self) -> int:
-        return self.epochs[-1].end_offset if self.epochs else 0
-
-    @property
-    def tail(self) -> Tail:
-        return self.epochs[-1].tail if self.epochs else Tail.CLEAN
-
-    @property
-    def torn(self) -> list[Torn]:
-        return [torn for epoch in self.epochs for torn in epoch.torn]
-
-    @property
-    def damage(self) -> list[Damage]:
-        return [damage for epoch in self.epochs for damage in epoch.damage]
-
-
-# --- journals ---------------------------------------------------------------------------------------
-
-
-async def redo_journals(disk: Disk) -> dict[str, str]:
-    """Copies what the journals hold into the segments and syncs those.
-
-    Returns a sentence for every journal that is damaged, by path. Doing it again after a crash is the same as doing it
-    once, so the journals stay until `clear_journals`: till then a restart finds the same damage.
-    """
-    names = [entry.name for entry in await disk.list(JOURNALS)]
-    for name in names:
-        if name.endswith(TEMPORARY_SUFFIX):
-            await disk.remove(f"{JOURNALS}/{name}")
-    paths = [f"{JOURNALS}/{name}" for name in names if name.endswith(".journal")]
-    links: dict[int, int] = {}
-    for path in paths:
-        header = decode_journal_header(await disk.read(path, 0, 64))
-        if header is not None:
-            links[header.previous_id] = header.previous_end
-    problems: dict[str, str] = {}
-    touched: set[str] = set()
-    known: dict[str, int | None] = {}
-    for path in paths:
-        content = await read_file(disk, path)
-        assert content is not None
-        header = decode_journal_header(content)
-        redo = read_journal(content, end=links.get(header.journal_id) if header else None)
-        if redo is None:
-            problems[path] = f"{path} has a damaged header"
-            continue
-        touched |= await _apply(disk, redo.entries, known)
-        if redo.torn_at is not None and (rest := content[redo.torn_at :].rstrip(b"\0")):
-            # Nobody was told about it, unless the disk has rotted since: kept for a person to look at.
-            await replace_file(disk, path + TORN_SUFFIX, rest)
-            log.warning("unfinished journal record cut off", extra={"path": path, "position": redo.torn_at})
-        if redo.damaged_at:
-            problems[path] = f"{path} is damaged at position {redo.damaged_at[0]}"
-    for failure in await disk.sync(sorted(touched)):
-        if failure is not None:
-            raise failure
-    return problems
-
-
-async def clear_journals(disk: Disk, damaged: Collection[str]) -> None:
-    """Removes the journals that were redone; damaged ones are kept under another name."""
-    names = [entry.name for entry in await disk.list(JOURNALS)]
-    for path in damaged:
-        await disk.rename(path, path + DAMAGE_SUFFIX)
-    for path in [f"{JOURNALS}/{name}" for name in names if name.endswith(".journal")]:
-        await disk.remove(path)
-    if names:
-        await disk.sync_directory(JOURNALS)
-
-
-async def _apply(disk: Disk, entries: Sequence[JournalEntry], known: dict[str, int | None]) -> set[str]:
-    """Writes the entries whose segment exists with that id; returns the paths written to."""
-    touched: set[str] = set()
-    writes: list[Write] = []
-    size = 0
-    for entry in entries:
-        if entry.path not in known:
-            header = await read_segment_header(disk, entry.path)
-            known[entry.path] = header[0].segment_id if header else None
-        if known[entry.path] != entry.segment_id:
-            continue  # removed by retention, or with its topic
-        writes.append(Write(entry.path, entry.position, entry.data))
-        touched.add(entry.path)
-        size += entry.length
-        if size >= _REDO_BYTES:
-            await _write_redo(disk, writes)
-            writes, size = [], 0
-    await _write_redo(disk, writes)
-    return touched
-
-
-async def _write_redo(disk: Disk, writes: Sequence[Write]) -> None:
-    failures = [failure for failure in await disk.write(writes, sync=False) if failure is not None]
-    if failures and all(isinstance(failure, DiskFull) for failure in failures):
-        # The ballast is there for this: what is acknowledged must come back even when there is no room.
-        await disk.remove(BALLAST)
-        failures = [failure for failure in await disk.write(writes, sync=False) if failure is not None]
-    if failures:
-        raise failures[0]
-
-
-# --- topics -----------------------------------------------------------------------------------------
 
 
 async def recover_topic(
@@ -252,61 +66,6 @@ async def recover_topic(
             if epoch is not None:
                 epochs.append(epoch)
     return Recovered(topic, epochs)
-
-
-async def read_segment_header(disk: Disk, path: str) -> tuple[SegmentHeader, int] | None:
-    """The header and its length, or None if the file is not there or its header does not check."""
-    try:
-        start = await disk.read(path, 0, SEGMENT_HEADER_SIZE)
-        length = segment_header_length(start)
-        if length is None:
-            return None
-        header = decode_segment_header(await disk.read(path, 0, length))
-    except FileNotFoundError:
-        return None
-    return None if header is None else (header, length)
-
-
-async def write_segment(disk: Disk, directory: str, header: SegmentHeader, *content: bytes) -> SegmentFile:
-    """Makes a new segment that survives from the moment its name appears. For recovery, which begins anew."""
-    segment = await place_segment(disk, directory, header, *content)
-    await disk.sync_directory(directory)
-    return segment
-
-
-async def place_segment(disk: Disk, directory: str, header: SegmentHeader, *content: bytes) -> SegmentFile:
-    """A new segment under its name, which the caller syncs.
-
-    Before the rename nothing mentions the file: one that cannot be written or synced is given up for another, once.
-    From the rename on nobody can say whether the name is there after a crash, so the caller must not go on in any
-    other segment. Raises DiskFull if nothing was made, else DiskFailed.
-    """
-    path = f"{directory}/{file_name(header.first_offset, header.segment_id)}"
-    encoded = encode_segment_header(header)
-    temporary = path + TEMPORARY_SUFFIX
-    try:
-        await _write_temporary(disk, temporary, encoded, *content)
-    except DiskFailed as failure:
-        log.error("segment not written, trying another file", extra={"path": temporary, "why": failure.why})
-        temporary = f"{path}.again{TEMPORARY_SUFFIX}"
-        await _write_temporary(disk, temporary, encoded, *content)
-    try:
-        await disk.rename(temporary, path)
-    except DiskFull:
-        await disk.remove(temporary)
-        raise
-    start = len(encoded)
-    return SegmentFile(path, header, start, start, header.first_offset, 0, start, start, start)
-
-
-async def _write_temporary(disk: Disk, path: str, *content: bytes) -> None:
-    await disk.create(path)
-    try:
-        await write_and_sync(disk, path, 0, *content)
-    except (DiskFull, DiskFailed):
-        with contextlib.suppress(DiskFailed):  # then the next recovery removes it
-            await disk.remove(path)
-        raise
 
 
 class _EpochRecovery:
@@ -486,7 +245,7 @@ class _EpochRecovery:
     async def _looked_through(self, segment: SegmentFile) -> SegmentFile:
         """A copy of what is known of it, with its end; `damaged` also if only its last bytes are no group."""
         seen = replace(segment, index=PositionIndex())
-        scan = _Scan(self._disk, seen, RecoveredEpoch(self._result.epoch, self._directory))
+        scan = GroupScan(self._disk, seen, RecoveredEpoch(self._result.epoch, self._directory))
         await scan.run()
         seen.damaged |= bool(scan.rest_length)
         return seen
@@ -495,7 +254,7 @@ class _EpochRecovery:
         """The successor of the last segment so far is missing: only its groups say how far it goes."""
         if self._result.segments:
             aside = RecoveredEpoch(self._result.epoch, self._directory)
-            await _Scan(self._disk, self._result.segments[-1], aside).run()
+            await GroupScan(self._disk, self._result.segments[-1], aside).run()
 
     # --- how it ended -------------------------------------------------------------------------------
 
@@ -531,7 +290,7 @@ class _EpochRecovery:
         result.sessions = Sessions.from_bytes(header.snapshot)
         result.append_time = header.append_time
         result.max_publish_time = header.max_publish_time
-        scan = _Scan(self._disk, last, result)
+        scan = GroupScan(self._disk, last, result)
         await scan.run()
         if result.damage:
             # Before the copy: with that in place, a restart does not look for damage in this segment any more.
@@ -542,7 +301,7 @@ class _EpochRecovery:
             kept_as = last.path + TORN_SUFFIX
             await copy_part(self._disk, last.path, last.end, scan.rest_end, kept_as)
             result.torn.append(Torn(last.path, last.end, scan.rest_length, kept_as))
-            result.tail = Tail.TORN if result.tail is Tail.CLEAN else result.tail
+            result.tail = TailState.TORN if result.tail is TailState.CLEAN else result.tail
         result.end_offset = last.end_offset
         if header.flags & UNSYNCED:
             # What is finished must not change any more, so it is made safe now, if it still can be.
@@ -556,7 +315,7 @@ class _EpochRecovery:
         if behind:
             result.unproven(f"{behind[-1].path} cannot be read")
 
-    async def _copy_last_group(self, last: SegmentFile, scan: _Scan) -> None:
+    async def _copy_last_group(self, last: SegmentFile, scan: GroupScan) -> None:
         group = scan.last_group
         assert group is not None and scan.sessions_before is not None
         body = await self._disk.read(last.path, group.position + GROUP_HEADER_SIZE, group.length)
@@ -608,7 +367,7 @@ class _EpochRecovery:
             end_position=last.end if last else 0,
             append_time=result.append_time,
             max_publish_time=result.max_publish_time,
-            proven=result.tail is not Tail.UNPROVEN,
+            proven=result.tail is not TailState.UNPROVEN,
             why=result.why,
             sessions=result.sessions.to_bytes(),
         )
@@ -636,123 +395,3 @@ def _chain_of(start: SegmentFile, after: Mapping[int, SegmentFile]) -> list[Segm
     while (following := after.get(chain[-1].segment_id)) is not None:
         chain.append(following)
     return chain
-
-
-class _Scan:
-    """Walks the groups of an unfinished epoch's last segment; fills in what they say."""
-
-    def __init__(self, disk: Disk, segment: SegmentFile, result: RecoveredEpoch) -> None:
-        self._disk = disk
-        self._segment = segment
-        self._result = result
-        self._buffer = b""
-        self._buffer_start = 0
-        self._size = segment.filled
-        self._undo: dict[int, Producer | None] = {}
-        self.last_group: GroupHeader | None = None
-        self.sessions_before: bytes | None = None
-        self.append_time_before = 0
-        self.max_publish_time_before = 0
-        self.rest_end = 0  # of what stands behind the last group, without the zeros at its end
-
-    @property
-    def rest_length(self) -> int:
-        return self.rest_end - self._segment.end
-
-    async def run(self) -> None:
-        segment = self._segment
-        while True:
-            group = await self._whole_group(segment.end)
-            if group is None:
-                group = await self._behind_damage()
-                if group is None:
-                    break
-            await self._take(group)
-        segment.synced = segment.copied = segment.end
-
-    async def _bytes(self, position: int, length: int) -> memoryview:
-        """`length` bytes at `position`, fewer only at the end of the file; read ahead in large pieces."""
-        start = position - self._buffer_start
-        if start < 0 or start + length > len(self._buffer):
-            self._buffer = await self._disk.read(self._segment.path, position, max(length, READ_BYTES))
-            self._buffer_start = position
-            start = 0
-        return memoryview(self._buffer)[start : start + length]
-
-    async def _whole_group(self, position: int) -> GroupHeader | None:
-        """The group that must stand here, if it does, with every byte right."""
-        segment = self._segment
-        group = decode_group_header(await self._bytes(position, GROUP_HEADER_SIZE), 0, position, segment.segment_id)
-        if group is None or group.number != segment.next_number or group.first_offset != segment.end_offset:
-            return None
-        return group if await self._is_whole(group) else None
-
-    async def _is_whole(self, group: GroupHeader) -> bool:
-        if group.position + GROUP_HEADER_SIZE + group.length > self._size:
-            return False
-        return body_is_whole(group, await self._bytes(group.position + GROUP_HEADER_SIZE, group.length))
-
-    async def _take(self, group: GroupHeader) -> None:
-        result = self._result
-        sessions = result.sessions
-        self.last_group = group
-        self.append_time_before = result.append_time
-        self.max_publish_time_before = result.max_publish_time
-        body = await self._bytes(group.position + GROUP_HEADER_SIZE, group.length)
-        undo: dict[int, Producer | None] = {}
-        try:
-            for header in batch_headers_of(body):
-                if header.producer_id:
-                    undo.setdefault(header.producer_id, sessions.get(header.producer_id))
-                    if header.ends_session:
-                        sessions.ended(header.producer_id, header.session)
-                    elif header.flags & SESSION_RECORD:
-                        sessions.opened(header.producer_id, header.session, header.append_time)
-                    else:
-                        sessions.accepted(
-                            header.producer_id, header.session, header.first_sequence, header.rows,
-                            header.body_crc, header.base_offset, header.epoch, header.append_time,
-                        )  # fmt: skip
-                result.append_time = max(result.append_time, header.append_time)
-                if header.rows:
-                    result.max_publish_time = max(result.max_publish_time, header.max_publish_time)
-        except InvalidBatch as error:  # the group's checksum holds, so it was written like this
-            raise AssertionError(f"{self._segment.path} at {group.position}: {error}") from error
-        self._segment.grow(group, GROUP_HEADER_SIZE + group.length)
-        self._undo = undo
-
-    async def _behind_damage(self) -> GroupHeader | None:
-        """Decides what the bad bytes at the segment's end are; the group to go on with if they are damage."""
-        segment = self._segment
-        position = segment.end
-        self._close_last()
-        going_on: GroupHeader | None = None
-        search = GroupSearch(self._disk, segment.path, position + 1, self._size, segment.segment_id)
-        while (group := await search.next()) is not None:
-            if group.number <= segment.next_number or group.first_offset < segment.end_offset:
-                continue
-            if not await self._is_whole(group):
-                continue
-            going_on = going_on or group
-            if group.durable_before > position:
-                # Written when these bytes were already safe: they were good once.
-                why = "its checksum does not hold"
-                self._result.damage.append(
-                    Damage(segment.path, position, segment.end_offset, going_on.first_offset, why)
-                )
-                segment.damaged = True
-                segment.end = going_on.position
-                segment.end_offset = going_on.first_offset
-                segment.next_number = going_on.number
-                return going_on
-        self.rest_end = await content_end(self._disk, segment.path, position, self._size)
-        return None
-
-    def _close_last(self) -> None:
-        """The state before the last group, for a copy of it."""
-        if self.last_group is None:
-            return
-        sessions = Sessions(dict(self._result.sessions))
-        for producer_id, producer in self._undo.items():
-            sessions.put(producer_id, producer)
-        self.sessions_before = sessions.to_bytes()

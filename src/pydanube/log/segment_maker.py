@@ -19,7 +19,7 @@ from pydanube.formats.segment import SNAPSHOT_LENGTH_MAX, UNSYNCED, SegmentHeade
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.commit_context import CommitContext, SegmentedLog
 from pydanube.log.journal_writer import JournalWriter
-from pydanube.log.recovery import place_segment
+from pydanube.log.segment_files import place_segment
 from pydanube.log.space import WalSpace
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from pydanube.log.log_reading import READ_BYTES, LogReading
 from pydanube.log.pressure import Pressure
 from pydanube.log.producer_sessions import ProducerSessions
 from pydanube.log.reader import LogReader
-from pydanube.log.recovery import Recovered, RecoveredEpoch
+from pydanube.log.recovered import Recovered, RecoveredEpoch
 from pydanube.log.trimmer import Trimmer
 from pydanube.log.wal_config import WalConfig
 from pydanube.ports import Clock, Disk

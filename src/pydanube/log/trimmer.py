@@ -24,7 +24,7 @@ from pydanube.ports import Disk
 from pydanube.telemetry import WalMetrics
 
 
-class Trimmed(Protocol):
+class TrimResult(Protocol):
     """The log whose segments are removed."""
 
     epoch: int
@@ -41,7 +41,7 @@ class Trimmer:
     """Of one log. `lock` is held around every call: one change of `wal.ckpt` at a time."""
 
     def __init__(
-        self, log: Trimmed, disk: Disk, metrics: WalMetrics, on_dropped: Callable[[Sequence[SegmentFile]], None]
+        self, log: TrimResult, disk: Disk, metrics: WalMetrics, on_dropped: Callable[[Sequence[SegmentFile]], None]
     ) -> None:
         self._log = log
         self._disk = disk

@@ -20,9 +20,11 @@ from pydanube.formats.segment import (
     decode_group_header,
 )
 from pydanube.log.catalog import SegmentFile
+from pydanube.log.journal_redo import redo_journals
 from pydanube.log.layout import JOURNALS, LOCK, TORN_SUFFIX
 from pydanube.log.overlay import OverlayDisk
-from pydanube.log.recovery import Recovered, Tail, recover_topic, redo_journals
+from pydanube.log.recovered import Recovered, TailState
+from pydanube.log.recovery import recover_topic
 from pydanube.log.searching import GroupSearch
 from pydanube.log.wal import check_format, topics_on
 from pydanube.ports import Clock, Disk, Work
@@ -48,7 +50,7 @@ class TopicReport:
 
 
 @dataclass(slots=True)
-class Report:
+class LogReport:
     topics: list[TopicReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # worth knowing, nothing is lost unless the disk has rotted
     problems: list[str] = field(default_factory=list)
@@ -60,12 +62,12 @@ class Report:
 
 async def verify(
     disk: Disk, clock: Clock, work: Work, *, progress: Callable[[str, int], None] = lambda topic, size: None
-) -> Report:
+) -> LogReport:
     """Checks everything. `progress` is called with the topic and the bytes read since the last call.
 
     Raises DirectoryInUse while a broker holds the directory: its files change under the reader.
     """
-    report = Report()
+    report = LogReport()
     await disk.lock(LOCK)
     try:
         view = OverlayDisk(disk)
@@ -121,7 +123,7 @@ async def _verify_topic(view: Disk, recovered: Recovered, progress: Callable[[st
             f"{torn.path}: {torn.length} bytes of an unfinished write at position {torn.position}; not acknowledged"
         )
     report.problems += [str(damage) for damage in recovered.damage]
-    if recovered.tail is Tail.UNPROVEN:
+    if recovered.tail is TailState.UNPROVEN:
         report.problems.append(f"the log cannot prove its end: {recovered.epochs[-1].why}")
     segments = recovered.segments
     report.segments = len(segments)

@@ -60,8 +60,10 @@ from pydanube.errors import (
 from pydanube.log.cache import TailCache
 from pydanube.log.closed_log import ClosedLog
 from pydanube.log.committer import Committer, Observe
+from pydanube.log.journal_redo import clear_journals, redo_journals
 from pydanube.log.layout import FORMAT, FORMAT_VERSION, LOCK, WAL, read_file, replace_file, topic_directory
-from pydanube.log.recovery import Recovered, Tail, clear_journals, recover_topic, redo_journals
+from pydanube.log.recovered import Recovered, TailState
+from pydanube.log.recovery import recover_topic
 from pydanube.log.space import make_ballast
 from pydanube.log.topic_log import HandedOver, LogResources, TopicLog
 from pydanube.log.wal_config import WalConfig
@@ -308,7 +310,7 @@ def _next_offset(recovered: Recovered, start_offset: int | None, known_end: int)
         if start_offset < head:
             raise OffsetTaken(recovered.topic, start_offset, head, "offset")
         return start_offset
-    if recovered.tail is Tail.UNPROVEN:
+    if recovered.tail is TailState.UNPROVEN:
         raise TailUnproven(recovered.topic, head, recovered.epochs[-1].why)
     if head < known_end:
         raise TailUnproven(recovered.topic, head, f"offsets up to {known_end} are known to exist")

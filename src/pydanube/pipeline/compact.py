@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from pydanube.core.history.tiers import PARQUET, Descriptor, object_name
 from pydanube.errors import Conflict, DanubeError, InvalidObject
-from pydanube.formats.parquet import merge_objects
+from pydanube.formats.parquet_write import merge_objects
 from pydanube.pipeline.report import JobReport, QueryWatch
 from pydanube.pipeline.settings import CONNECTION, TOPICS, JobSettings
 from pydanube.spark.errors import StoreNotHere

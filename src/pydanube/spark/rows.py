@@ -24,17 +24,9 @@ from pydanube.core.history.object_keys import path_of
 from pydanube.core.history.tiers import RAW, Descriptor
 from pydanube.errors import InvalidObject, NotServed, ObjectDamaged, OffsetOutOfRange
 from pydanube.formats.batch import ENVELOPE, Batch, decode
-from pydanube.formats.parquet import (
-    COLUMNS,
-    FOOTER_GUESS_BYTES,
-    Footer,
-    footer_length,
-    open_object,
-    parse_footer,
-    read_raw,
-    read_table,
-    table_of_batches,
-)
+from pydanube.formats.parquet import COLUMNS, Footer, footer_length, read_raw
+from pydanube.formats.parquet_read import FOOTER_GUESS_BYTES, open_object, parse_footer, read_table
+from pydanube.formats.parquet_write import table_of_batches
 from pydanube.ports import Buffer
 from pydanube.spark.errors import MADE_ANEW, NotUploaded
 from pydanube.spark.plan import (

@@ -42,10 +42,12 @@ from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.stores.objects.memory import MemoryObjectStore
 from pydanube.testing.cluster_aims import Aims, Shot
 from pydanube.testing.cluster_disk import WatchedDisk
-from pydanube.testing.faulty_disk import Faults, FaultyDisk, ProcessDisk
+from pydanube.testing.disk_faults import Faults
+from pydanube.testing.faulty_disk import FaultyDisk
 from pydanube.testing.faulty_metadata import FaultyMetadata
 from pydanube.testing.faulty_objects import FaultyObjects
 from pydanube.testing.loop import Process, ProcessDied, SimClock, SimWork
+from pydanube.testing.process_disk import ProcessDisk
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from pydanube.ports import Entry, Write, WriteResult
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.disk.paths import parent
 from pydanube.testing.cluster_aims import Shot
-from pydanube.testing.faulty_disk import ProcessDisk
+from pydanube.testing.process_disk import ProcessDisk
 
 T = TypeVar("T")
 

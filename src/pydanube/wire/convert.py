@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from pydanube.core.dispatch.delivery import Backoff, FailurePolicy, Poison
 from pydanube.core.dispatch.lag import Heartbeat, LagInfo, Standing, explain
 from pydanube.errors import ConfigError, InvalidBatch
+from pydanube.formats.envelope import Envelope
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.danube import DanubeApi_pb2 as api_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours_pb
@@ -35,29 +36,13 @@ Number = TypeVar("Number", bound=int)
 # --- messages ---------------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
-    """A message as the log keeps it: field for field its envelope, so `Envelope(*row)` and `Row(*envelope)`.
-
-    The log's room has its own type because rooms do not know each other.
-    """
-
-    payload: bytes
-    publish_time: int = 0
-    routing_key: str | None = None
-    producer_name: str | None = None
-    attributes: Mapping[str, str] = {}
-    schema_id: int | None = None
-    schema_version: int | None = None
-    request_id: int = 0
-
-
-def row_of(message: api_pb.StreamMessage) -> Row:
+def envelope_of(message: api_pb.StreamMessage) -> Envelope:
     """What is kept of a published message. Its `msg_id` is the broker's business."""
     if message.publish_time > PUBLISH_TIME_MS_MAX:
         raise InvalidBatch(
             f"publish_time {message.publish_time} lies beyond the year 9999: it counts milliseconds since 1970"
         )
-    return Row(
+    return Envelope(
         payload=message.payload,
         publish_time=message.publish_time * 1000,
         routing_key=message.routing_key if message.HasField("routing_key") else None,
@@ -69,7 +54,7 @@ def row_of(message: api_pb.StreamMessage) -> Row:
     )
 
 
-def message_of(row: Row, *, topic: str, offset: int, producer_id: int, broker_addr: str) -> api_pb.StreamMessage:
+def message_of(row: Envelope, *, topic: str, offset: int, producer_id: int, broker_addr: str) -> api_pb.StreamMessage:
     """The message as a consumer gets it. `topic` is the name it subscribed to: it routes acks by it."""
     return api_pb.StreamMessage(
         request_id=unsigned_64(row.request_id),

@@ -1,20 +1,13 @@
 """Frames of the native stream protocol: bytes in, commands out, and back. No socket, no clock, no event loop.
 
-    ┌────────────┬────────────────────┬──────────────────┬──────────────────────────────┐
-    │ u32 length │ u16 command length │ protobuf Command │ body: batches, byte for byte │      little endian
-    └────────────┴────────────────────┴──────────────────┴──────────────────────────────┘
-                 └──────────────────────────── length ──────────────────────────────────┘
+The drawing, and where a frame ends, is in `formats/frames.py`; here its command is a protobuf message.
 
 `proto/pydanube/stream.proto` has the commands, `docs/protocol.md` the rules between two peers. Here are only those
 that a frame, or two numbers, can break: whoever breaks one gets a ProtocolViolation that says which.
-
-Memory: a frame that is announced longer than `frame_size_max` is refused before a byte of it is kept, and a begun one
-takes as much as has arrived of it, and an eighth more to grow into. Beside that a decoder holds the read it is given.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -22,6 +15,11 @@ from google.protobuf.message import DecodeError
 
 from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.errors import ProtocolViolation
+from pydanube.formats.frames import BODY_ALIGNMENT as BODY_ALIGNMENT
+from pydanube.formats.frames import COMMAND_SIZE_MAX as COMMAND_SIZE_MAX
+from pydanube.formats.frames import FRAME_SIZE_LIMIT as FRAME_SIZE_LIMIT
+from pydanube.formats.frames import HANDSHAKE_SIZE_MAX as HANDSHAKE_SIZE_MAX
+from pydanube.formats.frames import FrameCutter, encode_frame
 from pydanube.ports import Buffer
 from pydanube.wire._pb.pydanube.stream_pb2 import Command, Hello, Welcome
 
@@ -29,21 +27,12 @@ VERSION_MIN: Final = 1
 VERSION_MAX: Final = 1
 MAGIC: Final = 0x54534E44  # "DNST", as its bytes stand in a Hello
 
-COMMAND_SIZE_MAX: Final = (1 << 16) - 1
-HANDSHAKE_SIZE_MAX: Final = 64 * 1024  # of frames before the handshake is over: nobody is known yet
-FRAME_SIZE_LIMIT: Final = 64 * 1024 * 1024 + 128 * 1024  # the largest batch and command; nobody may announce more
 IN_FLIGHT_MAX: Final = 8  # batches per producer; as many as the broker remembers
 RANGES_MAX: Final = 1024  # per command: twenty bytes each, if offsets are large
 PERMITS_MAX: Final = 1 << 40  # messages, or bytes, that a consumer may have granted and not got
 
-BODY_ALIGNMENT: Final = 8  # of every body in memory, as Arrow likes its buffers
 WITH_BODY: Final = frozenset({"produce", "deliver", "fetched"})
 BODY_NEEDED: Final = frozenset({"produce", "deliver"})
-
-_PREFIX: Final = struct.Struct("<IH")
-_LENGTH: Final = struct.Struct("<I")
-_NO_BODY: Final = memoryview(b"")
-_HTTP: Final = (b"GET ", b"POST", b"PUT ", b"HEAD", b"PRI ", b"OPTI", b"CONN", b"DELE", b"PATC")
 
 
 class Frame(NamedTuple):
@@ -60,100 +49,13 @@ class Frame(NamedTuple):
 # --- decoding ---------------------------------------------------------------------------------------
 
 
-class FrameDecoder:
-    """Takes what a connection reads, however it is cut, and returns the frames in it.
+class FrameDecoder(FrameCutter[Frame]):
+    """Takes what a connection reads and returns the frames in it, each with its command: see `FrameCutter`."""
 
-        for frame in decoder.feed(data):
-            ...
-        if decoder.violation is not None:
-            ...  # send it, close
-
-    After a violation there is no next frame: nobody can say where one would begin.
-    """
-
-    __slots__ = ("_command_length", "_head", "_missing", "_partial", "frame_size_max", "violation")
+    __slots__ = ()
 
     def __init__(self, frame_size_max: int = HANDSHAKE_SIZE_MAX) -> None:
-        self.frame_size_max = frame_size_max  # of `length`; raised when the handshake is over
-        self.violation: ProtocolViolation | None = None
-        self._head = b""  # the first bytes of a frame, too few to know its lengths
-        self._partial: bytearray | None = None  # padding, command and body of a begun frame, as far as they came
-        self._command_length = 0  # of that frame
-        self._missing = 0  # bytes that it still lacks
-
-    @property
-    def buffered_bytes(self) -> int:
-        """What is kept of a frame that has begun."""
-        return len(self._head) + (0 if self._partial is None else len(self._partial))
-
-    def feed(self, data: Buffer) -> list[Frame]:
-        """The frames that `data` completes, in order.
-
-        Raises ProtocolViolation. Frames in front of the violation are returned first: then `violation` is set, and
-        every later call raises it. So what a peer is told does not depend on how its bytes were cut.
-        """
-        if self.violation is not None:
-            raise self.violation
-        frames: list[Frame] = []
-        try:
-            self._feed(data, frames)
-        except ProtocolViolation as violation:
-            self.violation = violation
-            self._head, self._partial = b"", None
-            if not frames:
-                raise
-        return frames
-
-    def _feed(self, data: Buffer, frames: list[Frame]) -> None:
-        position = 0
-        if self._partial is not None:
-            position = min(self._missing, len(data))
-            self._partial += memoryview(data)[:position]
-            self._missing -= position
-            if self._missing:
-                return
-            frames.append(self._completed(self._partial))
-        elif self._head:
-            data = self._head + data
-            self._head = b""
-        end = len(data)
-        while end - position >= _PREFIX.size:
-            length, command_length = _PREFIX.unpack_from(data, position)
-            self._check_length(length, data, position)
-            if length < 2 + command_length:
-                raise ProtocolViolation(
-                    f"a frame of length {length} has no room for a command of {command_length} bytes"
-                )
-            command_at = position + _PREFIX.size
-            frame_end = position + _LENGTH.size + length
-            if frame_end > end:
-                self._command_length = command_length
-                self._missing = frame_end - end
-                # The padding makes the body begin at a multiple of BODY_ALIGNMENT. What is missing is not allocated:
-                # a peer must send the bytes to take the memory.
-                self._partial = bytearray(-command_length % BODY_ALIGNMENT)
-                self._partial += memoryview(data)[command_at:]
-                return
-            body_at = command_at + command_length
-            command = bytes(data[command_at:body_at])
-            frames.append(_frame(command, _body(data, body_at, frame_end) if body_at < frame_end else _NO_BODY))
-            position = frame_end
-        if position < end:
-            if end - position >= _LENGTH.size:
-                self._check_length(_LENGTH.unpack_from(data, position)[0], data, position)
-            self._head = bytes(data[position:])
-
-    def _completed(self, partial: bytearray) -> Frame:
-        self._partial = None  # whoever holds the body owns the memory now
-        view = memoryview(partial).toreadonly()
-        command_at = -self._command_length % BODY_ALIGNMENT
-        body_at = command_at + self._command_length
-        return _frame(bytes(view[command_at:body_at]), view[body_at:])
-
-    def _check_length(self, length: int, data: Buffer, position: int) -> None:
-        if length > self.frame_size_max:
-            guess = _foreign(bytes(data[position : position + _LENGTH.size]))
-            raise ProtocolViolation(f"a frame of length {length} is over the limit of {self.frame_size_max}{guess}")
+        super().__init__(_frame, frame_size_max)
 
 
 def _frame(packed: bytes, body: memoryview) -> Frame:
@@ -172,41 +74,12 @@ def _frame(packed: bytes, body: memoryview) -> Frame:
     return Frame(kind, command, body)
 
 
-def _body(data: Buffer, first: int, end: int) -> memoryview:
-    """The body at [first, end) of one read: a view of it if that is aligned, safe and keeps little else alive."""
-    # A bytes object never changes, and begins aligned. A small body is copied, because whoever keeps it (a cache of
-    # batches) would keep the whole read for it.
-    if type(data) is bytes and first % BODY_ALIGNMENT == 0 and 2 * (end - first) >= len(data):
-        return memoryview(data)[first:end]
-    return memoryview(bytes(memoryview(data)[first:end]))
-
-
-def _foreign(begin: bytes) -> str:
-    """Says what else the first bytes of a frame look like."""
-    if begin in _HTTP:
-        return ": it begins like HTTP"
-    if begin[:2] == b"\x16\x03":
-        return ": it begins like TLS, and this port is plain"
-    if begin[:2] == b"\x15\x03":
-        return ": it begins like a TLS alert; the peer's port speaks TLS"
-    return ""
-
-
 # --- encoding ---------------------------------------------------------------------------------------
 
 
 def encode(command: Command, *body: Buffer) -> list[Buffer]:
     """The frame as buffers to be written one after the other; those of the body are the very objects given."""
-    packed = command.SerializeToString()
-    command_length = len(packed)
-    if command_length > COMMAND_SIZE_MAX:
-        raise ProtocolViolation(f"a command of {command_length} bytes is over the limit of {COMMAND_SIZE_MAX}")
-    length = 2 + command_length
-    for part in body:
-        length += part.nbytes if isinstance(part, memoryview) else len(part)
-    if length > FRAME_SIZE_LIMIT:
-        raise ProtocolViolation(f"a frame of length {length} is over the limit of {FRAME_SIZE_LIMIT}")
-    return [_PREFIX.pack(length, command_length) + packed, *body]
+    return encode_frame(command.SerializeToString(), *body)
 
 
 # --- handshake --------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from pydanube.api.grpc.peers import Peers
 from pydanube.api.moves import Moves, whole
 from pydanube.api.topic_addresses import make_topic
 from pydanube.broker.any_topic import AnyTopic
-from pydanube.broker.members import gather_bounded
 from pydanube.broker.overview import Overview
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
@@ -26,6 +25,7 @@ from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_ALLOWED
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName, parse_broker_id
 from pydanube.core.policies import Delivery
 from pydanube.errors import InvalidName, TopicUnknown
+from pydanube.history.side_by_side import gather_bounded
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire.convert import failure_policy_message, failure_policy_of
 from pydanube.wire.status import Code

@@ -33,10 +33,9 @@ from pydanube.errors import (
     TopicExists,
     TopicUnknown,
 )
-from pydanube.formats.batch import Envelope
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
 from pydanube.wire._pb.pydanube import stream_pb2
-from pydanube.wire.convert import START_HEADER, Row, message_of, row_of
+from pydanube.wire.convert import START_HEADER, envelope_of, message_of
 from pydanube.wire.status import SEND, Code, status
 
 RECEIVE_MAX_BYTES: Final = 4 * 1024 * 1024  # what gRPC lets a client receive unless it was told otherwise
@@ -104,7 +103,7 @@ class ProducerService:
                 raise Refusal(Code.INVALID_ARGUMENT, "msg_id is missing: it names the topic and the producer")
             topic = await self._topics.require(TopicName(place.topic_name))
         try:
-            await topic.publish(ProducerId(place.producer_id), Envelope(*row_of(request)))
+            await topic.publish(ProducerId(place.producer_id), envelope_of(request))
         except DanubeError as error:
             topic.metrics.send_errors[camel(status(error, SEND).code)] += 1
             raise
@@ -188,7 +187,7 @@ class ConsumerService:
                         sender = senders[message.producer_name] = producer_id(topic.name, message.producer_name or "")
                     await context.write(
                         message_of(
-                            Row(*message),
+                            message,
                             topic=topic.name,
                             offset=offset,
                             producer_id=sender,

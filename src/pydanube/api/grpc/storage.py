@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from pydanube.api.grpc.adapter import Refusal
-from pydanube.broker.retention import Change, RetentionDesk, Rule
 from pydanube.broker.service import Broker
-from pydanube.broker.storage import Listing, StorageDesk, Tiers, Verified
 from pydanube.broker.topic import Topic
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import NamespaceName, TopicName
 from pydanube.errors import DanubeError, InvalidName
-from pydanube.history.verify import Progress
+from pydanube.history.retention import RetentionChange, RetentionDesk, Rule
+from pydanube.history.storage import StorageDesk, StorageListing, Tiers, Verified
+from pydanube.history.verify import VerifyProgress
 from pydanube.wire._pb.danube import DanubeApi_pb2 as api_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as pb
 from pydanube.wire.status import Code
@@ -91,7 +91,7 @@ class StorageCalls:
             upload_failing=listing.upload_failing,
         )
 
-    def _objects(self, listing: Listing) -> Iterable[pb.StoredObject]:
+    def _objects(self, listing: StorageListing) -> Iterable[pb.StoredObject]:
         prefix = f"{listing.topic.removeprefix('/')}/"
         for number, each in enumerate(listing.objects):
             key = prefix + each.object_id
@@ -117,9 +117,9 @@ class StorageCalls:
             raise Refusal(Code.FAILED_PRECONDITION, NO_STORE)
         if (found := self._topics.get(name)) is not None and not found.reliable:
             raise _keeps_nothing(name)
-        told = Progress(-1, 0, 0, 0)
+        told = VerifyProgress(-1, 0, 0, 0)
 
-        async def tell(progress: Progress) -> None:
+        async def tell(progress: VerifyProgress) -> None:
             nonlocal told
             moved = progress.bytes_done - told.bytes_done
             if progress.objects_done == told.objects_done and moved < PROGRESS_BYTES:
@@ -143,7 +143,7 @@ class StorageCalls:
         mb = request.mb if request.HasField("mb") else None
         if request.reset == (minutes is not None or mb is not None):
             raise Refusal(Code.INVALID_ARGUMENT, "say how many minutes or MB to keep, or reset, and not both")
-        change = Change(minutes, mb, request.reset)
+        change = RetentionChange(minutes, mb, request.reset)
         if request.WhichOneof("of") == "namespace":
             return _rule(await self._retention.set_namespace(NamespaceName(request.namespace), change))
         topic = await self._reliable(request.topic)

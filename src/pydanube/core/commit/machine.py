@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Generic
 
-from pydanube.core.commit.sessions import Producer, Stored
+from pydanube.core.commit.sessions import ProducerState, Stored
 from pydanube.core.commit.values import (
     FAILURE,
     FIRST,
@@ -352,7 +352,7 @@ class CommitMachine(Generic[T, B, W]):
                 answers += _refusals(part, LogStopped(why))
         return answers
 
-    def set_aside(self, part: GroupPart[T, B, W]) -> dict[int, Producer | None]:
+    def set_aside(self, part: GroupPart[T, B, W]) -> dict[int, ProducerState | None]:
         """Takes the part back while a new file is made, whose header must not know what is not stored.
 
         Returns what `put_back` needs.
@@ -362,7 +362,7 @@ class CommitMachine(Generic[T, B, W]):
         part.take_back()
         return tentative
 
-    def put_back(self, part: GroupPart[T, B, W], tentative: dict[int, Producer | None]) -> None:
+    def put_back(self, part: GroupPart[T, B, W], tentative: dict[int, ProducerState | None]) -> None:
         for producer_id, producer in tentative.items():
             part.target.sessions.put(producer_id, producer)
 

@@ -52,7 +52,7 @@ class Stored(NamedTuple):
     epoch: int
 
 
-class Producer(NamedTuple):
+class ProducerState(NamedTuple):
     """Where a producer's current session stands."""
 
     session: int
@@ -72,8 +72,8 @@ class Sessions:
 
     __slots__ = ("_floor", "_producers", "adopts_unknown", "cut")
 
-    def __init__(self, producers: Mapping[int, Producer] | None = None, *, adopts_unknown: bool = False) -> None:
-        self._producers: dict[int, Producer] = dict(producers or {})  # those used last come last
+    def __init__(self, producers: Mapping[int, ProducerState] | None = None, *, adopts_unknown: bool = False) -> None:
+        self._producers: dict[int, ProducerState] = dict(producers or {})  # those used last come last
         self.cut = 0  # producers that `newest` has left out
         self._floor = 0  # the highest number of a session that has ended here
         # After a takeover from an owner that could not hand over its state, the first batch of a session
@@ -88,10 +88,10 @@ class Sessions:
             self._producers[producer_id] = producer._replace(loose=True)
         self.adopts_unknown = True
 
-    def get(self, producer_id: int) -> Producer | None:
+    def get(self, producer_id: int) -> ProducerState | None:
         return self._producers.get(producer_id)
 
-    def put(self, producer_id: int, producer: Producer | None) -> None:
+    def put(self, producer_id: int, producer: ProducerState | None) -> None:
         """Puts a value back, as `get` returned it: the undo of `opened` and `accepted`."""
         if producer is None:
             self._producers.pop(producer_id, None)
@@ -107,11 +107,11 @@ class Sessions:
         """A session begins; older ones of this producer are fenced. Repeating it changes nothing."""
         known = self._producers.get(producer_id)
         if known is None or session > known.session:
-            self._use(producer_id, Producer(session, 0, used=used))
+            self._use(producer_id, ProducerState(session, 0, used=used))
 
-    def idle(self, before: int, now: int, count_max: int) -> list[tuple[int, Producer]]:
+    def idle(self, before: int, now: int, count_max: int) -> list[tuple[int, ProducerState]]:
         """Sessions that nobody used since `before`, the oldest first. One of which that is not known is used `now`."""
-        found: list[tuple[int, Producer]] = []
+        found: list[tuple[int, ProducerState]] = []
         undated: list[int] = []
         for producer_id, producer in self._producers.items():
             if len(found) + len(undated) >= count_max or producer.used >= before:
@@ -136,7 +136,7 @@ class Sessions:
             del self._producers[producer_id]
         self._floor = max(self._floor, session)
 
-    def _use(self, producer_id: int, producer: Producer) -> None:
+    def _use(self, producer_id: int, producer: ProducerState) -> None:
         self._producers.pop(producer_id, None)
         self._producers[producer_id] = producer
 
@@ -174,18 +174,19 @@ class Sessions:
         packed = _STORED.pack(first_sequence, rows, crc, base_offset, epoch)
         if known is not None and known.session == session:
             packed = known.packed[-_OTHERS_SIZE:] + packed
-        self._producers[producer_id] = Producer(session, first_sequence + rows, packed, used=used)
+        self._producers[producer_id] = ProducerState(session, first_sequence + rows, packed, used=used)
 
     def recall(self, producer_id: int, session: int, batch: Stored) -> None:
         """Somebody else stored this batch, or it is back from a lost owner's disk. What is further stays as it is."""
         known = self._producers.get(producer_id)
         packed = _STORED.pack(*batch)
         if known is None or session > known.session:
-            self._use(producer_id, Producer(session, batch.first_sequence + batch.rows, packed, loose=True))
+            self._use(producer_id, ProducerState(session, batch.first_sequence + batch.rows, packed, loose=True))
         elif session == known.session and batch.first_sequence >= known.next_sequence:
             packed = known.packed[-_OTHERS_SIZE:] + packed
             self._use(
-                producer_id, Producer(session, batch.first_sequence + batch.rows, packed, loose=True, used=known.used)
+                producer_id,
+                ProducerState(session, batch.first_sequence + batch.rows, packed, loose=True, used=known.used),
             )
 
     def learn(self, others: Sessions) -> None:
@@ -217,7 +218,7 @@ class Sessions:
         size = sum(_PRODUCER.size + len(producer.packed) for producer in self._producers.values())
         if size <= size_max_bytes:
             return self
-        newest: dict[int, Producer] = {}
+        newest: dict[int, ProducerState] = {}
         for producer_id, producer in sorted(self._producers.items(), key=lambda item: -_last_offset(item[1])):
             size_max_bytes -= _PRODUCER.size + len(producer.packed)
             if size_max_bytes < 0:
@@ -230,7 +231,7 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._producers)
 
-    def __iter__(self) -> Iterator[tuple[int, Producer]]:
+    def __iter__(self) -> Iterator[tuple[int, ProducerState]]:
         return iter(self._producers.items())
 
     def __eq__(self, other: object) -> bool:
@@ -256,7 +257,7 @@ class Sessions:
     @classmethod
     def from_bytes(cls, snapshot: bytes) -> Sessions:
         """The inverse of `to_bytes`. Raises ValueError if `snapshot` is not one."""
-        producers: dict[int, Producer] = {}
+        producers: dict[int, ProducerState] = {}
         position = 0
         try:
             while position < len(snapshot):
@@ -273,11 +274,11 @@ class Sessions:
                         position += _STORED.size
                 packed = bytes(snapshot[position:end])
                 position = end
-                producers[producer_id] = Producer(session, next_sequence, packed, bool(count & _LOOSE), used)
+                producers[producer_id] = ProducerState(session, next_sequence, packed, bool(count & _LOOSE), used)
         except struct.error as error:
             raise ValueError(f"a producer snapshot ends in the middle of a producer: {error}") from error
         return cls(dict(sorted(producers.items(), key=lambda item: item[1].used)))
 
 
-def _last_offset(producer: Producer) -> int:
+def _last_offset(producer: ProducerState) -> int:
     return int(_STORED.unpack_from(producer.packed, len(producer.packed) - _STORED.size)[3]) if producer.packed else -1

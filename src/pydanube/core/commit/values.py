@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from pydanube.core.commit.sessions import Producer, Sessions
+from pydanube.core.commit.sessions import ProducerState, Sessions
 from pydanube.errors import DanubeError, DiskFull
 
 # Why a segment is made. The first three end the one before it because of a group that needs another.
@@ -161,7 +161,7 @@ class GroupPart(Generic[T, B, W]):
     batches: list[tuple[B, int]] = field(default_factory=list)  # with the offset that each gets
     waiters: list[tuple[W, int, bool]] = field(default_factory=list)  # offset, duplicate
     on_decided: dict[Callable[[], None], None] = field(default_factory=dict)
-    undo: dict[int, Producer | None] = field(default_factory=dict)
+    undo: dict[int, ProducerState | None] = field(default_factory=dict)
     size_bytes: int = 0
     end_offset: int = 0
     append_time: int = 0

@@ -29,28 +29,28 @@ class Where(enum.Enum):
     NOWHERE = "nowhere"
 
 
-class Place(NamedTuple):
+class CoverageRange(NamedTuple):
     first: int
     end: int
     where: Where
     why: str = ""
 
 
-def places(first_offset: int, head: int, sources: Iterable[Place]) -> list[Place]:
+def places(first_offset: int, head: int, sources: Iterable[CoverageRange]) -> list[CoverageRange]:
     """[0, head) in order, each offset once. Of two sources that hold an offset the earlier in the list is named."""
     left = OffsetRanges([(first_offset, head)])
-    found = [Place(0, min(first_offset, head), Where.FORGOTTEN)] if first_offset and head else []
+    found = [CoverageRange(0, min(first_offset, head), Where.FORGOTTEN)] if first_offset and head else []
     for source in sources:
         for first, end in left.overlap(source.first, source.end):
             left.remove(first, end)
-            found.append(Place(first, end, source.where, source.why))
-    found += [Place(first, end, Where.NOWHERE) for first, end in left]
+            found.append(CoverageRange(first, end, source.where, source.why))
+    found += [CoverageRange(first, end, Where.NOWHERE) for first, end in left]
     return _joined(sorted(found))
 
 
-def _joined(found: Sequence[Place]) -> list[Place]:
+def _joined(found: Sequence[CoverageRange]) -> list[CoverageRange]:
     """Neighbours of one kind as one."""
-    joined: list[Place] = []
+    joined: list[CoverageRange] = []
     for place in found:
         last = joined[-1] if joined else None
         if last is not None and (last.end, last.where, last.why) == (place.first, place.where, place.why):
@@ -86,7 +86,7 @@ class Fate(enum.Enum):
     GARBAGE = "garbage"
 
 
-class Verdict(NamedTuple):
+class CoverageVerdict(NamedTuple):
     fate: Fate
     why: str
 
@@ -99,7 +99,7 @@ def judge(
     seen_seconds: float,
     grace_seconds: float,
     all_known: bool = True,
-) -> Verdict:
+) -> CoverageVerdict:
     """Whether an object without a descriptor may go. Only GARBAGE may: everything else could still be wanted.
 
     `seen_seconds` is for how long the owner has known it to be undescribed, `orphaned` the epochs that may be rescued;
@@ -107,18 +107,18 @@ def judge(
     """
     epoch = epoch_of_name(name)
     if epoch is None:
-        return Verdict(Fate.FOREIGN, "PyDanube does not give such names: it stays")
+        return CoverageVerdict(Fate.FOREIGN, "PyDanube does not give such names: it stays")
     if not all_known:
-        return Verdict(Fate.UNKNOWN, "a descriptor that cannot be read may name it: it stays")
+        return CoverageVerdict(Fate.UNKNOWN, "a descriptor that cannot be read may name it: it stays")
     if epoch > owner_epoch:
-        return Verdict(
+        return CoverageVerdict(
             Fate.NEWER,
             f"it is of epoch {epoch}, the owner's is {owner_epoch}: somebody else wrote it, or the metadata store is "
             "older than the bucket; it stays",
         )
     if epoch in orphaned:
-        return Verdict(Fate.ORPHANED, f"messages of epoch {epoch} may still be rescued: it stays")
+        return CoverageVerdict(Fate.ORPHANED, f"messages of epoch {epoch} may still be rescued: it stays")
     if seen_seconds < grace_seconds:
         wait = grace_seconds - seen_seconds
-        return Verdict(Fate.YOUNG, f"epoch {epoch}: somebody may still read it; it may go in {wait:.0f} s")
-    return Verdict(Fate.GARBAGE, f"epoch {epoch}: left over from a merge, a retry or a crash; it may go")
+        return CoverageVerdict(Fate.YOUNG, f"epoch {epoch}: somebody may still read it; it may go in {wait:.0f} s")
+    return CoverageVerdict(Fate.GARBAGE, f"epoch {epoch}: left over from a merge, a retry or a crash; it may go")

@@ -140,7 +140,7 @@ def reserve_from_bytes(value: bytes) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class LogStart:
     """Where an epoch begins. `offset` None: where the recovered log ends, which must then be beyond doubt."""
 
     offset: int | None
@@ -149,7 +149,7 @@ class Start:
 
 def start_of_epoch(
     owner: Owner | None, seal: Seal | None, reserved_end: int | None, *, broker_id: int, described_end: int = 0
-) -> Start:
+) -> LogStart:
     """Decides where the epoch after `owner`'s begins.
 
     The seal counts only if it carries the epoch that the owner key shows released: an older one says nothing about
@@ -158,15 +158,15 @@ def start_of_epoch(
     """
     if owner is None or owner.deleted:
         # A topic that was deleted begins anew: its old epochs are gone from every disk that matters.
-        return Start(0 if owner is None else None, 0)
+        return LogStart(0 if owner is None else None, 0)
     if seal is not None and is_sealed(owner, seal):
-        return Start(max(seal.next_offset, described_end), seal.next_offset)
+        return LogStart(max(seal.next_offset, described_end), seal.next_offset)
     if owner.broker_id == broker_id and (reserved_end or 0) <= owner.start_offset:
         # Nothing was given out since: the claim was answered and then nothing came, or its answer was lost.
-        return Start(max(owner.start_offset, described_end), 0)
+        return LogStart(max(owner.start_offset, described_end), 0)
     if owner.broker_id == broker_id:
-        return Start(None, max(owner.start_offset, described_end))
-    return Start(max(reserved_end or owner.start_offset, owner.start_offset, described_end), 0)
+        return LogStart(None, max(owner.start_offset, described_end))
+    return LogStart(max(reserved_end or owner.start_offset, owner.start_offset, described_end), 0)
 
 
 def offset_if_unproven(owner: Owner | None, reserved_end: int | None) -> int | None:
@@ -177,7 +177,7 @@ def offset_if_unproven(owner: Owner | None, reserved_end: int | None) -> int | N
 class NextEpoch(NamedTuple):
     """How a topic goes on if it is claimed now."""
 
-    start: Start
+    start: LogStart
     offset_if_unproven: int | None
     leaves: Orphan | None  # what the claim leaves behind on the disk of a lost owner
     covered_end: int  # where objects, orphans and voids end

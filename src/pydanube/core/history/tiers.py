@@ -179,9 +179,9 @@ class Objects:
     def with_added(self, *added: Descriptor) -> Objects:
         return Objects([*self._items, *added], self._listed)
 
-    def with_replaced(self, old: Sequence[Descriptor], new: Descriptor) -> Objects:
+    def with_replaced(self, old: Sequence[Descriptor], *new: Descriptor) -> Objects:
         gone = {each.object_id for each in old}
-        return Objects([*(each for each in self._items if each.object_id not in gone), new], self._listed)
+        return Objects([*(each for each in self._items if each.object_id not in gone), *new], self._listed)
 
     def with_listed(self, moved: Sequence[Descriptor]) -> Objects:
         """`moved` are in the manifest now, with those that were in it before."""

@@ -34,7 +34,7 @@ GIVEN_BACK: Final = 8  # descriptors, when the system has none for us
 
 
 @dataclass(slots=True, eq=False)
-class Descriptor:
+class OpenFile:
     """`fd` stays open while `users` is above 0. All other fields belong to `Descriptors`."""
 
     fd: int
@@ -47,7 +47,7 @@ class Descriptor:
     syncing: threading.Lock = field(default_factory=threading.Lock)  # held by FileDisk during a sync
 
 
-def sync_data(descriptor: Descriptor) -> str:
+def sync_data(descriptor: OpenFile) -> str:
     """Syncs what was written to the file; why that failed, now or ever, or nothing."""
     # One at a time: the kernel tells of a lost page once, and a second caller must not take its silence for success.
     with descriptor.syncing:
@@ -71,19 +71,19 @@ class Descriptors:
         self._root = root
         self._descriptors_max = descriptors_max
         self._lock = threading.Lock()
-        self._by_path: dict[str, Descriptor] = {}
-        self._idle: OrderedDict[Descriptor, None] = OrderedDict()  # unused and synced, longest idle first
-        self._unsynced: OrderedDict[Descriptor, None] = OrderedDict()  # unused, longest unsynced first
+        self._by_path: dict[str, OpenFile] = {}
+        self._idle: OrderedDict[OpenFile, None] = OrderedDict()  # unused and synced, longest idle first
+        self._unsynced: OrderedDict[OpenFile, None] = OrderedDict()  # unused, longest unsynced first
         self._failed: dict[str, str] = {}  # files whose sync failed, and why; they need not be open
         self._names_changed = 0
 
     def __len__(self) -> int:
         return len(self._by_path)
 
-    def acquire(self, path: str) -> Descriptor:
+    def acquire(self, path: str) -> OpenFile:
         """Returns the descriptor of an existing file, for use until `release`. Raises OSError."""
         if not self._descriptors_max:
-            return Descriptor(self._open(path), path, users=1, dropped=True)
+            return OpenFile(self._open(path), path, users=1, dropped=True)
         while True:
             with self._lock:
                 descriptor = self._by_path.get(path)
@@ -95,7 +95,7 @@ class Descriptors:
             with self._lock:
                 # If a name was moved or removed meanwhile, this may be the file that had the name before.
                 if names_changed == self._names_changed and path not in self._by_path:
-                    descriptor = Descriptor(fd, path, users=1, failed=self._failed.get(path, ""))
+                    descriptor = OpenFile(fd, path, users=1, failed=self._failed.get(path, ""))
                     self._by_path[path] = descriptor
                     return descriptor
             os.close(fd)
@@ -108,18 +108,18 @@ class Descriptors:
         with self._lock:
             self._names_changed += 1
             self._drop(path)
-            descriptor = self._by_path[path] = Descriptor(fd, path)
+            descriptor = self._by_path[path] = OpenFile(fd, path)
             self._idle[descriptor] = None
             self._evict()
 
-    def make_room(self, opening: int) -> list[Descriptor]:
+    def make_room(self, opening: int) -> list[OpenFile]:
         """So many files are about to be opened: others are closed for them. What cannot be closed before it is synced
         is returned, in use, to be synced, released and followed by another call.
         """
         with self._lock:
             self._evict(opening)
             surplus = len(self._by_path) + opening - self._descriptors_max
-            oldest: list[Descriptor] = []
+            oldest: list[OpenFile] = []
             while surplus > len(oldest) and self._unsynced:
                 descriptor, _ = self._unsynced.popitem(last=False)
                 descriptor.users += 1
@@ -150,13 +150,13 @@ class Descriptors:
         self.release(descriptor, synced=0 if failed else written)
         return True
 
-    def wrote(self, descriptor: Descriptor) -> int:
+    def wrote(self, descriptor: OpenFile) -> int:
         """Tells that a write was made, whole or in part. Returns what to give to `release` after a sync."""
         with self._lock:
             descriptor.writes += 1
             return descriptor.writes
 
-    def release(self, descriptor: Descriptor, *, synced: int = 0) -> None:
+    def release(self, descriptor: OpenFile, *, synced: int = 0) -> None:
         """Ends a use. `synced` is the `writes` seen before a sync that has ended well since."""
         with self._lock:
             descriptor.synced = max(descriptor.synced, synced)
@@ -195,12 +195,12 @@ class Descriptors:
 
     # --- with the lock held ---
 
-    def _take(self, descriptor: Descriptor) -> None:
+    def _take(self, descriptor: OpenFile) -> None:
         descriptor.users += 1
         self._idle.pop(descriptor, None)
         self._unsynced.pop(descriptor, None)
 
-    def _settle(self, descriptor: Descriptor) -> None:
+    def _settle(self, descriptor: OpenFile) -> None:
         if descriptor.users:
             return
         if descriptor.dropped:
@@ -229,7 +229,7 @@ class Descriptors:
             _close(descriptor)
 
 
-def _close(descriptor: Descriptor) -> None:
+def _close(descriptor: OpenFile) -> None:
     # An error here is about bytes that were synced, and reported then, or that belong to a removed file.
     with suppress(OSError):
         os.close(descriptor.fd)

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple, TypeVar, cast
 from pydanube.errors import LeaseLost, Unreachable
 from pydanube.ports import Clock, Compare, Delete, Event, Item, LeaseId, Put, Revision, Usage
 from pydanube.stores.metadata.sqlite_file import Call, Database
-from pydanube.stores.metadata.watch_log import Change, History
+from pydanube.stores.metadata.watch_log import Change, WatchHistory
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class SqliteMetadataStore:
         self._path = str(path)
         self._clock = clock
         self._database = Database(self._path)
-        self._history = History(self._database.revision, history_max)
+        self._history = WatchHistory(self._database.revision, history_max)
         now = clock.elapsed()
         self._leases = {id_: _Lease(ttl, now + ttl) for id_, ttl in self._database.leases()}
         self._queue: SimpleQueue[tuple[Call, asyncio.AbstractEventLoop] | None] = SimpleQueue()

@@ -14,7 +14,7 @@ from pydanube.ports import Event, Revision
 Change: TypeAlias = tuple[Event, ...]  # the events of one revision
 
 
-class History:
+class WatchHistory:
     """Changes after `revision`, one per revision; the oldest are forgotten beyond `changes_max`."""
 
     def __init__(self, revision: Revision, changes_max: int) -> None:

@@ -47,7 +47,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from pydanube.core.history.object_keys import check_key
 from pydanube.errors import Conflict, StoreRefused, Unreachable
 from pydanube.ports import Buffer, Elsewhere, ObjectInfo
-from pydanube.stores.objects.listing import Found, Listing
+from pydanube.stores.objects.listing import ListedObject, Listing
 from pydanube.stores.objects.upload_rate import Pace
 
 if TYPE_CHECKING:
@@ -244,18 +244,20 @@ class RemoteObjectStore:
             raise _Failed(f"{len(data)} bytes came of {end - first}")
         return data
 
-    async def _look(self, directory: str) -> Iterable[Found[ObjectInfo | None]]:
+    async def _look(self, directory: str) -> Iterable[ListedObject[ObjectInfo | None]]:
         async def attempt(limit: _Limit) -> ListResult[Sequence[ObjectMeta]]:
             limit.expect_pages()
             return await obstore.list_with_delimiter_async(self._store, directory.removesuffix("/"))
 
         result = await self._try(directory, attempt)
-        found: list[Found[ObjectInfo | None]] = [Found(f"{name}/", None) for name in result["common_prefixes"]]
+        found: list[ListedObject[ObjectInfo | None]] = [
+            ListedObject(f"{name}/", None) for name in result["common_prefixes"]
+        ]
         # Some servers show a directory in itself, as an empty object.
         metas = (meta for meta in result["objects"] if meta["path"].startswith(directory))
-        return found + [Found(meta["path"], _info(meta["path"], meta)) for meta in metas]
+        return found + [ListedObject(meta["path"], _info(meta["path"], meta)) for meta in metas]
 
-    async def _tell(self, found: Found[ObjectInfo | None]) -> ObjectInfo | None:
+    async def _tell(self, found: ListedObject[ObjectInfo | None]) -> ObjectInfo | None:
         return found.what
 
     # --- one after the other ---

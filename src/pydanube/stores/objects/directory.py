@@ -37,7 +37,7 @@ from pydanube.core.history.object_keys import NO_DOT, is_part, path_of
 from pydanube.errors import Conflict, DirectoryInUse, DiskFailed, DiskFull, Unreachable
 from pydanube.ports import Buffer, Disk, Elsewhere, Entry, ObjectInfo, Write
 from pydanube.stores.disk.paths import parent
-from pydanube.stores.objects.listing import Found, Listing
+from pydanube.stores.objects.listing import ListedObject, Listing
 from pydanube.stores.objects.upload_rate import Pace
 
 UPLOADING: Final = ".uploading~"  # no key has a tilde
@@ -206,13 +206,13 @@ class FileObjectStore:
         last = await self._disk.read(path, max(0, size_bytes - LAST_BYTES), LAST_BYTES)
         return ObjectInfo(key, size_bytes, _tag(size_bytes, first, last))
 
-    async def _look(self, directory: str) -> Iterable[Found[str]]:
+    async def _look(self, directory: str) -> Iterable[ListedObject[str]]:
         path = _directory_of(directory)
         with self._our_errors():
             entries = await self._disk.list(path)
         return filter(None, (_found(directory, path, entry) for entry in entries))
 
-    async def _tell(self, found: Found[str]) -> ObjectInfo | None:
+    async def _tell(self, found: ListedObject[str]) -> ObjectInfo | None:
         with self._our_errors(), suppress(FileNotFoundError):  # deleted since we looked
             return await self._info(found.key, found.what)
         return None
@@ -287,13 +287,13 @@ def _directory_of(key: str) -> str:
     return key.removesuffix("/").replace(".", "%")
 
 
-def _found(directory: str, path: str, entry: Entry) -> Found[str] | None:
+def _found(directory: str, path: str, entry: Entry) -> ListedObject[str] | None:
     """What a name in a directory means; None for what is no object of ours."""
     path = f"{path}/{entry.name}" if path else entry.name
     if entry.is_directory:
-        return None if "." in entry.name else Found(f"{directory}{entry.name.replace('%', '.')}/", path)
+        return None if "." in entry.name else ListedObject(f"{directory}{entry.name.replace('%', '.')}/", path)
     part = entry.name.removesuffix(NO_DOT)
-    return Found(directory + part, path) if is_part(part) and path_of(part) == entry.name else None
+    return ListedObject(directory + part, path) if is_part(part) and path_of(part) == entry.name else None
 
 
 # --- etags ------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pydanube.ports import ObjectInfo
 T = TypeVar("T")
 
 
-class Found(NamedTuple, Generic[T]):
+class ListedObject(NamedTuple, Generic[T]):
     """A name in a directory. `key` is whole, and a directory's ends with a slash; `what` is the store's business."""
 
     key: str
@@ -38,14 +38,14 @@ class Listing(Generic[T]):
         self,
         prefix: str,
         after: str,
-        look: Callable[[str], Awaitable[Iterable[Found[T]]]],
-        tell: Callable[[Found[T]], Awaitable[ObjectInfo | None]],
+        look: Callable[[str], Awaitable[Iterable[ListedObject[T]]]],
+        tell: Callable[[ListedObject[T]], Awaitable[ObjectInfo | None]],
     ) -> None:
         self._prefix = prefix
         self._after = after
         self._look = look
         self._tell = tell
-        self._ahead: list[Found[T]] = []  # the next one last
+        self._ahead: list[ListedObject[T]] = []  # the next one last
         self._first: str | None = prefix[: prefix.rfind("/") + 1]
 
     def __aiter__(self) -> Listing[T]:

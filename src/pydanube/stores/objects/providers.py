@@ -17,7 +17,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from pydanube.errors import ConfigError
 from pydanube.stores.objects.cloud import Store
-from pydanube.stores.objects.settings import Settings
+from pydanube.stores.objects.settings import StoreSettings
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Credential
@@ -31,7 +31,7 @@ AWS_CREDENTIALS: Final = (
 NO_RETRIES: Final[RetryConfig] = {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}
 
 
-def make_store(settings: Settings) -> Store:
+def make_store(settings: StoreSettings) -> Store:
     """Raises ConfigError."""
     try:
         match settings.place.scheme:
@@ -46,7 +46,7 @@ def make_store(settings: Settings) -> Store:
         raise settings.place.refuse(settings.without_secrets(str(error))) from None
 
 
-def _s3(settings: Settings) -> S3Store:
+def _s3(settings: StoreSettings) -> S3Store:
     settings.only_one_of("access_key", "profile", "role_arn", "anonymous")
     for name, other in (("access_key", "secret_key"), ("secret_key", "access_key"), ("session_token", "access_key")):
         settings.needs(name, other)
@@ -88,14 +88,14 @@ def _s3(settings: Settings) -> S3Store:
     )
 
 
-def _s3_endpoint(settings: Settings) -> str:
+def _s3_endpoint(settings: StoreSettings) -> str:
     if not settings.switch("virtual_host_style"):
         return settings.endpoint
     scheme, _, rest = settings.endpoint.partition("://")
     return f"{scheme}://{settings.place.root}.{rest}"
 
 
-def _gcs(settings: Settings) -> GCSStore:
+def _gcs(settings: StoreSettings) -> GCSStore:
     settings.only_one_of("credentials_path", "credentials_json", "anonymous")
     config: dict[str, Any] = {}  # `project` is for making buckets, which we do not
     if settings.text("credentials_path"):
@@ -115,7 +115,7 @@ def _gcs(settings: Settings) -> GCSStore:
     )
 
 
-def _azure(settings: Settings) -> AzureStore:
+def _azure(settings: StoreSettings) -> AzureStore:
     settings.only_one_of("account_key", "anonymous")
     config: dict[str, Any] = {}
     if settings.text("account_name"):
@@ -148,11 +148,11 @@ def _client(endpoint: str) -> ClientConfig:
 # --- profiles of Amazon's own tools -----------------------------------------------------------------
 
 
-def _profile_of_environment(settings: Settings) -> str:
+def _profile_of_environment(settings: StoreSettings) -> str:
     return "" if settings.variable("AWS_ACCESS_KEY_ID") else settings.variable("AWS_PROFILE")
 
 
-def _read_profile(name: str, settings: Settings) -> tuple[S3Credential, str]:
+def _read_profile(name: str, settings: StoreSettings) -> tuple[S3Credential, str]:
     """Credentials and region, from the files ~/.aws/credentials and ~/.aws/config."""
     home = Path(settings.variable("HOME") or "~").expanduser() / ".aws"
     keys_file = Path(settings.variable("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials")

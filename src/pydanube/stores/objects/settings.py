@@ -54,7 +54,7 @@ WHAT_TO_SET: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoreUrl:
     """`root` is a bucket, a container or a directory. `shown` is the URL, and `key` the setting it came from."""
 
     key: str
@@ -68,7 +68,7 @@ class Place:
         return ConfigError(self.key, self.shown, WHAT_TO_SET[self.scheme] + (f" ({why})" if why else ""))
 
 
-def parse_url(key: str, url: str) -> Place:
+def parse_url(key: str, url: str) -> StoreUrl:
     """Raises ConfigError."""
     try:
         parts = urlsplit(url)
@@ -87,30 +87,30 @@ def parse_url(key: str, url: str) -> Place:
     return _bucket(key, shown, parts.scheme, parts.netloc, parts.path.strip("/"))
 
 
-def _directory(key: str, shown: str, host: str, path: str) -> Place:
+def _directory(key: str, shown: str, host: str, path: str) -> StoreUrl:
     if host not in ("", "localhost") or not path.startswith("/"):
         raise ConfigError(key, shown, "an absolute path, with three slashes: file:///directory")
     if not path.strip("/") or "\0" in path:
         raise ConfigError(key, shown, "a directory of its own: file:///directory")
-    return Place(key, shown, "file", os.path.normpath(path))
+    return StoreUrl(key, shown, "file", os.path.normpath(path))
 
 
-def _bucket(key: str, shown: str, scheme: str, bucket: str, prefix: str) -> Place:
+def _bucket(key: str, shown: str, scheme: str, bucket: str, prefix: str) -> StoreUrl:
     thing = "container" if scheme == "az" else "bucket"
     if not is_key(bucket):
         raise ConfigError(key, shown, f"the name of a {thing} behind the slashes: {scheme}://{thing}/prefix")
     if prefix and not is_key(prefix):
         raise ConfigError(key, shown, "a prefix of letters, digits, '_', '-', '.' and '=', in parts joined by '/'")
-    return Place(key, shown, scheme, bucket, prefix)
+    return StoreUrl(key, shown, scheme, bucket, prefix)
 
 
 # --- the options ------------------------------------------------------------------------------------
 
 
-class Settings:
+class StoreSettings:
     """Options of a place, and the environment behind them."""
 
-    def __init__(self, place: Place, options: Mapping[str, object], environment: Mapping[str, str]) -> None:
+    def __init__(self, place: StoreUrl, options: Mapping[str, object], environment: Mapping[str, str]) -> None:
         self.place = place
         self.environment = environment
         self._options = options

@@ -17,7 +17,7 @@ from pydanube.stores.disk.files import FileDisk
 from pydanube.stores.objects.cloud import Patience, RemoteObjectStore
 from pydanube.stores.objects.directory import FileObjectStore
 from pydanube.stores.objects.providers import make_store
-from pydanube.stores.objects.settings import Place, Settings, parse_url
+from pydanube.stores.objects.settings import StoreSettings, StoreUrl, parse_url
 from pydanube.stores.objects.upload_rate import Pace
 
 
@@ -44,7 +44,7 @@ async def open_object_store(
     file.
     """
     place = parse_url(key, url)
-    settings = Settings(place, options or {}, environment)
+    settings = StoreSettings(place, options or {}, environment)
     if place.scheme == "file":
         return await _open_directory(place, make_disk, pace)
     theirs = None if environment is os.environ else dict(environment)
@@ -80,7 +80,9 @@ class _Elsewhere:
 _OPENED: Final[list[tuple[_Elsewhere, ObjectStore]]] = []  # in the process that stores objects
 
 
-async def _open_directory(place: Place, make_disk: Callable[[str], Disk] | None, pace: Pace | None) -> FileObjectStore:
+async def _open_directory(
+    place: StoreUrl, make_disk: Callable[[str], Disk] | None, pace: Pace | None
+) -> FileObjectStore:
     if make_disk is not None:
         return await _open_on(make_disk(place.root), place, lambda: None, pace)
     disk = FileDisk(place.root, descriptors_max=0)
@@ -91,7 +93,7 @@ async def _open_directory(place: Place, make_disk: Callable[[str], Disk] | None,
         raise
 
 
-async def _open_on(disk: Disk, place: Place, close_disk: Callable[[], None], pace: Pace | None) -> FileObjectStore:
+async def _open_on(disk: Disk, place: StoreUrl, close_disk: Callable[[], None], pace: Pace | None) -> FileObjectStore:
     try:
         return await FileObjectStore.open(disk, f"file://{place.root}", close_disk=close_disk, pace=pace)
     except FileExistsError as error:

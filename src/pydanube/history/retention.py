@@ -3,7 +3,7 @@
     topic's policy, its retention fields ─► namespace's policy ─► 0: for ever
 
 What is set is in force at once on the topics that this broker serves, and at their next look on every other broker
-(`Tiering` reads the rule before it forgets anything).
+(`Uploader` reads the rule before it forgets anything).
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from pydanube.broker.catalog import Catalog
-from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.history.tiers import first_kept
 from pydanube.core.names import NamespaceName
 from pydanube.core.policies import RETENTION, RETENTION_SET, TopicPolicy, effective
 from pydanube.errors import NamespaceUnknown
+from pydanube.history.served import ServedTopic, ServedTopics, keeps_history
 from pydanube.ports import Compare, Delete, Put
 
 log = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ class Due(NamedTuple):
     first_offset: int | None
 
 
-class Change(NamedTuple):
+class RetentionChange(NamedTuple):
     """None leaves a number as it is. `reset` forgets what was set."""
 
     minutes: int | None = None
@@ -53,14 +52,14 @@ class Change(NamedTuple):
 class RetentionDesk:
     """`configured` is the policy that the configuration gives the namespaces it names."""
 
-    def __init__(self, topics: Catalog, configured: Callable[[NamespaceName], TopicPolicy | None]) -> None:
+    def __init__(self, topics: ServedTopics, configured: Callable[[NamespaceName], TopicPolicy | None]) -> None:
         self._topics = topics
         self._metadata = topics.rooms.metadata
         self._configured = configured
 
     # --- asking -------------------------------------------------------------------------------------------
 
-    async def of_topic(self, topic: Topic) -> Rule:
+    async def of_topic(self, topic: ServedTopic) -> Rule:
         own = await self._stored(keys.topic_policy(topic.name))
         shared = await self._stored(keys.namespace_policy(topic.name.namespace))
         policy = effective(own, shared)
@@ -77,12 +76,12 @@ class RetentionDesk:
         policy = TopicPolicy.from_json(stored)
         return Rule(policy.retention_minutes, policy.retention_mb, _set_by(stored))
 
-    async def due(self, topic: Topic) -> Due:
+    async def due(self, topic: ServedTopic) -> Due:
         """Raises ObjectDamaged or Unreachable if the manifest cannot be read."""
         if topic.storage is None:
             return Due(0, None)
         retention = await self._topics.retention(topic.name)
-        objects = (await topic.storage.tier.know_all())[:]
+        objects = (await topic.storage.tier.load_manifest())[:]
         first = first_kept(objects, retention, self._topics.rooms.services.clock.time_us())
         return Due(sum(each.end <= (first or 0) for each in objects), first)
 
@@ -92,7 +91,7 @@ class RetentionDesk:
 
     # --- changing -----------------------------------------------------------------------------------------
 
-    async def set_topic(self, topic: Topic, change: Change) -> Rule:
+    async def set_topic(self, topic: ServedTopic, change: RetentionChange) -> Rule:
         """Raises ConfigError for a number that is not allowed, OwnershipLost if the topic is another broker's now."""
         key = keys.topic_policy(topic.name)
         own = dict(await self._stored(key) or {})
@@ -108,7 +107,7 @@ class RetentionDesk:
         log.info("retention set", extra={"topic": topic.name, "minutes": rule.minutes, "mb": rule.mb})
         return rule
 
-    async def set_namespace(self, name: NamespaceName, change: Change) -> Rule:
+    async def set_namespace(self, name: NamespaceName, change: RetentionChange) -> Rule:
         key = keys.namespace_policy(name)
         while True:
             item = await self._metadata.get(key)
@@ -127,25 +126,25 @@ class RetentionDesk:
             if await self._metadata.transact([Compare(key, item.revision)], [put]) is not None:
                 break
         for topic in self._topics.loaded:
-            if topic.reliable and topic.name.namespace == name:
+            if keeps_history(topic) and topic.name.namespace == name:
                 await self._take_effect(topic)
         rule = await self.of_namespace(name)
         log.info("retention set", extra={"namespace": name, "minutes": rule.minutes, "mb": rule.mb})
         return rule
 
-    async def _take_effect(self, topic: Topic) -> None:
-        carried = topic.storage.tiering.get(topic.name) if topic.storage is not None else None
+    async def _take_effect(self, topic: ServedTopic) -> None:
+        carried = topic.storage.uploader.get(topic.name) if topic.storage is not None else None
         if carried is not None:
             carried.retention = await self._topics.retention(topic.name)
 
-    async def apply(self, topic: Topic) -> tuple[int, int]:
+    async def apply(self, topic: ServedTopic) -> tuple[int, int]:
         """Forgets now. Where history begins, and how many objects went."""
         assert topic.storage is not None
-        carried = topic.storage.tiering.get(topic.name)
+        carried = topic.storage.uploader.get(topic.name)
         if carried is None:  # the topic is closing
             return topic.first_offset, 0
-        before = len((await topic.storage.tier.know_all())[:])
-        await topic.storage.tiering.retain_now(carried)
+        before = len((await topic.storage.tier.load_manifest())[:])
+        await topic.storage.uploader.retain_now(carried)
         return topic.first_offset, before - len(topic.storage.tier.objects)
 
 
@@ -153,7 +152,7 @@ def _set_by(namespace: Mapping[str, Any] | None) -> str:
     return "namespace" if namespace is not None and namespace.get(RETENTION_SET) else "configuration"
 
 
-def _numbers(change: Change, now: Rule) -> dict[str, int]:
+def _numbers(change: RetentionChange, now: Rule) -> dict[str, int]:
     return {
         MINUTES: now.minutes if change.minutes is None else change.minutes,
         MB: now.mb if change.mb is None else change.mb,

@@ -24,22 +24,23 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from pydanube.broker.catalog import Catalog
-from pydanube.broker.members import gather_bounded
-from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.commit.sessions import Sessions
 from pydanube.core.dispatch.ranges import OffsetRange
-from pydanube.core.history.ownership import Orphan, void_to_bytes
+from pydanube.core.history.ownership import Orphan
 from pydanube.core.history.rescue import Brought, Numbered, first_resent, runs, wanted_of, wanted_to_bytes, was_resent
 from pydanube.core.history.tiers import MIB, Descriptor, object_name, rescue_name
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import DanubeError, InvalidObject, LogDamaged, OffsetOutOfRange, OwnershipLost
-from pydanube.formats.batch import Batch, cut, with_attribute
+from pydanube.formats.batch import Batch, cut
 from pydanube.formats.parquet import encode_raw, read_raw
-from pydanube.history.object_builder import Made, make_object, make_raw
-from pydanube.history.tier import TopicTier, recall, topic_prefix
-from pydanube.history.uploader import Carried
+from pydanube.history.change import HistoryChange, Void
+from pydanube.history.object_builder import Recipe
+from pydanube.history.served import ServedTopic, ServedTopics, keeps_history
+from pydanube.history.side_by_side import gather_bounded
+from pydanube.history.tier import TopicTier, recall
+from pydanube.history.tier_state import topic_prefix
+from pydanube.history.upload_state import UploadState
 from pydanube.log.wal import ClosedLog, TopicLog
 from pydanube.ports import Clock, Compare, Delete, Item, MetadataStore, ObjectStore, Put, Work
 
@@ -61,7 +62,7 @@ class Rescuer:
     def __init__(
         self,
         broker_id: BrokerId,
-        topics: Catalog,
+        topics: ServedTopics,
         metadata: MetadataStore,
         store: ObjectStore,
         clock: Clock,
@@ -88,7 +89,7 @@ class Rescuer:
             while True:
                 await self._clock.sleep(LOOK_SECONDS)
                 for topic in self._topics.loaded:
-                    if topic.reliable and topic.orphans:
+                    if keeps_history(topic) and topic.orphans:
                         self._start(topic.name, self._adopt_in_turn(topic))
                 self._start("disk", self._bring_all())
         finally:
@@ -112,7 +113,7 @@ class Rescuer:
             # A bug that one topic brings out. The others are rescued, and this one is tried again.
             log.error("rescue failed", extra={"what": what}, exc_info=error)
 
-    async def _adopt_in_turn(self, topic: Topic) -> None:
+    async def _adopt_in_turn(self, topic: ServedTopic) -> None:
         async with self._at_once:
             await self._adopt_all(topic)
 
@@ -235,9 +236,9 @@ class Rescuer:
 
     # --- adopting -------------------------------------------------------------------------------------------
 
-    async def _adopt_all(self, topic: Topic) -> None:
+    async def _adopt_all(self, topic: ServedTopic) -> None:
         assert topic.storage is not None
-        carried = topic.storage.tiering.get(topic.name)
+        carried = topic.storage.uploader.get(topic.name)
         if carried is None:
             return
         # The newest first: what an older owner left may have been resent to a newer one, whose receipts count.
@@ -253,7 +254,7 @@ class Rescuer:
             is_newest = is_newest and not any(each.epoch == orphan.epoch for each in topic.orphans)
 
     async def _adopt(
-        self, topic: Topic, carried: Carried, orphan: Orphan, brought: Brought, *, is_newest: bool
+        self, topic: ServedTopic, carried: UploadState, orphan: Orphan, brought: Brought, *, is_newest: bool
     ) -> None:
         """Object by object, as they were brought: in order. A part of it that is not to be adopted yet is left."""
         place = (topic.name, orphan.epoch)
@@ -283,7 +284,7 @@ class Rescuer:
         log.info("lost epoch is back", extra={"topic": topic.name, "epoch": orphan.epoch, "end": brought.end})
 
     @contextlib.asynccontextmanager
-    async def _object(self, topic: Topic, tier: TopicTier, names: Sequence[str]) -> AsyncIterator[list[Batch]]:
+    async def _object(self, topic: ServedTopic, tier: TopicTier, names: Sequence[str]) -> AsyncIterator[list[Batch]]:
         """What one of the brought objects holds of the topic; nothing, if none was brought."""
         async with contextlib.AsyncExitStack() as held:
             batches: list[Batch] = []
@@ -295,7 +296,7 @@ class Rescuer:
 
     async def _adopt_part(
         self,
-        topic: Topic,
+        topic: ServedTopic,
         tier: TopicTier,
         orphan: Orphan,
         brought: Brought,
@@ -319,7 +320,7 @@ class Rescuer:
             chunk = places[at : at + RUNS_MAX]
             is_end = is_last and at + RUNS_MAX >= len(places)
             end = orphan.end if is_end else kept[chunk[-1][1] - 1].header.end_offset
-            await tier.make_sure()
+            await tier.refresh_if_stale()
             stored = [await self._store_run(topic, tier, kept[first:last]) for first, last in chunk]
             sessions = tier.sessions_with(kept[chunk[0][0] : chunk[-1][1]] if chunk else ())
             part = OffsetRange(done, end)
@@ -336,26 +337,26 @@ class Rescuer:
             },
         )
 
-    async def _store_run(self, topic: Topic, tier: TopicTier, batches: Sequence[Batch]) -> Descriptor:
-        await tier.make_sure()
+    async def _store_run(self, topic: ServedTopic, tier: TopicTier, batches: Sequence[Batch]) -> Descriptor:
+        assert topic.storage is not None
+        await tier.refresh_if_stale()
         self._attempts += 1
-
-        def make() -> Made:
-            marked = [with_attribute(batch, RESCUED, "true") for batch in batches]
-            return make_object(topic.name, tier.epoch, marked)
-
-        try:
-            made = await self._work.run(make)
-        except InvalidObject as error:
-            log.error("rescued batches cannot be converted", extra={"topic": topic.name, "why": str(error)})
-            made = await self._work.run(partial(make_raw, batches))
+        first, end = batches[0].header.base_offset, batches[-1].header.end_offset
         number = self._clock.time_us() * 1000 + self._attempts % 1000  # never used before under this epoch
-        name = object_name(made.start_offset, made.end - 1, tier.epoch, attempt=number, raw=made.raw)
-        return await tier.store_object(name, made)
+        why = ""
+        for raw in (False, True):
+            recipe = Recipe(topic.name, tier.epoch, batches, raw, None if raw else (RESCUED, "true"))
+            name = partial(object_name, first, end - 1, tier.epoch, attempt=number, raw=raw)
+            stored = await topic.storage.uploads.maker.store(name, recipe, (first, end), is_large=False)
+            if isinstance(stored, Descriptor):
+                return stored
+            why = stored.why
+            log.error("rescued batches cannot be converted", extra={"topic": topic.name, "why": why})
+        raise InvalidObject("the raw object", why)
 
     async def _describe(
         self,
-        topic: Topic,
+        topic: ServedTopic,
         tier: TopicTier,
         orphan: Orphan,
         part: OffsetRange,
@@ -366,31 +367,20 @@ class Rescuer:
         is_last: bool,
     ) -> None:
         """One transaction: this part of the orphan is objects and voids now."""
-        objects = await tier.know_all()
-        for each in stored:
-            objects = objects.with_added(each)  # raises if it overlaps: that must not be written
-        voids = objects.missing(part.first, part.end)
+        voids = (await tier.load_manifest()).with_added(*stored).missing(part.first, part.end)
         unused = f"never used, or sent again, before broker {orphan.broker_id} came back"
         damaged = f"damaged, in part or as a whole, on the disk of broker {orphan.broker_id}"
-        operations: list[Put | Delete] = [
-            Put(keys.storage_object(topic.name, each.start_offset), each.to_bytes()) for each in stored
-        ]
+        changed: list[Void] = []
         for first, end in voids:
             is_damaged = any(bad_first < end and first < bad_end for bad_first, bad_end in brought.damaged)
-            operations.append(Put(keys.void(topic.name, first), void_to_bytes(end, damaged if is_damaged else unused)))
-        operations.append(Delete(keys.orphan(topic.name, part.first)))
-        left: Orphan | None = None
-        if is_last:
-            operations.append(Delete(keys.rescue(topic.name, orphan.epoch)))
+            changed.append(Void(first, end, damaged if is_damaged else unused))
+        left = None if is_last else replace(orphan, start=part.end)
+        others: list[Put | Delete] = [Delete(keys.orphan(topic.name, part.first))]
+        if left is None:
+            others.append(Delete(keys.rescue(topic.name, orphan.epoch)))
         else:
-            left = replace(orphan, start=part.end)
-            operations.append(Put(keys.orphan(topic.name, left.start), left.to_bytes()))
-        history = replace(tier.history, history_version=tier.history.history_version + 1)
-        await tier.change([*operations, *tier.sessions_put(sessions)], history)
-        tier.sessions = sessions
-        for each in stored:
-            tier.objects = tier.objects.with_added(each)
-            tier.garbage.pop(each.object_id, None)
+            others.append(Put(keys.orphan(topic.name, left.start), left.to_bytes()))
+        await tier.apply(HistoryChange(added=stored, voids=changed, others=others, sessions=sessions, appears=True))
         try:
             # If it was our own disk that had them: they are read as they are in the store now, marked.
             await topic.forget_own(orphan, brought.damaged)
@@ -406,7 +396,7 @@ class Rescuer:
 class Resent:
     """What epochs after the orphan's accepted of every producer session: only where that began, however long it is."""
 
-    def __init__(self, topic: Topic, tier: TopicTier, orphan: Orphan) -> None:
+    def __init__(self, topic: ServedTopic, tier: TopicTier, orphan: Orphan) -> None:
         self.first: dict[tuple[int, int], int] = {}  # session -> the lowest sequence
         self._topic = topic
         self._tier = tier
@@ -427,15 +417,15 @@ class Resent:
         self._read_to = max(head, self._read_to)
 
 
-def _left_of(topic: Topic, carried: Carried, orphan: Orphan) -> Orphan | None:
+def _left_of(topic: ServedTopic, carried: UploadState, orphan: Orphan) -> Orphan | None:
     """What is still to be adopted of it; None if the topic is not carried any more."""
-    if topic.storage is None or topic.storage.tiering.get(topic.name) is not carried:
+    if topic.storage is None or topic.storage.uploader.get(topic.name) is not carried:
         return None
     return next((each for each in topic.orphans if each.epoch == orphan.epoch), None)
 
 
 async def later_batches(
-    topic: Topic, tier: TopicTier, orphan: Orphan, first: int
+    topic: ServedTopic, tier: TopicTier, orphan: Orphan, first: int
 ) -> tuple[dict[tuple[int, int], int], int]:
     """(producer, session) to the lowest sequence that was accepted after the orphan's epoch, of what lies at `first` or
     behind, in objects and in the log; and up to where that was looked.
@@ -443,7 +433,7 @@ async def later_batches(
     assert topic.storage is not None
     found: dict[tuple[int, int], int] = {}
     offset = first
-    for described in (await tier.know_all())[:]:
+    for described in (await tier.load_manifest())[:]:
         if described.end > first:
             stored = await topic.storage.reader.stored_batches(tier, described)
             numbered = (
@@ -470,7 +460,7 @@ def _merge(into: dict[tuple[int, int], int], found: Mapping[tuple[int, int], int
         into[session] = min(into.get(session, sequence), sequence)
 
 
-async def _read_numbered(topic: Topic, offset: int) -> dict[tuple[int, int], int]:
+async def _read_numbered(topic: ServedTopic, offset: int) -> dict[tuple[int, int], int]:
     """What the log has of producer sessions from `offset` on, as `later_batches`."""
     found: dict[tuple[int, int], int] = {}
     head = topic.log.head

@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from pydanube.broker.members import gather_bounded
 from pydanube.core import keys
 from pydanube.core.history.ownership import Orphan, Owner
 from pydanube.core.history.rescue import Brought
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import DanubeError
+from pydanube.history.side_by_side import gather_bounded
 from pydanube.log.layout import WAL
 from pydanube.ports import Disk, MetadataStore
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from pydanube.broker.rescue import Rescuer
-from pydanube.broker.storage import StorageDesk
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.history import ownership
@@ -23,7 +21,9 @@ from pydanube.core.names import ProducerId, TopicName
 from pydanube.errors import Unreachable
 from pydanube.formats.batch import encode, rows_of
 from pydanube.history import leftovers
-from pydanube.history.maintenance import Tidy
+from pydanube.history.maintenance import Maintenance
+from pydanube.history.rescue import Rescuer
+from pydanube.history.storage import StorageDesk
 from pydanube.ports import Disk, Put, Write
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.testing.cluster import Cluster, Node
@@ -227,7 +227,7 @@ async def test_files_set_aside_and_a_store_that_does_not_answer_delay_no_restart
     await bring_home(town, topic, 1)
     found = await town.served(topic)
     assert found.storage is not None
-    assert await node.call(Tidy(found.storage.tier).move_to_manifest())
+    assert await node.call(Maintenance(found.storage.tier).move_to_manifest())
     node.kill()
 
     async def hang(*_: Any) -> bytes:
@@ -334,7 +334,7 @@ async def test_files_stay_when_the_list_of_objects_cannot_be_read() -> None:
     owner = town.host(topic)
     found = await town.served(topic)
     assert owner is not None and found.storage is not None
-    assert await owner.call(Tidy(found.storage.tier).move_to_manifest())
+    assert await owner.call(Maintenance(found.storage.tier).move_to_manifest())
     await boot_active(town.node(1))
     town.node(1).objects.away = True
     await bring_home(town, topic, 1)

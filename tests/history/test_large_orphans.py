@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from pydanube.broker.rescue import RESCUED, Rescuer
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import TopicName
 from pydanube.formats.batch import Batch
+from pydanube.history.rescue import RESCUED, Rescuer
 from pydanube.testing.cluster import Cluster, Node
-from tests.cluster.test_leftovers import SELDOM, begun, boot_active, bring_home, lose, send, texts, verified
 from tests.cluster.test_moving import orphans
 from tests.cluster.test_moving import send as send_plain
 from tests.harness.brokers import simulated
+from tests.history.test_leftovers import SELDOM, begun, boot_active, bring_home, lose, send, texts, verified
 
 
 @pytest.fixture(autouse=True)

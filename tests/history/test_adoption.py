@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from pydanube.broker.rescue import Rescuer
 from pydanube.core import keys
-from pydanube.core.history.tiers import History, Retention, TierConfig
+from pydanube.core.history.tiers import Retention, TierConfig
 from pydanube.core.policies import SubscriptionKind as Kind
+from pydanube.history.change import HistoryChange
+from pydanube.history.rescue import Rescuer
 from pydanube.history.tier_state import all_descriptors, read_state
 from pydanube.ports import Compare, Delete, Put, Revision
 from pydanube.testing.cluster import Cluster
-from tests.cluster.test_leftovers import begun, boot_active, bring_home, lose, not_yet, send, texts, verified
 from tests.cluster.test_moving import orphans
 from tests.cluster.test_moving import send as send_one
 from tests.harness.brokers import consume, simulated
 from tests.harness.tiers import carried
+from tests.history.test_leftovers import begun, boot_active, bring_home, lose, not_yet, send, texts, verified
 
 LISTING = TierConfig(
     upload_seconds=1.0,
@@ -58,34 +59,34 @@ async def test_an_adoption_during_which_somebody_reads_the_manifest_forgets_noth
         """As a move that was called off does: the next step reads anew, all but the manifest."""
         async with carried(found).working:
             fencing = asyncio.ensure_future(tier.fence())
-            await town.until(lambda: tier._in_doubt or fencing.done())
+            await town.until(lambda: tier._is_stale or fencing.done())
             fencing.cancel()
             await asyncio.gather(fencing, return_exceptions=True)
 
     owner.metadata.delay_max_seconds = 0.5
     await owner.call(give_up_a_change())
     owner.metadata.delay_max_seconds = 0.0
-    really_change, really_write = tier.change, tier._write
+    really_apply, really_write = tier.apply, tier._write
     reading: list[asyncio.Future[Any]] = []
 
     async def slow(compares: Sequence[Compare], operations: Sequence[Put | Delete], /) -> Revision | None:
         await asyncio.sleep(0.2)
         return await really_write(compares, operations)
 
-    async def change(operations: Sequence[Put | Delete] = (), history: History | None = None) -> None:
-        if any(each.key.startswith(keys.orphans(topic)) for each in operations):
+    async def apply(change: HistoryChange) -> list[str]:
+        if any(each.key.startswith(keys.orphans(topic)) for each in change.others):
             reading.append(asyncio.ensure_future(found.rows(0, 1)))
             tier._write = slow
         try:
-            await really_change(operations, history)
+            return await really_apply(change)
         finally:
             tier._write = really_write
 
-    tier.change = change  # type: ignore[method-assign]
+    tier.apply = apply  # type: ignore[method-assign]
     await town.node(1).boot()
     await town.until(lambda: bool(reading), 60)
     await asyncio.sleep(1)
-    tier.change = really_change  # type: ignore[method-assign]
+    tier.apply = really_apply  # type: ignore[method-assign]
     described = await all_descriptors(town.objects, await read_state(town.metadata, topic))
     assert [each.object_id for each in tier.objects] == [each.object_id for each in described]
     stream = await consume(found, "late", Kind.EXCLUSIVE, start=0, acks=True)

@@ -14,9 +14,6 @@ from posixpath import normpath
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from pydanube.broker.catalog import Catalog
-from pydanube.broker.take_over import Cloud
-from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges
 from pydanube.core.history.coverage import Fate
@@ -25,8 +22,9 @@ from pydanube.core.history.ownership import Orphan
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import TopicName
 from pydanube.errors import Conflict, DanubeError, ObjectDamaged, TopicUnknown
+from pydanube.history.served import Cloud, ServedTopic, ServedTopics, keeps_history
 from pydanube.history.tier_state import all_descriptors, read_state
-from pydanube.history.uploader import Carried
+from pydanube.history.upload_state import UploadState
 from pydanube.history.verify import Finding, OwnersView, Tell, TierReport, TierVerifier
 from pydanube.ports import Compare
 
@@ -44,7 +42,7 @@ class Tiers(NamedTuple):
     memory_first: int | None = None  # from here up to the head it is in memory too
 
 
-class Listing(NamedTuple):
+class StorageListing(NamedTuple):
     topic: TopicName
     tiers: Tiers
     objects: Sequence[Descriptor]
@@ -65,7 +63,7 @@ class Verified(NamedTuple):
 class StorageDesk:
     """`url` is that of the object store."""
 
-    def __init__(self, topics: Catalog, url: str) -> None:
+    def __init__(self, topics: ServedTopics, url: str) -> None:
         self._topics = topics
         self._metadata = topics.rooms.metadata
         self._url = url
@@ -86,14 +84,14 @@ class StorageDesk:
     async def descriptors(self, name: TopicName) -> Sequence[Descriptor]:
         """In order; none of a topic that is not known. Raises ObjectDamaged, or Unreachable while the store is away."""
         topic = self._topics.get(name)
-        if topic is not None and topic.reliable and topic.storage is not None:
-            return (await topic.storage.tier.know_all())[:]
+        if keeps_history(topic) and topic.storage is not None:
+            return (await topic.storage.tier.load_manifest())[:]
         cloud = self._topics.rooms.cloud
         if cloud is None:
             return []
         return await all_descriptors(cloud.store, await read_state(self._metadata, name))
 
-    def tiers(self, topic: Topic) -> Tiers:
+    def tiers(self, topic: ServedTopic) -> Tiers:
         """From what is in memory: asks nobody."""
         objects = topic.storage.tier.objects if topic.storage else ()
         described = OffsetRanges((each.start_offset, each.end) for each in objects)
@@ -106,7 +104,7 @@ class StorageDesk:
             topic.log.memory_first,
         )
 
-    async def listing(self, name: TopicName) -> Listing:
+    async def listing(self, name: TopicName) -> StorageListing:
         """Raises TopicUnknown, ObjectDamaged, Unreachable."""
         topic = self._topics.get(name)
         if topic is None and not await self._topics.exists(name):
@@ -114,7 +112,7 @@ class StorageDesk:
         state = await read_state(self._metadata, name)
         objects = await self.descriptors(name)
         described = OffsetRanges((each.start_offset, each.end) for each in objects)
-        if topic is not None and topic.reliable:
+        if keeps_history(topic):
             tiers = self.tiers(topic)._replace(cloud=list(described))
         else:
             head = max([state.end, *(each.end for each in objects)])
@@ -122,9 +120,9 @@ class StorageDesk:
         only_in_log = [
             gap for first, end in tiers.log for gap in described.gaps(max(first, state.history.first_offset), end)
         ]
-        carried = self._carried(topic) if topic is not None and topic.reliable else None
+        carried = self._carried(topic) if keeps_history(topic) else None
         keyed = {each.object_id for each in state.keyed}
-        return Listing(
+        return StorageListing(
             name,
             tiers,
             objects,
@@ -149,11 +147,11 @@ class StorageDesk:
         assert cloud is not None, "ask has_store first"
         rooms, grace_seconds = self._topics.rooms, cloud.config.garbage_seconds
         verifier = TierVerifier(name, self._metadata, cloud.store, rooms.work, grace_seconds=grace_seconds)
-        topic: Topic | None = None
+        topic: ServedTopic | None = None
         not_served = ""
         try:
             found = await self._topics.require(name)
-            topic = found if found.reliable else None
+            topic = found if keeps_history(found) else None
         except TopicUnknown:
             if not await self._was_deleted(name):
                 raise
@@ -171,7 +169,7 @@ class StorageDesk:
             return Verified(report, not_served)
         tier = carried.tier
         async with carried.working:
-            view = OwnersView(topic.head, topic.log.held(), dict(tier.unreadable), tier.undescribed_for)
+            view = OwnersView(topic.head, topic.log.held(), dict(carried.uploads.unreadable), tier.garbage.ages)
             await verifier.look(view)
         report = await verifier.read(tell)
         if repair:
@@ -179,7 +177,7 @@ class StorageDesk:
                 await self._remove(cloud, topic, verifier)
         return Verified(report, "")
 
-    async def _remove(self, cloud: Cloud, topic: Topic, verifier: TierVerifier) -> None:
+    async def _remove(self, cloud: Cloud, topic: ServedTopic, verifier: TierVerifier) -> None:
         """Removes what was judged garbage and still is: by what is stored, by what the owner knows, and if it owns."""
         assert topic.storage is not None
         report, tier = verifier.report, topic.storage.tier
@@ -189,7 +187,7 @@ class StorageDesk:
         state = await read_state(self._metadata, topic.name)
         try:
             stored = await all_descriptors(cloud.store, state)
-            known = (await tier.know_all())[:]
+            known = (await tier.load_manifest())[:]
         except ObjectDamaged as error:
             report.findings.append(Finding(False, "repair", f"nothing was removed: {error}"))
             return
@@ -217,8 +215,8 @@ class StorageDesk:
         owner = (await read_state(self._metadata, name)).owner
         return owner is not None and owner.deleted
 
-    def _carried(self, topic: Topic) -> Carried | None:
-        return topic.storage.tiering.get(topic.name) if topic.storage is not None else None
+    def _carried(self, topic: ServedTopic) -> UploadState | None:
+        return topic.storage.uploader.get(topic.name) if topic.storage is not None else None
 
 
 def _garbage(report: TierReport, described: Sequence[str] | set[str]) -> list[str]:
