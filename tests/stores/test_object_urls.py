@@ -17,7 +17,7 @@ from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.objects.cloud import RemoteObjectStore, Store
 from pydanube.stores.objects.directory import FileObjectStore
 from pydanube.stores.objects.providers import make_store
-from pydanube.stores.objects.settings import OPTIONS, SWITCHES, StoreSettings, parse_url
+from pydanube.stores.objects.settings import OPTIONS, StoreSettings, parse_url
 from pydanube.stores.objects.urls import open_object_store
 from tests.support import run
 

@@ -15,7 +15,7 @@ from pydanube.formats import batch as batches
 from pydanube.formats.batch import Batch
 from pydanube.formats.batch import Envelope as Envelope
 from pydanube.log.layout import FORMAT
-from pydanube.log.verify import Report as Report
+from pydanube.log.verify import LogReport as LogReport
 from pydanube.log.verify import verify, walk
 from pydanube.log.wal import TopicLog, Wal, WalConfig
 
@@ -26,7 +26,7 @@ def is_data_directory(directory: Path) -> bool:
 
 async def verify_directory(
     directory: Path, progress: Callable[[str, int], None] = lambda topic, size_bytes: None
-) -> Report:
+) -> LogReport:
     """Checks every checksum and every offset. `progress` gets the topic and the bytes read since the last call."""
     return await verify(*directory_ports(directory), progress=progress)
 

@@ -24,7 +24,6 @@ from rich.table import Table
 
 from pydanube.broker.offline import (
     Envelope,
-    Report,
     append_forever,
     batches_of,
     is_data_directory,
