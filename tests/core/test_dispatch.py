@@ -25,13 +25,11 @@ from pydanube.core.dispatch.events import (
     Left,
     Nacked,
     PolicyChanged,
-    SaveCursor,
     Send,
     Shipped,
     Sought,
     Ticked,
     Trimmed,
-    Unblocked,
     Voided,
     WakeAt,
     Withheld,
@@ -83,7 +81,8 @@ def test_messages_of_a_consumer_that_leaves_go_to_the_others_in_order() -> None:
 def test_the_cursor_waits_for_the_oldest_unacked_message() -> None:
     dispatch = shared(A, committed=3)
     assert step(dispatch, Acked(offsets(1))) == []
-    assert step(dispatch, Acked(offsets(0))) == [SaveCursor(2)]
+    assert step(dispatch, Acked(offsets(0))) == []
+    assert dispatch.progress.next_unacked == 2
 
 
 def test_thirty_six_messages_reach_three_consumers_twelve_each() -> None:
@@ -165,7 +164,8 @@ def test_a_thousand_messages_are_one_range() -> None:
     dispatch.step(Joined(A, PLENTY), 0.0)
     assert step(dispatch, Available(1000)) == [Send(A, ranges((0, 1000)), 1, 1 << 40)]
     assert len(dispatch.in_flight._held) == 1
-    assert step(dispatch, Acked(ranges((0, 1000)))) == [SaveCursor(1000)]
+    assert step(dispatch, Acked(ranges((0, 1000)))) == []
+    assert dispatch.progress.next_unacked == 1000
 
 
 # --- room ---------------------------------------------------------------------------------------------------
@@ -211,7 +211,8 @@ def test_nothing_is_sent_while_the_bytes_of_the_last_delivery_are_unknown() -> N
 def test_what_could_not_be_sent_waits_for_the_next_heartbeat_and_counts_as_no_attempt() -> None:
     dispatch = exclusive(committed=4)
     assert step(dispatch, Shipped(A, 0, ranges((1, 4)))) == []
-    assert step(dispatch, Acked(offsets(0))) == [SaveCursor(1)]
+    assert step(dispatch, Acked(offsets(0))) == []
+    assert dispatch.progress.next_unacked == 1
     assert step(dispatch, Ticked()) == [Send(A, ranges((1, 4)), 1)]
 
 
@@ -231,7 +232,8 @@ def test_a_nacked_message_comes_again_after_its_delay_and_others_go_on() -> None
     assert step(dispatch, Nacked(offsets(3)), 0.0) == [Send(A, offsets(10), 1)]
     assert step(dispatch, Ticked(), 0.9) == []
     step(dispatch, Acked(offsets(0)), 0.95)
-    assert step(dispatch, Acked(offsets(1)), 1.0) == [Send(A, offsets(3), 2), SaveCursor(2)]
+    assert step(dispatch, Acked(offsets(1)), 1.0) == [Send(A, offsets(3), 2)]
+    assert dispatch.progress.next_unacked == 2
 
 
 def test_a_nack_may_ask_for_a_longer_delay() -> None:
@@ -251,15 +253,18 @@ def test_unacked_messages_time_out_and_are_sent_again() -> None:
 def test_a_late_ack_of_a_message_that_waits_for_its_retry_counts() -> None:
     dispatch = exclusive(committed=1)
     step(dispatch, Nacked(offsets(0)))
-    assert step(dispatch, Acked(offsets(0))) == [SaveCursor(1)]
+    assert step(dispatch, Acked(offsets(0))) == []
+    assert dispatch.progress.next_unacked == 1
     assert step(dispatch, Ticked(), 5.0) == []
 
 
 def test_repeated_acks_are_normal_and_acks_at_or_above_the_head_are_refused() -> None:
     dispatch = exclusive(committed=2)
-    assert step(dispatch, Acked(offsets(0))) == [SaveCursor(1)]
     assert step(dispatch, Acked(offsets(0))) == []
-    assert step(dispatch, Acked(ranges((1, 9)))) == [AckRefused(ranges((2, 9))), SaveCursor(2)]
+    assert dispatch.progress.next_unacked == 1
+    assert step(dispatch, Acked(offsets(0))) == []
+    assert step(dispatch, Acked(ranges((1, 9)))) == [AckRefused(ranges((2, 9)))]
+    assert dispatch.progress.next_unacked == 2
     assert step(dispatch, Nacked(offsets(7))) == [AckRefused(offsets(7))]
 
 
@@ -272,17 +277,19 @@ def test_poison_blocks_the_whole_subscription_and_loses_nothing() -> None:
     assert step(dispatch, Acked(offsets(1)), 1.0) == []
     dropping = replace(POLICY, poison_policy=Poison.DROP)
     assert step(dispatch, PolicyChanged(policy=dropping), 2.0) == [
-        Unblocked(),
         Dropped(offsets(0)[0], Tries(2, 2, "bad")),
         Send(A, ranges((2, 5)), 1),
-        SaveCursor(2),
     ]
+    assert dispatch.progress.next_unacked == 2
 
 
 def test_a_late_ack_of_the_poison_itself_unblocks() -> None:
     dispatch = exclusive(committed=1, policy=replace(POLICY, max_redelivery_count=0))
     assert step(dispatch, Nacked(offsets(0))) == [Blocked(0, Tries(1, 1, ""))]
-    assert step(dispatch, Acked(offsets(0))) == [Unblocked(), SaveCursor(1)]
+    assert dispatch.standing().blocked_offset == 0
+    assert step(dispatch, Acked(offsets(0))) == []
+    assert dispatch.standing().blocked_offset is None
+    assert dispatch.progress.next_unacked == 1
 
 
 def test_a_blocked_message_is_not_settled_by_a_dead_letter_nobody_asked_for() -> None:
@@ -294,7 +301,7 @@ def test_a_blocked_message_is_not_settled_by_a_dead_letter_nobody_asked_for() ->
 def test_a_larger_redelivery_count_sends_the_poison_again() -> None:
     dispatch = exclusive(committed=1, policy=replace(POLICY, max_redelivery_count=0))
     step(dispatch, Nacked(offsets(0)))
-    assert step(dispatch, PolicyChanged(policy=POLICY)) == [Unblocked(), Send(A, offsets(0), 2)]
+    assert step(dispatch, PolicyChanged(policy=POLICY)) == [Send(A, offsets(0), 2)]
 
 
 def test_a_dead_letter_is_settled_only_when_its_copy_is_safe() -> None:
@@ -305,7 +312,8 @@ def test_a_dead_letter_is_settled_only_when_its_copy_is_safe() -> None:
     assert step(dispatch, Acked(offsets(1)), 0.0) == []
     assert step(dispatch, DeadLetterFailed(offsets(0)), 0.0) == []
     assert step(dispatch, Ticked(), 1.0) == [DeadLetter(offsets(0)[0], Tries(1, 1, "bad"), "/default/dead")]
-    assert step(dispatch, DeadLettered(offsets(0)), 1.0) == [SaveCursor(2)]
+    assert step(dispatch, DeadLettered(offsets(0)), 1.0) == []
+    assert dispatch.progress.next_unacked == 2
 
 
 def test_a_consumer_that_leaves_again_and_again_makes_no_poison() -> None:
@@ -334,16 +342,19 @@ def test_one_notification_is_enough_for_any_number_of_commits() -> None:
 def test_orphans_hold_the_cursor_and_are_delivered_when_rescued() -> None:
     dispatch = ExclusiveDispatch(Progress(head=10, missing=[(2, 4)]))
     assert step(dispatch, Joined(A)) == [Activated(A), Send(A, ranges((0, 2), (4, 10)), 1)]
-    assert step(dispatch, Acked(ranges((0, 2), (4, 10)))) == [SaveCursor(2)]
+    assert step(dispatch, Acked(ranges((0, 2), (4, 10)))) == []
+    assert dispatch.progress.next_unacked == 2
     assert step(dispatch, HistoryAvailable(ranges((2, 4)))) == [Send(A, ranges((2, 4)), 1)]
-    assert step(dispatch, Acked(ranges((2, 4)))) == [SaveCursor(10)]
+    assert step(dispatch, Acked(ranges((2, 4)))) == []
+    assert dispatch.progress.next_unacked == 10
 
 
 def test_voids_are_stepped_over() -> None:
     dispatch = ExclusiveDispatch(Progress(head=6, missing=[(2, 4)]))
     step(dispatch, Joined(A))
     step(dispatch, Acked(ranges((0, 2), (4, 6))))
-    assert step(dispatch, Voided(ranges((2, 4)))) == [SaveCursor(6)]
+    assert step(dispatch, Voided(ranges((2, 4)))) == []
+    assert dispatch.progress.next_unacked == 6
 
 
 @pytest.mark.parametrize("found", [Voided(ranges((1, 8))), Trimmed(8)])
@@ -370,20 +381,21 @@ def test_what_retention_removed_is_reported_and_not_waited_for() -> None:
     assert step(dispatch, Trimmed(4)) == [
         Expired(ranges((0, 1), (2, 4))),
         Send(A, ranges((11, 14)), 1),
-        SaveCursor(4),
     ]
+    assert dispatch.progress.next_unacked == 4
 
 
 def test_a_seek_forgets_acks_and_delivers_from_there() -> None:
     dispatch = exclusive(committed=5)
     step(dispatch, Acked(ranges((0, 3))))
-    assert step(dispatch, Sought(1)) == [Send(A, ranges((1, 5)), 1), SaveCursor(1)]
+    assert step(dispatch, Sought(1)) == [Send(A, ranges((1, 5)), 1)]
+    assert dispatch.progress.next_unacked == 1
 
 
 def test_a_restart_repeats_only_what_was_not_acked() -> None:
     dispatch = exclusive(committed=10)
     step(dispatch, Acked(ranges((0, 2), (5, 8))))
-    saved = dispatch.saved()
+    saved = dispatch.progress.saved()
     progress, intact = Progress.restore(saved.cursor, saved.holes, head=10)
     again = ExclusiveDispatch(progress)
     assert intact
@@ -392,6 +404,6 @@ def test_a_restart_repeats_only_what_was_not_acked() -> None:
 
 def test_acks_above_the_cursor_are_worth_saving_too() -> None:
     dispatch = exclusive(committed=10)
-    before = dispatch.saved()
+    before = dispatch.progress.saved()
     assert step(dispatch, Acked(offsets(5))) == []
-    assert dispatch.saved().changes != before.changes
+    assert dispatch.progress.saved().changes != before.changes

@@ -23,20 +23,18 @@ from pydanube.core.dispatch.events import (
     PolicyChanged,
     ReadKeys,
     Returned,
-    SaveCursor,
     Send,
     Shipped,
-    Skipped,
     Sought,
     Ticked,
     Trimmed,
-    Unblocked,
     WakeAt,
     offsets,
     ranges,
 )
 from pydanube.core.dispatch.key_shared import KeySharedDispatch, Unaccepted
 from pydanube.core.dispatch.lag import explain
+from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.core.dispatch.window import Progress
 from pydanube.core.names import ConsumerId
 
@@ -69,7 +67,8 @@ def test_keys_are_asked_for_and_one_message_per_key_is_sent() -> None:
     assert step(dispatch, Available(4)) == [ReadKeys(ranges((0, 4))[0])]
     keyed = Keyed(((0, "x"), (1, "x"), (2, "y"), (3, "x")))
     assert step(dispatch, keyed) == [Send(A, offsets(0, 2), 1)]
-    assert step(dispatch, Acked(offsets(0))) == [Send(A, offsets(1), 1), SaveCursor(1)]
+    assert step(dispatch, Acked(offsets(0))) == [Send(A, offsets(1), 1)]
+    assert dispatch.progress.next_unacked == 1
 
 
 def test_a_short_answer_is_asked_for_again_and_skips_nothing() -> None:
@@ -83,7 +82,8 @@ def test_a_short_answer_is_asked_for_again_and_skips_nothing() -> None:
 def test_nothing_is_read_ahead_while_nobody_has_room() -> None:
     dispatch = key_shared("x", "y", unacked_max=2)
     assert step(dispatch, Available(10)) == []
-    assert step(dispatch, Acked(offsets(0))) == [ReadKeys(ranges((2, 10))[0]), SaveCursor(1)]
+    assert step(dispatch, Acked(offsets(0))) == [ReadKeys(ranges((2, 10))[0])]
+    assert dispatch.progress.next_unacked == 1
 
 
 def test_a_nacked_message_holds_only_its_key() -> None:
@@ -91,7 +91,8 @@ def test_a_nacked_message_holds_only_its_key() -> None:
     assert step(dispatch, Nacked(offsets(0)), 0.0) == []
     assert commit(dispatch, "x", "z") == [Send(A, offsets(4), 1)]
     assert step(dispatch, Ticked(), 1.0) == [Send(A, offsets(0), 2)]
-    assert step(dispatch, Acked(offsets(0)), 1.0) == [Send(A, offsets(1), 1), SaveCursor(1)]
+    assert step(dispatch, Acked(offsets(0)), 1.0) == [Send(A, offsets(1), 1)]
+    assert dispatch.progress.next_unacked == 1
 
 
 def test_a_key_moves_to_a_new_consumer_only_after_its_message_is_answered() -> None:
@@ -102,7 +103,8 @@ def test_a_key_moves_to_a_new_consumer_only_after_its_message_is_answered() -> N
     step(fresh, Joined(A))
     commit(fresh, mine, mine)
     assert step(fresh, Joined(B)) == []  # A still holds offset 0
-    assert step(fresh, Acked(offsets(0))) == [Send(B, offsets(1), 1), SaveCursor(1)]
+    assert step(fresh, Acked(offsets(0))) == [Send(B, offsets(1), 1)]
+    assert fresh.progress.next_unacked == 1
 
 
 def test_messages_of_a_consumer_that_leaves_come_first_in_their_keys() -> None:
@@ -118,7 +120,7 @@ def test_poison_blocks_its_key_and_no_other_and_loses_nothing() -> None:
     assert "poison blocks 1 of its keys, 'x' at offset 0" in explain(dispatch.standing(), 0.0)
     step(dispatch, Acked(offsets(2, 4)))
     again = step(dispatch, PolicyChanged(policy=FailurePolicy()))
-    assert again == [Unblocked("x"), Send(A, offsets(0), 2)]
+    assert again == [Send(A, offsets(0), 2)]
     for offset in (0, 1, 3):
         step(dispatch, Acked(offsets(offset)))
     assert dispatch.progress.next_unacked == 5
@@ -129,7 +131,8 @@ def test_a_dead_letter_holds_its_key_until_the_copy_is_safe() -> None:
     dispatch = key_shared("x", "x", policy=policy)
     (effect,) = step(dispatch, Nacked(offsets(0)))
     assert isinstance(effect, DeadLetter)
-    assert step(dispatch, DeadLettered(offsets(0))) == [Send(A, offsets(1), 1), SaveCursor(1)]
+    assert step(dispatch, DeadLettered(offsets(0))) == [Send(A, offsets(1), 1)]
+    assert dispatch.progress.next_unacked == 1
 
 
 def test_a_copy_that_failed_is_tried_again_by_the_policy_of_that_day() -> None:
@@ -155,7 +158,8 @@ def test_a_key_nobody_accepts_is_skipped() -> None:
     dispatch = KeySharedDispatch(Progress())
     step(dispatch, Joined(A, key_filters=("orders-*",)))
     effects = commit(dispatch, "orders-1", "payments-1")
-    assert effects == [Skipped(1, "payments-1"), Send(A, offsets(0), 1)]
+    assert effects == [Send(A, offsets(0), 1)]
+    assert list(dispatch.progress.settled) == [OffsetRange(1, 2)]
 
 
 def test_a_key_nobody_accepts_may_be_kept_instead() -> None:
@@ -181,21 +185,24 @@ def test_keys_of_a_consumer_that_is_only_away_are_kept_for_it() -> None:
     assert "no connected consumer accepts" in explain(dispatch.standing(), 0.0)
     assert step(dispatch, Joined(A, key_filters=("a*",))) == [Send(A, offsets(0), 2)]
     step(dispatch, Left(A))
-    assert step(dispatch, Forgotten(A)) == [Skipped(0, "a1"), SaveCursor(1)]
+    assert step(dispatch, Forgotten(A)) == []
+    assert dispatch.progress.next_unacked == 1
 
 
 def test_late_acks_count_and_so_do_acks_of_queued_messages() -> None:
     dispatch = key_shared("x", "x", "x", policy=FailurePolicy())
     step(dispatch, Nacked(offsets(0)))
     assert step(dispatch, Acked(offsets(1))) == []
-    assert step(dispatch, Acked(offsets(0))) == [Send(A, offsets(2), 1), SaveCursor(2)]
+    assert step(dispatch, Acked(offsets(0))) == [Send(A, offsets(2), 1)]
+    assert dispatch.progress.next_unacked == 2
     assert step(dispatch, Acked(offsets(3))) == [AckRefused(offsets(3))]
 
 
 def test_a_message_that_retention_takes_holds_its_key_until_its_consumer_answers() -> None:
     for answer in (Acked(offsets(0)), Nacked(offsets(0)), Nacked(offsets(0), consumer=A)):
         dispatch = key_shared("x", "x", "y")
-        assert step(dispatch, Trimmed(1)) == [Expired(offsets(0)), SaveCursor(1)]
+        assert step(dispatch, Trimmed(1)) == [Expired(offsets(0))]
+        assert dispatch.progress.next_unacked == 1
         assert step(dispatch, Joined(B)) == [], "its consumer may look at it yet"
         assert dispatch.standing().lag == 2 and dispatch.in_flight.holder(0) == A
         assert [each for each in step(dispatch, answer) if isinstance(each, Send)] == [
@@ -219,7 +226,8 @@ def test_a_message_that_retention_takes_holds_its_key_no_longer_than_its_consume
     assert step(dispatch, Ticked(), 31.0) == [Send(B, offsets(3), 1)]
     step(dispatch, Trimmed(4), 31.0)
     commit(dispatch, "x")
-    assert step(dispatch, Sought(4), 31.0) == [ReadKeys(ranges((4, 5))[0]), SaveCursor(4)]
+    assert step(dispatch, Sought(4), 31.0) == [ReadKeys(ranges((4, 5))[0])]
+    assert dispatch.progress.next_unacked == 4
     assert dispatch.in_flight.count == 0
 
 

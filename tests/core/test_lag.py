@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pydanube.core.dispatch.events import Acked, Available, Joined, Shipped, Ticked, offsets, ranges
-from pydanube.core.dispatch.lag import Heartbeat, LagInfo, Standing, explain
+from pydanube.core.dispatch.lag import Heartbeat, LagInfo, Standing, beat, explain
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch
 from pydanube.core.dispatch.window import Progress
 from pydanube.core.names import ConsumerId
@@ -70,8 +70,8 @@ def test_anything_else_is_refused_with_the_range(text: str) -> None:
 def test_a_lost_notification_is_found_by_the_next_heartbeat() -> None:
     dispatch = ExclusiveDispatch(Progress())
     dispatch.step(Joined(A), 0.0)
-    assert not dispatch.beat(Heartbeat(), 0.5, 0).poll
-    found = dispatch.beat(Heartbeat(), 1.0, 2)
+    assert not beat(dispatch.standing(0), Heartbeat(), 0.5).poll
+    found = beat(dispatch.standing(2), Heartbeat(), 1.0)
     assert found.poll and found.lag.lag_messages == 2
 
 
@@ -80,32 +80,32 @@ def test_a_reader_that_returned_nothing_is_asked_again() -> None:
     dispatch.step(Joined(A), 0.0)
     dispatch.step(Available(2), 0.0)
     dispatch.step(Shipped(A, 0, ranges((0, 2))), 0.0)
-    assert dispatch.beat(Heartbeat(), 0.5, 2).poll
+    assert beat(dispatch.standing(2), Heartbeat(), 0.5).poll
 
 
 def test_a_slow_consumer_is_lag_and_no_missed_notification() -> None:
     dispatch = ExclusiveDispatch(Progress())
     dispatch.step(Joined(A), 0.0)
     dispatch.step(Available(50), 0.0)
-    found = dispatch.beat(Heartbeat(), 0.5, 50)
+    found = beat(dispatch.standing(50), Heartbeat(), 0.5)
     assert not found.poll and found.lag.lag_messages == 50
 
 
 def test_no_consumer_no_poll() -> None:
-    found = ExclusiveDispatch(Progress()).beat(Heartbeat(), 0.5, 50)
+    found = beat(ExclusiveDispatch(Progress()).standing(50), Heartbeat(), 0.5)
     assert not found.poll and found.lag.has_lag
 
 
 def test_rescued_history_is_a_reason_to_poll() -> None:
     dispatch = ExclusiveDispatch(Progress())
     dispatch.step(Joined(A), 0.0)
-    assert dispatch.beat(Heartbeat(), 0.5, 0, new_history=True).poll
+    assert beat(dispatch.standing(0), Heartbeat(), 0.5, new_history=True).poll
 
 
 def test_observing_finds_lag_and_polls_nothing() -> None:
     dispatch = ExclusiveDispatch(Progress())
     dispatch.step(Joined(A), 0.0)
-    found = dispatch.beat(Heartbeat.parse("observe"), 0.5, 2)
+    found = beat(dispatch.standing(2), Heartbeat.parse("observe"), 0.5)
     assert found.lag.has_lag and not found.poll
 
 
@@ -115,7 +115,7 @@ def test_a_heartbeat_alone_delivers_everything() -> None:
     now = 0.0
     for head in range(1, 101):
         now += 0.5
-        if dispatch.beat(Heartbeat(), now, head).poll:
+        if beat(dispatch.standing(head), Heartbeat(), now).poll:
             dispatch.step(Available(head), now)
             dispatch.step(Ticked(), now)
         dispatch.step(Acked(offsets(head - 1)), now)

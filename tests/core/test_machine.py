@@ -45,15 +45,12 @@ from pydanube.core.dispatch.events import (
     ReadKeys,
     Recall,
     Returned,
-    SaveCursor,
     Send,
     Shipped,
-    Skipped,
     Sought,
     Stopped,
     Ticked,
     Trimmed,
-    Unblocked,
     Voided,
     WakeAt,
     Withheld,
@@ -62,7 +59,7 @@ from pydanube.core.dispatch.events import (
 )
 from pydanube.core.dispatch.hash_ring import accepts
 from pydanube.core.dispatch.key_shared import KeySharedDispatch
-from pydanube.core.dispatch.lag import Heartbeat, explain
+from pydanube.core.dispatch.lag import Heartbeat, beat, explain
 from pydanube.core.dispatch.limits import TokenBucket
 from pydanube.core.dispatch.machine import Machine
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
@@ -120,7 +117,7 @@ class World:
         self.ever_sent: Counter[int] = Counter()  # how often since the last seek
         self.dead_letters: set[int] = set()
         self.cursor = 0
-        self.blocked: set[str | None] = set()
+        self.blocked: dict[str | None, int] = {}  # the message that blocks its key, or everything
         self.trimmed = 0
         self.sent_at: dict[int, float] = {}  # or handed over
         self.due_at: dict[int, float] = {}  # of those that an application asked more time for
@@ -165,6 +162,9 @@ class World:
             self.done |= acked
         self.forget_landed(event, held_before)
         self.forget_taken_from_silent()
+        if isinstance(event, PolicyChanged | Sought):
+            self.look_for_blocked()
+        self.find_skipped(effects)
         for effect in effects:
             self.check(effect)
         for offset, holder in list(self.held.items()):
@@ -176,14 +176,30 @@ class World:
         cursor = self.machine.progress.next_unacked
         assert cursor >= self.cursor or sought, "the cursor never goes back"
         assert set(range(cursor)) <= self.done, "every offset below the cursor is done"
-        moved = [effect.next_unacked for effect in effects if isinstance(effect, SaveCursor)]
-        assert moved == ([cursor] if cursor != self.cursor or sought else [])
         self.cursor = cursor
         if self.is_unfinished:
             self.is_unfinished = False
             return effects + self.step(Ticked())
         self.check_lag()
         return effects
+
+    def look_for_blocked(self) -> None:
+        """What was blocked may go, or be judged again; what still blocks says so."""
+        standing = self.machine.standing()
+        self.blocked = {}
+        if standing.blocked_offset is not None:
+            self.blocked[standing.blocked_key] = standing.blocked_offset
+
+    def find_skipped(self, effects: list[Effect]) -> None:
+        """What is settled, and neither acknowledged nor given up, had a key that no consumer accepts."""
+        given_up = [effect.range for effect in effects if isinstance(effect, Dropped)]
+        given_up += [part for effect in effects if isinstance(effect, Expired) for part in effect.ranges]
+        settled = {*range(self.machine.progress.next_unacked), *flat(tuple(self.machine.progress.settled))}
+        for offset in settled - self.done - set(flat(tuple(given_up))):
+            key = key_of(offset)
+            assert self.kind == "key_shared" and self.connected
+            assert not any(accepts(filters, key) for filters in self.filters.values())
+            self.done.add(offset)
 
     def forget_landed(self, event: Event, held_before: dict[int, ConsumerId]) -> None:
         gone: set[int] = set()
@@ -249,10 +265,6 @@ class World:
                     self.done |= set(flat((part,)))
                 else:
                     self.dead_letters |= set(flat((part,)))
-            case Skipped(offset, key):
-                assert key == key_of(offset) and self.connected
-                assert not any(accepts(filters, key) for filters in self.filters.values())
-                self.done.add(offset)
             case Expired(parts):
                 self.done |= set(flat(parts))
             case ReadKeys():
@@ -262,13 +274,11 @@ class World:
                 self.wake_at = time
             case Blocked(offset, _, key):
                 assert offset not in self.held and offset not in self.done
-                self.blocked.add(key)
-            case Unblocked(key):
-                self.blocked.discard(key)
+                self.blocked[key] = offset
             case Recall(consumer, parts):
                 assert consumer in self.hands_over and consumer in self.connected
                 self.recalled.append(effect)
-            case SaveCursor() | NotHeld() | Activated() | JoinRefused() | AckRefused():
+            case NotHeld() | Activated() | JoinRefused() | AckRefused():
                 pass
 
     def check_send(self, consumer: ConsumerId, sent: list[int], attempt: int) -> None:
@@ -283,7 +293,8 @@ class World:
             assert offset < self.head, "only what is committed is sent"
             assert offset not in self.missing and offset not in self.done
             assert offset not in self.held, "nobody else holds it"
-            assert (key_of(offset) if self.kind == "key_shared" else None) not in self.blocked
+            poison = self.blocked.get(key_of(offset) if self.kind == "key_shared" else None)
+            assert poison is None or poison in self.done, "nothing passes what blocks"
             if self.kind == "key_shared":
                 self.check_key(consumer, offset)
             self.held[offset] = consumer
@@ -314,7 +325,7 @@ class World:
         assert machine.has_lag(self.head) == (lag > 0)
         assert machine.in_flight.count == len(self.held)
         assert machine.roster.unseen == len(self.unseen) == machine.standing().unseen
-        position = machine.saved()
+        position = machine.progress.saved()
         again, intact = Progress.restore(position.cursor, position.holes, head=self.head)
         assert intact and again.next_unacked == self.cursor
         assert all(set(range(*part)) <= self.done for part in again.settled)
@@ -396,8 +407,7 @@ class World:
             case "commit unheard":
                 self.head += b % 6
             case "heartbeat":
-                found = self.machine.beat(Heartbeat(), self.now, self.head)
-                if found.poll:
+                if beat(self.machine.standing(self.head), Heartbeat(), self.now).poll:
                     self.step(Available(self.head))
                 self.step(Ticked())
             case "join":

@@ -84,7 +84,11 @@ class Runner:
             return [explain(self.machine.standing(), self.now)]
         if command == "at":
             self.now = float(plain[0])
-        return [text(effect) for effect in self.machine.step(event(command, plain, options), self.now)]
+        progress = self.machine.progress
+        cursor = progress.next_unacked
+        answers = [text(effect) for effect in self.machine.step(event(command, plain, options), self.now)]
+        moved = [f"cursor {progress.next_unacked - 1}"] if progress.next_unacked != cursor else []
+        return answers + moved
 
 
 def machine(kind: str, options: dict[str, str]) -> Machine:
@@ -155,19 +159,13 @@ def text(effect: e.Effect) -> str:
             again = f" attempt {attempt}" if attempt > 1 else ""
             bound = "" if size_max is None else f" up to {size_max} bytes"
             return f"send {name(to)} {shown(sent)}{again}{bound}"
-        case e.SaveCursor(next_unacked):
-            return f"save {next_unacked - 1}"
         case e.DeadLetter(part, tries, topic):
             return f"dead-letter {shown((part,))} to {topic} after {tries.deliveries}: {tries.reason or '-'}"
         case e.Blocked(offset, tries, key):
             of_key = "" if key is None else f" key {key}"
             return f"blocked at {offset}{of_key} after {tries.deliveries}: {tries.reason or '-'}"
-        case e.Unblocked(key):
-            return "unblocked" if key is None else f"unblocked key {key}"
         case e.Dropped(part, tries):
             return f"drop {shown((part,))} after {tries.deliveries}: {tries.reason or '-'}"
-        case e.Skipped(offset, key):
-            return f"skip {offset} key {key}"
         case e.Expired(gone):
             return f"expired {shown(gone)}"
         case e.Activated(who):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Generator, Iterable
-from typing import Final
+from typing import Final, assert_never
 
 from pydanube.broker.base_subscription import BaseSubscription, Services
 from pydanube.broker.cursors import StoredCursor
@@ -41,9 +41,7 @@ from pydanube.core.dispatch.events import (
     NotHeld,
     ReadKeys,
     Recall,
-    SaveCursor,
     Send,
-    Skipped,
     Ticked,
     Trimmed,
     WakeAt,
@@ -161,10 +159,10 @@ class Dispatcher(BaseSubscription):
         return self._services.cursors.cut(self)
 
     def saved(self) -> SavedPosition:
-        return self._machine.saved()
+        return self._machine.progress.saved()
 
     def saving(self, size_max_bytes: int) -> Generator[None, None, SavedPosition]:
-        return self._machine.saving(size_max_bytes)
+        return self._machine.progress.saving(size_max_bytes)
 
     # --- how it is ----------------------------------------------------------------------------------
 
@@ -266,8 +264,6 @@ class Dispatcher(BaseSubscription):
                     if isinstance(effect, DeadLetter):
                         self._count_poison(effect.range.size)
                     self._shipper.queue(effect, None)
-                case SaveCursor():
-                    pass  # known already: whatever moves the cursor settles something
                 case WakeAt(time):
                     self._services.timer.call_at(time, self._wake)
                 case JoinRefused() | AckRefused() | NotHeld():
@@ -285,10 +281,8 @@ class Dispatcher(BaseSubscription):
                     self._say(logging.WARNING, "retention passed the subscription", offsets=named, messages=messages)
                 case Activated(consumer):
                     self._say(logging.INFO, "consumer activated", consumer=consumer)
-                case Skipped():
-                    pass  # the reference does so; a line each would be one per message
                 case _:
-                    pass
+                    assert_never(effect)
         return refused
 
     def _count_poison(self, messages: int) -> None:

@@ -257,13 +257,6 @@ class NotHeld:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveCursor:
-    """The cursor moved to `next_unacked`. The room saves soon, with `machine.saved()`, not each time."""
-
-    next_unacked: int
-
-
-@dataclass(frozen=True, slots=True)
 class DeadLetter:
     """Copy these to the dead-letter topic, then say `DeadLettered` or `DeadLetterFailed`."""
 
@@ -282,24 +275,11 @@ class Blocked:
 
 
 @dataclass(frozen=True, slots=True)
-class Unblocked:
-    key: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Dropped:
     """By the poison policy Drop."""
 
     range: OffsetRange
     tries: Tries
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """Key-Shared: no consumer of the subscription accepts the key."""
-
-    offset: int
-    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,12 +329,9 @@ Effect: TypeAlias = (
     Send
     | Recall
     | NotHeld
-    | SaveCursor
     | DeadLetter
     | Blocked
-    | Unblocked
     | Dropped
-    | Skipped
     | Expired
     | Activated
     | JoinRefused

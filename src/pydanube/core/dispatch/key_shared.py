@@ -21,7 +21,7 @@ from typing import Final
 
 from pydanube.core.dispatch.consumer_windows import DispatchLimits, Member
 from pydanube.core.dispatch.delivery import UNTRIED, FailurePolicy, Poison, RetryAt, Tries, copy_delay_seconds, judge
-from pydanube.core.dispatch.events import Blocked, DeadLetter, Dropped, Joined, Ranges, ReadKeys, Skipped, Unblocked
+from pydanube.core.dispatch.events import Blocked, DeadLetter, Dropped, Joined, Ranges, ReadKeys
 from pydanube.core.dispatch.hash_ring import Ring, accepts, ring_hash
 from pydanube.core.dispatch.lag import Standing
 from pydanube.core.dispatch.limits import TokenBucket
@@ -215,7 +215,6 @@ class KeySharedDispatch(Machine):
                 continue
             for offset in sorted(queue.offsets):
                 self._settle(offset)
-                self._effects.append(Skipped(offset, queue.key))
             self._drop(queue)
         self._idle[None] += kept
         heapify(self._idle[None])
@@ -382,8 +381,6 @@ class KeySharedDispatch(Machine):
             self._offer(queue)
 
     def _turn_idle(self, queue: KeyQueue) -> None:
-        if queue.turn is Turn.BLOCKED:
-            self._effects.append(Unblocked(queue.key))
         self._set_turn(queue, Turn.IDLE)
         queue.current, queue.dead_letter = -1, False
 
@@ -481,9 +478,6 @@ class KeySharedDispatch(Machine):
         self._free(offset for first, end in ranges for offset in self._kept(first, end))
 
     def _forget_all(self) -> None:
-        for queue in self._keys.values():
-            if queue.turn is Turn.BLOCKED:
-                self._effects.append(Unblocked(queue.key))
         self._keys.clear()
         self._turns = dict.fromkeys(Turn, 0)
         self._blocked.clear()

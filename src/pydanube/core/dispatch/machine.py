@@ -2,7 +2,7 @@
 
     step(event, now) -> effects
 
-    event ──► state ──► timeouts and due retries ──► assign ──► Send …, SaveCursor, WakeAt
+    event ──► state ──► timeouts and due retries ──► assign ──► Send …, WakeAt
 
 The machine never waits, reads no clock and raises nothing: what cannot be is answered with an effect
 (`AckRefused`, `JoinRefused`) or, if only our own bug can cause it, an assertion. Subclasses decide who gets
@@ -23,7 +23,7 @@ ranges each, and asks to be woken at once (`WakeAt` now) if there is more to do.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -51,7 +51,6 @@ from pydanube.core.dispatch.events import (
     Ranges,
     Recall,
     Returned,
-    SaveCursor,
     Send,
     Shipped,
     Sought,
@@ -62,10 +61,10 @@ from pydanube.core.dispatch.events import (
     WakeAt,
     Withheld,
 )
-from pydanube.core.dispatch.lag import Beat, Heartbeat, LagInfo, Standing, beat, lag_info
+from pydanube.core.dispatch.lag import LagInfo, Standing, lag_info
 from pydanube.core.dispatch.limits import TokenBucket
 from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, Piece, work
-from pydanube.core.dispatch.window import Flight, InFlight, Progress, SavedPosition
+from pydanube.core.dispatch.window import Flight, InFlight, Progress
 from pydanube.core.names import ConsumerId
 
 PIECES_MAX: Final = 1_024  # ranges that one step sends, takes back because of their age, or retries
@@ -123,7 +122,6 @@ class Machine(ABC):
         self.roster.timeout_seconds = self.policy.ack_timeout_seconds
         self.roster.pass_time(self._now)
         touched_before = work.ranges
-        cursor_before = self.progress.next_unacked
         self._hear(event)
         self._time_out()
         self.roster.forget_silent()
@@ -135,19 +133,9 @@ class Machine(ABC):
         self._assign()
         self._recall()
         self._say_sends()
-        if self.progress.next_unacked != cursor_before or isinstance(event, Sought):
-            self._effects.append(SaveCursor(self.progress.next_unacked))
         self._say_wake()
         self.touched_max = max(self.touched_max, work.ranges - touched_before)
         return self._effects
-
-    def saved(self) -> SavedPosition:
-        """What to store. Unchanged as long as its `changes` is."""
-        return self.progress.saved()
-
-    def saving(self, size_max_bytes: int) -> Generator[None, None, SavedPosition]:
-        """What to store now, in so many bytes, with pauses."""
-        return self.progress.saving(size_max_bytes)
 
     def has_lag(self, committed_head: int) -> bool:
         """Is something committed and deliverable, but not acknowledged?"""
@@ -156,13 +144,6 @@ class Machine(ABC):
     def get_lag_info(self, committed_head: int) -> LagInfo:
         head = max(committed_head, self.progress.head)
         return lag_info(self.progress.next_unacked, head, self.progress.lag(head))
-
-    def beat(self, heartbeat: Heartbeat, now: float, committed_head: int, *, new_history: bool = False) -> Beat:
-        """One heartbeat. Most find nothing: a subscription without lag costs a subtraction."""
-        lag = self.get_lag_info(committed_head)
-        if not lag.has_lag and not new_history:
-            return Beat(False, lag)
-        return beat(self.standing(committed_head), heartbeat, now, new_history=new_history)
 
     # --- hearing ----------------------------------------------------------------------------------------
 

@@ -33,7 +33,6 @@ from pydanube.core.dispatch.events import (
     Joined,
     JoinRefused,
     Ranges,
-    Unblocked,
 )
 from pydanube.core.dispatch.lag import Standing
 from pydanube.core.dispatch.limits import TokenBucket
@@ -157,8 +156,6 @@ class RangeDispatch(Machine):
         pieces = self._held.cut(first, end)
         freed = sum(piece.end - piece.first for piece in pieces if piece.value.blocks)
         self._blocking -= freed
-        if freed and not self._blocking:
-            self._effects.append(Unblocked())
         return pieces
 
     def _forget(self, ranges: Sequence[OffsetRange]) -> None:
@@ -171,8 +168,6 @@ class RangeDispatch(Machine):
                 self._unhold(first, end)
 
     def _forget_all(self) -> None:
-        if self._blocking:
-            self._effects.append(Unblocked())
         for kept in (self._ready, self._waiting, self._held):
             kept.clear()
         self._due.clear()
