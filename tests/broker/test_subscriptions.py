@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from pydanube.broker.base_subscription import ATTACH_SECONDS
-from pydanube.core.dispatch.consumer_windows import Permits
+from pydanube.core.dispatch.consumer_window import Permits
 from pydanube.core.dispatch.delivery import Backoff, FailurePolicy, Poison
 from pydanube.core.names import SubscriptionName, TopicName, producer_id
 from pydanube.core.policies import SubscriptionKind as Kind

@@ -602,7 +602,7 @@ async def test_what_is_given_back_makes_room_for_as_many_bytes(wires: Wires) -> 
         assert len(fast.handled) >= 7
         await until_caught_up(client)
         await asyncio.sleep(1)
-        first, _ = wires.subscription(TOPIC, SUB)._machine.roster.members
+        first, _ = wires.subscription(TOPIC, SUB)._machine.windows.all
         assert first.size_bytes + lane._owed_bytes == lane._settings.window_bytes
         for task in (slowly, fastly):
             task.cancel()

@@ -16,7 +16,7 @@ from pydanube.broker.overview import Overview
 from pydanube.broker.storage import StorageDesk
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
-from pydanube.core.dispatch.consumer_windows import DispatchLimits
+from pydanube.core.dispatch.consumer_window import DispatchLimits
 from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import NamespaceName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.consumer_window import DispatchLimits, Permits
 from pydanube.core.dispatch.delivery import FailurePolicy, Poison, Tries
 from pydanube.core.dispatch.events import (
     Acked,

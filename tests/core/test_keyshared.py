@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.consumer_window import DispatchLimits, Permits
 from pydanube.core.dispatch.delivery import FailurePolicy, Poison, Tries
 from pydanube.core.dispatch.events import (
     Acked,
@@ -98,7 +98,7 @@ def test_a_nacked_message_holds_only_its_key() -> None:
 def test_a_key_moves_to_a_new_consumer_only_after_its_message_is_answered() -> None:
     dispatch = key_shared("key-1", "key-1")
     step(dispatch, Joined(B))
-    mine = next(f"key-{n}" for n in range(1, 100) if dispatch._ring.owner(f"key-{n}") == B)
+    mine = next(f"key-{n}" for n in range(1, 100) if dispatch.owners.owner(f"key-{n}") == B)
     fresh = KeySharedDispatch(Progress())
     step(fresh, Joined(A))
     commit(fresh, mine, mine)
@@ -206,7 +206,7 @@ def test_a_message_that_retention_takes_holds_its_key_until_its_consumer_answers
         assert step(dispatch, Joined(B)) == [], "its consumer may look at it yet"
         assert dispatch.standing().lag == 2 and dispatch.in_flight.holder(0) == A
         assert [each for each in step(dispatch, answer) if isinstance(each, Send)] == [
-            Send(dispatch._ring.owner("x") or A, offsets(1), 1)
+            Send(dispatch.owners.owner("x") or A, offsets(1), 1)
         ]
         assert dispatch.in_flight.holder(0) is None and dispatch.in_flight.count == 2
 
@@ -257,4 +257,4 @@ def test_a_stuck_hot_key_fills_its_bound_and_no_more() -> None:
     while questions := [effect for effect in effects if isinstance(effect, ReadKeys)]:
         first, end = questions[0].range
         effects = step(dispatch, Keyed(tuple((offset, "hot") for offset in range(first, min(end, first + 20)))))
-    assert len(dispatch._key_of) == 60
+    assert len(dispatch.backlog.key_of) == 60

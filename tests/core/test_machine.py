@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.consumer_window import DispatchLimits, Permits
 from pydanube.core.dispatch.delivery import FailurePolicy, Poison
 from pydanube.core.dispatch.events import (
     Acked,
@@ -61,7 +61,7 @@ from pydanube.core.dispatch.hash_ring import accepts
 from pydanube.core.dispatch.key_shared import KeySharedDispatch
 from pydanube.core.dispatch.lag import Heartbeat, beat, explain
 from pydanube.core.dispatch.limits import TokenBucket
-from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
 from pydanube.core.dispatch.window import Progress
 from pydanube.core.names import ConsumerId
@@ -100,8 +100,8 @@ class World:
         limits = DispatchLimits(unacked_max=window, send_max=4, consumer_unacked_max=6)
         rate = TokenBucket(5.0, burst=5.0) if limited else None
         self.kind = kind
-        self.machine: Machine = KINDS[kind](Progress(), policy=POLICY, limits=limits, rate=rate)
-        self.machine.pieces_max = pieces_max or self.machine.pieces_max
+        self.machine: DispatchMachine = KINDS[kind](Progress(), policy=POLICY, limits=limits, rate=rate)
+        self.machine.context.pieces_max = pieces_max or self.machine.context.pieces_max
         self.is_unfinished = False  # the machine has more to do at once
         self.window = window
         self.now = 0.0
@@ -322,9 +322,9 @@ class World:
         lag = len(set(range(self.cursor, self.head)) - self.done - self.missing)
         machine = self.machine
         assert machine.get_lag_info(self.head).lag_messages == lag
-        assert machine.has_lag(self.head) == (lag > 0)
+        assert machine.get_lag_info(self.head).has_lag == (lag > 0)
         assert machine.in_flight.count == len(self.held)
-        assert machine.roster.unseen == len(self.unseen) == machine.standing().unseen
+        assert machine.windows.unseen == len(self.unseen) == machine.standing().unseen
         position = machine.progress.saved()
         again, intact = Progress.restore(position.cursor, position.holes, head=self.head)
         assert intact and again.next_unacked == self.cursor
@@ -333,7 +333,7 @@ class World:
         assert explain(standing, self.now).endswith(".")
         if standing.retry_at is not None:
             assert self.wake_at is not None and self.now < self.wake_at <= standing.retry_at, "it wakes in time"
-        paused = any(member.paused for member in machine.roster.members)
+        paused = any(member.paused for member in machine.windows.all)
         stopped = standing.blocked_offset is not None or standing.rate_ready_at is not None
         if self.kind != "key_shared" and standing.undispatched and standing.has_room:
             assert paused or stopped, "nothing waits while somebody has room"

@@ -22,12 +22,12 @@ from pathlib import Path
 import pytest
 
 from pydanube.core.dispatch import events as e
-from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.consumer_window import DispatchLimits, Permits
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.dispatch.key_shared import KeySharedDispatch, Unaccepted
 from pydanube.core.dispatch.lag import explain
 from pydanube.core.dispatch.limits import TokenBucket
-from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
 from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.core.dispatch.window import Progress
@@ -68,7 +68,7 @@ def replay(script: str) -> str:
 
 class Runner:
     def __init__(self) -> None:
-        self.machine: Machine = ExclusiveDispatch(Progress())
+        self.machine: DispatchMachine = ExclusiveDispatch(Progress())
         self.now = 0.0
 
     def run(self, line: str) -> list[str]:
@@ -91,7 +91,7 @@ class Runner:
         return answers + moved
 
 
-def machine(kind: str, options: dict[str, str]) -> Machine:
+def machine(kind: str, options: dict[str, str]) -> DispatchMachine:
     limits = DispatchLimits(unacked_max=int(options.pop("unacked_max", "10")))
     cursor, head = int(options.pop("cursor", "-1")), int(options.pop("head", "0"))
     missing = parts(options.pop("missing", "").split(",") if "missing" in options else [])

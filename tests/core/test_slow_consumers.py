@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 
 import pytest
 
-from pydanube.core.dispatch.consumer_windows import DispatchLimits
+from pydanube.core.dispatch.consumer_window import DispatchLimits
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.dispatch.events import Acked, Available, Effect, Event, Joined, Nacked, Send, Ticked, WakeAt, offsets
 from pydanube.core.dispatch.lag import explain
@@ -71,9 +71,9 @@ class Workers:
                 self._tell(Acked(offsets(offset)) if self.acks else Nacked(offsets(offset)))
 
     def _tell(self, event: Event) -> None:
-        before = self.machine.timed_out
+        before = self.machine.deliveries.timed_out
         effects: list[Effect] = self.machine.step(event, self.now)
-        self.timeouts += [self.now] * (self.machine.timed_out - before)
+        self.timeouts += [self.now] * (self.machine.deliveries.timed_out - before)
         self.held_max = max(self.held_max, self.machine.in_flight.count)
         for effect in effects:
             if isinstance(effect, WakeAt):
@@ -118,7 +118,7 @@ def test_fast_consumers_have_all_of_a_large_window() -> None:
     workers = Workers(2, 11_000, lambda offset, now: 0.001, window=10_000)
     workers.work()
     assert workers.held_max == 10_000 and workers.idle_seconds == 0
-    assert workers.machine.roster.window == 10_000
+    assert workers.machine.windows.window_max == 10_000
 
 
 def test_a_slow_and_a_fast_consumer_have_windows_of_their_own() -> None:
@@ -133,7 +133,7 @@ def test_a_slow_and_a_fast_consumer_have_windows_of_their_own() -> None:
     for offset in theirs[slow]:
         now += 5.0
         machine.step(Acked(offsets(offset)), now)
-    members = {member.consumer: member for member in machine.roster.members}
+    members = {member.consumer: member for member in machine.windows.all}
     assert members[slow].held == 3, "five seconds each, half of an ack timeout"
     for _ in range(3):
         now += 0.001
@@ -152,7 +152,7 @@ def test_consumers_that_become_slow_are_sent_nothing_behind_what_has_no_chance()
 def test_consumers_that_become_fast_have_the_whole_window_again() -> None:
     workers = Workers(1, 400, lambda offset, now: 5.0 if now < 300.0 else 0.01)
     workers.work()
-    assert workers.machine.roster.window == 10
+    assert workers.machine.windows.window_max == 10
 
 
 def test_one_that_works_on_several_messages_at_once_is_sent_several() -> None:
@@ -173,7 +173,7 @@ def test_what_a_consumer_does_not_answer_at_all_keeps_nothing_from_it() -> None:
 def test_a_nack_is_an_answer() -> None:
     workers = Workers(1, 60, lambda offset, now: 0.1, acks=False)
     workers.work(until=20.0)
-    assert workers.machine.roster.window == 10
+    assert workers.machine.windows.window_max == 10
 
 
 def test_one_that_joins_is_thought_to_be_as_slow_as_the_others_until_it_answers() -> None:

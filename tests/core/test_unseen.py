@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydanube.core.dispatch.consumer_windows import Permits
+from pydanube.core.dispatch.consumer_window import Permits
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.dispatch.events import (
     Acked,
@@ -28,12 +28,12 @@ from pydanube.core.dispatch.events import (
 )
 from pydanube.core.dispatch.key_shared import KeySharedDispatch
 from pydanube.core.dispatch.lag import explain
-from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
 from pydanube.core.dispatch.window import Progress
 from pydanube.core.names import ConsumerId
 
-A, B = ConsumerId(1), ConsumerId(2)
+A, B, C = ConsumerId(1), ConsumerId(2), ConsumerId(3)
 POLICY = FailurePolicy(ack_timeout_ms=30_000, base_redelivery_delay_ms=0)
 ROOM = Permits(10, 10_000)
 
@@ -44,7 +44,7 @@ def joined(
     return Joined(consumer, Permits(messages, 10_000), filters, hands_over)
 
 
-def told(machine: Machine, event: object, now: float = 0.0) -> list[Effect]:
+def told(machine: DispatchMachine, event: object, now: float = 0.0) -> list[Effect]:
     """The effects of a step, whose sends are on the wire at once."""
     effects = machine.step(event, now)  # type: ignore[arg-type]
     for effect in list(effects):
@@ -75,18 +75,18 @@ def shared(messages: int, *joins: Joined) -> SharedDispatch:
 def test_what_nobody_has_seen_has_no_deadline_and_what_is_handed_over_has_one_from_then() -> None:
     machine = shared(2, joined(A))
     told(machine, Ticked(), 1_000.0)
-    assert machine.timed_out == 0
+    assert machine.deliveries.timed_out == 0
     told(machine, Handed(A, offsets(0)), 1_000.0)
     told(machine, Ticked(), 1_029.0)
-    assert machine.timed_out == 0
+    assert machine.deliveries.timed_out == 0
     assert sends(told(machine, Ticked(), 1_030.0)) == [(A, 0, 2)]
-    assert machine.timed_out == 1 and machine.in_flight.holder(1) == A
+    assert machine.deliveries.timed_out == 1 and machine.in_flight.holder(1) == A
 
 
 def test_the_deadlines_of_a_consumer_that_says_nothing_run_from_sending() -> None:
     machine = shared(2, joined(A, hands_over=False))
     told(machine, Ticked(), 30.0)
-    assert machine.timed_out == 2
+    assert machine.deliveries.timed_out == 2
 
 
 def test_it_wakes_when_a_handed_message_is_due() -> None:
@@ -101,11 +101,11 @@ def test_more_time_may_be_asked_for_and_is_never_less() -> None:
     told(machine, Handed(A, offsets(1), 1.0), 10.0)
     told(machine, Handed(A, offsets(0), 5.0), 20.0)
     told(machine, Ticked(), 29.0)
-    assert machine.timed_out == 0
+    assert machine.deliveries.timed_out == 0
     told(machine, Ticked(), 30.0)
-    assert machine.timed_out == 1 and machine.in_flight.holder(0) == A
+    assert machine.deliveries.timed_out == 1 and machine.in_flight.holder(0) == A
     told(machine, Ticked(), 110.0)
-    assert machine.timed_out == 2
+    assert machine.deliveries.timed_out == 2
 
 
 def test_only_what_a_consumer_holds_can_be_held_for_longer() -> None:
@@ -120,7 +120,7 @@ def test_without_an_ack_timeout_nothing_is_ever_due() -> None:
     machine = SharedDispatch(Progress(), policy=FailurePolicy(ack_timeout_ms=0))
     for event in (joined(A), joined(B), Available(4), Handed(A, ranges((0, 4)), 5.0)):
         told(machine, event)
-    assert sends(told(machine, Ticked(), 1e6)) == [] and machine.timed_out == 0
+    assert sends(told(machine, Ticked(), 1e6)) == [] and machine.deliveries.timed_out == 0
 
 
 def test_what_is_returned_was_not_delivered() -> None:
@@ -206,6 +206,18 @@ def test_who_stands_by_follows_one_that_stops_behind_what_that_one_has() -> None
     assert sends(told(machine, joined(B), 5.0)), "one that stopped is not in the way of one that comes"
 
 
+def test_of_two_silent_consumers_the_one_that_goes_on_first_receives() -> None:
+    machine = failover(5, joined(A), joined(B))
+    told(machine, Ticked(), 30.0)
+    assert machine.active == B, "A was silent"
+    told(machine, joined(C), 62.0)
+    assert machine.active == C, "and so was B"
+    told(machine, Left(C), 63.0)
+    assert machine.active == B and machine.in_flight.count == 0
+    effects = told(machine, Granted(A, ROOM), 64.0)
+    assert Activated(A) in effects and {consumer for consumer, _, _ in sends(effects)} == {A}
+
+
 def test_nobody_takes_over_from_a_silent_consumer_that_has_seen_everything() -> None:
     machine = failover(2, joined(A), joined(B))
     told(machine, Handed(A, offsets(0, 1)), 1.0)
@@ -277,7 +289,7 @@ def test_keys_of_a_silent_consumer_move_and_come_back() -> None:
     moved = sends(told(machine, joined(B), 31.0))
     assert [offset for consumer, offset, _ in moved if consumer == B and offset in (1, 2, 3)] == [1, 2, 3]
     told(machine, Granted(A, ROOM), 32.0)
-    assert machine._ring.filters(A) == ()
+    assert machine.owners.filters(A) == ()
 
 
 def test_an_idle_consumer_is_given_what_is_unseen_of_its_own_keys_only() -> None:
@@ -285,7 +297,7 @@ def test_an_idle_consumer_is_given_what_is_unseen_of_its_own_keys_only() -> None
     told(machine, joined(B), 1.0)
     recalls = [effect for effect in told(machine, Ticked(), 1.2) if isinstance(effect, Recall)]
     wanted = {offset for recall in recalls for first, end in recall.ranges for offset in range(first, end)}
-    assert wanted == {offset for offset in range(4) if machine._keys[f"k{offset}"].owner == B} and wanted
+    assert wanted == {offset for offset in range(4) if machine.backlog.owner_of(offset) == B} and wanted
 
 
 # --- who cannot say what it hands over ------------------------------------------------------------------------

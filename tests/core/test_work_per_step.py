@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.consumer_window import DispatchLimits, Permits
 from pydanube.core.dispatch.delivery import FailurePolicy, Poison
 from pydanube.core.dispatch.events import (
     Acked,
@@ -33,14 +33,14 @@ from pydanube.core.dispatch.events import (
     ranges,
 )
 from pydanube.core.dispatch.key_shared import KeySharedDispatch
-from pydanube.core.dispatch.machine import PIECES_MAX, Machine
+from pydanube.core.dispatch.machine import PIECES_MAX, DispatchMachine
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
 from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, work
 from pydanube.core.dispatch.window import HOLES_LAST_SIZE_MAX_BYTES, HOLES_SIZE_MAX_BYTES, Progress
 from pydanube.core.names import ConsumerId
 
 A, B, C = ConsumerId(1), ConsumerId(2), ConsumerId(3)
-KINDS: dict[str, Callable[..., Machine]] = {
+KINDS: dict[str, Callable[..., DispatchMachine]] = {
     "exclusive": ExclusiveDispatch,
     "failover": FailoverDispatch,
     "shared": SharedDispatch,

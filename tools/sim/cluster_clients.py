@@ -20,7 +20,7 @@ from pydanube.broker.any_topic import AnySubscription, AnyTopic
 from pydanube.broker.outbox import AnyOutbox, Delivered, DeliveredBatch, Recalled
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
-from pydanube.core.dispatch.consumer_windows import Permits
+from pydanube.core.dispatch.consumer_window import Permits
 from pydanube.core.dispatch.delivery import Poison
 from pydanube.core.dispatch.events import offsets
 from pydanube.core.dispatch.ranges import OffsetRange

@@ -26,7 +26,7 @@ from pydanube.cluster.cluster import Cluster
 from pydanube.core import keys
 from pydanube.core.cluster.load import Usage
 from pydanube.core.cluster.placement import WAIT, Marker
-from pydanube.core.dispatch.consumer_windows import DispatchLimits
+from pydanube.core.dispatch.consumer_window import DispatchLimits
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.history.tiers import Retention

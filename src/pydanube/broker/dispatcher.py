@@ -23,7 +23,7 @@ from pydanube.broker.outbox import (
 )
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.shipper import Shipper, Source
-from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.consumer_window import DispatchLimits, Permits
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.dispatch.events import (
     AckRefused,
@@ -47,7 +47,7 @@ from pydanube.core.dispatch.events import (
     WakeAt,
 )
 from pydanube.core.dispatch.lag import Heartbeat, LagInfo, Standing, beat, explain
-from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.window import SavedPosition
 from pydanube.core.names import ConsumerId, SubscriptionName
 from pydanube.core.policies import SubscriptionKind
@@ -72,7 +72,7 @@ class Dispatcher(BaseSubscription):
         source: Source,
         name: SubscriptionName,
         kind: SubscriptionKind,
-        machine: Machine,
+        machine: DispatchMachine,
         services: Services,
         metrics: SubscriptionMetrics,
         *,
@@ -168,7 +168,7 @@ class Dispatcher(BaseSubscription):
 
     @property
     def limits(self) -> DispatchLimits:
-        return self._machine.roster.limits
+        return self._machine.windows.limits
 
     @property
     def policy(self) -> FailurePolicy:
@@ -178,7 +178,7 @@ class Dispatcher(BaseSubscription):
         return self._machine.standing(self._source.log.head)
 
     def has_lag(self) -> bool:
-        return self._machine.has_lag(self._source.log.head)
+        return self._machine.progress.lag(self._source.log.head) > 0
 
     def get_lag_info(self) -> LagInfo:
         return self._machine.get_lag_info(self._source.log.head)

@@ -29,7 +29,7 @@ from pydanube.broker.outbox import (
     cost_bytes,
 )
 from pydanube.broker.ownership import Ownership
-from pydanube.core.dispatch.consumer_windows import Permits
+from pydanube.core.dispatch.consumer_window import Permits
 from pydanube.core.dispatch.delivery import dead_letter_attributes
 from pydanube.core.dispatch.events import (
     DeadLetter,

@@ -13,7 +13,7 @@ from pydanube.broker.dispatcher import Dispatcher
 from pydanube.broker.members import LEASE_OVER
 from pydanube.broker.outbox import BatchOutbox, Delivered, DeliveredBatch
 from pydanube.core import keys
-from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.consumer_window import DispatchLimits, Permits
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.dispatch.events import (
     Acked,
@@ -80,7 +80,7 @@ class Subscription(Dispatcher):
 
     def held_by(self, consumer: ConsumerId) -> int:
         """Messages that it was sent, or is about to be, and has not acknowledged."""
-        member = self._machine.roster.get(consumer)
+        member = self._machine.windows.get(consumer)
         return member.held if member is not None else 0
 
     def attach_native(self, consumer: ConsumerId) -> BatchOutbox:

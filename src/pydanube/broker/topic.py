@@ -31,13 +31,13 @@ from pydanube.broker.reservation import Reservation
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic_reader import Storage, TopicReader
 from pydanube.core import keys
-from pydanube.core.dispatch.consumer_windows import DispatchLimits
+from pydanube.core.dispatch.consumer_window import DispatchLimits
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.dispatch.events import Ranges
 from pydanube.core.dispatch.key_shared import KeySharedDispatch
 from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.dispatch.limits import TokenBucket
-from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
 from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.core.dispatch.window import Progress
@@ -399,7 +399,7 @@ class Topic(TopicReader):
 
     def _machine(
         self, kind: SubscriptionKind, progress: Progress, config: StoredConfig, consumers: list[Registration]
-    ) -> Machine:
+    ) -> DispatchMachine:
         bucket, limits = self._rate(), self._limits(config)
         if kind is SubscriptionKind.KEY_SHARED:
             away = {each.consumer_id: each.key_filters for each in consumers}

@@ -22,7 +22,7 @@ import yaml
 
 from pydanube.config.stream import FRAME_BYTES_MAX, FRAME_BYTES_MIN, StreamLimits
 from pydanube.core.commit.sessions import IDLE_HOURS_MIN, SESSIONS_LIMIT
-from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_ALLOWED
+from pydanube.core.dispatch.consumer_window import UNACKED_MAX_ALLOWED
 from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.names import NamespaceName
 from pydanube.core.policies import MIB, TopicPolicy

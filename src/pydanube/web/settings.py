@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pydanube.core.cluster.conditions import count as counted
-from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_ALLOWED
+from pydanube.core.dispatch.consumer_window import UNACKED_MAX_ALLOWED
 from pydanube.core.dispatch.delivery import DELAY_MAX_MS, REDELIVERY_COUNT_MAX, Backoff, FailurePolicy, Poison
 from pydanube.core.dispatch.lag import OBSERVE, OFF, PROFILES
 from pydanube.core.names import NamespaceName, TopicName

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pydanube.cli.rpc import BrokerRefused
-from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_DEFAULT
+from pydanube.core.dispatch.consumer_window import UNACKED_MAX_DEFAULT
 from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.web import formats, views

@@ -22,7 +22,7 @@ from pydanube.broker.members import gather_bounded
 from pydanube.broker.overview import Overview
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
-from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_ALLOWED
+from pydanube.core.dispatch.consumer_window import UNACKED_MAX_ALLOWED
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName, parse_broker_id
 from pydanube.core.policies import Delivery
 from pydanube.errors import InvalidName, TopicUnknown
