@@ -18,8 +18,8 @@ def test_subscription_lag_detection() -> None:
     """The seed's unit test, with its numbers: 3, 1, 0."""
     dispatch = ExclusiveDispatch(Progress())
     dispatch.step(Joined(A), 0.0)
-    assert not dispatch.has_lag(0)
-    assert dispatch.has_lag(3)
+    assert not dispatch.get_lag_info(0).has_lag
+    assert dispatch.get_lag_info(3).has_lag
     assert dispatch.get_lag_info(3) == LagInfo(None, 3, 3, True)
     dispatch.step(Available(3), 0.0)
     dispatch.step(Acked(ranges((0, 2))), 0.0)
