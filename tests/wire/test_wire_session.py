@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydanube.api.native.requests import Requests
+from pydanube.api.native.handle_table import HandleTable
+from pydanube.api.native.requests import NativeRequests
 from pydanube.config.stream import StreamLimits
 from pydanube.errors import ConsumerUnknown, DanubeError, LimitReached, ProtocolViolation, Unreachable
 from pydanube.wire import frames, session
@@ -138,7 +139,7 @@ def test_every_command_has_one_place() -> None:
     assert replies >= {"welcome", "error", "done", "receipt", "located", "fetched"}
     assert kinds > REQUESTS | TOLD | PUSHED | both
     connection = type("Connection", (), {"broker": None})()
-    assert set(Requests(connection)._kinds) | {"produce", "fetch"} == REQUESTS
+    assert set(NativeRequests(connection, HandleTable(connection))._kinds) | {"produce", "fetch"} == REQUESTS
 
 
 def test_replies_find_their_requests_in_any_order() -> None:

@@ -28,7 +28,7 @@ from pydanube.api.grpc.adapter import handler_of
 from pydanube.api.grpc.forward import Forwarder
 from pydanube.api.grpc.peers import Peers, PeerService
 from pydanube.api.http.metrics import STARTING, MetricsDoor
-from pydanube.api.native.server import StreamDoor
+from pydanube.api.native.server import NativeServer
 from pydanube.api.orders import Orders
 from pydanube.api.tls import server_context
 from pydanube.broker.observing import Observer
@@ -81,7 +81,7 @@ class Doors:
         self._client = grpc.aio.server(options=(*OPTIONS, self._clients.option))
         self._admin = grpc.aio.server(options=(*OPTIONS, self._admins.option))
         self._metrics = metrics or MetricsDoor(broker.telemetry)
-        self._stream = StreamDoor(broker)
+        self._stream = NativeServer(broker)
         self._peers = Peers(broker)
         self._observer = Observer(broker, broker.telemetry.room)
         self._observing: asyncio.Task[None] | None = None

@@ -37,7 +37,7 @@ from pydanube.formats.batch import Envelope
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
 from pydanube.wire._pb.pydanube import stream_pb2
 from pydanube.wire.convert import START_HEADER, Row, message_of, row_of
-from pydanube.wire.status import SEND, Code, status
+from pydanube.wire.status import SEND, Code, camel, status
 
 RECEIVE_MAX_BYTES: Final = 4 * 1024 * 1024  # what gRPC lets a client receive unless it was told otherwise
 MESSAGE_SIZE_MAX_BYTES: Final = RECEIVE_MAX_BYTES - 1024  # less what the broker adds: ids, offset, its address
@@ -317,8 +317,3 @@ def check_name(field: str, name: str) -> None:
         raise Refusal(
             Code.INVALID_ARGUMENT, f"{field} has {size_bytes} bytes: at most {NAME_SIZE_MAX_BYTES} are allowed"
         )
-
-
-def camel(code: Code) -> str:
-    """InvalidArgument, as the reference labels its metrics."""
-    return code.name.title().replace("_", "")
