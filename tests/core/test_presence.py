@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydanube.core.cluster.conditions import STALE_MS
+from pydanube.core.cluster.cluster_conditions import STALE_MS
 from pydanube.core.cluster.lifecycle import BrokerState, Mode, Registration
 from pydanube.core.cluster.presence import Attendance, Change, Happening, Presence
 from pydanube.core.names import BrokerId

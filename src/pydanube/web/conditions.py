@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from pydanube.core.cluster.conditions import Life, Severity
+from pydanube.core.cluster.cluster_conditions import Life
+from pydanube.core.cluster.conditions import Severity
 from pydanube.web import formats
 from pydanube.web.gateway import Broker
 from pydanube.web.samples import Samples, Thing

@@ -176,7 +176,9 @@ class Session(Generic[W]):
                 self._frames.extend(found)
                 self._frame_since = now
             if begins and self.state is _GREETING and self._is_client:
-                self._check_for_strangers(data)
+                advice = strangers.advice(bytes(data))  # what answers a greeting may be no broker's native port
+                if advice is not None:
+                    self.drop(ConfigError("url", self._peer, advice))
         return self.events()
 
     def events(self) -> Iterator[Event[W]]:
@@ -321,15 +323,25 @@ class Session(Generic[W]):
         return min((time for time, _ in self._deadlines()), default=None)
 
     def tick(self, now: float) -> None:
-        """Ends a session whose peer broke a limit of time. A client pings a broker that is quiet."""
-        if self._is_client:
-            if self.end is None and self._check_at is not None and now >= self._check_at:
-                self._keep_alive(now)
-            return
-        for time, why in self._deadlines():
-            if now >= time:
+        """Ends a session whose peer broke a limit of time. A client pings a broker that is quiet, to notice one that is
+        silent, and to be heard itself.
+        """
+        if not self._is_client:
+            why = next((why for time, why in self._deadlines() if now >= time), None)
+            if why is not None:
                 self.drop(Unreachable(self._peer, why))
-                return
+            return
+        if self.end is not None or self._check_at is None or now < self._check_at:
+            return
+        period = self._keepalive_seconds / 3
+        if self._pinged_at is not None and now - self._pinged_at > self._keepalive_seconds:
+            self.drop(Unreachable(self._peer, f"silent for {now - self._heard_at:.0f} s"))
+            return
+        quiet_at = min(self._said_at, self._heard_at)
+        if self._pinged_at is None and now - quiet_at > self._keepalive_seconds - 1.5 * period:
+            self._pinged_at = now
+            self.send(pb.Command(request_id=PING_ID, ping=pb.Ping()))
+        self._check_at = now + period
 
     def pause_reading(self) -> None:
         """The caller stops reading: the peer cannot be blamed for what is not heard of it."""
@@ -362,18 +374,6 @@ class Session(Generic[W]):
         if self._is_reading:
             found.append((self._heard_at + 2 * limits.keepalive_seconds, "it was silent for too long"))
         return found
-
-    def _keep_alive(self, now: float) -> None:
-        """Notices a broker that is silent, and keeps it from thinking so of this client."""
-        period = self._keepalive_seconds / 3
-        if self._pinged_at is not None and now - self._pinged_at > self._keepalive_seconds:
-            self.drop(Unreachable(self._peer, f"silent for {now - self._heard_at:.0f} s"))
-            return
-        quiet_at = min(self._said_at, self._heard_at)
-        if self._pinged_at is None and now - quiet_at > self._keepalive_seconds - 1.5 * period:
-            self._pinged_at = now
-            self.send(pb.Command(request_id=PING_ID, ping=pb.Ping()))
-        self._check_at = now + period
 
     # --- the server's side --------------------------------------------------------------------------
 
@@ -419,12 +419,6 @@ class Session(Generic[W]):
         self.send(pb.Command(request_id=frame.command.request_id, welcome=welcome))
 
     # --- the client's side --------------------------------------------------------------------------
-
-    def _check_for_strangers(self, data: Buffer) -> None:
-        """What answers a greeting may be no broker's native port."""
-        advice = strangers.advice(bytes(data))
-        if advice is not None:
-            self.drop(ConfigError("url", self._peer, advice))
 
     def _decide_as_client(self, frame: frames.Frame) -> Event[W] | None:
         kind = frame.kind

@@ -27,17 +27,8 @@ from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.cluster.cluster import Cluster
 from pydanube.core import keys
-from pydanube.core.cluster.conditions import (
-    BrokerFacts,
-    ClusterFacts,
-    Condition,
-    Life,
-    Orphaned,
-    Percentiles,
-    Severity,
-    count,
-    of_cluster,
-)
+from pydanube.core.cluster.cluster_conditions import BrokerFacts, ClusterFacts, Life, of_cluster
+from pydanube.core.cluster.conditions import Condition, Orphaned, Percentiles, Severity, count
 from pydanube.core.cluster.presence import Presence
 from pydanube.core.names import BrokerId, NamespaceName, TopicName
 from pydanube.core.policies import type_name

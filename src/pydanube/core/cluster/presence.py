@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple, Self
 
-from pydanube.core.cluster.conditions import STALE_MS, count
+from pydanube.core.cluster.cluster_conditions import STALE_MS
+from pydanube.core.cluster.conditions import count
 from pydanube.core.cluster.lifecycle import BrokerState, Registration, silent_before_end
 from pydanube.core.names import BrokerId
 
