@@ -16,13 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube.core.dispatch.consumer_window import DispatchLimits, Permits
-from pydanube.core.dispatch.delivery import FailurePolicy, Poison
+from pydanube.core.dispatch.delivery import FailurePolicy, PoisonPolicy
 from pydanube.core.dispatch.events import (
-    Acked,
+    AckReceived,
     AckRefused,
     Activated,
     Available,
     Blocked,
+    ConsumerFinished,
     DeadLetter,
     DeadLettered,
     DeadLetterFailed,
@@ -38,19 +39,18 @@ from pydanube.core.dispatch.events import (
     JoinRefused,
     Keyed,
     Left,
-    Nacked,
+    LogTrimmed,
+    NackReceived,
     NotHeld,
     PolicyChanged,
     Ranges,
     ReadKeys,
     Recall,
     Returned,
-    Send,
+    SendRanges,
     Shipped,
     Sought,
-    Stopped,
     Ticked,
-    Trimmed,
     Voided,
     WakeAt,
     Withheld,
@@ -63,7 +63,7 @@ from pydanube.core.dispatch.lag import Heartbeat, beat, explain
 from pydanube.core.dispatch.limits import TokenBucket
 from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
-from pydanube.core.dispatch.window import Progress
+from pydanube.core.dispatch.window import SubscriptionProgress
 from pydanube.core.names import ConsumerId
 
 KINDS = {
@@ -79,8 +79,8 @@ POLICY = FailurePolicy(
 )
 POISONS = [
     replace(POLICY, max_redelivery_count=0),
-    replace(POLICY, poison_policy=Poison.DROP),
-    replace(POLICY, max_redelivery_count=0, poison_policy=Poison.DEAD_LETTER, dead_letter_topic="/default/dead"),
+    replace(POLICY, poison_policy=PoisonPolicy.DROP),
+    replace(POLICY, max_redelivery_count=0, poison_policy=PoisonPolicy.DEAD_LETTER, dead_letter_topic="/default/dead"),
     replace(POLICY, max_redelivery_count=1000, ack_timeout_ms=0),
 ]
 
@@ -100,7 +100,7 @@ class World:
         limits = DispatchLimits(unacked_max=window, send_max=4, consumer_unacked_max=6)
         rate = TokenBucket(5.0, burst=5.0) if limited else None
         self.kind = kind
-        self.machine: DispatchMachine = KINDS[kind](Progress(), policy=POLICY, limits=limits, rate=rate)
+        self.machine: DispatchMachine = KINDS[kind](SubscriptionProgress(), policy=POLICY, limits=limits, rate=rate)
         self.machine.context.pieces_max = pieces_max or self.machine.context.pieces_max
         self.is_unfinished = False  # the machine has more to do at once
         self.window = window
@@ -128,7 +128,7 @@ class World:
         self.recalled: list[Recall] = []
         self.returned: set[int] = set()  # sent, and then not: whoever acknowledges it may be believed, or not
         self.has_moved_on = False  # a consumer of a failover was silent, or wanted nothing more
-        self.shipping: list[Send] = []
+        self.shipping: list[SendRanges] = []
         self.questions: list[ReadKeys] = []
         self.wake_at: float | None = None
 
@@ -149,7 +149,7 @@ class World:
         head_before = self.machine.progress.head
         effects = self.machine.step(event, self.now)
         refused = {n for effect in effects if isinstance(effect, AckRefused) for n in flat(effect.ranges)}
-        if isinstance(event, Acked):
+        if isinstance(event, AckReceived):
             asked = set(flat(event.ranges))
             # After a seek, what was not sent since is known from deliveries before it only.
             known = {at for at in asked if not self.sought or at in self.done or sent_before[at]}
@@ -204,7 +204,7 @@ class World:
     def forget_landed(self, event: Event, held_before: dict[int, ConsumerId]) -> None:
         gone: set[int] = set()
         match event:
-            case Acked(parts) | Nacked(parts):
+            case AckReceived(parts) | NackReceived(parts):
                 gone = set(flat(parts))
             case Left(consumer) | Joined(consumer):
                 gone = {offset for offset, holder in held_before.items() if holder == consumer}
@@ -216,7 +216,7 @@ class World:
                 self.hand_over(consumer, [at for at in flat(parts) if held_before.get(at) == consumer], seconds)
             case Shipped(consumer, _, unsent):
                 gone = {offset for offset in flat(unsent) if held_before.get(offset) == consumer}
-            case Trimmed(first_offset) if self.kind != "key_shared":  # there a key waits for an answer all the same
+            case LogTrimmed(first_offset) if self.kind != "key_shared":  # there a key waits for an answer all the same
                 gone = set(range(first_offset))
         for offset in gone:
             self.held.pop(offset, None)
@@ -256,7 +256,7 @@ class World:
 
     def check(self, effect: Effect) -> None:
         match effect:
-            case Send(consumer, parts, attempt, _):
+            case SendRanges(consumer, parts, attempt, _):
                 self.check_send(consumer, flat(parts), attempt)
                 self.shipping.append(effect)
             case Dropped(part) | DeadLetter(part):
@@ -326,7 +326,7 @@ class World:
         assert machine.in_flight.count == len(self.held)
         assert machine.windows.unseen == len(self.unseen) == machine.standing().unseen
         position = machine.progress.saved()
-        again, intact = Progress.restore(position.cursor, position.holes, head=self.head)
+        again, intact = SubscriptionProgress.restore(position.cursor, position.holes, head=self.head)
         assert intact and again.next_unacked == self.cursor
         assert all(set(range(*part)) <= self.done for part in again.settled)
         standing = machine.standing()
@@ -428,7 +428,7 @@ class World:
             case "ship":
                 self.ship(sent=None if b % 3 else b % 2)
             case "ack" if in_flight:
-                self.step(Acked(offsets(in_flight[b % len(in_flight)])))
+                self.step(AckReceived(offsets(in_flight[b % len(in_flight)])))
             case "hand over" if self.unseen:
                 offset = sorted(self.unseen)[b % len(self.unseen)]
                 holder = self.held[offset]
@@ -449,15 +449,15 @@ class World:
                 self.stopped.add(consumer)
                 self.active_at[consumer] = self.now
                 self.has_moved_on = True
-                self.step(Stopped(consumer))
+                self.step(ConsumerFinished(consumer))
             case "ack some":
-                self.step(Acked(below_head))
+                self.step(AckReceived(below_head))
             case "ack unsent":
-                self.step(Acked(ranges((self.head, self.head + 2))))
+                self.step(AckReceived(ranges((self.head, self.head + 2))))
             case "nack" if in_flight:
-                self.step(Nacked(offsets(in_flight[b % len(in_flight)]), float(a % 3), "broken"))
+                self.step(NackReceived(offsets(in_flight[b % len(in_flight)]), float(a % 3), "broken"))
             case "nack some":
-                self.step(Nacked(below_head))
+                self.step(NackReceived(below_head))
             case "time":
                 self.advance(b / 4)
             case "keys":
@@ -482,7 +482,7 @@ class World:
             case "trim":
                 self.trimmed = max(self.trimmed, min(self.head, self.cursor + b % 3))
                 self.missing -= set(range(self.trimmed))
-                self.step(Trimmed(self.trimmed))
+                self.step(LogTrimmed(self.trimmed))
             case "policy":
                 self.change(POISONS[b % 4])
             case "seek":
@@ -503,7 +503,7 @@ class World:
             self.leave(consumer)
             self.filters.pop(consumer, None)
             self.step(Forgotten(consumer))
-        self.change(replace(POLICY, poison_policy=Poison.DROP, max_redelivery_count=100))
+        self.change(replace(POLICY, poison_policy=PoisonPolicy.DROP, max_redelivery_count=100))
         rescued, self.missing = sorted(self.missing), set()
         self.step(HistoryAvailable(offsets(*rescued)))
         self.join(CONSUMERS[0], by_window=True, filters=())
@@ -514,7 +514,7 @@ class World:
                 self.act("dead lettered", 0, 0)
             self.answer_keys()
             if self.held:
-                self.step(Acked(offsets(*sorted(self.held))))
+                self.step(AckReceived(offsets(*sorted(self.held))))
             else:
                 self.advance(1.0)
                 self.step(Available(self.head))

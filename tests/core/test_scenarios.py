@@ -30,7 +30,7 @@ from pydanube.core.dispatch.limits import TokenBucket
 from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
 from pydanube.core.dispatch.ranges import OffsetRange
-from pydanube.core.dispatch.window import Progress
+from pydanube.core.dispatch.window import SubscriptionProgress
 from pydanube.core.names import ConsumerId
 
 FOLDER = Path(__file__).parent.parent / "scenarios"
@@ -68,7 +68,7 @@ def replay(script: str) -> str:
 
 class Runner:
     def __init__(self) -> None:
-        self.machine: DispatchMachine = ExclusiveDispatch(Progress())
+        self.machine: DispatchMachine = ExclusiveDispatch(SubscriptionProgress())
         self.now = 0.0
 
     def run(self, line: str) -> list[str]:
@@ -96,7 +96,7 @@ def machine(kind: str, options: dict[str, str]) -> DispatchMachine:
     cursor, head = int(options.pop("cursor", "-1")), int(options.pop("head", "0"))
     missing = parts(options.pop("missing", "").split(",") if "missing" in options else [])
     rate = TokenBucket(float(options.pop("rate"))) if "rate" in options else None
-    progress = Progress(cursor + 1, head=head, missing=missing)
+    progress = SubscriptionProgress(cursor + 1, head=head, missing=missing)
     if options.pop("unaccepted", "skip") == "keep":
         return KeySharedDispatch(progress, policy=policy(options), limits=limits, unaccepted=Unaccepted.KEEP)
     return KINDS[kind](progress, policy=policy(options), limits=limits, rate=rate)
@@ -123,9 +123,9 @@ def event(command: str, words: list[str], options: dict[str, str]) -> e.Event:
         case "commit":
             return e.Available(int(words[0]))
         case "ack":
-            return e.Acked(parts(words))
+            return e.AckReceived(parts(words))
         case "nack":
-            return e.Nacked(parts(words), float(options.get("delay", "0")), options.get("reason", ""))
+            return e.NackReceived(parts(words), float(options.get("delay", "0")), options.get("reason", ""))
         case "shipped":
             unsent = parts(options["unsent"].split(",")) if "unsent" in options else ()
             return e.Shipped(consumer(words[0]), int(words[1]), unsent)
@@ -136,7 +136,7 @@ def event(command: str, words: list[str], options: dict[str, str]) -> e.Event:
         case "void":
             return e.Voided(parts(words))
         case "trim":
-            return e.Trimmed(int(words[0]))
+            return e.LogTrimmed(int(words[0]))
         case "seek":
             return e.Sought(int(words[0]))
         case "keys":
@@ -155,7 +155,7 @@ def event(command: str, words: list[str], options: dict[str, str]) -> e.Event:
 
 def text(effect: e.Effect) -> str:
     match effect:
-        case e.Send(to, sent, attempt, size_max):
+        case e.SendRanges(to, sent, attempt, size_max):
             again = f" attempt {attempt}" if attempt > 1 else ""
             bound = "" if size_max is None else f" up to {size_max} bytes"
             return f"send {name(to)} {shown(sent)}{again}{bound}"

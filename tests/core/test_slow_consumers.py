@@ -10,10 +10,21 @@ import pytest
 
 from pydanube.core.dispatch.consumer_window import DispatchLimits
 from pydanube.core.dispatch.delivery import FailurePolicy
-from pydanube.core.dispatch.events import Acked, Available, Effect, Event, Joined, Nacked, Send, Ticked, WakeAt, offsets
+from pydanube.core.dispatch.events import (
+    AckReceived,
+    Available,
+    Effect,
+    Event,
+    Joined,
+    NackReceived,
+    SendRanges,
+    Ticked,
+    WakeAt,
+    offsets,
+)
 from pydanube.core.dispatch.lag import explain
 from pydanube.core.dispatch.range_dispatch import SharedDispatch
-from pydanube.core.dispatch.window import Progress
+from pydanube.core.dispatch.window import SubscriptionProgress
 from pydanube.core.names import ConsumerId
 
 TIMEOUT = 30.0
@@ -37,7 +48,7 @@ class Workers:
         answers: Callable[[int], bool] = lambda offset: True,
         acks: bool = True,
     ) -> None:
-        self.machine = SharedDispatch(Progress(), policy=POLICY, limits=DispatchLimits(unacked_max=window))
+        self.machine = SharedDispatch(SubscriptionProgress(), policy=POLICY, limits=DispatchLimits(unacked_max=window))
         self.messages = messages
         self.seconds = seconds
         self.at_once = at_once
@@ -68,7 +79,7 @@ class Workers:
             self.idle_since[consumer] = self.now
             self._begin(consumer)
             if self.answers(offset):
-                self._tell(Acked(offsets(offset)) if self.acks else Nacked(offsets(offset)))
+                self._tell(AckReceived(offsets(offset)) if self.acks else NackReceived(offsets(offset)))
 
     def _tell(self, event: Event) -> None:
         before = self.machine.deliveries.timed_out
@@ -78,7 +89,7 @@ class Workers:
         for effect in effects:
             if isinstance(effect, WakeAt):
                 self._plan(effect.time, None, 0)
-            elif isinstance(effect, Send):
+            elif isinstance(effect, SendRanges):
                 self.queues[effect.consumer].extend(at for first, end in effect.ranges for at in range(first, end))
                 self._begin(effect.consumer)
 
@@ -122,7 +133,7 @@ def test_fast_consumers_have_all_of_a_large_window() -> None:
 
 
 def test_a_slow_and_a_fast_consumer_have_windows_of_their_own() -> None:
-    machine = SharedDispatch(Progress(), policy=POLICY)
+    machine = SharedDispatch(SubscriptionProgress(), policy=POLICY)
     slow, fast = ConsumerId(1), ConsumerId(2)
     for event in (Joined(slow), Joined(fast), Available(1_000)):
         machine.step(event, 0.0)
@@ -132,13 +143,13 @@ def test_a_slow_and_a_fast_consumer_have_windows_of_their_own() -> None:
     now = 0.0
     for offset in theirs[slow]:
         now += 5.0
-        machine.step(Acked(offsets(offset)), now)
+        machine.step(AckReceived(offsets(offset)), now)
     members = {member.consumer: member for member in machine.windows.all}
     assert members[slow].held == 3, "five seconds each, half of an ack timeout"
     for _ in range(3):
         now += 0.001
         mine = [piece.first for piece in machine.in_flight if piece.value.consumer == fast]
-        machine.step(Acked(offsets(*mine)), now)
+        machine.step(AckReceived(offsets(*mine)), now)
     assert members[fast].held == 7 and members[slow].held == 3
 
 
@@ -180,7 +191,7 @@ def test_one_that_joins_is_thought_to_be_as_slow_as_the_others_until_it_answers(
     workers = Workers(1, 100, lambda offset, now: 20.0)
     workers.work(until=400.0)
     effects = workers.machine.step(Joined(ConsumerId(2)), 400.0)
-    assert [effect.ranges[0].size for effect in effects if isinstance(effect, Send)] == [1]
+    assert [effect.ranges[0].size for effect in effects if isinstance(effect, SendRanges)] == [1]
 
 
 def test_explain_counts_what_timed_out_and_is_in_the_queues_of_slow_consumers_still() -> None:

@@ -25,7 +25,7 @@ from typing import Final
 
 from pydanube.broker import rescue
 from pydanube.broker.retention import Change
-from pydanube.cluster import duties
+from pydanube.cluster import assignment_reconciler
 from pydanube.core import keys
 from pydanube.core.dispatch import ranges
 from pydanube.core.dispatch.lag import Heartbeat
@@ -173,14 +173,14 @@ def seldom_looks() -> Iterator[None]:
     Most of those looks find nothing: without them a run is cheaper, and what does go wrong has more time to. And
     what is stored is compressed by what takes the least time for a few bytes.
     """
-    saved = duties.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS
+    saved = assignment_reconciler.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS
     codec, parquet.CODEC = parquet.CODEC, "lz4"  # type: ignore[misc]
-    duties.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS = LOOKS_SECONDS  # type: ignore[misc]
+    assignment_reconciler.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS = LOOKS_SECONDS  # type: ignore[misc]
     try:
         yield
     finally:
         parquet.CODEC = codec  # type: ignore[misc]
-        duties.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS = saved  # type: ignore[misc]
+        assignment_reconciler.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS = saved  # type: ignore[misc]
 
 
 @contextlib.contextmanager

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pydanube.api.grpc.peers import Peers
-from pydanube.api.http.metrics import MetricsDoor
+from pydanube.api.http.metrics import MetricsServer
 from pydanube.api.memory import give_back_large_blocks, keep_collections_short
-from pydanube.api.server import Doors, open_metrics
+from pydanube.api.server import BrokerServers, open_metrics
 from pydanube.broker.service import Broker
 from pydanube.config import Config, open_files
 from pydanube.config.reload import reloaded
@@ -113,7 +113,7 @@ async def _serve(
     _take_open_files()
     give_back_large_blocks()
     telemetry = Telemetry()
-    metrics = MetricsDoor(telemetry)
+    metrics = MetricsServer(telemetry)
     await _check_directory(config)
     await open_metrics(metrics, config.broker)
     try:
@@ -136,14 +136,14 @@ def _take_open_files() -> None:
 
 async def _serve_on(
     broker: Broker,
-    metrics: MetricsDoor,
+    metrics: MetricsServer,
     announce: Callable[[Listening], None],
     stopping: asyncio.Event,
     reloading: Reloading,
 ) -> None:
     config = broker.config
     try:
-        doors = await Doors.open(broker, metrics)
+        doors = await BrokerServers.open(broker, metrics)
         try:
             async with _web_admin(config, doors, broker.stream_url) as web_addr:
                 keep_collections_short()
@@ -182,7 +182,7 @@ class Reloading:
         self._hangup = hangup
         self._read_again = read_again
 
-    async def run(self, broker: Broker, doors: Doors) -> None:
+    async def run(self, broker: Broker, doors: BrokerServers) -> None:
         while True:
             await self._hangup.wait()
             self._hangup.clear()
@@ -193,7 +193,7 @@ class Reloading:
             except Exception:  # whatever it is, it must not cost the next reload
                 log.exception("configuration not reloaded")
 
-    async def _reload(self, broker: Broker, doors: Doors) -> None:
+    async def _reload(self, broker: Broker, doors: BrokerServers) -> None:
         running, found = broker.config, reloaded(broker.config, self._read_again())
         await broker.reload(found.config)
         doors.change_stream_limits(found.config.stream.limits)
@@ -219,7 +219,7 @@ def _severity(level: str) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _web_admin(config: Config, doors: Doors, stream_url: str) -> AsyncIterator[str]:
+async def _web_admin(config: Config, doors: BrokerServers, stream_url: str) -> AsyncIterator[str]:
     """Where it listens. A taken port costs the pages, not the broker."""
     if not config.web_addr:
         yield ""
@@ -267,7 +267,7 @@ async def _started(config: Config, telemetry: Telemetry, stopping: asyncio.Event
         await asyncio.gather(stopped, return_exceptions=True)
 
 
-async def _until_over(broker: Broker, doors: Doors, stopping: asyncio.Event) -> None:
+async def _until_over(broker: Broker, doors: BrokerServers, stopping: asyncio.Event) -> None:
     """Returns when it is time to stop, with the topics handed over. Raises what ended this broker's membership."""
     stopped = asyncio.create_task(stopping.wait(), name="told to stop")
     ended = broker.cluster.ended if broker.cluster is not None else None

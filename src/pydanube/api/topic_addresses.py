@@ -18,7 +18,7 @@ from pydanube.wire._pb.pydanube import stream_pb2 as pb
 log = logging.getLogger(__name__)
 
 
-class Place(NamedTuple):
+class TopicAddress(NamedTuple):
     """The broker that has a topic, by the addresses that it has registered."""
 
     is_local: bool
@@ -27,11 +27,11 @@ class Place(NamedTuple):
     stream_url: str
 
 
-def here(broker: Broker) -> Place:
-    return Place(True, broker.broker_url, broker.connect_url, broker.stream_url)
+def here(broker: Broker) -> TopicAddress:
+    return TopicAddress(True, broker.broker_url, broker.connect_url, broker.stream_url)
 
 
-async def locate(broker: Broker, name: TopicName) -> Place | NotServed:
+async def locate(broker: Broker, name: TopicName) -> TopicAddress | NotServed:
     """Who has the topic, by exactly this name; or why nobody has. Raises TopicUnknown."""
     topics, cluster = broker.topics, broker.cluster
     if topics.get(name) is not None:
@@ -45,7 +45,7 @@ async def locate(broker: Broker, name: TopicName) -> Place | NotServed:
     peer = cluster.peers.get(host) if host is not None else None
     if peer is not None:
         broker.telemetry.redirects["not_local", name.namespace] += 1
-        return Place(False, peer.broker_url, peer.connect_url, peer.stream_url)
+        return TopicAddress(False, peer.broker_url, peer.connect_url, peer.stream_url)
     if not await topics.exists(name):
         raise TopicUnknown(name)
     assert topics.directory is not None

@@ -19,7 +19,7 @@ from pydanube.broker.base_subscription import BaseSubscription, Services
 from pydanube.broker.cursors import StoredCursor
 from pydanube.broker.outbox import (
     AnyOutbox,
-    Registration,
+    ConsumerRegistration,
 )
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.shipper import Shipper, Source
@@ -38,12 +38,12 @@ from pydanube.core.dispatch.events import (
     Joined,
     JoinRefused,
     Left,
+    LogTrimmed,
     NotHeld,
     ReadKeys,
     Recall,
-    Send,
+    SendRanges,
     Ticked,
-    Trimmed,
     WakeAt,
 )
 from pydanube.core.dispatch.lag import Heartbeat, LagInfo, Standing, beat, explain
@@ -78,7 +78,7 @@ class Dispatcher(BaseSubscription):
         *,
         heartbeat: Heartbeat = POLLING,
         own_heartbeat: Heartbeat | None = None,
-        consumers: Iterable[Registration] = (),
+        consumers: Iterable[ConsumerRegistration] = (),
         cursor_revision: int | None = None,
         seeks: int = 0,
     ) -> None:
@@ -119,7 +119,7 @@ class Dispatcher(BaseSubscription):
 
     # --- consumers ----------------------------------------------------------------------------------
 
-    def _joined(self, registration: Registration) -> None:
+    def _joined(self, registration: ConsumerRegistration) -> None:
         permits = Permits(0, 0) if registration.native else None
         joined = Joined(registration.consumer_id, permits, registration.key_filters, registration.hands_over)
         refused = self._step(joined)
@@ -127,7 +127,7 @@ class Dispatcher(BaseSubscription):
             holder = self._consumers.get(refused.active)
             raise SubscriptionBusy(self._topic, self.name, holder.name if holder else "another")
 
-    def _left(self, registration: Registration, outbox: AnyOutbox) -> None:
+    def _left(self, registration: ConsumerRegistration, outbox: AnyOutbox) -> None:
         self._step(Left(registration.consumer_id))
 
     def _ending(self, outbox: AnyOutbox) -> None:
@@ -215,7 +215,7 @@ class Dispatcher(BaseSubscription):
             return  # the interval was changed, and another beat is on its way, or none
         head = self._source.log.head
         if self._machine.progress.next_unacked < self._source.retained_from:
-            self._step(Trimmed(self._source.retained_from))  # also while nobody is connected to ask for it
+            self._step(LogTrimmed(self._source.retained_from))  # also while nobody is connected to ask for it
         if self._machine.progress.next_unacked < head:
             standing = self._machine.standing(head)
             if beat(standing, POLLING, now).poll:
@@ -253,8 +253,8 @@ class Dispatcher(BaseSubscription):
             self._services.cursors.changed(self)  # also an ack above the cursor: it is saved as a hole
         for effect in effects:
             match effect:
-                case Send(consumer) | Recall(consumer):
-                    if isinstance(effect, Send) and log.isEnabledFor(logging.DEBUG):
+                case SendRanges(consumer) | Recall(consumer):
+                    if isinstance(effect, SendRanges) and log.isEnabledFor(logging.DEBUG):
                         self._say(logging.DEBUG, "consumer chosen", consumer=consumer, offsets=effect.ranges)
                     # The outbox as it is now: whoever comes back under the same id gets his own Sends.
                     self._shipper.queue(

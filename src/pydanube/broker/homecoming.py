@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from pydanube.broker.members import gather_bounded
+from pydanube.broker.registrations import gather_bounded
 from pydanube.core import keys
 from pydanube.core.history.ownership import Orphan, Owner
 from pydanube.core.history.rescue import Brought

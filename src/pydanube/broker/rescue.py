@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, Final
 
 from pydanube.broker.catalog import Catalog
-from pydanube.broker.members import gather_bounded
+from pydanube.broker.registrations import gather_bounded
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.commit.sessions import Sessions

@@ -20,16 +20,16 @@ from pydanube.broker.deletion import erase
 from pydanube.broker.hand_over import LastSnapshots, Phases, release_volatile, remove_released, seal, seal_all
 from pydanube.broker.homecoming import Homecoming
 from pydanube.broker.load_meter import LoadMeter
-from pydanube.broker.members import (
-    gather_bounded,
-)
 from pydanube.broker.move_log import MoveLog
 from pydanube.broker.ownership import Ownership, look
-from pydanube.broker.take_over import DeletionCutOff, Opener, Rooms, Take
+from pydanube.broker.registrations import (
+    gather_bounded,
+)
+from pydanube.broker.take_over import BrokerContext, DeletionCutOff, Opener, Take
 from pydanube.broker.topic_directory import TopicDirectory
-from pydanube.cluster.cluster import Cluster
+from pydanube.cluster.cluster import ClusterNode
 from pydanube.core import keys
-from pydanube.core.cluster.load import LoadReport, Usage
+from pydanube.core.cluster.load import LoadReport, ResourceUsage
 from pydanube.core.cluster.placement import BROKER_LOST, MOVES, SHUTDOWN, Marker
 from pydanube.core.names import ConsumerId, ProducerId, TopicName
 from pydanube.errors import (
@@ -70,9 +70,9 @@ class TopicTable:
 
     def __init__(
         self,
-        rooms: Rooms,
-        cluster: Cluster | None = None,
-        usage: Callable[[float], Usage] = lambda now: Usage(),
+        rooms: BrokerContext,
+        cluster: ClusterNode | None = None,
+        usage: Callable[[float], ResourceUsage] = lambda now: ResourceUsage(),
     ) -> None:
         clock = rooms.services.clock
         self.rooms = rooms

@@ -242,7 +242,7 @@ class DiskSpace(NamedTuple):
     free_bytes: int  # for ordinary processes
 
 
-class Snapshot(NamedTuple):
+class MetricsSnapshot(NamedTuple):
     """Nobody changes it, so `collect` and `text` may run in any thread."""
 
     topics: list[TopicNow]

@@ -14,7 +14,13 @@ from starlette.responses import Response
 
 from pydanube.core.cluster.conditions import count as counted
 from pydanube.core.dispatch.consumer_window import UNACKED_MAX_ALLOWED
-from pydanube.core.dispatch.delivery import DELAY_MAX_MS, REDELIVERY_COUNT_MAX, Backoff, FailurePolicy, Poison
+from pydanube.core.dispatch.delivery import (
+    DELAY_MAX_MS,
+    REDELIVERY_COUNT_MAX,
+    BackoffStrategy,
+    FailurePolicy,
+    PoisonPolicy,
+)
 from pydanube.core.dispatch.lag import OBSERVE, OFF, PROFILES
 from pydanube.core.names import NamespaceName, TopicName
 from pydanube.core.policies import TopicPolicy
@@ -33,8 +39,8 @@ BACKOFF_WORDS: Final = {number: word for word, number in BACKOFF.items()}
 POISON_WORDS: Final = {number: word.replace("_", " ") for word, number in POISON.items()}
 HEARTBEATS: Final = (*PROFILES, OFF, OBSERVE)
 DEFAULTS: Final = FailurePolicy()
-_BACKOFF_OF: Final = {Backoff.FIXED: pb.Fixed, Backoff.EXPONENTIAL: pb.Exponential}
-_POISON_OF: Final = {Poison.DEAD_LETTER: pb.DeadLetter, Poison.BLOCK: pb.Block, Poison.DROP: pb.Drop}
+_BACKOFF_OF: Final = {BackoffStrategy.FIXED: pb.Fixed, BackoffStrategy.EXPONENTIAL: pb.Exponential}
+_POISON_OF: Final = {PoisonPolicy.DEAD_LETTER: pb.DeadLetter, PoisonPolicy.BLOCK: pb.Block, PoisonPolicy.DROP: pb.Drop}
 
 
 # --- failure policy -----------------------------------------------------------------------------------------------

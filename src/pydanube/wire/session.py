@@ -77,7 +77,7 @@ class Side(Enum):
     SERVER = "server"
 
 
-class State(Enum):
+class SessionState(Enum):
     GREETING = "greeting"
     OPEN = "open"
     LEAVING = "leaving"  # the peer said goodbye; requests are still answered
@@ -85,8 +85,8 @@ class State(Enum):
 
 
 # A look at an Enum's member costs as much as a call: these are on the way of every frame.
-_GREETING: Final = State.GREETING
-_LEAVING: Final = State.LEAVING
+_GREETING: Final = SessionState.GREETING
+_LEAVING: Final = SessionState.LEAVING
 
 
 class How(Enum):
@@ -97,7 +97,7 @@ class How(Enum):
     DROPPED = "dropped"  # abort
 
 
-class End(NamedTuple):
+class SessionEnd(NamedTuple):
     how: How
     error: BaseException  # a DanubeError on the client's side
 
@@ -131,8 +131,8 @@ class Session(Generic[W]):
         """
         self.side = side
         self._is_client = side is Side.CLIENT
-        self.state = State.GREETING
-        self.end: End | None = None
+        self.state = SessionState.GREETING
+        self.end: SessionEnd | None = None
         self.client = ""  # the client's name for itself, known to a server that was greeted
         self.frame_size_max = frames.FRAME_SIZE_LIMIT  # of what may be sent to the peer
         self._greeting = greeting
@@ -310,8 +310,8 @@ class Session(Generic[W]):
             self.close(Unreachable(self._peer, why))
 
     def _close(self, how: How, error: BaseException) -> None:
-        self.state = State.CLOSED
-        self.end = End(how, error)
+        self.state = SessionState.CLOSED
+        self.end = SessionEnd(how, error)
         self._frames.clear()
 
     # --- time ---------------------------------------------------------------------------------------
@@ -394,7 +394,7 @@ class Session(Generic[W]):
             self.send(pb.Command(request_id=request_id, pong=pb.Pong()))
             return None
         elif kind == "goodbye":
-            self.state = State.LEAVING
+            self.state = SessionState.LEAVING
             return None
         elif kind == "pong":
             return None
@@ -415,7 +415,7 @@ class Session(Generic[W]):
         welcome.frame_size_max = self._decoder.frame_size_max = self._limits.frame_bytes
         welcome.in_flight_max = frames.IN_FLIGHT_MAX
         welcome.keepalive_seconds = self._limits.keepalive_seconds
-        self.state, self._is_greeted = State.OPEN, True
+        self.state, self._is_greeted = SessionState.OPEN, True
         self.send(pb.Command(request_id=frame.command.request_id, welcome=welcome))
 
     # --- the client's side --------------------------------------------------------------------------
@@ -430,7 +430,7 @@ class Session(Generic[W]):
             self.send(pb.Command(request_id=frame.command.request_id, pong=pb.Pong()))
             return None
         if kind == "goodbye":
-            self.state = State.LEAVING
+            self.state = SessionState.LEAVING
             return frame
         number = frame.command.request_id
         if kind == "error" and not number:
@@ -458,7 +458,7 @@ class Session(Generic[W]):
         self.frame_size_max = welcome.frame_size_max
         self._decoder.frame_size_max = frames.FRAME_SIZE_LIMIT
         self._keepalive_seconds = float(welcome.keepalive_seconds)
-        self.state = State.OPEN
+        self.state = SessionState.OPEN
         if self._keepalive_seconds:
             self._check_at = self._heard_at + self._keepalive_seconds / 3
         return frame

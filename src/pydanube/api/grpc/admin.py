@@ -12,14 +12,14 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.grpc.adapter import RpcRefusal
 from pydanube.api.grpc.data import KINDS
 from pydanube.api.grpc.peers import Peers
 from pydanube.api.moves import Moves, whole
 from pydanube.api.topic_addresses import make_topic
 from pydanube.broker.any_topic import AnyTopic
-from pydanube.broker.members import gather_bounded
 from pydanube.broker.overview import Overview
+from pydanube.broker.registrations import gather_bounded
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
 from pydanube.core.dispatch.consumer_window import UNACKED_MAX_ALLOWED
@@ -154,10 +154,10 @@ class TopicAdmin:
         """In effect at once, and kept for a subscription that does not exist yet."""
         name, subscription = TopicName(request.topic), SubscriptionName(request.subscription)
         if not request.HasField("failure_policy"):
-            raise Refusal(Code.INVALID_ARGUMENT, "failure_policy is missing")
+            raise RpcRefusal(Code.INVALID_ARGUMENT, "failure_policy is missing")
         policy = failure_policy_of(request.failure_policy)
         if policy.dead_letter_topic == name:
-            raise Refusal(
+            raise RpcRefusal(
                 Code.INVALID_ARGUMENT, f"dead_letter_topic = {name} is not allowed: its poison would come back for ever"
             )
         await self._reliable(name, "a failure policy")
@@ -187,10 +187,10 @@ class TopicAdmin:
     ) -> pb.SubscriptionResponse:
         name, subscription = TopicName(request.topic), SubscriptionName(request.subscription)
         if not request.HasField("dispatch_config"):
-            raise Refusal(Code.INVALID_ARGUMENT, "dispatch_config is missing")
+            raise RpcRefusal(Code.INVALID_ARGUMENT, "dispatch_config is missing")
         unacked_max = request.dispatch_config.max_unacked_messages
         if not 1 <= unacked_max <= UNACKED_MAX_ALLOWED:
-            raise Refusal(
+            raise RpcRefusal(
                 Code.INVALID_ARGUMENT,
                 f"max_unacked_messages = {unacked_max} is not allowed: from 1 to {UNACKED_MAX_ALLOWED}",
             )
@@ -216,12 +216,12 @@ class TopicAdmin:
         try:
             reliable_topic(await self._topics.require(name), what)
         except TopicUnknown as unknown:
-            raise Refusal(Code.FAILED_PRECONDITION, str(unknown)) from unknown
+            raise RpcRefusal(Code.FAILED_PRECONDITION, str(unknown)) from unknown
 
 
 def reliable_topic(topic: AnyTopic, what: str) -> Topic:
     if not topic.reliable:
-        raise Refusal(
+        raise RpcRefusal(
             Code.FAILED_PRECONDITION,
             f"topic {topic.name} is not reliable: it keeps no messages, so {what} means nothing",
         )
@@ -230,7 +230,7 @@ def reliable_topic(topic: AnyTopic, what: str) -> Topic:
 
 def delivery_of(number: pb.DispatchStrategy) -> Delivery:
     if number not in DELIVERY:
-        raise Refusal(
+        raise RpcRefusal(
             Code.INVALID_ARGUMENT, f"dispatch_strategy {number} is not known: 0 is NonReliable, 1 is Reliable"
         )
     return DELIVERY[number]

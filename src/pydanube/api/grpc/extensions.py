@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.grpc.adapter import RpcRefusal
 from pydanube.api.grpc.admin import reliable_topic
 from pydanube.api.grpc.moves import MoveCalls
 from pydanube.api.grpc.peers import Peers
@@ -40,11 +40,11 @@ class ForClients:
 
     unimplemented = "only the admin port has it"
 
-    def __init__(self, admin: Admin) -> None:
+    def __init__(self, admin: AdminExtensions) -> None:
         self.ExplainSubscription = admin.ExplainSubscription
 
 
-class Admin(StorageCalls, MoveCalls, PolicyCalls):
+class AdminExtensions(StorageCalls, MoveCalls, PolicyCalls):
     def __init__(self, broker: Broker, peers: Peers, observer: Observer) -> None:
         StorageCalls.__init__(self, broker)
         MoveCalls.__init__(self, broker, peers)
@@ -85,7 +85,7 @@ class Admin(StorageCalls, MoveCalls, PolicyCalls):
             case "time_us":
                 offset = max(topic.first_offset, await topic.offset_at(request.time_us))
             case _:
-                raise Refusal(Code.INVALID_ARGUMENT, "say where to: earliest, latest, an offset or a time")
+                raise RpcRefusal(Code.INVALID_ARGUMENT, "say where to: earliest, latest, an offset or a time")
         if not topic.first_offset <= offset <= topic.head:
             raise OffsetOutOfRange(topic.name, offset, topic.first_offset, topic.head)
         await subscription.move_to(offset)

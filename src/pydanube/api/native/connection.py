@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, Never, cast
 
 from pydanube.api.native.handle_table import HandleTable
-from pydanube.api.native.intake import Intake
+from pydanube.api.native.intake import BatchIntake
 from pydanube.api.native.requests import NativeRequests
 from pydanube.broker.outbox import Caller
 from pydanube.errors import (
@@ -31,7 +31,7 @@ from pydanube.ports import Buffer
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import to_wire
-from pydanube.wire.session import End, Event, How, Session, Side
+from pydanube.wire.session import Event, How, Session, SessionEnd, Side
 
 if TYPE_CHECKING:
     from pydanube.api.native.server import NativeServer
@@ -63,11 +63,11 @@ class NativeConnection(asyncio.Protocol):
         self.session: Session[Never] = Session(Side.SERVER, welcome, self.elapsed(), limits=self.limits)
         self._turn: asyncio.Handle | None = None  # when the rest of the events is handled
         self._is_handling = False  # events: what they have to say is written together
-        self._carried_out: End | None = None
+        self._carried_out: SessionEnd | None = None
         self._transport: asyncio.Transport
         self._handles = HandleTable(self)
         self._requests = NativeRequests(self, self._handles)
-        self.intake = Intake(self, self._handles, server.connections)
+        self.intake = BatchIntake(self, self._handles, server.connections)
         self._tasks: set[asyncio.Task[None]] = set()
         self.writable = asyncio.Event()
         self.writable.set()
@@ -210,7 +210,7 @@ class NativeConnection(asyncio.Protocol):
         if session.end is not None and session.end is not self._carried_out:
             self._carry_out(session.end)
 
-    def _carry_out(self, end: End) -> None:
+    def _carry_out(self, end: SessionEnd) -> None:
         self._carried_out = end
         if end.how is How.DROPPED:
             why = end.error.why if isinstance(end.error, Unreachable) else str(end.error)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PARSE_ON_LOOP_BYTES: Final = 64 * 1024
 
 
-class Intake:
+class BatchIntake:
     """Batches of one connection that are not on disk. `peers` are all connections of the server."""
 
     def __init__(self, connection: NativeConnection, handles: HandleTable, peers: Iterable[NativeConnection]) -> None:

@@ -16,8 +16,8 @@ from pydanube.api.native.pump import Pump
 from pydanube.api.orders import tell_native
 from pydanube.api.topic_addresses import here, locate, make_topic, offset_of
 from pydanube.broker.any_topic import AnyTopic
-from pydanube.broker.members import read_policy
 from pydanube.broker.overview import Overview
+from pydanube.broker.registrations import read_policy
 from pydanube.broker.topic import Topic
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from pydanube.core.cluster.conditions import Condition, Orphaned, Severity, count, order, words
+from pydanube.core.cluster.conditions import Condition, OrphanedRanges, Severity, count, order, words
 
 RESTARTS_MAX: Final = 2  # in an hour
 RESTART_MS: Final = 3_600_000
@@ -44,7 +44,7 @@ class BrokerFacts:
     reason: str = ""
     topics: int = 0  # assigned to it
     own: Sequence[Condition] = ()
-    orphans: Sequence[Orphaned] = ()
+    orphans: Sequence[OrphanedRanges] = ()
     starts_ms: Sequence[int] = ()  # lately, without an orderly stop before
     lease_seconds: float = 0.0
     not_uploaded_seconds: float | None = (

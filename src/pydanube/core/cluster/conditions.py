@@ -67,16 +67,16 @@ def order(conditions: Iterable[Condition]) -> list[Condition]:
 # --- how one broker is doing ----------------------------------------------------------------------------
 
 
-class Buckets(NamedTuple):
+class LatencyBuckets(NamedTuple):
     """A histogram: how many lie between two bounds; one more count than bounds."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
 
-    def since(self, earlier: Buckets) -> Buckets:
+    def since(self, earlier: LatencyBuckets) -> LatencyBuckets:
         """What came since `earlier`. One that began anew counts from 0."""
         grown = tuple(now - then for now, then in zip(self.counts, earlier.counts, strict=True))
-        return self if min(grown, default=0) < 0 else Buckets(self.bounds, grown)
+        return self if min(grown, default=0) < 0 else LatencyBuckets(self.bounds, grown)
 
     def quantile(self, share: float) -> float | None:
         """As Prometheus guesses it: evenly spread between two bounds. None: nothing was counted."""
@@ -93,7 +93,7 @@ class Buckets(NamedTuple):
         return low + (self.bounds[place] - low) * (rank - before) / max(self.counts[place], 1)
 
 
-class SubscriptionNumbers(NamedTuple):
+class SubscriptionCounts(NamedTuple):
     topic: str
     name: str
     lag: int | None  # None: it has none
@@ -109,7 +109,7 @@ class SubscriptionNumbers(NamedTuple):
         return f"{self.topic} {self.name}"
 
 
-class Orphaned(NamedTuple):
+class OrphanedRanges(NamedTuple):
     """What of a topic only the disk of a lost broker has."""
 
     topic: str
@@ -127,7 +127,7 @@ class BrokerNumbers:
     lease_age_seconds: float | None = None
     lease_ttl_seconds: float = 0.0
     unopened: Mapping[str, str] = field(default_factory=dict)  # topics, and why
-    orphans: Sequence[Orphaned] = ()
+    orphans: Sequence[OrphanedRanges] = ()
     log_size_bytes: int | None = None
     log_limit_bytes: int = 0  # 0: the disk is the bound
     disk_free_bytes: int | None = None
@@ -136,9 +136,9 @@ class BrokerNumbers:
     object_errors: int = 0
     metadata_size_bytes: int = 0
     metadata_quota_bytes: int = 0
-    loop_lag: Buckets | None = None
-    commits: Buckets | None = None
-    publishes: Buckets | None = None
+    loop_lag: LatencyBuckets | None = None
+    commits: LatencyBuckets | None = None
+    publishes: LatencyBuckets | None = None
 
 
 class Percentiles(NamedTuple):
@@ -149,7 +149,7 @@ class Percentiles(NamedTuple):
     p99: float | None
 
     @classmethod
-    def of(cls, buckets: Buckets | None) -> Percentiles:
+    def of(cls, buckets: LatencyBuckets | None) -> Percentiles:
         if buckets is None:
             return cls(None, None, None)
         return cls(buckets.quantile(0.5), buckets.quantile(0.95), buckets.quantile(0.99))
@@ -165,7 +165,7 @@ class _Counters:
     quiet_since: float
 
 
-class Watch:
+class BrokerWatch:
     """The memory that rules over time need, of one broker. `look` now and then; `conditions` are of the last look."""
 
     def __init__(self) -> None:
@@ -177,9 +177,7 @@ class Watch:
         self._before: BrokerNumbers | None = None
         self._earlier: BrokerNumbers | None = None
 
-    def look(
-        self, now: float, now_ms: int, broker: BrokerNumbers, subscriptions: Iterable[SubscriptionNumbers]
-    ) -> None:
+    def look(self, now: float, now_ms: int, broker: BrokerNumbers, subscriptions: Iterable[SubscriptionCounts]) -> None:
         for _ in self.look_in_steps(now, now_ms, broker, subscriptions):
             pass
 
@@ -188,7 +186,7 @@ class Watch:
         now: float,
         now_ms: int,
         broker: BrokerNumbers,
-        subscriptions: Iterable[SubscriptionNumbers],
+        subscriptions: Iterable[SubscriptionCounts],
         step: int = 250,
     ) -> Iterator[None]:
         """The same, for a loop that has other things to do."""
@@ -265,7 +263,7 @@ class Watch:
             )
 
     def _subscription(
-        self, now: float, each: SubscriptionNumbers, counters: _Counters | None, turns: bool, judge: _Judge
+        self, now: float, each: SubscriptionCounts, counters: _Counters | None, turns: bool, judge: _Judge
     ) -> _Counters:
         counts = (
             each.heartbeat_polls,

@@ -14,7 +14,7 @@ from pydanube.core.dispatch.consumer_window import ConsumerWindow
 from pydanube.core.dispatch.deliveries import Deliveries, StepContext
 from pydanube.core.dispatch.delivery import Tries
 from pydanube.core.dispatch.events import Handed, NotHeld, Recall, Returned
-from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, Piece
+from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, RangePiece
 from pydanube.core.dispatch.window import Flight
 
 IDLE_SECONDS: Final = 0.1  # a consumer has nothing to do for so long, and others are asked for what they have not seen
@@ -48,7 +48,7 @@ class ConsumerQueues:
         if missing:
             self._context.effects.append(NotHeld(tuple(missing)))
 
-    def _see(self, piece: Piece[Flight], seconds: float | None) -> None:
+    def _see(self, piece: RangePiece[Flight], seconds: float | None) -> None:
         first, end, flight = piece
         now, timeout = self._context.now, self._context.timeout_seconds
         began = now if flight.unseen else flight.sent_at
@@ -64,19 +64,19 @@ class ConsumerQueues:
         self._in_flight.cut(first, end)
         self._in_flight.put(first, end, flight.consumer, flight.tries, began, due_at=due_at)
 
-    def returned(self, event: Returned) -> list[Piece[Tries]]:
+    def returned(self, event: Returned) -> list[RangePiece[Tries]]:
         """What the application has not seen and will not: it is to be sent again."""
         window = self._windows.get(event.consumer)
         if window is None or event.taken != window.taken:
             return []  # it speaks of a queue that was taken from it; what it was sent since it may have shown
-        back: list[Piece[Tries]] = []
+        back: list[RangePiece[Tries]] = []
         for first, end in event.ranges:
             for piece in self._in_flight.overlap(first, end):
                 flight = piece.value
                 if flight.consumer != event.consumer or not flight.unseen:
                     continue  # it was taken back meanwhile
                 self._deliveries.release(self._in_flight.cut(piece.first, piece.end))
-                back.append(Piece(piece.first, piece.end, flight.tries.undelivered()))
+                back.append(RangePiece(piece.first, piece.end, flight.tries.undelivered()))
         return back
 
     # --- taking them from one consumer for another ----------------------------------------------------------
@@ -92,7 +92,7 @@ class ConsumerQueues:
             if window.unseen and not window.shipping and window.active_at + timeout <= now
         ]
 
-    def take(self, window: ConsumerWindow) -> list[Piece[Flight]]:
+    def take(self, window: ConsumerWindow) -> list[RangePiece[Flight]]:
         """The whole queue of a consumer."""
         pieces = self._in_flight.cut_unseen(window.consumer)
         self._deliveries.release(pieces)

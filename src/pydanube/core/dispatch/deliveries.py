@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from pydanube.core.dispatch.consumer_window import ConsumerWindow, DispatchLimits
 from pydanube.core.dispatch.consumer_windows import ConsumerWindows
 from pydanube.core.dispatch.delivery import FailurePolicy, Tries
-from pydanube.core.dispatch.events import Effect, Send, Shipped
+from pydanube.core.dispatch.events import Effect, SendRanges, Shipped
 from pydanube.core.dispatch.limits import TokenBucket
-from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, Piece
+from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, RangePiece
 from pydanube.core.dispatch.window import Flight, InFlight
 from pydanube.core.names import ConsumerId
 
@@ -92,11 +92,11 @@ class Deliveries:
             window = send.window
             size_max = None if window.messages is None else window.size_bytes
             self.windows.sent(window)
-            self._context.effects.append(Send(window.consumer, tuple(send.ranges), send.attempt, size_max))
+            self._context.effects.append(SendRanges(window.consumer, tuple(send.ranges), send.attempt, size_max))
         self._outgoing.clear()
         self._outgoing_to.clear()
 
-    def shipped(self, event: Shipped) -> list[Piece[Tries]]:
+    def shipped(self, event: Shipped) -> list[RangePiece[Tries]]:
         """Counts the bytes that went out. Returns what did not go and is to be sent again."""
         window = self.windows.get(event.consumer)
         if window is None:
@@ -105,7 +105,7 @@ class Deliveries:
         if window.was_empty:
             window.was_empty = False
             window.active_at = self._context.now  # it could not take before what was not sent
-        unsent: list[Piece[Tries]] = []
+        unsent: list[RangePiece[Tries]] = []
         for first, end in event.unsent:
             window.paused = True
             settled = end - first  # voided, trimmed or timed out while it was read: not sent either
@@ -114,18 +114,18 @@ class Deliveries:
                     continue  # it timed out, and another consumer has it now
                 self.in_flight.cut(piece.first, piece.end)
                 self.windows.refund(window, piece.end - piece.first, unseen=piece.value.unseen)
-                unsent.append(Piece(piece.first, piece.end, piece.value.tries.undelivered()))
+                unsent.append(RangePiece(piece.first, piece.end, piece.value.tries.undelivered()))
                 settled -= piece.end - piece.first
             self.windows.repay(window, settled)
         return unsent
 
     # --- ending -----------------------------------------------------------------------------------------
 
-    def release(self, pieces: Iterable[Piece[Flight]]) -> None:
+    def release(self, pieces: Iterable[RangePiece[Flight]]) -> None:
         for piece in pieces:
             self.windows.release(piece.value.consumer, piece.end - piece.first, unseen=piece.value.unseen)
 
-    def answered(self, first: int, end: int, late: OffsetRanges) -> list[Piece[Flight]]:
+    def answered(self, first: int, end: int, late: OffsetRanges) -> list[RangePiece[Flight]]:
         """Takes back what is in flight of [first, end): its consumer has answered. `late`: what was overdue at a
         consumer. It is that one that has answered, and the consumer with the copy has it still.
         """
@@ -143,13 +143,13 @@ class Deliveries:
                 pace.answered(window, part.size, (flight.sent_at, part.end - 1))
         return pieces
 
-    def take_back(self, consumer: ConsumerId) -> list[Piece[Flight]]:
+    def take_back(self, consumer: ConsumerId) -> list[RangePiece[Flight]]:
         """Everything that a consumer holds, lowest first."""
         pieces = self.in_flight.cut_consumer(consumer)
         self.release(pieces)
         return pieces
 
-    def time_out(self) -> list[Piece[Flight]]:
+    def time_out(self) -> list[RangePiece[Flight]]:
         """Takes back what was not answered in time."""
         timeout, now = self._context.timeout_seconds, self._context.now
         deadline = self.next_deadline()

@@ -79,7 +79,7 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class ConsumerFinished:
     """A consumer wants nothing more; what it holds it may still acknowledge."""
 
     consumer: ConsumerId
@@ -87,7 +87,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """What became of a `Send`: so many bytes went out, `unsent` did not.
+    """What became of a `SendRanges`: so many bytes went out, `unsent` did not.
 
     Required after every Send to a consumer with permits; after others only if something was not sent. Unsent
     ranges wait for the next tick or commit (a reader with nothing to give must not become a busy loop). After
@@ -100,7 +100,7 @@ class Shipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Acked:
+class AckReceived:
     """`consumer`: who says so, if that is known: a sign of life."""
 
     ranges: Ranges
@@ -108,7 +108,7 @@ class Acked:
 
 
 @dataclass(frozen=True, slots=True)
-class Nacked:
+class NackReceived:
     ranges: Ranges
     delay_seconds: float = 0.0
     reason: str = ""
@@ -147,7 +147,7 @@ class Voided:
 
 
 @dataclass(frozen=True, slots=True)
-class Trimmed:
+class LogTrimmed:
     """Retention removed everything below `first_offset`."""
 
     first_offset: int
@@ -205,15 +205,15 @@ Event: TypeAlias = (
     | Granted
     | Handed
     | Returned
-    | Stopped
+    | ConsumerFinished
     | Shipped
-    | Acked
-    | Nacked
+    | AckReceived
+    | NackReceived
     | Available
     | Withheld
     | HistoryAvailable
     | Voided
-    | Trimmed
+    | LogTrimmed
     | Keyed
     | Ticked
     | PolicyChanged
@@ -227,7 +227,7 @@ Event: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendRanges:
     """`attempt` is 1 the first time.
 
     Stop after the message that brings the bytes to `size_max_bytes`, counting all Sends of this step to the
@@ -326,7 +326,7 @@ class WakeAt:
 
 
 Effect: TypeAlias = (
-    Send
+    SendRanges
     | Recall
     | NotHeld
     | DeadLetter

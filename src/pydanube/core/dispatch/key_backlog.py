@@ -14,12 +14,12 @@ from heapq import heapify, heappop, heappush
 
 from pydanube.core.dispatch.backlog import BacklogCounts
 from pydanube.core.dispatch.deliveries import StepContext
-from pydanube.core.dispatch.delivery import UNTRIED, Poison, RetryAt, Tries, copy_delay_seconds, judge
+from pydanube.core.dispatch.delivery import UNTRIED, PoisonPolicy, RetryAt, Tries, copy_delay_seconds, judge
 from pydanube.core.dispatch.events import Blocked, DeadLetter, Dropped
 from pydanube.core.dispatch.hash_ring import ring_hash
 from pydanube.core.dispatch.key_owners import KeyOwners
 from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, work
-from pydanube.core.dispatch.window import InFlight, Progress
+from pydanube.core.dispatch.window import InFlight, SubscriptionProgress
 from pydanube.core.names import ConsumerId
 
 
@@ -70,7 +70,9 @@ class KeyBacklog:
         "unread",
     )
 
-    def __init__(self, context: StepContext, progress: Progress, in_flight: InFlight, owners: KeyOwners) -> None:
+    def __init__(
+        self, context: StepContext, progress: SubscriptionProgress, in_flight: InFlight, owners: KeyOwners
+    ) -> None:
         self._context = context
         self._progress = progress
         self._in_flight = in_flight
@@ -246,15 +248,15 @@ class KeyBacklog:
         match judge(policy, tries, self._context.now, asked_seconds):
             case RetryAt(due):
                 self._wait(queue, due)
-            case Poison.DROP:
+            case PoisonPolicy.DROP:
                 effects.append(Dropped(OffsetRange(offset, offset + 1), tries))
                 self._progress.settle(offset, offset + 1)
                 self._free((offset,))
-            case Poison.DEAD_LETTER:
+            case PoisonPolicy.DEAD_LETTER:
                 assert policy.dead_letter_topic is not None, "the policy was checked when it was made"
                 self._set_turn(queue, Turn.DEAD_LETTERING)
                 effects.append(DeadLetter(OffsetRange(offset, offset + 1), tries, policy.dead_letter_topic))
-            case Poison.BLOCK:
+            case PoisonPolicy.BLOCK:
                 self._set_turn(queue, Turn.BLOCKED)
                 heappush(self._blocked, (offset, queue.key))
                 effects.append(Blocked(offset, tries, queue.key))
@@ -361,7 +363,7 @@ class KeyBacklog:
         for queue in [queue for queue in self._keys.values() if queue.turn is Turn.BLOCKED]:
             tries = self._tries[queue.current]
             verdict = judge(self._context.policy, tries, self._context.now)
-            if verdict is Poison.BLOCK:
+            if verdict is PoisonPolicy.BLOCK:
                 continue
             offset = queue.current
             self._turn_idle(queue)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydanube.core.dispatch.hash_ring import Ring, accepts
+from pydanube.core.dispatch.hash_ring import HashRing, accepts
 from pydanube.core.names import ConsumerId
 
 
@@ -16,7 +16,7 @@ class KeyOwners:
     __slots__ = ("_away", "_ring")
 
     def __init__(self, away: Mapping[ConsumerId, tuple[str, ...]]) -> None:
-        self._ring = Ring()
+        self._ring = HashRing()
         self._away = dict(away)
 
     def owner(self, key: str, place: int | None = None) -> ConsumerId | None:

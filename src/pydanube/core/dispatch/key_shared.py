@@ -20,12 +20,12 @@ from typing import Final
 from pydanube.core.dispatch.consumer_window import ConsumerWindow, DispatchLimits
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.dispatch.events import (
-    Acked,
+    AckReceived,
     Event,
     Forgotten,
     Joined,
     Keyed,
-    Nacked,
+    NackReceived,
     Ranges,
     ReadKeys,
     Sought,
@@ -36,7 +36,7 @@ from pydanube.core.dispatch.key_owners import KeyOwners
 from pydanube.core.dispatch.limits import TokenBucket
 from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges
-from pydanube.core.dispatch.window import Progress
+from pydanube.core.dispatch.window import SubscriptionProgress
 from pydanube.core.names import ConsumerId
 
 KEYS_READ_MAX: Final = 1_000  # offsets whose keys are asked for at a time
@@ -59,7 +59,7 @@ class KeySharedDispatch(DispatchMachine):
 
     def __init__(
         self,
-        progress: Progress,
+        progress: SubscriptionProgress,
         *,
         policy: FailurePolicy | None = None,
         limits: DispatchLimits | None = None,
@@ -85,7 +85,7 @@ class KeySharedDispatch(DispatchMachine):
                 self.backlog.look_for_unaccepted = True
             case Ticked() | Sought():
                 self._asked = False  # in case the question or its answer was lost; a repeated answer does no harm
-            case Acked(ranges) | Nacked(ranges):
+            case AckReceived(ranges) | NackReceived(ranges):
                 self._answer_gone(ranges)
             case _:
                 pass

@@ -35,9 +35,10 @@ from pydanube.core.dispatch.consumer_window import ConsumerWindow, DispatchLimit
 from pydanube.core.dispatch.deliveries import Deliveries, StepContext
 from pydanube.core.dispatch.delivery import TIMED_OUT, FailurePolicy
 from pydanube.core.dispatch.events import (
-    Acked,
+    AckReceived,
     AckRefused,
     Available,
+    ConsumerFinished,
     DeadLettered,
     DeadLetterFailed,
     Effect,
@@ -50,23 +51,22 @@ from pydanube.core.dispatch.events import (
     Joined,
     Keyed,
     Left,
-    Nacked,
+    LogTrimmed,
+    NackReceived,
     PolicyChanged,
     Ranges,
     Returned,
     Shipped,
     Sought,
-    Stopped,
     Ticked,
-    Trimmed,
     Voided,
     WakeAt,
     Withheld,
 )
 from pydanube.core.dispatch.lag import LagInfo, Standing, lag_info
 from pydanube.core.dispatch.limits import TokenBucket
-from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, Piece, work
-from pydanube.core.dispatch.window import Flight, Progress
+from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, RangePiece, work
+from pydanube.core.dispatch.window import Flight, SubscriptionProgress
 from pydanube.core.names import ConsumerId
 
 PIECES_MAX: Final = 1_024  # ranges that one step sends, takes back because of their age, or retries
@@ -80,7 +80,7 @@ class DispatchMachine(ABC):
 
     def __init__(
         self,
-        progress: Progress,
+        progress: SubscriptionProgress,
         *,
         policy: FailurePolicy | None = None,
         limits: DispatchLimits | None = None,
@@ -205,7 +205,7 @@ class DispatchMachine(ABC):
 
     def _apply(self, event: Event) -> None:
         match event:
-            case Acked(ranges, consumer):
+            case AckReceived(ranges, consumer):
                 self._heard_from(consumer)
                 self._ack(ranges)
             case Available(end):
@@ -224,14 +224,14 @@ class DispatchMachine(ABC):
             case Returned():
                 for first, end, tries in self.queues.returned(event):
                     self.backlog.take_back(first, end, tries)
-            case Stopped(consumer):
+            case ConsumerFinished(consumer):
                 window = self.windows.get(consumer)
                 if window is not None and not window.stopped:
                     self._heard_from(consumer)
                     self._set_turn(window, stopped=True, stalled=False)
             case Ticked():
                 self._resume()
-            case Nacked():
+            case NackReceived():
                 self._heard_from(event.consumer)
                 self._nack(event)
             case Joined(consumer):
@@ -253,7 +253,7 @@ class DispatchMachine(ABC):
             case Voided(ranges):
                 for first, end in ranges:
                     self._void(first, end)
-            case Trimmed(first_offset):
+            case LogTrimmed(first_offset):
                 self._trim(first_offset)
             case PolicyChanged():
                 self._change(event)
@@ -291,7 +291,7 @@ class DispatchMachine(ABC):
         for first, end in committed:
             self.progress.settle(first, end)
 
-    def _nack(self, event: Nacked) -> None:
+    def _nack(self, event: NackReceived) -> None:
         """What is not in flight is about to be delivered (again) anyhow, or done."""
         late = self.windows.pace.answered_late(event.ranges)
         for first, end in self._committed_part(event.ranges):
@@ -346,7 +346,7 @@ class DispatchMachine(ABC):
         self.windows.rejoin(event.consumer, event.permits, hands_over=event.hands_over)
         self._keep(pieces)
 
-    def _keep(self, pieces: Iterable[Piece[Flight]]) -> None:
+    def _keep(self, pieces: Iterable[RangePiece[Flight]]) -> None:
         for first, end, flight in pieces:
             self.backlog.take_back(first, end, flight.tries)
 

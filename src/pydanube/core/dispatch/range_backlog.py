@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from pydanube.core.dispatch.backlog import BacklogCounts
 from pydanube.core.dispatch.deliveries import StepContext
-from pydanube.core.dispatch.delivery import UNTRIED, Poison, RetryAt, Tries, copy_delay_seconds, judge
+from pydanube.core.dispatch.delivery import UNTRIED, PoisonPolicy, RetryAt, Tries, copy_delay_seconds, judge
 from pydanube.core.dispatch.events import Blocked, DeadLetter, Dropped
-from pydanube.core.dispatch.ranges import OffsetRange, Piece, RangeMap
-from pydanube.core.dispatch.window import Progress
+from pydanube.core.dispatch.ranges import OffsetRange, RangeMap, RangePiece
+from pydanube.core.dispatch.window import SubscriptionProgress
 
 
 class Wait(NamedTuple):
@@ -41,7 +41,7 @@ class RangeBacklog:
 
     __slots__ = ("_context", "_due", "_held", "_progress", "_ready", "_waiting", "blocking")
 
-    def __init__(self, context: StepContext, progress: Progress) -> None:
+    def __init__(self, context: StepContext, progress: SubscriptionProgress) -> None:
         self._context = context
         self._progress = progress
         self._ready: RangeMap[Tries] = RangeMap()
@@ -68,14 +68,14 @@ class RangeBacklog:
         """Messages that could be sent now."""
         return self._ready.count + self._progress.fresh_count()
 
-    def take(self, count_max: int) -> Piece[Tries] | None:
+    def take(self, count_max: int) -> RangePiece[Tries] | None:
         """The lowest unbroken range to send, at most `count_max` long. Ready ones are below fresh ones."""
         lowest = self._ready.lowest()
         if lowest is not None:
             (piece,) = self._ready.cut(lowest.first, min(lowest.end, lowest.first + count_max))
             return piece
         fresh = self._progress.take_fresh(count_max)
-        return None if fresh is None else Piece(fresh.first, fresh.end, UNTRIED)
+        return None if fresh is None else RangePiece(fresh.first, fresh.end, UNTRIED)
 
     # --- keeping ----------------------------------------------------------------------------------------
 
@@ -92,14 +92,14 @@ class RangeBacklog:
         match judge(policy, tries, self._context.now, asked_seconds):
             case RetryAt(due):
                 self._wait(first, end, Wait(due, tries))
-            case Poison.DROP:
+            case PoisonPolicy.DROP:
                 self._progress.settle(first, end)
                 effects.append(Dropped(OffsetRange(first, end), tries))
-            case Poison.DEAD_LETTER:
+            case PoisonPolicy.DEAD_LETTER:
                 assert policy.dead_letter_topic is not None, "the policy was checked when it was made"
                 self._hold(first, end, Hold(False, tries))
                 effects.append(DeadLetter(OffsetRange(first, end), tries, policy.dead_letter_topic))
-            case Poison.BLOCK:
+            case PoisonPolicy.BLOCK:
                 self._hold(first, end, Hold(True, tries))
                 effects.append(Blocked(first, tries))
 
@@ -159,7 +159,7 @@ class RangeBacklog:
             if not piece.value.blocks:
                 continue  # on its way to the dead-letter topic; the answer decides
             match judge(self._context.policy, piece.value.tries, self._context.now):
-                case Poison.BLOCK:
+                case PoisonPolicy.BLOCK:
                     pass
                 case RetryAt():
                     self._unhold(piece.first, piece.end)

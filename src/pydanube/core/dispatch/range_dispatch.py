@@ -19,7 +19,7 @@ from pydanube.core.dispatch.events import Activated, Joined, JoinRefused
 from pydanube.core.dispatch.limits import TokenBucket
 from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.range_backlog import RangeBacklog
-from pydanube.core.dispatch.window import Progress
+from pydanube.core.dispatch.window import SubscriptionProgress
 from pydanube.core.names import ConsumerId
 
 
@@ -30,7 +30,7 @@ class RangeDispatch(DispatchMachine):
 
     def __init__(
         self,
-        progress: Progress,
+        progress: SubscriptionProgress,
         *,
         policy: FailurePolicy | None = None,
         limits: DispatchLimits | None = None,
@@ -119,7 +119,7 @@ class SharedDispatch(RangeDispatch):
 
     def __init__(
         self,
-        progress: Progress,
+        progress: SubscriptionProgress,
         *,
         policy: FailurePolicy | None = None,
         limits: DispatchLimits | None = None,
