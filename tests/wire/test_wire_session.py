@@ -139,7 +139,9 @@ def test_every_command_has_one_place() -> None:
     assert replies >= {"welcome", "error", "done", "receipt", "located", "fetched"}
     assert kinds > REQUESTS | TOLD | PUSHED | both
     connection = type("Connection", (), {"broker": None})()
-    assert set(NativeRequests(connection, HandleTable(connection))._kinds) | {"produce", "fetch"} == REQUESTS
+    assert (
+        set(NativeRequests(connection, HandleTable(connection), connection)._kinds) | {"produce", "fetch"} == REQUESTS
+    )
 
 
 def test_replies_find_their_requests_in_any_order() -> None:

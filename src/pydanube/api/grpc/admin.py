@@ -16,7 +16,7 @@ from pydanube.api.grpc.adapter import RpcRefusal
 from pydanube.api.grpc.data import KINDS
 from pydanube.api.grpc.peers import Peers
 from pydanube.api.moves import Moves, whole
-from pydanube.api.topic_addresses import make_topic
+from pydanube.api.operations import TopicOperations
 from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.overview import Overview
 from pydanube.broker.registrations import gather_bounded
@@ -62,6 +62,7 @@ class TopicAdmin:
     def __init__(self, broker: Broker, peers: Peers) -> None:
         self._broker = broker
         self._topics = broker.topics
+        self._operations = TopicOperations(broker)
         self._overview = Overview(broker)
         self._moves = Moves(broker, peers)
 
@@ -81,23 +82,18 @@ class TopicAdmin:
 
     async def CreateTopic(self, request: pb.NewTopicRequest) -> pb.TopicResponse:
         delivery = delivery_of(request.dispatch_strategy)
-        await make_topic(
-            self._broker, TopicName(request.name), delivery=delivery, schema_subject=request.schema_subject or None
-        )
+        await self._operations.create(TopicName(request.name), delivery, request.schema_subject or None)
         return pb.TopicResponse(success=True)
 
     async def CreatePartitionedTopic(self, request: pb.PartitionedTopicRequest) -> pb.TopicResponse:
         delivery = delivery_of(request.dispatch_strategy)
-        await self._topics.create_partitioned(
-            TopicName(request.base_name),
-            request.partitions,
-            delivery=delivery,
-            schema_subject=request.schema_subject or None,
+        await self._operations.create_partitioned(
+            TopicName(request.base_name), request.partitions, delivery, request.schema_subject or None
         )
         return pb.TopicResponse(success=True)
 
     async def DeleteTopic(self, request: pb.TopicRequest) -> pb.TopicResponse:
-        await self._topics.delete(TopicName(request.name))
+        await self._operations.delete(TopicName(request.name))
         return pb.TopicResponse(success=True)
 
     async def UnloadTopic(self, request: pb.TopicRequest) -> pb.TopicResponse:
@@ -144,8 +140,7 @@ class TopicAdmin:
         return pb.SubscriptionListResponse(subscriptions=sorted(found.subscriptions))
 
     async def Unsubscribe(self, request: pb.SubscriptionRequest) -> pb.SubscriptionResponse:
-        topic = await self._topics.require(TopicName(request.topic))
-        await topic.unsubscribe(SubscriptionName(request.subscription))
+        await self._operations.unsubscribe(TopicName(request.topic), SubscriptionName(request.subscription))
         return pb.SubscriptionResponse(success=True)
 
     async def SetSubscriptionFailurePolicy(

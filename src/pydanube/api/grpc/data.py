@@ -16,7 +16,8 @@ from urllib.parse import unquote
 from google.protobuf.message import DecodeError
 
 from pydanube.api.grpc.adapter import RpcRefusal
-from pydanube.api.topic_addresses import locate, offset_of
+from pydanube.api.operations import offset_of
+from pydanube.api.topic_addresses import locate, position_of
 from pydanube.broker.any_topic import AnySubscription, AnyTopic
 from pydanube.broker.outbox import Caller
 from pydanube.broker.service import Broker
@@ -153,7 +154,7 @@ class ConsumerService:
             )
         place = _start(context)
         topic = await self._topics.require(name)
-        start = await offset_of(topic, place) if place is not None and topic.reliable else None
+        start = await offset_of(topic, position_of(place)) if place is not None and topic.reliable else None
         identity = await topic.subscribe(
             subscription, KINDS[request.subscription_type], request.consumer_name, tuple(request.key_filters), start
         )

@@ -14,6 +14,7 @@ from pydanube.api.grpc.moves import MoveCalls
 from pydanube.api.grpc.peers import Peers
 from pydanube.api.grpc.policies import PolicyCalls
 from pydanube.api.grpc.storage import StorageCalls, tiers_message
+from pydanube.api.operations import EARLIEST, LATEST, LogPosition, offset_of
 from pydanube.broker.observing import Late, Observer
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
@@ -77,15 +78,16 @@ class AdminExtensions(StorageCalls, MoveCalls, PolicyCalls):
         topic, subscription = await self._find(request.topic, request.subscription)
         match request.WhichOneof("to"):
             case "earliest":
-                offset = topic.first_offset
+                position = EARLIEST
             case "latest":
-                offset = topic.head
+                position = LATEST
             case "offset":
-                offset = request.offset
+                position = LogPosition(offset=request.offset)
             case "time_us":
-                offset = max(topic.first_offset, await topic.offset_at(request.time_us))
+                position = LogPosition(time_us=request.time_us)
             case _:
                 raise RpcRefusal(Code.INVALID_ARGUMENT, "say where to: earliest, latest, an offset or a time")
+        offset = await offset_of(topic, position)
         if not topic.first_offset <= offset <= topic.head:
             raise OffsetOutOfRange(topic.name, offset, topic.first_offset, topic.head)
         await subscription.move_to(offset)

@@ -66,7 +66,7 @@ class NativeConnection(asyncio.Protocol):
         self._carried_out: SessionEnd | None = None
         self._transport: asyncio.Transport
         self._handles = HandleTable(self)
-        self._requests = NativeRequests(self, self._handles)
+        self._requests = NativeRequests(self, self._handles, server.operations)
         self.intake = BatchIntake(self, self._handles, server.connections)
         self._tasks: set[asyncio.Task[None]] = set()
         self.writable = asyncio.Event()

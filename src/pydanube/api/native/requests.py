@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pydanube.api.native.handle_table import HandleTable
 from pydanube.api.native.handles import DELIVER_OVERHEAD_BYTES, DURABILITIES, Consuming, Producing, fetched
 from pydanube.api.native.pump import Pump
+from pydanube.api.operations import TopicOperations, offset_of
 from pydanube.api.orders import tell_native
-from pydanube.api.topic_addresses import here, locate, make_topic, offset_of
+from pydanube.api.topic_addresses import here, locate, position_of
 from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.overview import Overview
 from pydanube.broker.registrations import read_policy
@@ -48,10 +49,11 @@ FETCH_WAIT_MAX_SECONDS: Final = 60.0
 class NativeRequests:
     """One connection's requests."""
 
-    def __init__(self, connection: NativeConnection, handles: HandleTable) -> None:
+    def __init__(self, connection: NativeConnection, handles: HandleTable, operations: TopicOperations) -> None:
         self._connection = connection
         self._handles = handles
         self._broker = connection.broker
+        self._operations = operations
         self.pumps = 0
         self._kinds: dict[str, Callable[[pb.Command], Awaitable[dict[str, Any]]]] = {
             "lookup": self._lookup,
@@ -98,9 +100,7 @@ class NativeRequests:
 
     async def _lookup(self, command: pb.Command) -> dict[str, Any]:
         name = TopicName(command.lookup.topic)
-        found = await self._broker.topics.partitions(name)
-        if not found:
-            raise TopicUnknown(name)
+        found = await self._operations.partitions(name)
         if found != [name]:
             place, partitions = here(self._broker), len(found)
         else:
@@ -123,22 +123,18 @@ class NativeRequests:
         delivery = Delivery.RELIABLE if request.reliable else Delivery.NON_RELIABLE
         name, subject = TopicName(request.topic), request.schema_subject or None
         if request.partitions:
-            await self._broker.topics.create_partitioned(
-                name, request.partitions, delivery=delivery, schema_subject=subject
-            )
+            await self._operations.create_partitioned(name, request.partitions, delivery, subject)
         else:
-            await make_topic(self._broker, name, delivery=delivery, schema_subject=subject)
+            await self._operations.create(name, delivery, subject)
         return {"done": pb.Done()}
 
     async def _delete_topic(self, command: pb.Command) -> dict[str, Any]:
-        await self._broker.topics.delete(TopicName(command.delete_topic.topic))
+        await self._operations.delete(TopicName(command.delete_topic.topic))
         return {"done": pb.Done()}
 
     async def _describe_topic(self, command: pb.Command) -> dict[str, Any]:
         name = TopicName(command.describe_topic.topic)
-        found = await self._broker.topics.partitions(name)
-        if not found:
-            raise TopicUnknown(name)
+        found = await self._operations.partitions(name)
         overview = Overview(self._broker)
         if found != [name]:
             reliable = await overview.delivery(found[0]) is Delivery.RELIABLE
@@ -158,7 +154,7 @@ class NativeRequests:
         return {"topic_info": info}
 
     async def _describe_storage(self, command: pb.Command) -> dict[str, Any]:
-        topic = await self._reliable(command.describe_storage.topic)
+        topic = await self._operations.reliable(TopicName(command.describe_storage.topic))
         # Gaps first: an orphan that is rescued meanwhile is told twice, and whoever reads believes the object.
         orphans, voids = await topic.gaps()
         info = pb.StorageInfo(
@@ -179,7 +175,7 @@ class NativeRequests:
 
     async def _swap_objects(self, command: pb.Command) -> dict[str, Any]:
         request = command.swap_objects
-        topic = await self._reliable(request.topic)
+        topic = await self._operations.reliable(TopicName(request.topic))
         try:
             described = Descriptor.from_bytes(request.descriptor)
         except (ValueError, TypeError) as error:
@@ -256,7 +252,7 @@ class NativeRequests:
         unsent_bytes = self._connection.limits.unsent_bytes
         handle = self._handles.new_handle()
         if topic.reliable:
-            start = await offset_of(topic, request.start) if request.HasField("start") else None
+            start = await offset_of(topic, position_of(request.start)) if request.HasField("start") else None
             identity = await topic.subscribe(
                 name, kind, request.consumer_name, filters, start, native=True, hands_over=request.hands_over
             )
@@ -307,21 +303,20 @@ class NativeRequests:
 
     async def _unsubscribe(self, command: pb.Command) -> dict[str, Any]:
         request = command.unsubscribe
-        topic = await self._broker.topics.require(TopicName(request.topic))
-        await topic.unsubscribe(SubscriptionName(request.subscription))
+        await self._operations.unsubscribe(TopicName(request.topic), SubscriptionName(request.subscription))
         return {"done": pb.Done()}
 
     async def _seek(self, command: pb.Command) -> dict[str, Any]:
         request = command.seek
-        topic = await self._reliable(request.topic)
-        subscription = topic.require(SubscriptionName(request.subscription))
-        offset = await offset_of(topic, request.to)
+        names = TopicName(request.topic), SubscriptionName(request.subscription)
+        topic, subscription = await self._operations.subscription(*names)
+        offset = await offset_of(topic, position_of(request.to))
         seeks = await subscription.move_to(offset)
         return {"offset_found": pb.OffsetFound(offset=offset, seeks=seeks)}
 
     async def _get_lag(self, command: pb.Command) -> dict[str, Any]:
-        topic = await self._reliable(command.get_lag.topic)
-        subscription = topic.require(SubscriptionName(command.get_lag.subscription))
+        names = TopicName(command.get_lag.topic), SubscriptionName(command.get_lag.subscription)
+        _, subscription = await self._operations.subscription(*names)
         info = subscription.get_lag_info()
         lag = pb.Lag(
             cursor=info.cursor,
@@ -335,13 +330,13 @@ class NativeRequests:
     # --- reading ------------------------------------------------------------------------------------
 
     async def _find_offset(self, command: pb.Command) -> dict[str, Any]:
-        topic = await self._reliable(command.find_offset.topic)
-        return {"offset_found": pb.OffsetFound(offset=await offset_of(topic, command.find_offset.at))}
+        topic = await self._operations.reliable(TopicName(command.find_offset.topic))
+        return {"offset_found": pb.OffsetFound(offset=await offset_of(topic, position_of(command.find_offset.at)))}
 
     async def _fetch(self, command: pb.Command) -> None:
         request = command.fetch
         try:
-            topic = await self._reliable(request.topic)
+            topic = await self._operations.reliable(TopicName(request.topic))
             end = request.end if request.HasField("end") else None
             found, next_offset = await self._read(topic, request.start, end, request.bytes_max, request.wait_ms / 1000)
         except DanubeError as error:
@@ -376,12 +371,6 @@ class NativeRequests:
         if sum(batch.header.size_bytes for batch in found) + DELIVER_OVERHEAD_BYTES > frame_size_max:
             found = await self._broker.run(lambda: fetched(found, start, frame_size_max))
         return found, found[-1].header.end_offset if found else start
-
-    async def _reliable(self, name: str) -> Topic:
-        topic = await self._broker.topics.require(TopicName(name))
-        if not topic.reliable:
-            raise DeliveryMismatch(topic.name, Delivery.RELIABLE.value, topic.delivery.value)
-        return topic
 
 
 def _durability(topic: AnyTopic) -> pb.Durability:

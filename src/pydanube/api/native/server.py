@@ -13,6 +13,7 @@ import ssl
 from typing import Final
 
 from pydanube.api.native.connection import NativeConnection
+from pydanube.api.operations import TopicOperations
 from pydanube.broker.service import Broker
 from pydanube.config import open_files
 from pydanube.config.stream import StreamLimits
@@ -26,6 +27,7 @@ class NativeServer:
 
     def __init__(self, broker: Broker, limits: StreamLimits | None = None) -> None:
         self.broker = broker
+        self.operations = TopicOperations(broker)
         self.limits = limits or broker.config.stream.limits
         self.open_files = open_files.current()
         self.connections: dict[NativeConnection, None] = {}  # by age
