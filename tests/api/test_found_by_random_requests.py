@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from pydanube.broker.ownership import Ownership
-from pydanube.core.dispatch.delivery import FailurePolicy, Poison
+from pydanube.core.dispatch.delivery import FailurePolicy, PoisonPolicy
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import Delivery
 from pydanube.core.policies import SubscriptionKind as Kind
@@ -35,7 +35,7 @@ async def test_a_dead_letter_topic_that_refuses_at_once_does_not_keep_the_broker
         max_redelivery_count=0,
         base_redelivery_delay_ms=0,
         max_redelivery_delay_ms=0,
-        poison_policy=Poison.DEAD_LETTER,
+        poison_policy=PoisonPolicy.DEAD_LETTER,
         dead_letter_topic=DEAD,
     )
     await broker.topics.set_failure_policy(ORDERS, SUB, policy)

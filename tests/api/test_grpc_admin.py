@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from grpc import StatusCode
 
-from pydanube.api.http.metrics import MetricsDoor
-from pydanube.api.server import Doors, open_metrics
+from pydanube.api.http.metrics import MetricsServer
+from pydanube.api.server import BrokerServers, open_metrics
 from pydanube.config import BrokerConfig
 from pydanube.core.names import TopicName
 from pydanube.core.policies import TopicPolicy
@@ -417,7 +417,7 @@ def test_a_port_that_is_taken_is_a_clear_error(door: str) -> None:
             free = BrokerConfig(client_addr=ANYWHERE, admin_addr=ANYWHERE, metrics_addr=ANYWHERE)
             second.broker.config = replace(second.broker.config, broker=replace(free, **{door: taken}))
             with pytest.raises(ConfigError, match="the port is taken") as caught:
-                await Doors.open(second.broker)
+                await BrokerServers.open(second.broker)
             assert caught.value.value == taken
 
     run(second_broker())
@@ -441,8 +441,8 @@ def test_of_ports_that_are_taken_the_clients_one_is_named_first() -> None:
             taken = [f"127.0.0.1:{each.getsockname()[1]}" for each in (metrics, client)]
             both = BrokerConfig(metrics_addr=taken[0], client_addr=taken[1])
             with pytest.raises(ConfigError, match=f"--broker-addr = '{taken[1]}'"):
-                await open_metrics(MetricsDoor(Telemetry()), both)
+                await open_metrics(MetricsServer(Telemetry()), both)
             with pytest.raises(ConfigError, match=f"--prom-exporter = '{taken[0]}'"):
-                await open_metrics(MetricsDoor(Telemetry()), replace(both, client_addr="127.0.0.1:0"))
+                await open_metrics(MetricsServer(Telemetry()), replace(both, client_addr="127.0.0.1:0"))
 
     run(inside())

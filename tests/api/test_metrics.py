@@ -12,7 +12,7 @@ import pydanube
 from pydanube.api.process import serve
 from pydanube.broker.service import Broker
 from pydanube.config import BrokerConfig, ClusterConfig, Config, StorageConfig
-from pydanube.core.dispatch.delivery import FailurePolicy, Poison
+from pydanube.core.dispatch.delivery import FailurePolicy, PoisonPolicy
 from pydanube.core.dispatch.lag import Standing
 from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.core.history.ownership import Orphan
@@ -105,7 +105,7 @@ async def test_acks_that_do_not_come_and_messages_that_are_given_up_are_counted(
         max_redelivery_count=1,
         ack_timeout_ms=1000,
         base_redelivery_delay_ms=0,
-        poison_policy=Poison.DEAD_LETTER,
+        poison_policy=PoisonPolicy.DEAD_LETTER,
         dead_letter_topic=dead,
     )
     await broker.topics.set_failure_policy(ORDERS, SUB, policy)

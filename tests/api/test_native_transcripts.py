@@ -21,7 +21,7 @@ from zlib import crc32
 
 import pytest
 
-from pydanube.api.native import server
+from pydanube.api.native import connection
 from pydanube.client import connection as links
 from pydanube.client.connection import Link
 from pydanube.errors import DanubeError
@@ -90,7 +90,7 @@ def packed(*body: Any, **command: Any) -> bytes:
 def fixed_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """The versions of both ends are part of their greetings, and times of batches."""
     monkeypatch.setattr(peers, "Envelope", partial(Envelope, publish_time=1_700_000_000_000_000))
-    monkeypatch.setattr(server, "_name", lambda: "PyDanube test")
+    monkeypatch.setattr(connection, "_name", lambda: "PyDanube test")
     monkeypatch.setattr(links, "_client_name", lambda: "pydanube test")
 
 

@@ -8,7 +8,7 @@ import pytest
 from pydanube.api.native.handles import DELIVER_OVERHEAD_BYTES
 from pydanube.config.settings import SETTINGS
 from pydanube.config.stream import FRAME_BYTES_MAX, FRAME_BYTES_MIN, StreamLimits
-from pydanube.core.dispatch.consumer_windows import DispatchLimits
+from pydanube.core.dispatch.consumer_window import DispatchLimits
 from pydanube.core.names import TopicName, partition_of_key, producer_id
 from pydanube.formats import batch
 from pydanube.formats.batch import Envelope

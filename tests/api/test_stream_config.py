@@ -10,7 +10,7 @@ from pydanube.config import Config, Flags, load
 from pydanube.config.stream import StreamConfig, StreamLimits
 from pydanube.errors import ConfigError
 from tests.harness.brokers import Host, simulated
-from tests.harness.peers import Peer, StreamDoor
+from tests.harness.peers import NativeServer, Peer
 
 
 def loaded(tmp_path: Path, text: str) -> Config:
@@ -68,6 +68,6 @@ async def test_the_door_has_the_limits_of_its_brokers_configuration() -> None:
     host = Host()
     host.config = Config(stream=StreamConfig(limits=StreamLimits(keepalive_seconds=7, frame_bytes=70_000)))
     broker = await host.boot()
-    peer = await Peer.greeted(StreamDoor(broker))
+    peer = await Peer.greeted(NativeServer(broker))
     welcome = peer.heard("welcome")[0].welcome
     assert (welcome.keepalive_seconds, welcome.frame_size_max) == (7, 70_000)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from pydanube.api.native.server import SWEEP_SECONDS, TURN_SETTLED, StreamDoor
+from pydanube.api.native.connection import TURN_SETTLED
+from pydanube.api.native.server import SWEEP_SECONDS, NativeServer
 from pydanube.core.dispatch.ranges import work
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import TopicPolicy
@@ -26,7 +27,7 @@ KIB = 1024
 MIB = 1024 * KIB
 
 
-async def opened_door(**limits: Any) -> StreamDoor:
+async def opened_door(**limits: Any) -> NativeServer:
     host = Host()
     await host.boot()
     door = door_of(host, **limits)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pydanube.broker import outbox as outboxes
-from pydanube.broker.kept import IDLE_SECONDS, Kept
+from pydanube.broker.kept import IDLE_SECONDS, KeptBytes
 from pydanube.broker.outbox import Budget, Delivered, MessageOutbox
 from pydanube.broker.service import Broker
 from pydanube.broker.timer import Timer
@@ -179,7 +179,7 @@ async def test_what_is_used_stays_and_the_newest_stays_however_large() -> None:
     clock = SimClock()
     timer = Timer(clock)
     running = asyncio.create_task(timer.run())
-    kept = Kept(100, clock, timer)
+    kept = KeptBytes(100, clock, timer)
     kept.put("a", 1, 60)
     kept.put("b", 2, 30)
     assert kept.get("a") == 1

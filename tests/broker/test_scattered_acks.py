@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from pydanube.broker import cursors
-from pydanube.core.dispatch.consumer_windows import Permits
+from pydanube.core.dispatch.consumer_window import Permits
 from pydanube.core.dispatch.ranges import OffsetRange, work
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind as Kind

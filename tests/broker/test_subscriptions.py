@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from pydanube.broker.base_subscription import ATTACH_SECONDS
-from pydanube.core.dispatch.consumer_windows import Permits
-from pydanube.core.dispatch.delivery import Backoff, FailurePolicy, Poison
+from pydanube.core.dispatch.consumer_window import Permits
+from pydanube.core.dispatch.delivery import BackoffStrategy, FailurePolicy, PoisonPolicy
 from pydanube.core.names import SubscriptionName, TopicName, producer_id
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.core.policies import TopicPolicy
@@ -38,7 +38,7 @@ DEAD = TopicName("/default/dead-letters")
 AT_ONCE = FailurePolicy(max_redelivery_count=2, base_redelivery_delay_ms=0, ack_timeout_ms=0)
 
 
-def policy(poison: Poison, *, count: int = 1, topic: str | None = None) -> FailurePolicy:
+def policy(poison: PoisonPolicy, *, count: int = 1, topic: str | None = None) -> FailurePolicy:
     return FailurePolicy(
         max_redelivery_count=count, base_redelivery_delay_ms=0, poison_policy=poison, dead_letter_topic=topic
     )
@@ -182,7 +182,9 @@ async def test_what_a_leaving_consumer_held_goes_to_the_others_first() -> None:
 async def test_the_order_of_a_key_survives_nacks_and_churn(seed: int) -> None:
     dice = Random(seed)
     broker, topic = await one_topic(Host(unacked_max=20))
-    patient = FailurePolicy(max_redelivery_count=1000, base_redelivery_delay_ms=100, backoff_strategy=Backoff.FIXED)
+    patient = FailurePolicy(
+        max_redelivery_count=1000, base_redelivery_delay_ms=100, backoff_strategy=BackoffStrategy.FIXED
+    )
     await broker.topics.set_failure_policy(ORDERS, SUB, patient)
     acked: list[tuple[str, int]] = []
     streams = {name: await consume(topic, kind=Kind.KEY_SHARED, consumer=name) for name in "abc"}
@@ -255,7 +257,7 @@ async def test_key_filters_choose_and_what_nobody_accepts_is_skipped() -> None:
 async def test_a_poisoned_key_blocks_itself_and_discards_nothing() -> None:
     """Defect A13."""
     broker, topic = await one_topic(Host())
-    await broker.topics.set_failure_policy(ORDERS, SUB, policy(Poison.BLOCK))
+    await broker.topics.set_failure_policy(ORDERS, SUB, policy(PoisonPolicy.BLOCK))
     stream = await consume(topic, kind=Kind.KEY_SHARED)
     for text in ("red 1", "red 2", "blue 1"):
         await publish(topic, text, key=text.split()[0])
@@ -269,7 +271,7 @@ async def test_a_poisoned_key_blocks_itself_and_discards_nothing() -> None:
     assert stream.texts == ["red 1", "blue 1", "red 1", "blue 2"]
     stream.ack(3)
     assert "poison blocks 1 of its keys" in stream.subscription.explain() or "blocked" in stream.subscription.explain()
-    await broker.topics.set_failure_policy(ORDERS, SUB, policy(Poison.DROP))
+    await broker.topics.set_failure_policy(ORDERS, SUB, policy(PoisonPolicy.DROP))
     await settle()
     assert stream.texts[-1] == "red 2", "what was queued behind the poison is still there"
 
@@ -321,7 +323,7 @@ async def test_an_ack_that_comes_late_counts_all_the_same() -> None:
 @simulated
 async def test_a_poison_message_goes_to_the_dead_letter_topic_with_all_it_had(kind: Kind) -> None:
     broker, topic = await one_topic(Host())
-    await broker.topics.set_failure_policy(ORDERS, SUB, policy(Poison.DEAD_LETTER, topic=DEAD))
+    await broker.topics.set_failure_policy(ORDERS, SUB, policy(PoisonPolicy.DEAD_LETTER, topic=DEAD))
     stream = await consume(topic, kind=kind, consumer="c")
     producer = await topic.add_producer("producer")
     await topic.publish(
@@ -355,7 +357,7 @@ async def test_a_poison_message_goes_to_the_dead_letter_topic_with_all_it_had(ki
 async def test_a_dead_letter_that_cannot_be_copied_is_tried_again_and_never_lost() -> None:
     broker, topic = await one_topic(Host())
     nowhere = TopicName("/nowhere/dead")
-    retry = FailurePolicy(max_redelivery_count=0, poison_policy=Poison.DEAD_LETTER, dead_letter_topic=nowhere)
+    retry = FailurePolicy(max_redelivery_count=0, poison_policy=PoisonPolicy.DEAD_LETTER, dead_letter_topic=nowhere)
     await broker.topics.set_failure_policy(ORDERS, SUB, retry)
     stream = await consume(topic)
     await publish(topic, "bad", "good")
@@ -375,7 +377,7 @@ async def test_a_dead_letter_that_cannot_be_copied_is_tried_again_and_never_lost
 @simulated
 async def test_poison_that_blocks_stops_the_subscription_until_somebody_decides(kind: Kind) -> None:
     broker, topic = await one_topic(Host(unacked_max=2))
-    await broker.topics.set_failure_policy(ORDERS, SUB, policy(Poison.BLOCK))
+    await broker.topics.set_failure_policy(ORDERS, SUB, policy(PoisonPolicy.BLOCK))
     stream = await consume(topic, kind=kind)
     await publish_many(topic, 4)
     await settle()
@@ -386,7 +388,7 @@ async def test_poison_that_blocks_stops_the_subscription_until_somebody_decides(
     await asyncio.sleep(100)
     assert stream.texts == ["0", "1", "0"]
     assert stream.subscription.explain().startswith("blocked by poison at offset 0")
-    await broker.topics.set_failure_policy(ORDERS, SUB, policy(Poison.DROP))
+    await broker.topics.set_failure_policy(ORDERS, SUB, policy(PoisonPolicy.DROP))
     await settle()
     assert stream.texts == ["0", "1", "0", "2", "3"]
 
@@ -394,7 +396,7 @@ async def test_poison_that_blocks_stops_the_subscription_until_somebody_decides(
 @simulated
 async def test_poison_that_is_dropped_is_skipped_and_not_sent_again() -> None:
     broker, topic = await one_topic(Host())
-    await broker.topics.set_failure_policy(ORDERS, SUB, policy(Poison.DROP, count=0))
+    await broker.topics.set_failure_policy(ORDERS, SUB, policy(PoisonPolicy.DROP, count=0))
     stream = await consume(topic)
     await publish(topic, "bad", "good")
     await settle()
@@ -435,11 +437,11 @@ async def test_a_window_that_is_changed_applies_at_once() -> None:
 async def test_a_policy_may_be_set_before_the_subscription_exists_and_survives_a_restart() -> None:
     host = Host()
     broker, topic = await one_topic(host)
-    await broker.topics.set_failure_policy(ORDERS, SUB, policy(Poison.DROP, count=3))
+    await broker.topics.set_failure_policy(ORDERS, SUB, policy(PoisonPolicy.DROP, count=3))
     await consume(topic)
     broker = await host.restart()
     stored = await broker.topics.get_failure_policy(ORDERS, SUB)
-    assert stored == policy(Poison.DROP, count=3)
+    assert stored == policy(PoisonPolicy.DROP, count=3)
     topic = await find_topic(broker)
     assert topic.require(SUB)._machine.policy == stored
 
@@ -554,7 +556,7 @@ async def test_seek_delivers_again_from_an_offset_and_forward_skips(kind: Kind) 
 @simulated
 async def test_seek_while_messages_are_in_flight_and_blocked_starts_clean() -> None:
     broker, topic = await one_topic(Host(unacked_max=3))
-    await broker.topics.set_failure_policy(ORDERS, SUB, policy(Poison.BLOCK, count=0))
+    await broker.topics.set_failure_policy(ORDERS, SUB, policy(PoisonPolicy.BLOCK, count=0))
     stream = await consume(topic, kind=Kind.EXCLUSIVE)
     await publish_many(topic, 9)
     await settle()
@@ -722,7 +724,7 @@ async def test_a_consumer_that_is_silent_for_an_hour_is_forgotten_and_one_that_i
 async def test_what_is_delivered_refused_repeated_and_given_up_is_counted() -> None:
     """Defect A22: counters that are exported and stay at zero."""
     broker, topic = await one_topic(Host())
-    await broker.topics.set_failure_policy(ORDERS, SUB, policy(Poison.DROP, count=1))
+    await broker.topics.set_failure_policy(ORDERS, SUB, policy(PoisonPolicy.DROP, count=1))
     stream = await consume(topic, acks=False)
     await publish(topic, "abc")
     await settle()
@@ -732,7 +734,7 @@ async def test_what_is_delivered_refused_repeated_and_given_up_is_counted() -> N
     metrics = stream.subscription.metrics
     assert (metrics.delivered.value, metrics.delivered_bytes.value) == (2, 6)
     assert (metrics.nacks.value, metrics.redeliveries.value) == (2, 1)
-    assert metrics.exhausted == {Poison.DROP.value: 1}
+    assert metrics.exhausted == {PoisonPolicy.DROP.value: 1}
     wal = broker.telemetry.wal
     assert wal.appends.value == 1 and wal.groups.value == 1 and wal.append_bytes.value > 0
 

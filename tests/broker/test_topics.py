@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pydanube.broker.members import PRODUCER_SILENT_SECONDS
+from pydanube.broker.registrations import PRODUCER_SILENT_SECONDS
 from pydanube.core.names import NamespaceName, ProducerId, TopicName
 from pydanube.core.policies import Delivery, TopicPolicy
 from pydanube.core.policies import SubscriptionKind as Kind

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pydanube.broker.base_subscription import ATTACH_SECONDS
-from pydanube.broker.members import CONSUMER_SILENT_SECONDS
+from pydanube.broker.registrations import CONSUMER_SILENT_SECONDS
 from pydanube.broker.topic_upkeep import REAP_SECONDS
 from pydanube.broker.volatile_topic import IDLE_CHECK_SECONDS, IDLE_SECONDS, QUEUE_MAX, VolatileTopic
 from pydanube.core import keys

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import pydanube
-from pydanube.core.cluster import conditions
+from pydanube.core.cluster import cluster_conditions, conditions
 from pydanube.testing.brokers import TestBroker
 from tests.e2e.processes import danube_here
 from tools.docs.commands import commands, page
@@ -39,7 +39,10 @@ def test_every_command_and_every_option_has_a_help_text() -> None:
 
 def test_the_commands_that_conditions_recommend_exist() -> None:
     known = {words for words, _ in commands()}
-    recommended = re.findall(r"\b(danube admin (?:[a-z-]+ )?[a-z-]+)", Path(conditions.__file__).read_text())
+    recommended = re.findall(
+        r"\b(danube admin (?:[a-z-]+ )?[a-z-]+)",
+        "".join(Path(each.__file__).read_text() for each in (conditions, cluster_conditions)),
+    )
     assert recommended
     assert [words for words in recommended if words not in known] == []
 

@@ -12,7 +12,7 @@ import pytest
 
 import pydanube
 import pydanube.testing
-from pydanube.api.native.server import StreamDoor
+from pydanube.api.native.server import NativeServer
 from pydanube.broker.topic import Topic
 from pydanube.client.client import Client
 from pydanube.client.messages import Message
@@ -457,7 +457,7 @@ def greeted_subscribe(**more: Any) -> pb.Subscribe:
 async def test_a_peer_that_does_not_hand_over_has_its_deadlines_from_sending() -> None:
     broker = await Host().boot()
     await publish(await make_topic(broker), *"abc")
-    peer = await Peer.greeted(StreamDoor(broker))
+    peer = await Peer.greeted(NativeServer(broker))
     answer = (await peer.ask(subscribe=greeted_subscribe(type=pb.SHARED, first_messages=1))).command.subscribed
     assert not answer.hands_over and answer.messages == 0
     await settle()
@@ -470,7 +470,7 @@ async def test_a_peer_that_does_not_hand_over_has_its_deadlines_from_sending() -
 async def test_a_peer_that_hands_over_is_told_so_and_gets_few_at_first_if_it_shares() -> None:
     broker = await Host().boot()
     await publish(await make_topic(broker), *"abc")
-    peer = await Peer.greeted(StreamDoor(broker))
+    peer = await Peer.greeted(NativeServer(broker))
     subscribe = greeted_subscribe(type=pb.SHARED, first_messages=2, hands_over=True)
     answer = (await peer.ask(subscribe=subscribe)).command.subscribed
     assert answer.hands_over and answer.messages == 2
@@ -490,7 +490,7 @@ async def test_a_peer_that_hands_over_is_told_so_and_gets_few_at_first_if_it_sha
 async def test_a_topic_that_keeps_nothing_has_no_deadlines_and_grants_everything() -> None:
     broker = await Host().boot()
     await make_volatile(broker)
-    peer = await Peer.greeted(StreamDoor(broker))
+    peer = await Peer.greeted(NativeServer(broker))
     subscribe = greeted_subscribe(type=pb.SHARED, first_messages=2, hands_over=True)
     answer = (await peer.ask(subscribe=subscribe)).command.subscribed
     assert not answer.hands_over
@@ -602,7 +602,7 @@ async def test_what_is_given_back_makes_room_for_as_many_bytes(wires: Wires) -> 
         assert len(fast.handled) >= 7
         await until_caught_up(client)
         await asyncio.sleep(1)
-        first, _ = wires.subscription(TOPIC, SUB)._machine.roster.members
+        first, _ = wires.subscription(TOPIC, SUB)._machine.windows.all
         assert first.size_bytes + lane._owed_bytes == lane._settings.window_bytes
         for task in (slowly, fastly):
             task.cancel()

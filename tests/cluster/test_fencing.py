@@ -15,7 +15,7 @@ import pytest
 from pydanube.broker.overview import Overview
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
-from pydanube.core.dispatch.consumer_windows import DispatchLimits
+from pydanube.core.dispatch.consumer_window import DispatchLimits
 from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import NamespaceName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind

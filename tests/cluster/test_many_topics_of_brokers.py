@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from pydanube.cluster import duties
+from pydanube.cluster import assignment_reconciler
 from pydanube.core import keys
 from pydanube.core.cluster.placement import Marker
 from pydanube.core.names import TopicName
@@ -55,7 +55,7 @@ async def test_brokers_take_very_many_topics_over_and_none_is_redirected(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A taker claims four at a time, and every way to the metadata store takes a while: the last waits for long."""
-    monkeypatch.setattr(duties, "CLAIMS_MAX", 4)
+    monkeypatch.setattr(assignment_reconciler, "CLAIMS_MAX", 4)
     town = await Cluster(ttl_seconds=5.0).start(1)
     first = town.node(1)
     topics = await with_topics(town, first, 200)

@@ -9,16 +9,16 @@ import logging
 import pytest
 
 from pydanube.core import keys
-from pydanube.core.cluster.lifecycle import BrokerState, Mode, Registration
+from pydanube.core.cluster.lifecycle import BrokerRegistration, BrokerState, Mode
 from pydanube.core.names import BrokerId
 from pydanube.errors import NodeIdInUse
 from pydanube.ports import Delete, Put
 from tests.harness.nodes import ORDERS, TTL, Node, Town, now, simulated
 
 
-async def registration(town: Town, broker: int) -> Registration | None:
+async def registration(town: Town, broker: int) -> BrokerRegistration | None:
     item = await town.store.get(keys.registration(BrokerId(broker)))
-    return Registration.from_bytes(item.value) if item else None
+    return BrokerRegistration.from_bytes(item.value) if item else None
 
 
 async def crashes(town: Town, broker: int) -> int:
@@ -473,7 +473,7 @@ async def test_a_registration_that_somebody_deletes_is_noticed_and_made_again() 
 async def test_a_process_whose_id_somebody_else_took_stops() -> None:
     town = Town()
     [a] = await town.boot(1)
-    other = Registration(
+    other = BrokerRegistration(
         broker_url="http://x:1", connect_url="", admin_addr="", prom_exporter="", stream_url="", session=5, home="x"
     )
     await town.store.transact([], [Put(keys.registration(BrokerId(1)), other.to_bytes())])

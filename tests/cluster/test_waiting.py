@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pydanube.broker.overview import Overview, State
+from pydanube.broker.overview import Overview, TopicStanding
 from pydanube.core import keys
 from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import SubscriptionName, TopicName
@@ -42,7 +42,7 @@ async def set_on_crash(town: Cluster, topic: TopicName, *, wait: bool) -> None:
     await node.call(node.broker.topics.set_on_crash(topic, wait=wait))
 
 
-async def told(node: Node, topic: TopicName) -> State:
+async def told(node: Node, topic: TopicName) -> TopicStanding:
     assert node.broker is not None
     return await node.call(Overview(node.broker).state(topic))
 

@@ -8,43 +8,41 @@ from pathlib import Path
 
 import yaml
 
+from pydanube.core.cluster.cluster_conditions import DRAINED, BrokerFacts, ClusterFacts, Life, of_cluster
 from pydanube.core.cluster.conditions import (
-    DRAINED,
-    BrokerFacts,
     BrokerNumbers,
-    Buckets,
-    ClusterFacts,
-    Life,
-    Orphaned,
+    BrokerWatch,
+    LatencyBuckets,
+    OrphanedRanges,
     Severity,
-    SubscriptionNumbers,
-    Watch,
-    of_cluster,
+    SubscriptionCounts,
 )
-from pydanube.core.dispatch.behind import Course, Trend
+from pydanube.core.dispatch.behind import LagCourse, Trend
 
 NOW_MS = 1_700_000_000_000
 ALERTS = Path(__file__).resolve().parents[2] / "deploy" / "alerts.yml"
 NOT_OURS = {"DanubeBrokersAbsent"}  # Prometheus has no targets: the product cannot know
 
 
-def subscription(**numbers: int) -> SubscriptionNumbers:
-    known = dict.fromkeys(SubscriptionNumbers._fields[2:], 0) | numbers
-    return SubscriptionNumbers("/default/orders", "billing", **known)
+def subscription(**numbers: int) -> SubscriptionCounts:
+    known = dict.fromkeys(SubscriptionCounts._fields[2:], 0) | numbers
+    return SubscriptionCounts("/default/orders", "billing", **known)
 
 
-def looks(watch: Watch, numbers: SubscriptionNumbers | BrokerNumbers, seconds: float, *, start: float = 0.0) -> float:
+def looks(
+    watch: BrokerWatch, numbers: SubscriptionCounts | BrokerNumbers, seconds: float, *, start: float = 0.0
+) -> float:
     """The same again and again, every ten seconds. Returns when the last look was."""
     at = start
     broker = numbers if isinstance(numbers, BrokerNumbers) else BrokerNumbers()
-    subscriptions = [numbers] if isinstance(numbers, SubscriptionNumbers) else []
+    subscriptions = [numbers] if isinstance(numbers, SubscriptionCounts) else []
     while at <= start + seconds:
         watch.look(at, NOW_MS + int(at * 1000), broker, subscriptions)
         at += 10
     return at - 10
 
 
-def names(watch: Watch) -> list[str]:
+def names(watch: BrokerWatch) -> list[str]:
     return [each.name for each in watch.conditions]
 
 
@@ -52,7 +50,7 @@ def names(watch: Watch) -> list[str]:
 
 
 def test_a_subscription_lags_only_when_it_stays_far_behind() -> None:
-    watch = Watch()
+    watch = BrokerWatch()
     at = looks(watch, subscription(lag=1_001), 290)
     assert names(watch) == []
     at = looks(watch, subscription(lag=1_001), 10, start=at + 10)
@@ -65,7 +63,7 @@ def test_a_subscription_lags_only_when_it_stays_far_behind() -> None:
 
 
 def test_a_subscription_with_consumers_to_which_nothing_is_delivered_is_stuck_and_an_idle_one_is_not() -> None:
-    watch = Watch()
+    watch = BrokerWatch()
     at = looks(watch, subscription(lag=7, consumers=1, delivered=50), 890)
     assert names(watch) == []
     looks(watch, subscription(lag=7, consumers=1, delivered=50), 30, start=at + 10)
@@ -76,7 +74,7 @@ def test_a_subscription_with_consumers_to_which_nothing_is_delivered_is_stuck_an
         subscription(lag=0, consumers=1, delivered=50),
         subscription(lag=7, consumers=0, delivered=50),
     ):
-        idle = Watch()
+        idle = BrokerWatch()
         looks(idle, subscription(lag=7, consumers=1, delivered=50), 600)
         looks(idle, healthy, 0, start=610)
         looks(idle, subscription(lag=7, consumers=1, delivered=healthy.delivered), 600, start=620)
@@ -84,7 +82,7 @@ def test_a_subscription_with_consumers_to_which_nothing_is_delivered_is_stuck_an
 
 
 def test_dead_letters_and_ack_timeouts_are_told_while_they_grow_and_not_for_ever() -> None:
-    watch = Watch()
+    watch = BrokerWatch()
     looks(watch, subscription(delivered=100), 100)
     at = looks(watch, subscription(delivered=200, dead_lettered=3, timed_out=20), 300, start=110)
     assert names(watch) == ["DanubeAckTimeouts", "DanubeDeadLettersGrowing"]
@@ -94,7 +92,7 @@ def test_dead_letters_and_ack_timeouts_are_told_while_they_grow_and_not_for_ever
 
 
 def test_counters_that_began_anew_are_no_growth() -> None:
-    watch = Watch()
+    watch = BrokerWatch()
     at = looks(watch, subscription(dead_lettered=50, timed_out=9), 700)
     looks(watch, subscription(dead_lettered=1), 100, start=at + 10)
     assert names(watch) == []
@@ -110,19 +108,19 @@ def test_what_concerns_the_broker_itself() -> None:
         (BrokerNumbers(upload_lag_seconds=301), "DanubeUploadStalled"),
         (BrokerNumbers(unopened={"/default/a": "no such file"}), "DanubeTopicNotOpen"),
     ):
-        watch = Watch()
+        watch = BrokerWatch()
         looks(watch, numbers, 10)
         assert names(watch) == [name]
 
 
 def test_nothing_is_said_of_what_is_not_known() -> None:
-    watch = Watch()
+    watch = BrokerWatch()
     looks(watch, BrokerNumbers(), 1_000)
     assert names(watch) == []
 
 
 def test_a_fenced_past_and_a_damaged_object_are_told_for_some_minutes() -> None:
-    watch = Watch()
+    watch = BrokerWatch()
     looks(watch, BrokerNumbers(), 100)
     at = looks(watch, BrokerNumbers(fenced=1, object_errors=2), 60, start=110)
     assert names(watch) == ["DanubeBrokerFenced", "DanubeObjectDamaged"]
@@ -132,12 +130,12 @@ def test_a_fenced_past_and_a_damaged_object_are_told_for_some_minutes() -> None:
 
 def test_percentiles_are_of_the_last_minutes_and_not_since_the_start() -> None:
     bounds = (1.0, 10.0, 100.0)
-    watch = Watch()
-    watch.look(0, NOW_MS, BrokerNumbers(commits=Buckets(bounds, (0, 1_000_000, 0, 0))), [])
-    watch.look(10, NOW_MS, BrokerNumbers(commits=Buckets(bounds, (0, 1_000_000, 100, 0))), [])
+    watch = BrokerWatch()
+    watch.look(0, NOW_MS, BrokerNumbers(commits=LatencyBuckets(bounds, (0, 1_000_000, 0, 0))), [])
+    watch.look(10, NOW_MS, BrokerNumbers(commits=LatencyBuckets(bounds, (0, 1_000_000, 100, 0))), [])
     assert watch.commits.p50 is not None and 10 < watch.commits.p50 < 100
-    assert Buckets(bounds, (0, 0, 0, 0)).quantile(0.5) is None
-    assert Buckets(bounds, (0, 0, 0, 5)).quantile(0.5) == 100.0
+    assert LatencyBuckets(bounds, (0, 0, 0, 0)).quantile(0.5) is None
+    assert LatencyBuckets(bounds, (0, 0, 0, 5)).quantile(0.5) == 100.0
 
 
 # --- the cluster -----------------------------------------------------------------------------------------
@@ -177,7 +175,7 @@ def test_a_broker_that_stopped_in_order_is_a_warning_and_one_that_died_is_critic
 
 
 def test_what_waits_to_be_rescued_is_counted_as_up_to_and_says_whose_disk_has_it() -> None:
-    orphan = Orphaned("/default/orders", 1, 22_040, (3,))
+    orphan = OrphanedRanges("/default/orders", 1, 22_040, (3,))
     found = conditions(broker(1, orphans=[orphan]), broker(3, Life.GONE))
     assert "up to 22,040 messages of 1 topic (/default/orders)" in found["DanubeOrphanRange"]
     assert "broker host3:6650" in found["DanubeOrphanRange"]
@@ -209,7 +207,8 @@ def test_the_worst_comes_first() -> None:
 def test_every_alert_is_evaluated_by_the_product_too() -> None:
     groups = yaml.safe_load(ALERTS.read_text())["groups"]
     alerts = {rule["alert"] for group in groups for rule in group["rules"]} - NOT_OURS
-    source = (ALERTS.parents[1] / "src/pydanube/core/cluster/conditions.py").read_text()
+    folder = ALERTS.parents[1] / "src/pydanube/core/cluster"
+    source = (folder / "conditions.py").read_text() + (folder / "cluster_conditions.py").read_text()
     missing = [name for name in alerts if f'"{name}"' not in source]
     assert missing == []
 
@@ -222,24 +221,24 @@ def test_the_rate_of_the_last_minute_says_when_it_will_have_caught_up() -> None:
     for second, lag in zip(itertools.count(0, 10), (1_000, 900, 800), strict=False):
         trend.look(second, lag)
     course, seconds = trend.catch_up(20, 800)
-    assert course is Course.CATCHING_UP and seconds == 80
+    assert course is LagCourse.CATCHING_UP and seconds == 80
     assert str(trend.catch_up(20, 800)) == "at this rate it has caught up in about 80 s"
-    assert trend.catch_up(20, 1_200).course is Course.FALLING_BEHIND
-    assert trend.catch_up(20, 1_000).course is Course.STANDING
-    assert trend.catch_up(20, 0).course is Course.CAUGHT_UP
+    assert trend.catch_up(20, 1_200).course is LagCourse.FALLING_BEHIND
+    assert trend.catch_up(20, 1_000).course is LagCourse.STANDING
+    assert trend.catch_up(20, 0).course is LagCourse.CAUGHT_UP
 
 
 def test_messages_that_came_a_moment_ago_are_no_trend() -> None:
     trend = Trend()
     trend.look(0, 0)
-    assert trend.catch_up(10, 3).course is Course.FALLING_BEHIND
-    assert trend.catch_up(10, 3, 0.2).course is Course.KEEPING_UP
-    assert trend.catch_up(10, 3, 8.0).course is Course.FALLING_BEHIND
-    assert trend.catch_up(10, 0, 0.0).course is Course.CAUGHT_UP
+    assert trend.catch_up(10, 3).course is LagCourse.FALLING_BEHIND
+    assert trend.catch_up(10, 3, 0.2).course is LagCourse.KEEPING_UP
+    assert trend.catch_up(10, 3, 8.0).course is LagCourse.FALLING_BEHIND
+    assert trend.catch_up(10, 0, 0.0).course is LagCourse.CAUGHT_UP
 
 
 def test_one_look_is_no_direction() -> None:
     trend = Trend()
-    assert trend.catch_up(0, 5).course is Course.UNKNOWN
+    assert trend.catch_up(0, 5).course is LagCourse.UNKNOWN
     trend.look(0, 5)
-    assert trend.catch_up(0, 5).course is Course.UNKNOWN
+    assert trend.catch_up(0, 5).course is LagCourse.UNKNOWN

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from pydanube.core.dispatch.delivery import (
     TIMED_OUT,
-    Backoff,
+    BackoffStrategy,
     FailurePolicy,
-    Poison,
+    PoisonPolicy,
     RetryAt,
     Tries,
     dead_letter_attributes,
@@ -22,13 +22,13 @@ def test_the_defaults_are_those_of_the_reference() -> None:
     policy = FailurePolicy()
     assert (policy.max_redelivery_count, policy.ack_timeout_ms) == (5, 30_000)
     assert (policy.base_redelivery_delay_ms, policy.max_redelivery_delay_ms) == (1_000, 60_000)
-    assert (policy.backoff_strategy, policy.poison_policy) == (Backoff.EXPONENTIAL, Poison.BLOCK)
+    assert (policy.backoff_strategy, policy.poison_policy) == (BackoffStrategy.EXPONENTIAL, PoisonPolicy.BLOCK)
 
 
 def test_delays_double_up_to_the_maximum() -> None:
     policy = FailurePolicy()
     assert [retry_delay_seconds(policy, n) for n in range(1, 9)] == [1, 2, 4, 8, 16, 32, 60, 60]
-    fixed = FailurePolicy(backoff_strategy=Backoff.FIXED)
+    fixed = FailurePolicy(backoff_strategy=BackoffStrategy.FIXED)
     assert [retry_delay_seconds(fixed, n) for n in range(1, 4)] == [1, 1, 1]
 
 
@@ -42,7 +42,7 @@ def test_a_nack_may_ask_for_more_but_not_for_more_than_the_maximum() -> None:
 def test_the_first_delivery_and_five_redeliveries_fail_before_a_message_is_poison() -> None:
     policy = FailurePolicy()
     verdicts = [judge(policy, Tries(n, n), now=100.0) for n in range(1, 7)]
-    assert verdicts == [*(RetryAt(100.0 + delay) for delay in (1, 2, 4, 8, 16)), Poison.BLOCK]
+    assert verdicts == [*(RetryAt(100.0 + delay) for delay in (1, 2, 4, 8, 16)), PoisonPolicy.BLOCK]
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1e6))
@@ -77,7 +77,7 @@ def test_absurd_policies_are_refused_by_name(values: dict[str, object], key: str
 
 
 def test_policies_survive_storage_and_ignore_newer_fields() -> None:
-    policy = FailurePolicy(poison_policy=Poison.DEAD_LETTER, dead_letter_topic="/default/dead", ack_timeout_ms=0)
+    policy = FailurePolicy(poison_policy=PoisonPolicy.DEAD_LETTER, dead_letter_topic="/default/dead", ack_timeout_ms=0)
     assert FailurePolicy.from_json(policy.to_json() | {"newer": 1}) == policy
     assert policy.to_json()["poison_policy"] == "DeadLetter"
     assert policy.ack_timeout_seconds is None

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.dispatch.hash_ring import Ring, accepts, ring_hash
+from pydanube.core.dispatch.hash_ring import HashRing, accepts, ring_hash
 from pydanube.core.names import ConsumerId
 
 CONSUMERS = [ConsumerId(number) for number in (11, 22, 33, 44)]
 
 
-def ring(*consumers: ConsumerId, filters: tuple[str, ...] = ()) -> Ring:
-    made = Ring()
+def ring(*consumers: ConsumerId, filters: tuple[str, ...] = ()) -> HashRing:
+    made = HashRing()
     for consumer in consumers:
         made.put(consumer, filters)
     return made
@@ -57,7 +57,7 @@ def test_the_ring_of_the_willing_is_the_same_as_a_ring_without_the_others(key: s
 
 def test_a_key_nobody_accepts_has_no_owner() -> None:
     assert ring(*CONSUMERS, filters=("orders-*",)).owner("payments-1") is None
-    assert Ring().owner("any") is None
+    assert HashRing().owner("any") is None
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pydanube.core.dispatch.events import Acked, Available, Joined, Shipped, Ticked, offsets, ranges
-from pydanube.core.dispatch.lag import Heartbeat, LagInfo, Standing, explain
+from pydanube.core.dispatch.events import AckReceived, Available, Joined, Shipped, Ticked, offsets, ranges
+from pydanube.core.dispatch.lag import Heartbeat, LagInfo, Standing, beat, explain
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch
-from pydanube.core.dispatch.window import Progress
+from pydanube.core.dispatch.window import SubscriptionProgress
 from pydanube.core.names import ConsumerId
 from pydanube.errors import ConfigError
 
@@ -16,28 +16,28 @@ A = ConsumerId(1)
 
 def test_subscription_lag_detection() -> None:
     """The seed's unit test, with its numbers: 3, 1, 0."""
-    dispatch = ExclusiveDispatch(Progress())
+    dispatch = ExclusiveDispatch(SubscriptionProgress())
     dispatch.step(Joined(A), 0.0)
-    assert not dispatch.has_lag(0)
-    assert dispatch.has_lag(3)
+    assert not dispatch.get_lag_info(0).has_lag
+    assert dispatch.get_lag_info(3).has_lag
     assert dispatch.get_lag_info(3) == LagInfo(None, 3, 3, True)
     dispatch.step(Available(3), 0.0)
-    dispatch.step(Acked(ranges((0, 2))), 0.0)
+    dispatch.step(AckReceived(ranges((0, 2))), 0.0)
     assert dispatch.get_lag_info(3) == LagInfo(1, 3, 1, True)
-    dispatch.step(Acked(offsets(2)), 0.0)
+    dispatch.step(AckReceived(offsets(2)), 0.0)
     assert dispatch.get_lag_info(3) == LagInfo(2, 3, 0, False)
 
 
 def test_a_subscription_that_began_at_latest_has_no_lag() -> None:
-    assert ExclusiveDispatch(Progress(100, head=100)).get_lag_info(100).lag_messages == 0
+    assert ExclusiveDispatch(SubscriptionProgress(100, head=100)).get_lag_info(100).lag_messages == 0
 
 
 def test_lag_counts_messages_acked_out_of_order_and_is_right_without_a_consumer() -> None:
-    dispatch = ExclusiveDispatch(Progress())
+    dispatch = ExclusiveDispatch(SubscriptionProgress())
     assert dispatch.get_lag_info(5).lag_messages == 5
     dispatch.step(Joined(A), 0.0)
     dispatch.step(Available(5), 0.0)
-    dispatch.step(Acked(offsets(3)), 0.0)
+    dispatch.step(AckReceived(offsets(3)), 0.0)
     assert dispatch.get_lag_info(6).lag_messages == 5
 
 
@@ -68,57 +68,57 @@ def test_anything_else_is_refused_with_the_range(text: str) -> None:
 
 
 def test_a_lost_notification_is_found_by_the_next_heartbeat() -> None:
-    dispatch = ExclusiveDispatch(Progress())
+    dispatch = ExclusiveDispatch(SubscriptionProgress())
     dispatch.step(Joined(A), 0.0)
-    assert not dispatch.beat(Heartbeat(), 0.5, 0).poll
-    found = dispatch.beat(Heartbeat(), 1.0, 2)
+    assert not beat(dispatch.standing(0), Heartbeat(), 0.5).poll
+    found = beat(dispatch.standing(2), Heartbeat(), 1.0)
     assert found.poll and found.lag.lag_messages == 2
 
 
 def test_a_reader_that_returned_nothing_is_asked_again() -> None:
-    dispatch = ExclusiveDispatch(Progress())
+    dispatch = ExclusiveDispatch(SubscriptionProgress())
     dispatch.step(Joined(A), 0.0)
     dispatch.step(Available(2), 0.0)
     dispatch.step(Shipped(A, 0, ranges((0, 2))), 0.0)
-    assert dispatch.beat(Heartbeat(), 0.5, 2).poll
+    assert beat(dispatch.standing(2), Heartbeat(), 0.5).poll
 
 
 def test_a_slow_consumer_is_lag_and_no_missed_notification() -> None:
-    dispatch = ExclusiveDispatch(Progress())
+    dispatch = ExclusiveDispatch(SubscriptionProgress())
     dispatch.step(Joined(A), 0.0)
     dispatch.step(Available(50), 0.0)
-    found = dispatch.beat(Heartbeat(), 0.5, 50)
+    found = beat(dispatch.standing(50), Heartbeat(), 0.5)
     assert not found.poll and found.lag.lag_messages == 50
 
 
 def test_no_consumer_no_poll() -> None:
-    found = ExclusiveDispatch(Progress()).beat(Heartbeat(), 0.5, 50)
+    found = beat(ExclusiveDispatch(SubscriptionProgress()).standing(50), Heartbeat(), 0.5)
     assert not found.poll and found.lag.has_lag
 
 
 def test_rescued_history_is_a_reason_to_poll() -> None:
-    dispatch = ExclusiveDispatch(Progress())
+    dispatch = ExclusiveDispatch(SubscriptionProgress())
     dispatch.step(Joined(A), 0.0)
-    assert dispatch.beat(Heartbeat(), 0.5, 0, new_history=True).poll
+    assert beat(dispatch.standing(0), Heartbeat(), 0.5, new_history=True).poll
 
 
 def test_observing_finds_lag_and_polls_nothing() -> None:
-    dispatch = ExclusiveDispatch(Progress())
+    dispatch = ExclusiveDispatch(SubscriptionProgress())
     dispatch.step(Joined(A), 0.0)
-    found = dispatch.beat(Heartbeat.parse("observe"), 0.5, 2)
+    found = beat(dispatch.standing(2), Heartbeat.parse("observe"), 0.5)
     assert found.lag.has_lag and not found.poll
 
 
 def test_a_heartbeat_alone_delivers_everything() -> None:
-    dispatch = ExclusiveDispatch(Progress())
+    dispatch = ExclusiveDispatch(SubscriptionProgress())
     dispatch.step(Joined(A), 0.0)
     now = 0.0
     for head in range(1, 101):
         now += 0.5
-        if dispatch.beat(Heartbeat(), now, head).poll:
+        if beat(dispatch.standing(head), Heartbeat(), now).poll:
             dispatch.step(Available(head), now)
             dispatch.step(Ticked(), now)
-        dispatch.step(Acked(offsets(head - 1)), now)
+        dispatch.step(AckReceived(offsets(head - 1)), now)
     assert dispatch.progress.next_unacked == 100
 
 

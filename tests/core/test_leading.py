@@ -15,13 +15,13 @@ from pydanube.core.cluster.leader import (
     Leading,
     NoBroker,
     Remove,
-    Start,
+    StartMove,
     World,
     plan_moves,
     start_of,
 )
 from pydanube.core.cluster.lifecycle import BrokerState, Drain, Lost, Mode
-from pydanube.core.cluster.load import LoadReport, Tally, TopicLoad, measure
+from pydanube.core.cluster.load import LoadReport, LoadTally, TopicLoad, measure
 from pydanube.core.cluster.placement import Marker, Move, Rules
 from pydanube.core.names import BrokerId, TopicName
 
@@ -263,7 +263,7 @@ class Unlooked(dict[TopicName, int]):
 
 def test_a_step_looks_at_topics_without_owner_and_not_at_all_the_others() -> None:
     many = {broker: Unlooked({TopicName(f"/default/b{broker}t{n}"): n for n in range(100)}) for broker in (A, B)}
-    tally = Tally()
+    tally = LoadTally()
     for broker in (A, B):
         for number in range(100):
             tally.assign(broker, TopicName(f"/default/b{broker}t{number}"))
@@ -276,7 +276,7 @@ def test_what_was_counted_already_is_not_counted_anew_and_decides_the_same() -> 
         A: LoadReport(broker_id=A, timestamp=2, cpu=20.0, topics=[TopicLoad(topic_name=T, byte_rate=4e6)]),
         B: LoadReport(broker_id=B, timestamp=1, cpu=30.0, topics=[TopicLoad(topic_name=U, consumer_count=9)]),
     }
-    tally = Tally()
+    tally = LoadTally()
     assigned = {A: {T: 1}, B: {U: 2, V: 3}}
     for broker, report in reports.items():
         tally.report(broker, report)
@@ -353,14 +353,14 @@ MANY = {A: {TopicName(f"/default/a{n}"): n + 1 for n in range(5)}}
 def test_a_drain_moves_so_many_topics_at_a_time_to_the_others() -> None:
     leader = leading()
     started = step(leader, 0.0, world(states=draining(2), assigned=MANY))
-    assert [d.topic for d in started if isinstance(d, Start)] == ["/default/a0", "/default/a1"]
-    assert {d.marker.to for d in started if isinstance(d, Start)} == {B, C}
-    markers = {d.topic: d.marker for d in started if isinstance(d, Start)}
+    assert [d.topic for d in started if isinstance(d, StartMove)] == ["/default/a0", "/default/a1"]
+    assert {d.marker.to for d in started if isinstance(d, StartMove)} == {B, C}
+    markers = {d.topic: d.marker for d in started if isinstance(d, StartMove)}
     assert step(leader, 1.0, world(states=draining(2), assigned=MANY, markers=markers)) == []
     del markers[TopicName("/default/a0")]
     left = {A: {topic: at for topic, at in MANY[A].items() if topic != "/default/a0"}}
     [one_more] = step(leader, 2.0, world(states=draining(2), assigned=left, markers=markers))
-    assert isinstance(one_more, Start) and one_more.topic == "/default/a2"
+    assert isinstance(one_more, StartMove) and one_more.topic == "/default/a2"
 
 
 def test_a_drain_ends_when_the_last_topic_has_a_new_owner() -> None:
@@ -372,9 +372,9 @@ def test_a_drain_ends_when_the_last_topic_has_a_new_owner() -> None:
 def test_a_drain_of_some_namespaces_leaves_the_others() -> None:
     assigned = {A: {T: 1, V: 2}}
     [start] = step(leading(), 0.0, world(states=draining(include=("other",)), assigned=assigned))
-    assert isinstance(start, Start) and start.topic == V
+    assert isinstance(start, StartMove) and start.topic == V
     [start] = step(leading(), 0.0, world(states=draining(exclude=("other",)), assigned=assigned))
-    assert isinstance(start, Start) and start.topic == T
+    assert isinstance(start, StartMove) and start.topic == T
     only = world(states=draining(include=("other",)), assigned={A: {T: 1}})
     assert step(leading(), 0.0, only) == [FinishDrain(A, "drain_complete")]
 
@@ -393,7 +393,7 @@ def test_a_drain_tries_a_topic_again_half_a_minute_after_its_move_failed() -> No
     assert step(leader, 11.0, world(states=draining(), assigned=assigned)) == []
     assert leader.due == 40.0
     [again] = step(leader, 40.0, world(states=draining(), assigned=assigned))
-    assert isinstance(again, Start) and again.topic == T
+    assert isinstance(again, StartMove) and again.topic == T
 
 
 # --- rebalancing ----------------------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ def uneven(**more: Any) -> World:
 def test_an_uneven_cluster_is_evened_out_one_move_per_interval() -> None:
     leader = leading(enabled=True, check_interval_seconds=100, cooldown_seconds=0)
     [start] = step(leader, 1000.0, uneven())
-    assert isinstance(start, Start)
+    assert isinstance(start, StartMove)
     assert start.marker == Marker(reason="rebalance", from_broker=A, to=B, timestamp=1_000_000)
     assert start.entry is not None and start.entry.timestamp == 1_000_000
     assert step(leader, 1099.0, uneven()) == []

@@ -8,14 +8,14 @@ import pytest
 
 from pydanube.core.cluster.lifecycle import (
     TTL_SECONDS,
+    BrokerRegistration,
     BrokerState,
     Drain,
-    Entry,
-    Found,
+    Known,
     Lost,
     Mode,
-    Registration,
-    Verdict,
+    RegistrationDecision,
+    RegistrationVerdict,
     enter_running,
     enter_starting,
     renewal_interval,
@@ -30,8 +30,8 @@ DEAD = Lost(session=OLD)
 LONG_AGO = Lost(session=5)  # some other life
 
 
-def entered(mode: str, reason: str, *, declared_dead: bool = False) -> Entry:
-    return Entry(Verdict.ENTER, Mode(mode), reason, declared_dead)
+def entered(mode: str, reason: str, *, declared_dead: bool = False) -> RegistrationDecision:
+    return RegistrationDecision(RegistrationVerdict.ENTER, Mode(mode), reason, declared_dead)
 
 
 # --- it runs, and its lease has run out -----------------------------------------------------------------------
@@ -40,28 +40,30 @@ def entered(mode: str, reason: str, *, declared_dead: bool = False) -> Entry:
 @pytest.mark.parametrize(
     ("scenario", "found", "entry"),
     [
-        ("1: a glitch, the registration is still there", Found(ACTIVE, None, OLD, HOME), entered("active", "boot")),
-        ("2: away longer than the TTL, declared dead", Found(ACTIVE, DEAD),
+        ("1: a glitch, the registration is still there", Known(ACTIVE, None, OLD, HOME), entered("active", "boot")),
+        ("2: away longer than the TTL, declared dead", Known(ACTIVE, DEAD),
          entered("drained", "registration_expired", declared_dead=True)),
-        ("the majority was away, however long", Found(ACTIVE, None), entered("active", "boot")),
-        ("the same, with a record of an earlier life", Found(ACTIVE, LONG_AGO), entered("active", "boot")),
-        ("a drained broker stays drained", Found(ACTIVE.drained("no_topics"), None), entered("drained", "no_topics")),
-        ("the state was wiped", Found(None, None), entered("active", "boot")),
-        ("drained by an operator, then declared dead", Found(ACTIVE.drained("drain_complete"), DEAD),
+        ("the majority was away, however long", Known(ACTIVE, None), entered("active", "boot")),
+        ("the same, with a record of an earlier life", Known(ACTIVE, LONG_AGO), entered("active", "boot")),
+        ("a drained broker stays drained", Known(ACTIVE.drained("no_topics"), None), entered("drained", "no_topics")),
+        ("the state was wiped", Known(None, None), entered("active", "boot")),
+        ("drained by an operator, then declared dead", Known(ACTIVE.drained("drain_complete"), DEAD),
          entered("drained", "drain_complete", declared_dead=True)),
-        ("declared dead while it drains", Found(ACTIVE.draining(Drain()), DEAD),
+        ("declared dead while it drains", Known(ACTIVE.draining(Drain()), DEAD),
          entered("drained", "admin_unload", declared_dead=True)),
-        ("declared dead twice", Found(ACTIVE.drained("stale_restart"), DEAD),
+        ("declared dead twice", Known(ACTIVE.drained("stale_restart"), DEAD),
          entered("drained", "registration_expired", declared_dead=True)),
     ],
 )  # fmt: skip
-def test_a_running_broker_is_drained_only_if_it_was_declared_dead(scenario: str, found: Found, entry: Entry) -> None:
+def test_a_running_broker_is_drained_only_if_it_was_declared_dead(
+    scenario: str, found: Known, entry: RegistrationDecision
+) -> None:
     assert enter_running(found, session=OLD) == entry
 
 
 @pytest.mark.parametrize("lost", [None, DEAD])
 def test_a_running_broker_whose_id_another_process_has_stops(lost: Lost | None) -> None:
-    assert enter_running(Found(ACTIVE, lost, NEW, "elsewhere"), session=OLD).verdict is Verdict.REPLACED
+    assert enter_running(Known(ACTIVE, lost, NEW, "elsewhere"), session=OLD).verdict is RegistrationVerdict.REPLACED
 
 
 # --- it starts ------------------------------------------------------------------------------------------------
@@ -70,47 +72,49 @@ def test_a_running_broker_whose_id_another_process_has_stops(lost: Lost | None) 
 @pytest.mark.parametrize(
     ("scenario", "found", "entry"),
     [
-        ("first boot", Found(), entered("active", "boot")),
-        ("first boot beside a wiped state", Found(None, LONG_AGO), entered("active", "boot")),
-        ("3a: restarted within the TTL", Found(ACTIVE, None, OLD, HOME), entered("active", "fast_restart")),
-        ("3b: restarted after it was declared dead", Found(ACTIVE, DEAD),
+        ("first boot", Known(), entered("active", "boot")),
+        ("first boot beside a wiped state", Known(None, LONG_AGO), entered("active", "boot")),
+        ("3a: restarted within the TTL", Known(ACTIVE, None, OLD, HOME), entered("active", "fast_restart")),
+        ("3b: restarted after it was declared dead", Known(ACTIVE, DEAD),
          entered("drained", "stale_restart", declared_dead=True)),
-        ("4: everything was down", Found(ACTIVE, None), entered("active", "full_cluster_restart")),
-        ("4: the same, long after a life that was declared dead", Found(ACTIVE, LONG_AGO),
+        ("4: everything was down", Known(ACTIVE, None), entered("active", "full_cluster_restart")),
+        ("4: the same, long after a life that was declared dead", Known(ACTIVE, LONG_AGO),
          entered("active", "full_cluster_restart")),
-        ("stopped in order and back in time", Found(BrokerState(mode=Mode.ACTIVE, session=OLD, has_left=True)),
+        ("stopped in order and back in time", Known(BrokerState(mode=Mode.ACTIVE, session=OLD, has_left=True)),
          entered("active", "fast_restart")),
-        ("stopped in order, back too late", Found(BrokerState(mode=Mode.ACTIVE, session=OLD, has_left=True), DEAD),
+        ("stopped in order, back too late", Known(BrokerState(mode=Mode.ACTIVE, session=OLD, has_left=True), DEAD),
          entered("drained", "stale_restart", declared_dead=True)),
-        ("drained by an operator, restarted at once", Found(ACTIVE.drained("drain_complete"), None, OLD, HOME),
+        ("drained by an operator, restarted at once", Known(ACTIVE.drained("drain_complete"), None, OLD, HOME),
          entered("drained", "drain_complete")),
-        ("drained by an operator, all restarted", Found(ACTIVE.drained("no_topics")), entered("drained", "no_topics")),
-        ("draining goes on", Found(ACTIVE.draining(Drain())), entered("draining", "admin_unload")),
-        ("drained for a stale restart, restarted again", Found(ACTIVE.drained("stale_restart"), None, OLD, HOME),
+        ("drained by an operator, all restarted", Known(ACTIVE.drained("no_topics")), entered("drained", "no_topics")),
+        ("draining goes on", Known(ACTIVE.draining(Drain())), entered("draining", "admin_unload")),
+        ("drained for a stale restart, restarted again", Known(ACTIVE.drained("stale_restart"), None, OLD, HOME),
          entered("drained", "stale_restart")),
-        ("drained by an operator, rebooted for longer than a lease", Found(ACTIVE.drained("no_topics"), DEAD),
+        ("drained by an operator, rebooted for longer than a lease", Known(ACTIVE.drained("no_topics"), DEAD),
          entered("drained", "no_topics", declared_dead=True)),
-        ("joined, never activated, away for longer than a lease", Found(ACTIVE.drained("join"), DEAD),
+        ("joined, never activated, away for longer than a lease", Known(ACTIVE.drained("join"), DEAD),
          entered("drained", "join", declared_dead=True)),
     ],
 )  # fmt: skip
-def test_a_starting_broker_is_drained_only_if_it_was_declared_dead(scenario: str, found: Found, entry: Entry) -> None:
+def test_a_starting_broker_is_drained_only_if_it_was_declared_dead(
+    scenario: str, found: Known, entry: RegistrationDecision
+) -> None:
     assert enter_starting(found, home=HOME, join=False) == entry
 
 
 def test_a_joining_broker_is_drained_at_its_first_start_and_what_it_was_at_later_ones() -> None:
-    assert enter_starting(Found(), home=HOME, join=True) == entered("drained", "join")
+    assert enter_starting(Known(), home=HOME, join=True) == entered("drained", "join")
     joined = BrokerState(mode=Mode.DRAINED, reason="join", session=OLD)
-    assert enter_starting(Found(joined), home=HOME, join=True) == entered("drained", "join")
+    assert enter_starting(Known(joined), home=HOME, join=True) == entered("drained", "join")
     active = joined.activated("admin_activate")
-    assert enter_starting(Found(active, None, OLD, HOME), home=HOME, join=True) == entered("active", "fast_restart")
+    assert enter_starting(Known(active, None, OLD, HOME), home=HOME, join=True) == entered("active", "fast_restart")
 
 
 def test_a_registration_from_another_directory_is_waited_for() -> None:
     for state in (None, ACTIVE):
         for lost in (None, DEAD):
-            found = Found(state, lost, OLD, "host-d:/copy")
-            assert enter_starting(found, home=HOME, join=False).verdict is Verdict.WAIT
+            found = Known(state, lost, OLD, "host-d:/copy")
+            assert enter_starting(found, home=HOME, join=False).verdict is RegistrationVerdict.WAIT
 
 
 # --- times ----------------------------------------------------------------------------------------------------
@@ -145,11 +149,11 @@ def test_a_glitch_of_fifteen_seconds_is_survived_wherever_it_falls() -> None:
 
 
 def test_values_come_back_as_they_were_written() -> None:
-    registration = Registration(
+    registration = BrokerRegistration(
         broker_url="http://b:6650", connect_url="http://c:6650", admin_addr="b:50051", prom_exporter="b:9040",
         stream_url="danube://b:6651", session=2**63 - 1, home=HOME, lease=7,
     )  # fmt: skip
-    assert Registration.from_bytes(registration.to_bytes()) == registration
+    assert BrokerRegistration.from_bytes(registration.to_bytes()) == registration
     assert json.loads(registration.to_bytes())["stream_url"] == "danube://b:6651"
     state = BrokerState(
         mode=Mode.DRAINING,
@@ -170,9 +174,9 @@ def test_a_state_has_the_fields_of_the_document() -> None:
     assert BrokerState.from_bytes(b'{"mode": "active"}') == BrokerState(mode=Mode.ACTIVE)
 
 
-@pytest.mark.parametrize("kind", [Registration, BrokerState, Lost])
+@pytest.mark.parametrize("kind", [BrokerRegistration, BrokerState, Lost])
 @pytest.mark.parametrize("value", [b"", b"null", b"[]", b"7", b'{"mode": "busy"}', b'{"session": "x"}', b"\xff"])
-def test_foreign_values_are_nobodys(kind: type[Registration | BrokerState | Lost], value: bytes) -> None:
+def test_foreign_values_are_nobodys(kind: type[BrokerRegistration | BrokerState | Lost], value: bytes) -> None:
     assert kind.from_bytes(value) is None
 
 

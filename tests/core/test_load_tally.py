@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.cluster.load import Figures, LoadReport, Tally, TopicLoad, measure
+from pydanube.core.cluster.load import Figures, LoadReport, LoadTally, TopicLoad, measure
 from pydanube.core.names import BrokerId, TopicName
 
 BROKERS = [BrokerId(number) for number in (1, 2, 3)]
@@ -33,7 +33,7 @@ changes = st.one_of(
 
 @given(st.lists(changes, max_size=30))
 def test_a_tally_is_what_counting_everything_anew_gives(history: list[tuple[str, BrokerId, object]]) -> None:
-    tally = Tally()
+    tally = LoadTally()
     assigned: dict[BrokerId, set[TopicName]] = {broker: set() for broker in BROKERS}
     known: dict[BrokerId, LoadReport] = {}
     for what, broker, value in [*history, ("look", BROKERS[0], None)]:

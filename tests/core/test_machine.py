@@ -15,14 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
-from pydanube.core.dispatch.delivery import FailurePolicy, Poison
+from pydanube.core.dispatch.consumer_window import DispatchLimits, Permits
+from pydanube.core.dispatch.delivery import FailurePolicy, PoisonPolicy
 from pydanube.core.dispatch.events import (
-    Acked,
+    AckReceived,
     AckRefused,
     Activated,
     Available,
     Blocked,
+    ConsumerFinished,
     DeadLetter,
     DeadLettered,
     DeadLetterFailed,
@@ -38,22 +39,18 @@ from pydanube.core.dispatch.events import (
     JoinRefused,
     Keyed,
     Left,
-    Nacked,
+    LogTrimmed,
+    NackReceived,
     NotHeld,
     PolicyChanged,
     Ranges,
     ReadKeys,
     Recall,
     Returned,
-    SaveCursor,
-    Send,
+    SendRanges,
     Shipped,
-    Skipped,
     Sought,
-    Stopped,
     Ticked,
-    Trimmed,
-    Unblocked,
     Voided,
     WakeAt,
     Withheld,
@@ -62,11 +59,11 @@ from pydanube.core.dispatch.events import (
 )
 from pydanube.core.dispatch.hash_ring import accepts
 from pydanube.core.dispatch.key_shared import KeySharedDispatch
-from pydanube.core.dispatch.lag import Heartbeat, explain
+from pydanube.core.dispatch.lag import Heartbeat, beat, explain
 from pydanube.core.dispatch.limits import TokenBucket
-from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
-from pydanube.core.dispatch.window import Progress
+from pydanube.core.dispatch.window import SubscriptionProgress
 from pydanube.core.names import ConsumerId
 
 KINDS = {
@@ -82,8 +79,8 @@ POLICY = FailurePolicy(
 )
 POISONS = [
     replace(POLICY, max_redelivery_count=0),
-    replace(POLICY, poison_policy=Poison.DROP),
-    replace(POLICY, max_redelivery_count=0, poison_policy=Poison.DEAD_LETTER, dead_letter_topic="/default/dead"),
+    replace(POLICY, poison_policy=PoisonPolicy.DROP),
+    replace(POLICY, max_redelivery_count=0, poison_policy=PoisonPolicy.DEAD_LETTER, dead_letter_topic="/default/dead"),
     replace(POLICY, max_redelivery_count=1000, ack_timeout_ms=0),
 ]
 
@@ -103,8 +100,8 @@ class World:
         limits = DispatchLimits(unacked_max=window, send_max=4, consumer_unacked_max=6)
         rate = TokenBucket(5.0, burst=5.0) if limited else None
         self.kind = kind
-        self.machine: Machine = KINDS[kind](Progress(), policy=POLICY, limits=limits, rate=rate)
-        self.machine.pieces_max = pieces_max or self.machine.pieces_max
+        self.machine: DispatchMachine = KINDS[kind](SubscriptionProgress(), policy=POLICY, limits=limits, rate=rate)
+        self.machine.context.pieces_max = pieces_max or self.machine.context.pieces_max
         self.is_unfinished = False  # the machine has more to do at once
         self.window = window
         self.now = 0.0
@@ -120,7 +117,7 @@ class World:
         self.ever_sent: Counter[int] = Counter()  # how often since the last seek
         self.dead_letters: set[int] = set()
         self.cursor = 0
-        self.blocked: set[str | None] = set()
+        self.blocked: dict[str | None, int] = {}  # the message that blocks its key, or everything
         self.trimmed = 0
         self.sent_at: dict[int, float] = {}  # or handed over
         self.due_at: dict[int, float] = {}  # of those that an application asked more time for
@@ -131,7 +128,7 @@ class World:
         self.recalled: list[Recall] = []
         self.returned: set[int] = set()  # sent, and then not: whoever acknowledges it may be believed, or not
         self.has_moved_on = False  # a consumer of a failover was silent, or wanted nothing more
-        self.shipping: list[Send] = []
+        self.shipping: list[SendRanges] = []
         self.questions: list[ReadKeys] = []
         self.wake_at: float | None = None
 
@@ -152,7 +149,7 @@ class World:
         head_before = self.machine.progress.head
         effects = self.machine.step(event, self.now)
         refused = {n for effect in effects if isinstance(effect, AckRefused) for n in flat(effect.ranges)}
-        if isinstance(event, Acked):
+        if isinstance(event, AckReceived):
             asked = set(flat(event.ranges))
             # After a seek, what was not sent since is known from deliveries before it only.
             known = {at for at in asked if not self.sought or at in self.done or sent_before[at]}
@@ -165,6 +162,9 @@ class World:
             self.done |= acked
         self.forget_landed(event, held_before)
         self.forget_taken_from_silent()
+        if isinstance(event, PolicyChanged | Sought):
+            self.look_for_blocked()
+        self.find_skipped(effects)
         for effect in effects:
             self.check(effect)
         for offset, holder in list(self.held.items()):
@@ -176,8 +176,6 @@ class World:
         cursor = self.machine.progress.next_unacked
         assert cursor >= self.cursor or sought, "the cursor never goes back"
         assert set(range(cursor)) <= self.done, "every offset below the cursor is done"
-        moved = [effect.next_unacked for effect in effects if isinstance(effect, SaveCursor)]
-        assert moved == ([cursor] if cursor != self.cursor or sought else [])
         self.cursor = cursor
         if self.is_unfinished:
             self.is_unfinished = False
@@ -185,10 +183,28 @@ class World:
         self.check_lag()
         return effects
 
+    def look_for_blocked(self) -> None:
+        """What was blocked may go, or be judged again; what still blocks says so."""
+        standing = self.machine.standing()
+        self.blocked = {}
+        if standing.blocked_offset is not None:
+            self.blocked[standing.blocked_key] = standing.blocked_offset
+
+    def find_skipped(self, effects: list[Effect]) -> None:
+        """What is settled, and neither acknowledged nor given up, had a key that no consumer accepts."""
+        given_up = [effect.range for effect in effects if isinstance(effect, Dropped)]
+        given_up += [part for effect in effects if isinstance(effect, Expired) for part in effect.ranges]
+        settled = {*range(self.machine.progress.next_unacked), *flat(tuple(self.machine.progress.settled))}
+        for offset in settled - self.done - set(flat(tuple(given_up))):
+            key = key_of(offset)
+            assert self.kind == "key_shared" and self.connected
+            assert not any(accepts(filters, key) for filters in self.filters.values())
+            self.done.add(offset)
+
     def forget_landed(self, event: Event, held_before: dict[int, ConsumerId]) -> None:
         gone: set[int] = set()
         match event:
-            case Acked(parts) | Nacked(parts):
+            case AckReceived(parts) | NackReceived(parts):
                 gone = set(flat(parts))
             case Left(consumer) | Joined(consumer):
                 gone = {offset for offset, holder in held_before.items() if holder == consumer}
@@ -200,7 +216,7 @@ class World:
                 self.hand_over(consumer, [at for at in flat(parts) if held_before.get(at) == consumer], seconds)
             case Shipped(consumer, _, unsent):
                 gone = {offset for offset in flat(unsent) if held_before.get(offset) == consumer}
-            case Trimmed(first_offset) if self.kind != "key_shared":  # there a key waits for an answer all the same
+            case LogTrimmed(first_offset) if self.kind != "key_shared":  # there a key waits for an answer all the same
                 gone = set(range(first_offset))
         for offset in gone:
             self.held.pop(offset, None)
@@ -240,7 +256,7 @@ class World:
 
     def check(self, effect: Effect) -> None:
         match effect:
-            case Send(consumer, parts, attempt, _):
+            case SendRanges(consumer, parts, attempt, _):
                 self.check_send(consumer, flat(parts), attempt)
                 self.shipping.append(effect)
             case Dropped(part) | DeadLetter(part):
@@ -249,10 +265,6 @@ class World:
                     self.done |= set(flat((part,)))
                 else:
                     self.dead_letters |= set(flat((part,)))
-            case Skipped(offset, key):
-                assert key == key_of(offset) and self.connected
-                assert not any(accepts(filters, key) for filters in self.filters.values())
-                self.done.add(offset)
             case Expired(parts):
                 self.done |= set(flat(parts))
             case ReadKeys():
@@ -262,13 +274,11 @@ class World:
                 self.wake_at = time
             case Blocked(offset, _, key):
                 assert offset not in self.held and offset not in self.done
-                self.blocked.add(key)
-            case Unblocked(key):
-                self.blocked.discard(key)
+                self.blocked[key] = offset
             case Recall(consumer, parts):
                 assert consumer in self.hands_over and consumer in self.connected
                 self.recalled.append(effect)
-            case SaveCursor() | NotHeld() | Activated() | JoinRefused() | AckRefused():
+            case NotHeld() | Activated() | JoinRefused() | AckRefused():
                 pass
 
     def check_send(self, consumer: ConsumerId, sent: list[int], attempt: int) -> None:
@@ -283,7 +293,8 @@ class World:
             assert offset < self.head, "only what is committed is sent"
             assert offset not in self.missing and offset not in self.done
             assert offset not in self.held, "nobody else holds it"
-            assert (key_of(offset) if self.kind == "key_shared" else None) not in self.blocked
+            poison = self.blocked.get(key_of(offset) if self.kind == "key_shared" else None)
+            assert poison is None or poison in self.done, "nothing passes what blocks"
             if self.kind == "key_shared":
                 self.check_key(consumer, offset)
             self.held[offset] = consumer
@@ -311,18 +322,18 @@ class World:
         lag = len(set(range(self.cursor, self.head)) - self.done - self.missing)
         machine = self.machine
         assert machine.get_lag_info(self.head).lag_messages == lag
-        assert machine.has_lag(self.head) == (lag > 0)
+        assert machine.get_lag_info(self.head).has_lag == (lag > 0)
         assert machine.in_flight.count == len(self.held)
-        assert machine.roster.unseen == len(self.unseen) == machine.standing().unseen
-        position = machine.saved()
-        again, intact = Progress.restore(position.cursor, position.holes, head=self.head)
+        assert machine.windows.unseen == len(self.unseen) == machine.standing().unseen
+        position = machine.progress.saved()
+        again, intact = SubscriptionProgress.restore(position.cursor, position.holes, head=self.head)
         assert intact and again.next_unacked == self.cursor
         assert all(set(range(*part)) <= self.done for part in again.settled)
         standing = machine.standing()
         assert explain(standing, self.now).endswith(".")
         if standing.retry_at is not None:
             assert self.wake_at is not None and self.now < self.wake_at <= standing.retry_at, "it wakes in time"
-        paused = any(member.paused for member in machine.roster.members)
+        paused = any(member.paused for member in machine.windows.all)
         stopped = standing.blocked_offset is not None or standing.rate_ready_at is not None
         if self.kind != "key_shared" and standing.undispatched and standing.has_room:
             assert paused or stopped, "nothing waits while somebody has room"
@@ -396,8 +407,7 @@ class World:
             case "commit unheard":
                 self.head += b % 6
             case "heartbeat":
-                found = self.machine.beat(Heartbeat(), self.now, self.head)
-                if found.poll:
+                if beat(self.machine.standing(self.head), Heartbeat(), self.now).poll:
                     self.step(Available(self.head))
                 self.step(Ticked())
             case "join":
@@ -418,7 +428,7 @@ class World:
             case "ship":
                 self.ship(sent=None if b % 3 else b % 2)
             case "ack" if in_flight:
-                self.step(Acked(offsets(in_flight[b % len(in_flight)])))
+                self.step(AckReceived(offsets(in_flight[b % len(in_flight)])))
             case "hand over" if self.unseen:
                 offset = sorted(self.unseen)[b % len(self.unseen)]
                 holder = self.held[offset]
@@ -439,15 +449,15 @@ class World:
                 self.stopped.add(consumer)
                 self.active_at[consumer] = self.now
                 self.has_moved_on = True
-                self.step(Stopped(consumer))
+                self.step(ConsumerFinished(consumer))
             case "ack some":
-                self.step(Acked(below_head))
+                self.step(AckReceived(below_head))
             case "ack unsent":
-                self.step(Acked(ranges((self.head, self.head + 2))))
+                self.step(AckReceived(ranges((self.head, self.head + 2))))
             case "nack" if in_flight:
-                self.step(Nacked(offsets(in_flight[b % len(in_flight)]), float(a % 3), "broken"))
+                self.step(NackReceived(offsets(in_flight[b % len(in_flight)]), float(a % 3), "broken"))
             case "nack some":
-                self.step(Nacked(below_head))
+                self.step(NackReceived(below_head))
             case "time":
                 self.advance(b / 4)
             case "keys":
@@ -472,7 +482,7 @@ class World:
             case "trim":
                 self.trimmed = max(self.trimmed, min(self.head, self.cursor + b % 3))
                 self.missing -= set(range(self.trimmed))
-                self.step(Trimmed(self.trimmed))
+                self.step(LogTrimmed(self.trimmed))
             case "policy":
                 self.change(POISONS[b % 4])
             case "seek":
@@ -493,7 +503,7 @@ class World:
             self.leave(consumer)
             self.filters.pop(consumer, None)
             self.step(Forgotten(consumer))
-        self.change(replace(POLICY, poison_policy=Poison.DROP, max_redelivery_count=100))
+        self.change(replace(POLICY, poison_policy=PoisonPolicy.DROP, max_redelivery_count=100))
         rescued, self.missing = sorted(self.missing), set()
         self.step(HistoryAvailable(offsets(*rescued)))
         self.join(CONSUMERS[0], by_window=True, filters=())
@@ -504,7 +514,7 @@ class World:
                 self.act("dead lettered", 0, 0)
             self.answer_keys()
             if self.held:
-                self.step(Acked(offsets(*sorted(self.held))))
+                self.step(AckReceived(offsets(*sorted(self.held))))
             else:
                 self.advance(1.0)
                 self.step(Available(self.head))

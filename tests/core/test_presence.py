@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pydanube.core.cluster.conditions import STALE_MS
-from pydanube.core.cluster.lifecycle import BrokerState, Mode, Registration
-from pydanube.core.cluster.presence import Attendance, Change, Happening, Presence
+from pydanube.core.cluster.cluster_conditions import STALE_MS
+from pydanube.core.cluster.lifecycle import BrokerRegistration, BrokerState, Mode
+from pydanube.core.cluster.presence import Attendance, Happening, Presence, PresenceChange
 from pydanube.core.names import BrokerId
 
 A, B = BrokerId(1), BrokerId(2)
 TTL = 32.0
 
 
-def registration(session: int = 7) -> Registration:
-    return Registration(
+def registration(session: int = 7) -> BrokerRegistration:
+    return BrokerRegistration(
         broker_url="http://host:6650",
         connect_url="",
         admin_addr="",
@@ -33,7 +33,7 @@ class Story:
 
     def step(
         self, seconds: float, *alive: BrokerId, states: dict[BrokerId, BrokerState] | None = None, session: int = 7
-    ) -> list[Change]:
+    ) -> list[PresenceChange]:
         changes = list(
             self.attendance.step(
                 seconds,

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, Piece, RangeMap
+from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, RangeMap, RangePiece
 
 SMALL = 40
 spans = st.tuples(st.integers(0, SMALL), st.integers(0, SMALL)).map(lambda pair: (min(pair), max(pair)))
@@ -151,5 +151,5 @@ def test_a_range_map_holds_what_a_dictionary_holds(
         assert left.end < right.first or (left.end == right.first and left.value != right.value)
 
 
-def flat(pieces: list[Piece[int]]) -> dict[int, int]:
+def flat(pieces: list[RangePiece[int]]) -> dict[int, int]:
     return {offset: piece.value for piece in pieces for offset in range(piece.first, piece.end)}

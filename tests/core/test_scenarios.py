@@ -22,15 +22,15 @@ from pathlib import Path
 import pytest
 
 from pydanube.core.dispatch import events as e
-from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.consumer_window import DispatchLimits, Permits
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.dispatch.key_shared import KeySharedDispatch, Unaccepted
 from pydanube.core.dispatch.lag import explain
 from pydanube.core.dispatch.limits import TokenBucket
-from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
 from pydanube.core.dispatch.ranges import OffsetRange
-from pydanube.core.dispatch.window import Progress
+from pydanube.core.dispatch.window import SubscriptionProgress
 from pydanube.core.names import ConsumerId
 
 FOLDER = Path(__file__).parent.parent / "scenarios"
@@ -68,7 +68,7 @@ def replay(script: str) -> str:
 
 class Runner:
     def __init__(self) -> None:
-        self.machine: Machine = ExclusiveDispatch(Progress())
+        self.machine: DispatchMachine = ExclusiveDispatch(SubscriptionProgress())
         self.now = 0.0
 
     def run(self, line: str) -> list[str]:
@@ -84,15 +84,19 @@ class Runner:
             return [explain(self.machine.standing(), self.now)]
         if command == "at":
             self.now = float(plain[0])
-        return [text(effect) for effect in self.machine.step(event(command, plain, options), self.now)]
+        progress = self.machine.progress
+        cursor = progress.next_unacked
+        answers = [text(effect) for effect in self.machine.step(event(command, plain, options), self.now)]
+        moved = [f"cursor {progress.next_unacked - 1}"] if progress.next_unacked != cursor else []
+        return answers + moved
 
 
-def machine(kind: str, options: dict[str, str]) -> Machine:
+def machine(kind: str, options: dict[str, str]) -> DispatchMachine:
     limits = DispatchLimits(unacked_max=int(options.pop("unacked_max", "10")))
     cursor, head = int(options.pop("cursor", "-1")), int(options.pop("head", "0"))
     missing = parts(options.pop("missing", "").split(",") if "missing" in options else [])
     rate = TokenBucket(float(options.pop("rate"))) if "rate" in options else None
-    progress = Progress(cursor + 1, head=head, missing=missing)
+    progress = SubscriptionProgress(cursor + 1, head=head, missing=missing)
     if options.pop("unaccepted", "skip") == "keep":
         return KeySharedDispatch(progress, policy=policy(options), limits=limits, unaccepted=Unaccepted.KEEP)
     return KINDS[kind](progress, policy=policy(options), limits=limits, rate=rate)
@@ -119,9 +123,9 @@ def event(command: str, words: list[str], options: dict[str, str]) -> e.Event:
         case "commit":
             return e.Available(int(words[0]))
         case "ack":
-            return e.Acked(parts(words))
+            return e.AckReceived(parts(words))
         case "nack":
-            return e.Nacked(parts(words), float(options.get("delay", "0")), options.get("reason", ""))
+            return e.NackReceived(parts(words), float(options.get("delay", "0")), options.get("reason", ""))
         case "shipped":
             unsent = parts(options["unsent"].split(",")) if "unsent" in options else ()
             return e.Shipped(consumer(words[0]), int(words[1]), unsent)
@@ -132,7 +136,7 @@ def event(command: str, words: list[str], options: dict[str, str]) -> e.Event:
         case "void":
             return e.Voided(parts(words))
         case "trim":
-            return e.Trimmed(int(words[0]))
+            return e.LogTrimmed(int(words[0]))
         case "seek":
             return e.Sought(int(words[0]))
         case "keys":
@@ -151,23 +155,17 @@ def event(command: str, words: list[str], options: dict[str, str]) -> e.Event:
 
 def text(effect: e.Effect) -> str:
     match effect:
-        case e.Send(to, sent, attempt, size_max):
+        case e.SendRanges(to, sent, attempt, size_max):
             again = f" attempt {attempt}" if attempt > 1 else ""
             bound = "" if size_max is None else f" up to {size_max} bytes"
             return f"send {name(to)} {shown(sent)}{again}{bound}"
-        case e.SaveCursor(next_unacked):
-            return f"save {next_unacked - 1}"
         case e.DeadLetter(part, tries, topic):
             return f"dead-letter {shown((part,))} to {topic} after {tries.deliveries}: {tries.reason or '-'}"
         case e.Blocked(offset, tries, key):
             of_key = "" if key is None else f" key {key}"
             return f"blocked at {offset}{of_key} after {tries.deliveries}: {tries.reason or '-'}"
-        case e.Unblocked(key):
-            return "unblocked" if key is None else f"unblocked key {key}"
         case e.Dropped(part, tries):
             return f"drop {shown((part,))} after {tries.deliveries}: {tries.reason or '-'}"
-        case e.Skipped(offset, key):
-            return f"skip {offset} key {key}"
         case e.Expired(gone):
             return f"expired {shown(gone)}"
         case e.Activated(who):

@@ -8,12 +8,23 @@ from heapq import heappop, heappush
 
 import pytest
 
-from pydanube.core.dispatch.consumer_windows import DispatchLimits
+from pydanube.core.dispatch.consumer_window import DispatchLimits
 from pydanube.core.dispatch.delivery import FailurePolicy
-from pydanube.core.dispatch.events import Acked, Available, Effect, Event, Joined, Nacked, Send, Ticked, WakeAt, offsets
+from pydanube.core.dispatch.events import (
+    AckReceived,
+    Available,
+    Effect,
+    Event,
+    Joined,
+    NackReceived,
+    SendRanges,
+    Ticked,
+    WakeAt,
+    offsets,
+)
 from pydanube.core.dispatch.lag import explain
 from pydanube.core.dispatch.range_dispatch import SharedDispatch
-from pydanube.core.dispatch.window import Progress
+from pydanube.core.dispatch.window import SubscriptionProgress
 from pydanube.core.names import ConsumerId
 
 TIMEOUT = 30.0
@@ -37,7 +48,7 @@ class Workers:
         answers: Callable[[int], bool] = lambda offset: True,
         acks: bool = True,
     ) -> None:
-        self.machine = SharedDispatch(Progress(), policy=POLICY, limits=DispatchLimits(unacked_max=window))
+        self.machine = SharedDispatch(SubscriptionProgress(), policy=POLICY, limits=DispatchLimits(unacked_max=window))
         self.messages = messages
         self.seconds = seconds
         self.at_once = at_once
@@ -68,17 +79,17 @@ class Workers:
             self.idle_since[consumer] = self.now
             self._begin(consumer)
             if self.answers(offset):
-                self._tell(Acked(offsets(offset)) if self.acks else Nacked(offsets(offset)))
+                self._tell(AckReceived(offsets(offset)) if self.acks else NackReceived(offsets(offset)))
 
     def _tell(self, event: Event) -> None:
-        before = self.machine.timed_out
+        before = self.machine.deliveries.timed_out
         effects: list[Effect] = self.machine.step(event, self.now)
-        self.timeouts += [self.now] * (self.machine.timed_out - before)
+        self.timeouts += [self.now] * (self.machine.deliveries.timed_out - before)
         self.held_max = max(self.held_max, self.machine.in_flight.count)
         for effect in effects:
             if isinstance(effect, WakeAt):
                 self._plan(effect.time, None, 0)
-            elif isinstance(effect, Send):
+            elif isinstance(effect, SendRanges):
                 self.queues[effect.consumer].extend(at for first, end in effect.ranges for at in range(first, end))
                 self._begin(effect.consumer)
 
@@ -118,11 +129,11 @@ def test_fast_consumers_have_all_of_a_large_window() -> None:
     workers = Workers(2, 11_000, lambda offset, now: 0.001, window=10_000)
     workers.work()
     assert workers.held_max == 10_000 and workers.idle_seconds == 0
-    assert workers.machine.roster.window == 10_000
+    assert workers.machine.windows.window_max == 10_000
 
 
 def test_a_slow_and_a_fast_consumer_have_windows_of_their_own() -> None:
-    machine = SharedDispatch(Progress(), policy=POLICY)
+    machine = SharedDispatch(SubscriptionProgress(), policy=POLICY)
     slow, fast = ConsumerId(1), ConsumerId(2)
     for event in (Joined(slow), Joined(fast), Available(1_000)):
         machine.step(event, 0.0)
@@ -132,13 +143,13 @@ def test_a_slow_and_a_fast_consumer_have_windows_of_their_own() -> None:
     now = 0.0
     for offset in theirs[slow]:
         now += 5.0
-        machine.step(Acked(offsets(offset)), now)
-    members = {member.consumer: member for member in machine.roster.members}
+        machine.step(AckReceived(offsets(offset)), now)
+    members = {member.consumer: member for member in machine.windows.all}
     assert members[slow].held == 3, "five seconds each, half of an ack timeout"
     for _ in range(3):
         now += 0.001
         mine = [piece.first for piece in machine.in_flight if piece.value.consumer == fast]
-        machine.step(Acked(offsets(*mine)), now)
+        machine.step(AckReceived(offsets(*mine)), now)
     assert members[fast].held == 7 and members[slow].held == 3
 
 
@@ -152,7 +163,7 @@ def test_consumers_that_become_slow_are_sent_nothing_behind_what_has_no_chance()
 def test_consumers_that_become_fast_have_the_whole_window_again() -> None:
     workers = Workers(1, 400, lambda offset, now: 5.0 if now < 300.0 else 0.01)
     workers.work()
-    assert workers.machine.roster.window == 10
+    assert workers.machine.windows.window_max == 10
 
 
 def test_one_that_works_on_several_messages_at_once_is_sent_several() -> None:
@@ -173,14 +184,14 @@ def test_what_a_consumer_does_not_answer_at_all_keeps_nothing_from_it() -> None:
 def test_a_nack_is_an_answer() -> None:
     workers = Workers(1, 60, lambda offset, now: 0.1, acks=False)
     workers.work(until=20.0)
-    assert workers.machine.roster.window == 10
+    assert workers.machine.windows.window_max == 10
 
 
 def test_one_that_joins_is_thought_to_be_as_slow_as_the_others_until_it_answers() -> None:
     workers = Workers(1, 100, lambda offset, now: 20.0)
     workers.work(until=400.0)
     effects = workers.machine.step(Joined(ConsumerId(2)), 400.0)
-    assert [effect.ranges[0].size for effect in effects if isinstance(effect, Send)] == [1]
+    assert [effect.ranges[0].size for effect in effects if isinstance(effect, SendRanges)] == [1]
 
 
 def test_explain_counts_what_timed_out_and_is_in_the_queues_of_slow_consumers_still() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pydanube.core.dispatch.consumer_windows import Permits
+from pydanube.core.dispatch.consumer_window import Permits
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.dispatch.events import (
-    Acked,
+    AckReceived,
     Activated,
     Available,
+    ConsumerFinished,
     Effect,
     Granted,
     Handed,
@@ -17,10 +18,9 @@ from pydanube.core.dispatch.events import (
     NotHeld,
     Recall,
     Returned,
-    Send,
+    SendRanges,
     Shipped,
     Sought,
-    Stopped,
     Ticked,
     WakeAt,
     offsets,
@@ -28,12 +28,12 @@ from pydanube.core.dispatch.events import (
 )
 from pydanube.core.dispatch.key_shared import KeySharedDispatch
 from pydanube.core.dispatch.lag import explain
-from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
-from pydanube.core.dispatch.window import Progress
+from pydanube.core.dispatch.window import SubscriptionProgress
 from pydanube.core.names import ConsumerId
 
-A, B = ConsumerId(1), ConsumerId(2)
+A, B, C = ConsumerId(1), ConsumerId(2), ConsumerId(3)
 POLICY = FailurePolicy(ack_timeout_ms=30_000, base_redelivery_delay_ms=0)
 ROOM = Permits(10, 10_000)
 
@@ -44,11 +44,11 @@ def joined(
     return Joined(consumer, Permits(messages, 10_000), filters, hands_over)
 
 
-def told(machine: Machine, event: object, now: float = 0.0) -> list[Effect]:
+def told(machine: DispatchMachine, event: object, now: float = 0.0) -> list[Effect]:
     """The effects of a step, whose sends are on the wire at once."""
     effects = machine.step(event, now)  # type: ignore[arg-type]
     for effect in list(effects):
-        if isinstance(effect, Send):
+        if isinstance(effect, SendRanges):
             effects += told(machine, Shipped(effect.consumer, 1), now)
     return effects
 
@@ -58,14 +58,14 @@ def sends(effects: list[Effect]) -> list[tuple[int, int, int]]:
     return [
         (each.consumer, offset, each.attempt)
         for each in effects
-        if isinstance(each, Send)
+        if isinstance(each, SendRanges)
         for first, end in each.ranges
         for offset in range(first, end)
     ]
 
 
 def shared(messages: int, *joins: Joined) -> SharedDispatch:
-    machine = SharedDispatch(Progress(), policy=POLICY)
+    machine = SharedDispatch(SubscriptionProgress(), policy=POLICY)
     for join in joins:
         told(machine, join)
     told(machine, Available(messages))
@@ -75,18 +75,18 @@ def shared(messages: int, *joins: Joined) -> SharedDispatch:
 def test_what_nobody_has_seen_has_no_deadline_and_what_is_handed_over_has_one_from_then() -> None:
     machine = shared(2, joined(A))
     told(machine, Ticked(), 1_000.0)
-    assert machine.timed_out == 0
+    assert machine.deliveries.timed_out == 0
     told(machine, Handed(A, offsets(0)), 1_000.0)
     told(machine, Ticked(), 1_029.0)
-    assert machine.timed_out == 0
+    assert machine.deliveries.timed_out == 0
     assert sends(told(machine, Ticked(), 1_030.0)) == [(A, 0, 2)]
-    assert machine.timed_out == 1 and machine.in_flight.holder(1) == A
+    assert machine.deliveries.timed_out == 1 and machine.in_flight.holder(1) == A
 
 
 def test_the_deadlines_of_a_consumer_that_says_nothing_run_from_sending() -> None:
     machine = shared(2, joined(A, hands_over=False))
     told(machine, Ticked(), 30.0)
-    assert machine.timed_out == 2
+    assert machine.deliveries.timed_out == 2
 
 
 def test_it_wakes_when_a_handed_message_is_due() -> None:
@@ -101,26 +101,26 @@ def test_more_time_may_be_asked_for_and_is_never_less() -> None:
     told(machine, Handed(A, offsets(1), 1.0), 10.0)
     told(machine, Handed(A, offsets(0), 5.0), 20.0)
     told(machine, Ticked(), 29.0)
-    assert machine.timed_out == 0
+    assert machine.deliveries.timed_out == 0
     told(machine, Ticked(), 30.0)
-    assert machine.timed_out == 1 and machine.in_flight.holder(0) == A
+    assert machine.deliveries.timed_out == 1 and machine.in_flight.holder(0) == A
     told(machine, Ticked(), 110.0)
-    assert machine.timed_out == 2
+    assert machine.deliveries.timed_out == 2
 
 
 def test_only_what_a_consumer_holds_can_be_held_for_longer() -> None:
     machine = shared(4, joined(A, 2), joined(B, 2))
     theirs = next(offset for offset in range(4) if machine.in_flight.holder(offset) == B)
     assert told(machine, Handed(A, offsets(theirs), 5.0)) == [NotHeld(offsets(theirs))]
-    told(machine, Acked(offsets(theirs)))
+    told(machine, AckReceived(offsets(theirs)))
     assert NotHeld(offsets(theirs)) in told(machine, Handed(B, offsets(theirs), 5.0))
 
 
 def test_without_an_ack_timeout_nothing_is_ever_due() -> None:
-    machine = SharedDispatch(Progress(), policy=FailurePolicy(ack_timeout_ms=0))
+    machine = SharedDispatch(SubscriptionProgress(), policy=FailurePolicy(ack_timeout_ms=0))
     for event in (joined(A), joined(B), Available(4), Handed(A, ranges((0, 4)), 5.0)):
         told(machine, event)
-    assert sends(told(machine, Ticked(), 1e6)) == [] and machine.timed_out == 0
+    assert sends(told(machine, Ticked(), 1e6)) == [] and machine.deliveries.timed_out == 0
 
 
 def test_what_is_returned_was_not_delivered() -> None:
@@ -152,14 +152,14 @@ def test_a_consumer_that_takes_something_now_and_then_keeps_its_queue() -> None:
     for number in range(9):
         now = 20.0 * (number + 1)
         told(machine, Handed(A, offsets(number)), now)
-        told(machine, Acked(offsets(number), A), now + 10)
+        told(machine, AckReceived(offsets(number), A), now + 10)
     told(machine, Granted(B, ROOM), 180.0)
     assert machine.in_flight.holder(9) == A
 
 
 def test_a_consumer_alone_keeps_its_queue() -> None:
     for kind in (ExclusiveDispatch, FailoverDispatch, SharedDispatch):
-        machine = kind(Progress(), policy=POLICY)
+        machine = kind(SubscriptionProgress(), policy=POLICY)
         told(machine, joined(A))
         told(machine, Available(5))
         assert told(machine, Ticked(), 1_000.0) == []
@@ -167,7 +167,7 @@ def test_a_consumer_alone_keeps_its_queue() -> None:
 
 
 def failover(messages: int, *joins: Joined) -> FailoverDispatch:
-    machine = FailoverDispatch(Progress(), policy=POLICY)
+    machine = FailoverDispatch(SubscriptionProgress(), policy=POLICY)
     for join in joins:
         told(machine, join)
     told(machine, Available(messages))
@@ -199,17 +199,29 @@ def test_who_stands_by_waits_for_what_the_application_of_a_silent_consumer_has_a
 def test_who_stands_by_follows_one_that_stops_behind_what_that_one_has() -> None:
     machine = failover(5, joined(A), joined(B))
     told(machine, Handed(A, offsets(0)), 1.0)
-    assert Activated(B) in told(machine, Stopped(A), 2.0)
+    assert Activated(B) in told(machine, ConsumerFinished(A), 2.0)
     assert sends(told(machine, Returned(A, ranges((1, 5))), 2.0)) == [], "the application of the first has one still"
-    assert [offset for _, offset, _ in sends(told(machine, Acked(offsets(0), A), 3.0))] == [1, 2, 3, 4]
+    assert [offset for _, offset, _ in sends(told(machine, AckReceived(offsets(0), A), 3.0))] == [1, 2, 3, 4]
     told(machine, Left(B), 4.0)
     assert sends(told(machine, joined(B), 5.0)), "one that stopped is not in the way of one that comes"
+
+
+def test_of_two_silent_consumers_the_one_that_goes_on_first_receives() -> None:
+    machine = failover(5, joined(A), joined(B))
+    told(machine, Ticked(), 30.0)
+    assert machine.active == B, "A was silent"
+    told(machine, joined(C), 62.0)
+    assert machine.active == C, "and so was B"
+    told(machine, Left(C), 63.0)
+    assert machine.active == B and machine.in_flight.count == 0
+    effects = told(machine, Granted(A, ROOM), 64.0)
+    assert Activated(A) in effects and {consumer for consumer, _, _ in sends(effects)} == {A}
 
 
 def test_nobody_takes_over_from_a_silent_consumer_that_has_seen_everything() -> None:
     machine = failover(2, joined(A), joined(B))
     told(machine, Handed(A, offsets(0, 1)), 1.0)
-    told(machine, Acked(offsets(0, 1), A), 2.0)
+    told(machine, AckReceived(offsets(0, 1), A), 2.0)
     assert told(machine, Ticked(), 1_000.0) == [] and machine.active == A
 
 
@@ -233,9 +245,9 @@ def test_who_has_something_to_do_is_not_idle() -> None:
 
 def test_a_stopped_consumer_gets_nothing_and_may_acknowledge() -> None:
     machine = shared(2, joined(A))
-    told(machine, Stopped(A))
+    told(machine, ConsumerFinished(A))
     assert sends(told(machine, Available(5))) == []
-    told(machine, Acked(offsets(0, 1), A))
+    told(machine, AckReceived(offsets(0, 1), A))
     assert machine.progress.next_unacked == 2
     assert sends(told(machine, joined(A), 1.0)), "until it comes anew"
 
@@ -251,7 +263,7 @@ def test_a_seek_and_a_takeover_leave_nothing_unseen() -> None:
 
 
 def keyed(*joins: Joined) -> KeySharedDispatch:
-    machine = KeySharedDispatch(Progress(), policy=POLICY)
+    machine = KeySharedDispatch(SubscriptionProgress(), policy=POLICY)
     for join in joins:
         told(machine, join)
     told(machine, Available(8))
@@ -264,11 +276,11 @@ def test_keys_of_a_consumer_that_stops_go_on_with_others_behind_what_it_holds() 
     assert machine.in_flight.count == 4, "one of each key"
     told(machine, Handed(A, offsets(0)))
     told(machine, joined(B), 1.0)
-    told(machine, Stopped(A), 2.0)
+    told(machine, ConsumerFinished(A), 2.0)
     back = sends(told(machine, Returned(A, ranges((1, 4))), 2.0))
     assert [offset for consumer, offset, _ in back if consumer == B] == [1, 2, 3]
-    assert sends(told(machine, Acked(offsets(1, 2, 3), B), 3.0)) == [(B, 5, 1), (B, 6, 1), (B, 7, 1)]
-    assert sends(told(machine, Acked(offsets(0), A), 4.0)) == [(B, 4, 1)]
+    assert sends(told(machine, AckReceived(offsets(1, 2, 3), B), 3.0)) == [(B, 5, 1), (B, 6, 1), (B, 7, 1)]
+    assert sends(told(machine, AckReceived(offsets(0), A), 4.0)) == [(B, 4, 1)]
 
 
 def test_keys_of_a_silent_consumer_move_and_come_back() -> None:
@@ -277,7 +289,7 @@ def test_keys_of_a_silent_consumer_move_and_come_back() -> None:
     moved = sends(told(machine, joined(B), 31.0))
     assert [offset for consumer, offset, _ in moved if consumer == B and offset in (1, 2, 3)] == [1, 2, 3]
     told(machine, Granted(A, ROOM), 32.0)
-    assert machine._ring.filters(A) == ()
+    assert machine.owners.filters(A) == ()
 
 
 def test_an_idle_consumer_is_given_what_is_unseen_of_its_own_keys_only() -> None:
@@ -285,25 +297,25 @@ def test_an_idle_consumer_is_given_what_is_unseen_of_its_own_keys_only() -> None
     told(machine, joined(B), 1.0)
     recalls = [effect for effect in told(machine, Ticked(), 1.2) if isinstance(effect, Recall)]
     wanted = {offset for recall in recalls for first, end in recall.ranges for offset in range(first, end)}
-    assert wanted == {offset for offset in range(4) if machine._keys[f"k{offset}"].owner == B} and wanted
+    assert wanted == {offset for offset in range(4) if machine.backlog.owner_of(offset) == B} and wanted
 
 
 # --- who cannot say what it hands over ------------------------------------------------------------------------
 
 
 def test_the_window_of_slow_consumers_holds_what_they_answer_in_half_an_ack_timeout() -> None:
-    machine = SharedDispatch(Progress(), policy=POLICY)
+    machine = SharedDispatch(SubscriptionProgress(), policy=POLICY)
     told(machine, Joined(A))
     told(machine, Available(1_000))
     assert machine.in_flight.count == 10
     now = 0.0
     for offset in range(40):  # five seconds each
         now += 5.0
-        told(machine, Acked(offsets(offset), A), now)
+        told(machine, AckReceived(offsets(offset), A), now)
     assert machine.in_flight.count == machine.standing().unacked_max == 3
     for offset in range(40, 200):
         now += 0.01
-        told(machine, Acked(offsets(offset), A), now)
+        told(machine, AckReceived(offsets(offset), A), now)
     assert machine.in_flight.count == 10, "and never more than is allowed"
 
 
@@ -328,7 +340,7 @@ def test_what_was_taken_from_a_consumer_and_sent_to_it_again_is_not_given_back_b
     machine = shared(5, joined(A, 20))
     told(machine, joined(B, 1), 40.0)
     assert machine.in_flight.holder(0) == B, "the first of a queue that was taken from the silent one"
-    told(machine, Acked((), A), 41.0)  # it goes on, and has not heard of it
+    told(machine, AckReceived((), A), 41.0)  # it goes on, and has not heard of it
     held = [offset for offset in range(1, 5) if machine.in_flight.holder(offset) == A]
     assert held == [1, 2, 3, 4]
     assert sends(told(machine, Returned(A, ranges((0, 5))), 41.0)) == []

@@ -5,14 +5,14 @@ from hypothesis import strategies as st
 
 from pydanube.core.dispatch.delivery import UNTRIED
 from pydanube.core.dispatch.ranges import OffsetRange
-from pydanube.core.dispatch.window import HOLES_SIZE_MAX_BYTES, InFlight, Progress
+from pydanube.core.dispatch.window import HOLES_SIZE_MAX_BYTES, InFlight, SubscriptionProgress
 from pydanube.core.names import ConsumerId
 
 A, B = ConsumerId(1), ConsumerId(2)
 
 
 def test_the_cursor_waits_for_the_oldest_unacked_message() -> None:
-    progress = Progress(head=10)
+    progress = SubscriptionProgress(head=10)
     progress.settle(1, 3)
     assert progress.next_unacked == 0
     progress.settle(0, 1)
@@ -21,30 +21,30 @@ def test_the_cursor_waits_for_the_oldest_unacked_message() -> None:
 
 
 def test_a_subscription_that_never_acked_is_stored_as_minus_one() -> None:
-    saved = Progress(head=7).saved()
+    saved = SubscriptionProgress(head=7).saved()
     assert (saved.cursor, saved.holes) == (-1, b"")
-    progress, intact = Progress.restore(saved.cursor, saved.holes, head=7)
+    progress, intact = SubscriptionProgress.restore(saved.cursor, saved.holes, head=7)
     assert intact and progress.next_unacked == 0 and progress.lag() == 7
 
 
 def test_damaged_holes_repeat_messages_and_skip_none() -> None:
-    progress = Progress(5, head=20)
+    progress = SubscriptionProgress(5, head=20)
     progress.settle(10, 15)
     saved = progress.saved()
-    again, intact = Progress.restore(saved.cursor, saved.holes[:-1] + b"\x00", head=20)
+    again, intact = SubscriptionProgress.restore(saved.cursor, saved.holes[:-1] + b"\x00", head=20)
     assert not intact
     assert again.lag() == 15
 
 
 def test_holes_stored_for_another_cursor_are_not_believed() -> None:
-    progress = Progress(5, head=20)
+    progress = SubscriptionProgress(5, head=20)
     progress.settle(10, 15)
-    again, intact = Progress.restore(2, progress.saved().holes, head=20)
+    again, intact = SubscriptionProgress.restore(2, progress.saved().holes, head=20)
     assert not intact and again.next_unacked == 3
 
 
 def test_fresh_ranges_step_over_what_is_settled_or_missing() -> None:
-    progress = Progress(head=20, missing=[(5, 8)])
+    progress = SubscriptionProgress(head=20, missing=[(5, 8)])
     progress.settle(8, 10)
     progress.settle(2, 3)
     taken = []
@@ -55,7 +55,7 @@ def test_fresh_ranges_step_over_what_is_settled_or_missing() -> None:
 
 
 def test_missing_offsets_are_no_lag_and_hold_the_cursor() -> None:
-    progress = Progress(head=10, missing=[(4, 6)])
+    progress = SubscriptionProgress(head=10, missing=[(4, 6)])
     assert progress.lag() == 8
     progress.settle(0, 4)
     progress.settle(6, 10)
@@ -65,7 +65,7 @@ def test_missing_offsets_are_no_lag_and_hold_the_cursor() -> None:
 
 
 def test_revealed_offsets_that_were_passed_are_returned() -> None:
-    progress = Progress(head=10, missing=[(4, 6)])
+    progress = SubscriptionProgress(head=10, missing=[(4, 6)])
     while progress.take_fresh(100):
         pass
     assert progress.reveal(0, 10) == [OffsetRange(4, 6)]
@@ -73,7 +73,7 @@ def test_revealed_offsets_that_were_passed_are_returned() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 10)), max_size=40), st.integers(8, 64))
 def test_what_is_restored_was_acknowledged(acks: list[tuple[int, int]], size_max: int) -> None:
-    progress = Progress(head=70)
+    progress = SubscriptionProgress(head=70)
     model: set[int] = set()
     cursor = 0
     for first, length in acks:
@@ -85,17 +85,17 @@ def test_what_is_restored_was_acknowledged(acks: list[tuple[int, int]], size_max
         assert progress.lag() == 70 - len(model)
         assert progress.changes == len(model)
     saved = progress.saved(size_max)
-    again, intact = Progress.restore(saved.cursor, saved.holes, head=70)
+    again, intact = SubscriptionProgress.restore(saved.cursor, saved.holes, head=70)
     assert intact
     assert len(saved.holes) <= size_max
     assert again.next_unacked == progress.next_unacked
     assert all(set(range(*part)) <= model for part in again.settled)
-    everything, _ = Progress.restore(saved.cursor, progress.saved().holes, head=70)
+    everything, _ = SubscriptionProgress.restore(saved.cursor, progress.saved().holes, head=70)
     assert everything.lag() == progress.lag()
 
 
 def test_holes_never_exceed_their_bound() -> None:
-    progress = Progress(head=1_000_000)
+    progress = SubscriptionProgress(head=1_000_000)
     for offset in range(1, 100_000, 2):
         progress.settle(offset, offset + 1)
     assert len(progress.saved().holes) <= HOLES_SIZE_MAX_BYTES

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
-from pydanube.core.dispatch.delivery import FailurePolicy, Poison
+from pydanube.core.dispatch.consumer_window import DispatchLimits, Permits
+from pydanube.core.dispatch.delivery import FailurePolicy, PoisonPolicy
 from pydanube.core.dispatch.events import (
-    Acked,
+    AckReceived,
     Available,
     Effect,
     Event,
@@ -20,27 +20,27 @@ from pydanube.core.dispatch.events import (
     Joined,
     Keyed,
     Left,
-    Nacked,
+    LogTrimmed,
+    NackReceived,
     PolicyChanged,
     ReadKeys,
-    Send,
+    SendRanges,
     Shipped,
     Sought,
     Ticked,
-    Trimmed,
     WakeAt,
     offsets,
     ranges,
 )
 from pydanube.core.dispatch.key_shared import KeySharedDispatch
-from pydanube.core.dispatch.machine import PIECES_MAX, Machine
+from pydanube.core.dispatch.machine import PIECES_MAX, DispatchMachine
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
 from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, work
-from pydanube.core.dispatch.window import HOLES_LAST_SIZE_MAX_BYTES, HOLES_SIZE_MAX_BYTES, Progress
+from pydanube.core.dispatch.window import HOLES_LAST_SIZE_MAX_BYTES, HOLES_SIZE_MAX_BYTES, SubscriptionProgress
 from pydanube.core.names import ConsumerId
 
 A, B, C = ConsumerId(1), ConsumerId(2), ConsumerId(3)
-KINDS: dict[str, Callable[..., Machine]] = {
+KINDS: dict[str, Callable[..., DispatchMachine]] = {
     "exclusive": ExclusiveDispatch,
     "failover": FailoverDispatch,
     "shared": SharedDispatch,
@@ -53,7 +53,7 @@ TOUCHED_MAX = 20 * PIECES_MAX
 class Subscription:
     """A machine, and a room that does at once what it says."""
 
-    def __init__(self, kind: str, progress: Progress, *, policy: FailurePolicy | None = None) -> None:
+    def __init__(self, kind: str, progress: SubscriptionProgress, *, policy: FailurePolicy | None = None) -> None:
         limits = DispatchLimits(unacked_max=10_000, consumer_unacked_max=100_000)
         self.machine = KINDS[kind](progress, policy=policy or FailurePolicy(ack_timeout_ms=0), limits=limits)
         self.now = 0.0
@@ -70,7 +70,7 @@ class Subscription:
             said += effects
             for effect in effects:
                 match effect:
-                    case Send(consumer, parts):
+                    case SendRanges(consumer, parts):
                         self.sent += [offset for first, end in parts for offset in range(first, end)]
                         waiting.append(Shipped(consumer, 1, ()))
                     case ReadKeys(wanted):
@@ -84,10 +84,10 @@ class Subscription:
         return sent
 
 
-def scattered(messages: int = MESSAGES) -> Progress:
+def scattered(messages: int = MESSAGES) -> SubscriptionProgress:
     """Every second message is acknowledged, as the holes of the cursor say."""
     acked = OffsetRanges((offset, offset + 1) for offset in range(1, messages, 2))
-    progress, whole = Progress.restore(-1, acked.encode(0, HOLES_LAST_SIZE_MAX_BYTES), head=messages)
+    progress, whole = SubscriptionProgress.restore(-1, acked.encode(0, HOLES_LAST_SIZE_MAX_BYTES), head=messages)
     assert whole
     return progress
 
@@ -100,7 +100,7 @@ def test_no_step_of_a_subscription_with_scattered_acks_touches_many_ranges(kind:
         subscription.hear(Joined(consumer, None if by_window else Permits(100_000, 10_000_000)))
     open_offsets = list(range(0, MESSAGES, 2))
     assert sorted(subscription.take()) == open_offsets, "nothing is left behind when a step ends early"
-    subscription.hear(Nacked(offsets(*open_offsets[::4])))
+    subscription.hear(NackReceived(offsets(*open_offsets[::4])))
     subscription.now = 2.0
     subscription.hear(Ticked())
     assert sorted(subscription.take()) == open_offsets[::4]
@@ -110,9 +110,9 @@ def test_no_step_of_a_subscription_with_scattered_acks_touches_many_ranges(kind:
     subscription.hear(Available(MESSAGES + 1))
     assert subscription.take() == [MESSAGES]
     for offset in open_offsets[::-1][:50]:
-        subscription.hear(Acked(offsets(offset)))
+        subscription.hear(AckReceived(offsets(offset)))
     for start in range(0, len(open_offsets), 1024):
-        subscription.hear(Acked(offsets(*open_offsets[start : start + 1024])))
+        subscription.hear(AckReceived(offsets(*open_offsets[start : start + 1024])))
     assert subscription.machine.progress.next_unacked == MESSAGES
     assert subscription.costliest[0] <= TOUCHED_MAX, subscription.costliest
     assert subscription.machine.touched_max == subscription.costliest[0]
@@ -120,7 +120,7 @@ def test_no_step_of_a_subscription_with_scattered_acks_touches_many_ranges(kind:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_messages_that_time_out_together_do_so_in_several_steps(kind: str) -> None:
-    policy = FailurePolicy(ack_timeout_ms=1_000, max_redelivery_count=0, poison_policy=Poison.DROP)
+    policy = FailurePolicy(ack_timeout_ms=1_000, max_redelivery_count=0, poison_policy=PoisonPolicy.DROP)
     subscription = Subscription(kind, scattered(), policy=policy)
     subscription.hear(Joined(A))
     assert len(subscription.take()) == MESSAGES // 2
@@ -148,19 +148,19 @@ def test_retention_that_passes_a_scattered_subscription_settles_it_as_one_range(
     subscription = Subscription(kind, scattered())
     subscription.hear(Joined(A))
     subscription.take()
-    (expired,) = [effect for effect in subscription.hear(Trimmed(MESSAGES)) if isinstance(effect, Expired)]
+    (expired,) = [effect for effect in subscription.hear(LogTrimmed(MESSAGES)) if isinstance(effect, Expired)]
     assert sum(part.size for part in expired.ranges) == MESSAGES // 2
     assert subscription.machine.progress.next_unacked == MESSAGES
     assert subscription.costliest[0] <= 3 * MESSAGES, "once for each range that is there, not once for each pair"
 
 
 def test_a_hot_key_with_a_long_queue_is_looked_through_once_for_each_event() -> None:
-    machine = KeySharedDispatch(Progress(head=50_000), policy=FailurePolicy(ack_timeout_ms=0))
+    machine = KeySharedDispatch(SubscriptionProgress(head=50_000), policy=FailurePolicy(ack_timeout_ms=0))
     effects = machine.step(Joined(A), 0.0)
     while wanted := [effect.range for effect in effects if isinstance(effect, ReadKeys)]:
         effects = machine.step(Keyed(tuple((offset, "hot") for offset in range(*wanted[0]))), 0.0)
     before = work.ranges
-    machine.step(Acked(offsets(*range(1, 2_048, 2))), 0.0)
+    machine.step(AckReceived(offsets(*range(1, 2_048, 2))), 0.0)
     assert work.ranges - before < TOUCHED_MAX
     assert machine.progress.settled.count == 1024
 
@@ -168,7 +168,7 @@ def test_a_hot_key_with_a_long_queue_is_looked_through_once_for_each_event() -> 
 def test_an_ack_whose_ranges_overlap_costs_what_their_union_costs() -> None:
     subscription = Subscription("shared", scattered())
     subscription.hear(Joined(A))
-    subscription.hear(Acked(tuple(OffsetRange(0, MESSAGES - each) for each in range(1024))))
+    subscription.hear(AckReceived(tuple(OffsetRange(0, MESSAGES - each) for each in range(1024))))
     assert subscription.machine.progress.next_unacked == MESSAGES
     assert subscription.costliest[0] <= TOUCHED_MAX, subscription.costliest
 
@@ -183,10 +183,10 @@ def test_a_policy_change_and_a_seek_are_short_too() -> None:
 
 def test_saving_is_cut_into_turns_and_says_what_did_not_fit() -> None:
     acked = OffsetRanges((offset, offset + 1) for offset in range(1, 300_000, 2))
-    progress = Progress(head=300_000, settled=acked)
+    progress = SubscriptionProgress(head=300_000, settled=acked)
     position = progress.saved()
     assert len(position.holes) <= HOLES_SIZE_MAX_BYTES
-    restored, whole = Progress.restore(position.cursor, position.holes, head=300_000)
+    restored, whole = SubscriptionProgress.restore(position.cursor, position.holes, head=300_000)
     assert whole and restored.settled.count == 150_000 - position.cut
     turns = 0
     saving = progress.saving(HOLES_LAST_SIZE_MAX_BYTES)
@@ -200,14 +200,14 @@ def test_saving_is_cut_into_turns_and_says_what_did_not_fit() -> None:
         progress.settle(0, turns * 10)  # it goes on meanwhile, and what is being saved stays as it was
     assert turns >= 30
     assert len(last.holes) <= HOLES_LAST_SIZE_MAX_BYTES and last.cursor == -1
-    again, whole = Progress.restore(last.cursor, last.holes, head=300_000)
+    again, whole = SubscriptionProgress.restore(last.cursor, last.holes, head=300_000)
     assert whole and again.settled.count == 150_000 - last.cut and 0 < last.cut < 30_000
 
 
 def test_holes_are_not_believed_above_the_head_or_beyond_their_bound() -> None:
     acked = OffsetRanges(ranges((3, 5), (8, 12)))
-    progress, whole = Progress.restore(-1, acked.encode(0, 4096), head=10)
+    progress, whole = SubscriptionProgress.restore(-1, acked.encode(0, 4096), head=10)
     assert whole and list(progress.settled) == [(3, 5), (8, 10)]
     too_long = OffsetRanges((offset, offset + 1) for offset in range(1, 300_000, 2)).encode(0, 10**6)
-    progress, whole = Progress.restore(-1, too_long, head=300_000)
+    progress, whole = SubscriptionProgress.restore(-1, too_long, head=300_000)
     assert not whole and not progress.settled

@@ -14,7 +14,7 @@ import pytest
 
 from pydanube.cluster import upkeep
 from pydanube.cluster.leadership import Leadership
-from pydanube.cluster.lease import Lease
+from pydanube.cluster.lease import BrokerLease
 from pydanube.cluster.view import View
 from pydanube.core import keys
 from pydanube.core.names import BrokerId, TopicName
@@ -363,7 +363,7 @@ def test_neither_a_loop_that_stands_still_nor_one_that_is_always_busy_costs_a_le
     ttl = 4.0
 
     async def story(store: EtcdMetadataStore) -> None:
-        lease = Lease(BrokerId(1), store, SystemClock(), ttl)
+        lease = BrokerLease(BrokerId(1), store, SystemClock(), ttl)
         await lease.grant()
         keeping = asyncio.create_task(lease.keep())
         await asyncio.sleep(0.1)

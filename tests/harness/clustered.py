@@ -19,11 +19,11 @@ from typing import Any
 import grpc
 
 from pydanube.api.grpc.peers import Peers
-from pydanube.api.server import Doors
+from pydanube.api.server import BrokerServers
 from pydanube.broker.quorum import Members
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
-from pydanube.cluster.cluster import Cluster
+from pydanube.cluster.cluster import ClusterNode
 from pydanube.config import BrokerConfig, ClusterConfig, Config, LoadManagerConfig, StorageConfig
 from pydanube.core import keys
 from pydanube.core.cluster.lifecycle import BrokerState
@@ -63,7 +63,7 @@ class Bucket(MemoryObjectStore):
 class Node:
     """A broker with its doors, and a client of them."""
 
-    def __init__(self, broker: Broker, doors: Doors, calls: Calls) -> None:
+    def __init__(self, broker: Broker, doors: BrokerServers, calls: Calls) -> None:
         self.broker = broker
         self.doors = doors
         self.calls = calls
@@ -73,7 +73,7 @@ class Node:
         return self.broker.broker_id
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterNode:
         assert self.broker.cluster is not None
         return self.broker.cluster
 
@@ -134,7 +134,7 @@ class Town:
             reach=Peers,
         )
         self._stack.push_async_callback(broker.stop)
-        doors = await Doors.open(broker)
+        doors = await BrokerServers.open(broker)
         self._stack.push_async_callback(doors.close, grace_seconds=0.2)
         channels = [grpc.aio.insecure_channel(address) for address in (doors.client_addr, doors.admin_addr)]
         for channel in channels:

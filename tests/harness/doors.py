@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from pydanube.api.server import Doors
+from pydanube.api.server import BrokerServers
 from pydanube.broker.service import Broker
 from pydanube.config import BrokerConfig, Config, StorageConfig
 from pydanube.core.policies import UNLIMITED, TopicPolicy
@@ -58,7 +58,7 @@ async def refused(call: Awaitable[object]) -> Refused:
 class Calls:
     """Stubs of every service, and the calls that nearly every test makes."""
 
-    def __init__(self, broker: Broker, doors: Doors, client: Any, admin: Any) -> None:
+    def __init__(self, broker: Broker, doors: BrokerServers, client: Any, admin: Any) -> None:
         self.broker = broker
         self.doors = doors
         self.channel = client
@@ -131,7 +131,7 @@ async def serving(
         work=MemoryWork(Random(1)),
         objects=make_objects() if make_objects else None,
     )
-    doors = await Doors.open(broker)
+    doors = await BrokerServers.open(broker)
     try:
         async with (
             grpc.aio.insecure_channel(doors.client_addr) as client,

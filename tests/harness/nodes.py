@@ -22,10 +22,10 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Final, cast
 
-from pydanube.cluster import Cluster, Identity
+from pydanube.cluster import ClusterNode, Identity
 from pydanube.config import LoadManagerConfig
 from pydanube.core import keys
-from pydanube.core.cluster.lifecycle import BrokerState, Entry, Lost
+from pydanube.core.cluster.lifecycle import BrokerState, Lost, RegistrationDecision
 from pydanube.core.cluster.load import LoadReport, TopicLoad
 from pydanube.core.cluster.placement import BROKER_LOST, Marker
 from pydanube.core.history.ownership import Owner
@@ -83,8 +83,8 @@ class Node:
         self.join = join
         self.store = town.access(broker)
         self.process = Process(f"broker {broker}")
-        self.cluster: Cluster
-        self.entry: Entry
+        self.cluster: ClusterNode
+        self.entry: RegistrationDecision
 
     # --- life ---
 
@@ -98,7 +98,7 @@ class Node:
             prom_exporter=f"b{self.broker}:9040",
             stream_url=f"danube://b{self.broker}:6651",
         )
-        self.cluster = Cluster(
+        self.cluster = ClusterNode(
             identity,
             store=self.store,
             clock=self.town.clock,

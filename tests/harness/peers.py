@@ -17,7 +17,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from pydanube.api.native.server import Connection, StreamDoor
+from pydanube.api.native.connection import NativeConnection
+from pydanube.api.native.server import NativeServer
 from pydanube.config.stream import StreamLimits
 from pydanube.formats.batch import Batch, Envelope, encode, rows_of
 from pydanube.wire import frames
@@ -94,19 +95,19 @@ class Transport(asyncio.Transport):
 class Peer:
     """Says whatever a test wants it to say."""
 
-    def __init__(self, door: StreamDoor) -> None:
+    def __init__(self, door: NativeServer) -> None:
         self.is_closed = False
         self.takes_nothing = False
         self.frames: list[frames.Frame] = []
         self._decoder = frames.FrameDecoder(frames.FRAME_SIZE_LIMIT)
         self._unsaid = bytearray()
         self._ids = 100
-        self.connection = Connection(door)
+        self.connection = NativeConnection(door)
         self.transport = Transport(self)
         self.connection.connection_made(self.transport)
 
     @classmethod
-    async def greeted(cls, door: StreamDoor, **hello: Any) -> Peer:
+    async def greeted(cls, door: NativeServer, **hello: Any) -> Peer:
         peer = cls(door)
         peer.say(request_id=1, hello=greeting(**hello))
         assert peer.heard("welcome"), peer.frames
@@ -198,12 +199,12 @@ def batch_of(opened: pb.ProducerOpened, sequence: int, *payloads: bytes, topic: 
     )  # fmt: skip
 
 
-def door_of(host: Host, **limits: Any) -> StreamDoor:
+def door_of(host: Host, **limits: Any) -> NativeServer:
     """The native door of a booted broker, without a socket."""
-    return StreamDoor(host.broker, StreamLimits(**limits))
+    return NativeServer(host.broker, StreamLimits(**limits))
 
 
-async def bystander(door: StreamDoor) -> Peer:
+async def bystander(door: NativeServer) -> Peer:
     """Somebody who publishes and consumes beside a peer that misbehaves."""
     peer = await Peer.greeted(door)
     topic = "/default/elsewhere"

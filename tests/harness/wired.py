@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 import pydanube
-from pydanube.api.native.server import StreamDoor
+from pydanube.api.native.server import NativeServer
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
@@ -33,7 +33,7 @@ class Wires(wires.Wires):
     def __init__(self, broker: Broker) -> None:
         super().__init__(Random(1))
         self.broker = broker
-        self.door = StreamDoor(broker)
+        self.door = NativeServer(broker)
         self.listen("broker", 6651, self.door.accept)
 
     def connect(self, **more: Any) -> pydanube.Client:

@@ -21,7 +21,7 @@ from pydanube.broker.subscription import Subscription
 from pydanube.broker.take_over import Take
 from pydanube.broker.topic_table import TopicTable
 from pydanube.core import keys
-from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.range_dispatch import RangeDispatch
 from pydanube.core.dispatch.window import SavedPosition
 from pydanube.core.history import ownership as core_ownership
@@ -390,15 +390,15 @@ def claim_ends_behind_the_loss(patch: pytest.MonkeyPatch) -> Tweak:
 
 def acks_above_the_cursor_forgotten(patch: pytest.MonkeyPatch) -> Tweak:
     """When a consumer leaves, whoever is next begins at the cursor, whatever was acknowledged above it."""
-    left = Machine._left
+    left = DispatchMachine._leave
 
-    def careless(self: Machine, consumer: ConsumerId) -> None:
+    def careless(self: DispatchMachine, consumer: ConsumerId) -> None:
         left(self, consumer)
         if isinstance(self, RangeDispatch) and not self.in_flight:
-            self._forget_all()
+            self.backlog.forget_all()
             self.progress.seek(self.progress.next_unacked)
 
-    patch.setattr(Machine, "_left", careless)
+    patch.setattr(DispatchMachine, "_leave", careless)
     return None
 
 

@@ -32,7 +32,7 @@ from pydanube.broker.topic import Topic
 from pydanube.config import Config, DispatchConfig
 from pydanube.core import keys
 from pydanube.core.dispatch.delivery import FailurePolicy
-from pydanube.core.dispatch.events import Acked
+from pydanube.core.dispatch.events import AckReceived
 from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges
 from pydanube.core.dispatch.window import SavedPosition
 from pydanube.core.names import SubscriptionName, TopicName
@@ -427,7 +427,7 @@ def test_messages_that_are_lost_when_a_consumer_leaves_are_found(monkeypatch: py
     def careless(self: Subscription, registration: Any, error: Any) -> None:
         held = [piece for piece in self._machine.in_flight if piece.value.consumer == registration.consumer_id]
         for piece in held:
-            self._machine.step(Acked((OffsetRange(piece.first, piece.end),)), self._services.clock.elapsed())
+            self._machine.step(AckReceived((OffsetRange(piece.first, piece.end),)), self._services.clock.elapsed())
         disconnect(self, registration, error)
 
     monkeypatch.setattr(Subscription, "_disconnect", careless)

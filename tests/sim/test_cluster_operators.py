@@ -6,7 +6,7 @@ import asyncio
 
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
-from pydanube.core.dispatch.delivery import FailurePolicy, Poison
+from pydanube.core.dispatch.delivery import FailurePolicy, PoisonPolicy
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.testing.cluster import Cluster
@@ -116,7 +116,7 @@ async def test_a_dead_letter_topic_is_made_and_may_live_on_another_broker() -> N
     owner = await town.served(topic)
     broker = town.node(1).broker
     assert broker is not None
-    policy = FailurePolicy(max_redelivery_count=0, poison_policy=Poison.DEAD_LETTER, dead_letter_topic=letters)
+    policy = FailurePolicy(max_redelivery_count=0, poison_policy=PoisonPolicy.DEAD_LETTER, dead_letter_topic=letters)
     await broker.topics.set_failure_policy(topic, SubscriptionName("sub"), policy)
     stream = await consume(owner, "sub", Kind.SHARED)
     await send(town, topic, *numbers(3))

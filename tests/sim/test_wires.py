@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import pydanube
-from pydanube.api.native.server import StreamDoor
+from pydanube.api.native.server import NativeServer
 from pydanube.broker.service import Broker
 from pydanube.errors import Unavailable
 from pydanube.testing.loop import Process, run
@@ -47,7 +47,7 @@ class Site:
         self.is_up = True
 
     async def _serve(self, broker: Broker) -> None:
-        server = StreamDoor(broker)
+        server = NativeServer(broker)
         server.start()
         self._wires.listen("broker", 6651, server.accept)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pydanube.core.cluster.load import Usage
+from pydanube.core.cluster.load import ResourceUsage
 from pydanube.stores.disk.usage import MachineUsage
 
 STAT = "cpu  {user} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n"
@@ -29,9 +29,11 @@ def test_without_a_limit_it_is_the_machines_cpu_memory_and_disk(tmp_path: Path) 
     machine = MachineUsage(tmp_path, tmp_path)
     write(tmp_path, proc__stat=STAT.format(user=100, idle=900), proc__meminfo=MEMORY)
     write(tmp_path, proc__diskstats=other + line.format(busy=1000), proc__self__cgroup="0::/\n")
-    assert machine.read(10.0) == Usage(cpu=None, memory=pytest.approx(30.0), disk=None), "a mean needs two readings"
+    assert machine.read(10.0) == ResourceUsage(cpu=None, memory=pytest.approx(30.0), disk=None), (
+        "a mean needs two readings"
+    )
     write(tmp_path, proc__stat=STAT.format(user=125, idle=975), proc__diskstats=other + line.format(busy=6000))
-    assert machine.read(20.0) == pytest.approx(Usage(cpu=25.0, memory=30.0, disk=50.0))
+    assert machine.read(20.0) == pytest.approx(ResourceUsage(cpu=25.0, memory=30.0, disk=50.0))
 
 
 def test_in_a_container_it_is_what_the_container_may_have(tmp_path: Path) -> None:
@@ -51,9 +53,9 @@ def test_in_a_container_it_is_what_the_container_may_have(tmp_path: Path) -> Non
 @pytest.mark.parametrize("text", ["", "cpu", "cpu a b c d e", "nonsense\n\n", "cpu  1 2 3 4"])
 def test_what_cannot_be_read_is_unknown(tmp_path: Path, text: str) -> None:
     machine = MachineUsage(tmp_path / "gone", tmp_path)
-    assert machine.read(1.0) == Usage()
+    assert machine.read(1.0) == ResourceUsage()
     write(tmp_path, proc__stat=text, proc__meminfo=text, proc__diskstats=text, proc__self__cgroup=text)
-    assert machine.read(2.0) == Usage() and machine.read(3.0) == Usage()
+    assert machine.read(2.0) == ResourceUsage() and machine.read(3.0) == ResourceUsage()
 
 
 def test_this_machine_answers_without_an_error(tmp_path: Path) -> None:

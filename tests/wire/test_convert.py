@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydanube.core.dispatch.delivery import Backoff, FailurePolicy, Poison
+from pydanube.core.dispatch.delivery import BackoffStrategy, FailurePolicy, PoisonPolicy
 from pydanube.core.dispatch.lag import Heartbeat, Standing, lag_info
 from pydanube.errors import ConfigError, InvalidBatch
 from pydanube.formats.batch import PUBLISH_TIME_MAX, Envelope, rows_of
@@ -71,10 +71,10 @@ def test_bits_survive_the_sign(wide: int, narrow: int) -> None:
     assert convert.unsigned_32(convert.signed_32(narrow)) == narrow
 
 
-@pytest.mark.parametrize("backoff", Backoff)
-@pytest.mark.parametrize("poison", Poison)
-def test_a_failure_policy_comes_back_as_it_went(backoff: Backoff, poison: Poison) -> None:
-    topic = "/default/dead" if poison is Poison.DEAD_LETTER else None
+@pytest.mark.parametrize("backoff", BackoffStrategy)
+@pytest.mark.parametrize("poison", PoisonPolicy)
+def test_a_failure_policy_comes_back_as_it_went(backoff: BackoffStrategy, poison: PoisonPolicy) -> None:
+    topic = "/default/dead" if poison is PoisonPolicy.DEAD_LETTER else None
     policy = FailurePolicy(backoff_strategy=backoff, poison_policy=poison, dead_letter_topic=topic)
     assert convert.failure_policy_of(convert.failure_policy_message(policy)) == policy
 

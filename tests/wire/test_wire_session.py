@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydanube.api.native.requests import Requests
+from pydanube.api.native.handle_table import HandleTable
+from pydanube.api.native.requests import NativeRequests
 from pydanube.config.stream import StreamLimits
 from pydanube.errors import ConsumerUnknown, DanubeError, LimitReached, ProtocolViolation, Unreachable
 from pydanube.wire import frames, session
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import to_wire
 from pydanube.wire.frames import Frame
-from pydanube.wire.session import PUSHED, REQUESTS, TOLD, How, Reply, Session, Side, State
+from pydanube.wire.session import PUSHED, REQUESTS, TOLD, How, Reply, Session, SessionState, Side
 
 URL = "danube://there:6651"
 AnySession: TypeAlias = Session[Any]
@@ -51,7 +52,7 @@ def greeted(now: float = 0.0, **limits: Any) -> tuple[AnySession, AnySession]:
     ours, theirs = client(now), server(now, **limits)
     assert pass_on(ours, theirs, now) == []
     [welcome] = pass_on(theirs, ours, now)
-    assert welcome.kind == "welcome" and (ours.state, theirs.state) == (State.OPEN, State.OPEN)
+    assert welcome.kind == "welcome" and (ours.state, theirs.state) == (SessionState.OPEN, SessionState.OPEN)
     return ours, theirs
 
 
@@ -71,14 +72,14 @@ def test_it_imports_nothing_that_waits_or_tells_the_time() -> None:
 
 def test_two_sessions_greet_and_know_each_others_limits() -> None:
     ours, theirs = client(), server(frame_bytes=1 << 20, keepalive_seconds=9)
-    assert (ours.state, theirs.state) == (State.GREETING, State.GREETING)
+    assert (ours.state, theirs.state) == (SessionState.GREETING, SessionState.GREETING)
     assert pass_on(ours, theirs) == []
-    assert (theirs.state, theirs.client) == (State.OPEN, "test")
+    assert (theirs.state, theirs.client) == (SessionState.OPEN, "test")
     [frame] = pass_on(theirs, ours)
     welcome = frame.command.welcome
     assert (welcome.version, welcome.broker_id, welcome.broker) == (1, 7, "test")
     assert (welcome.frame_size_max, welcome.in_flight_max, welcome.keepalive_seconds) == (1 << 20, 8, 9)
-    assert ours.frame_size_max == 1 << 20 and ours.state is State.OPEN
+    assert ours.frame_size_max == 1 << 20 and ours.state is SessionState.OPEN
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,9 @@ def test_every_command_has_one_place() -> None:
     assert replies >= {"welcome", "error", "done", "receipt", "located", "fetched"}
     assert kinds > REQUESTS | TOLD | PUSHED | both
     connection = type("Connection", (), {"broker": None})()
-    assert set(Requests(connection)._kinds) | {"produce", "fetch"} == REQUESTS
+    assert (
+        set(NativeRequests(connection, HandleTable(connection), connection)._kinds) | {"produce", "fetch"} == REQUESTS
+    )
 
 
 def test_replies_find_their_requests_in_any_order() -> None:
@@ -220,7 +223,7 @@ def test_a_violation_is_told_behind_what_came_before_and_nothing_is_read_behind_
     assert [frame.kind for frame in events] == ["flow"]
     *before, error = frames.FrameDecoder().feed(said(theirs))
     assert [frame.kind for frame in before] == ["pong"] and sentence in error.command.error.sentence
-    assert theirs.state is State.CLOSED and theirs.end is not None and theirs.end.how is How.FAILED
+    assert theirs.state is SessionState.CLOSED and theirs.end is not None and theirs.end.how is How.FAILED
     assert isinstance(theirs.end.error, ProtocolViolation)
     assert list(theirs.receive(ping, 1.0)) == []
     theirs.send(pb.Command(ping=pb.Ping()))
@@ -245,7 +248,7 @@ def test_a_server_leaves_when_a_client_that_said_goodbye_has_all_its_answers() -
     number = ours.ask(pb.Command(fetch=pb.Fetch()), "first")
     ours.goodbye()
     assert [frame.kind for frame in pass_on(ours, theirs)] == ["fetch"]
-    assert theirs.state is State.LEAVING and theirs.end is None
+    assert theirs.state is SessionState.LEAVING and theirs.end is None
     theirs.send(pb.Command(moved=pb.Moved()))
     theirs.reply(pb.Command(request_id=number, fetched=pb.Fetched()))
     assert theirs.end is not None and theirs.end.how is How.LEFT
@@ -259,7 +262,7 @@ def test_a_client_leaves_when_it_has_all_answers_of_a_broker_that_said_goodbye()
     pass_on(ours, theirs)
     theirs.goodbye("shutting down")
     [goodbye] = pass_on(theirs, ours)
-    assert goodbye.command.goodbye.reason == "shutting down" and ours.state is State.LEAVING and ours.end is None
+    assert goodbye.command.goodbye.reason == "shutting down" and ours.state is SessionState.LEAVING and ours.end is None
     theirs.reply(pb.Command(request_id=number, located=pb.Located()))
     [reply] = pass_on(theirs, ours)
     assert reply.waiter == "first"
@@ -369,7 +372,7 @@ def test_a_client_without_a_keepalive_is_never_due() -> None:
 class Heard(NamedTuple):
     events: list[Any]
     said: bytes
-    state: State
+    state: SessionState
     end: str
 
 

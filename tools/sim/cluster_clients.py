@@ -20,8 +20,8 @@ from pydanube.broker.any_topic import AnySubscription, AnyTopic
 from pydanube.broker.outbox import AnyOutbox, Delivered, DeliveredBatch, Recalled
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
-from pydanube.core.dispatch.consumer_windows import Permits
-from pydanube.core.dispatch.delivery import Poison
+from pydanube.core.dispatch.consumer_window import Permits
+from pydanube.core.dispatch.delivery import PoisonPolicy
 from pydanube.core.dispatch.events import offsets
 from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName
@@ -454,7 +454,7 @@ async def _at_the_door(node: Node, topic: TopicName, request: Callable[[Node, An
 
 def gives_up(subscription: AnySubscription) -> bool:
     """Whether messages that fail too often become dead letters: then those that are meant to fail do."""
-    return subscription.reliable and subscription.policy.poison_policy is Poison.DEAD_LETTER
+    return subscription.reliable and subscription.policy.poison_policy is PoisonPolicy.DEAD_LETTER
 
 
 def number_of(topic: TopicName) -> str:

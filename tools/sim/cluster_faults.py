@@ -21,7 +21,7 @@ from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.cluster import leader as leading
-from pydanube.core.dispatch.delivery import Backoff, FailurePolicy, Poison
+from pydanube.core.dispatch.delivery import BackoffStrategy, FailurePolicy, PoisonPolicy
 from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.history.ownership import Owner
 from pydanube.core.names import BrokerId, NamespaceName, SubscriptionName, TopicName
@@ -734,8 +734,8 @@ class Breaking:
             ack_timeout_ms=0,
             base_redelivery_delay_ms=500,
             max_redelivery_delay_ms=1000,
-            backoff_strategy=Backoff.FIXED,
-            poison_policy=Poison.DEAD_LETTER,
+            backoff_strategy=BackoffStrategy.FIXED,
+            poison_policy=PoisonPolicy.DEAD_LETTER,
             dead_letter_topic=DEAD_LETTERS,
         )
         await host.call(host.broker.topics.set_failure_policy(topic, SubscriptionName("sub-0"), policy))

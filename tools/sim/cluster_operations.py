@@ -30,14 +30,14 @@ from pydanube.broker.topic_directory import TopicDirectory
 from pydanube.broker.topic_reader import TopicReader
 from pydanube.broker.topic_table import TopicTable
 from pydanube.broker.volatile_topic import VolatileSubscription, VolatileTopic
-from pydanube.cluster.cluster import Cluster
-from pydanube.cluster.duties import Duties
+from pydanube.cluster.assignment_reconciler import AssignmentReconciler
+from pydanube.cluster.cluster import ClusterNode
 from pydanube.cluster.leadership import Leadership
-from pydanube.cluster.lease import Lease
+from pydanube.cluster.lease import BrokerLease
 from pydanube.cluster.load_manager import LoadManager
 from pydanube.cluster.membership import Membership
+from pydanube.cluster.operations import ClusterOperations
 from pydanube.cluster.reports import Reports
-from pydanube.cluster.requests import Requests
 from pydanube.cluster.returning import Returning
 from pydanube.cluster.upkeep import Upkeep
 from pydanube.cluster.view import View
@@ -56,7 +56,17 @@ OPERATIONS: Final = (
     *(BaseTopic, TopicReader, Topic, VolatileTopic),
     *(BaseSubscription, Dispatcher, Shipper, Subscription, VolatileSubscription),
     *(Rescuer, Uploader, Cursors, RetentionDesk, TopicTier, TopicUploads, ObjectMaker, Maintenance),
-    *(Cluster, Membership, Lease, Duties, Requests, View, Leadership, LoadManager, Leading),
+    *(
+        ClusterNode,
+        Membership,
+        BrokerLease,
+        AssignmentReconciler,
+        ClusterOperations,
+        View,
+        Leadership,
+        LoadManager,
+        Leading,
+    ),
     *(Reports, Returning, Upkeep),
 )
 # What no simulated cluster does, and why.

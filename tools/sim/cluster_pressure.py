@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from pydanube.core.dispatch.window import Progress
+from pydanube.core.dispatch.window import SubscriptionProgress
 from pydanube.core.history.tiers import Retention, TierConfig
 from pydanube.history import side_by_side
 from pydanube.log.wal import WalConfig
@@ -38,8 +38,8 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("history.rescue",), "READ_BETWEEN_GROUPS", (1, 4, 1000)),
     (("history.rescue",), "OBJECT_BYTES", (300, 32 << 20)),
     (("history.rescue",), "READ_BYTES", (300, 4 << 20)),
-    (("broker.members",), "OPERATIONS_MAX", (2, 10, 100)),
-    (("broker.members",), "CONSUMER_SILENT_SECONDS", (15.0, 3600.0)),
+    (("broker.registrations",), "OPERATIONS_MAX", (2, 10, 100)),
+    (("broker.registrations",), "CONSUMER_SILENT_SECONDS", (15.0, 3600.0)),
     (("broker.topic_upkeep",), "REAP_SECONDS", (10.0, 300.0)),
     (("broker.cursors",), "PER_TRANSACTION", (1, 2, 60)),
     (("broker.cursors",), "ACKS_MAX", (3, 1000)),
@@ -52,7 +52,7 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("core.dispatch.key_shared",), "QUEUED_MAX", (3, 100_000)),
     (("core.policies",), "MIB", (600, 2000)),  # what an operator calls a megabyte of history
     (("core.cluster.leader",), "CLAIM_SECONDS", (1.0, 3.0)),
-    (("cluster.duties",), "CLAIMS_MAX", (1, 2, 32)),
+    (("cluster.assignment_reconciler",), "CLAIMS_MAX", (1, 2, 32)),
     (("cluster.view",), "RELIST_SECONDS", (5.0, 30.0)),
     (("cluster.load_manager",), "BATCH", (1, 2, 50)),
     (("history.object_maker",), "APART_BYTES", (0, 0, 1 << 20)),
@@ -144,14 +144,14 @@ def under(pressure: Pressure) -> Iterator[None]:
     values = [value for (names, _, _), value in zip(LIMITS, pressure.limits, strict=True) for _ in names]
     changed = [*places, *((_module(name), constant) for name, constant in CHANGED)]
     saved = [getattr(module, constant) for module, constant in changed]
-    at_once, holes = side_by_side.gather_bounded.__defaults__, Progress.saved.__defaults__
+    at_once, holes = side_by_side.gather_bounded.__defaults__, SubscriptionProgress.saved.__defaults__
     try:
         for (module, constant), value in zip(places, values, strict=True):
             setattr(module, constant, value)
         side_by_side.gather_bounded.__defaults__ = (pressure.at_once,)
-        Progress.saved.__defaults__ = (pressure.holes_bytes,)
+        SubscriptionProgress.saved.__defaults__ = (pressure.holes_bytes,)
         yield
     finally:
-        side_by_side.gather_bounded.__defaults__, Progress.saved.__defaults__ = at_once, holes
+        side_by_side.gather_bounded.__defaults__, SubscriptionProgress.saved.__defaults__ = at_once, holes
         for (module, constant), value in zip(changed, saved, strict=True):
             setattr(module, constant, value)

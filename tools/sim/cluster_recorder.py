@@ -14,8 +14,8 @@ from typing import Final
 
 from pydanube.broker.topic import Topic
 from pydanube.core import keys, policies
-from pydanube.core.cluster.lifecycle import Registration
-from pydanube.core.dispatch.delivery import FailurePolicy, Poison
+from pydanube.core.cluster.lifecycle import BrokerRegistration
+from pydanube.core.dispatch.delivery import FailurePolicy, PoisonPolicy
 from pydanube.core.history.ownership import Orphan, Owner, Seal, reserve_from_bytes, void_end
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.history.tiers import History as Past
@@ -109,7 +109,7 @@ class Recorder:
                 self._history.add(Cursor(self._life(topic), name, int(value), self._now()))
             elif parts[6] == "failure_policy":
                 policy = FailurePolicy.from_json(json.loads(value))
-                letters = policy.poison_policy is Poison.DEAD_LETTER
+                letters = policy.poison_policy is PoisonPolicy.DEAD_LETTER
                 told = Policy(self._life(topic), name, policy.max_redelivery_count, letters, self._now())
                 self._history.add(told)
 
@@ -166,7 +166,7 @@ class Recorder:
             if keys.delivery(topic) not in self._town.metadata._items:
                 return  # claimed to finish its deletion: nothing is given out in that epoch
             item = self._town.metadata._items.get(keys.registration(BrokerId(owner.broker_id)))
-            member = Registration.from_bytes(item.value) if item else None
+            member = BrokerRegistration.from_bytes(item.value) if item else None
             is_member = member is not None and member.session == owner.session
             self._history.add(Claimed(label, owner.epoch, number, owner.start_offset, self._now(), is_member))
 

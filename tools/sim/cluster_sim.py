@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
-from pydanube.cluster import duties
+from pydanube.cluster import assignment_reconciler
 from pydanube.core import keys
 from pydanube.core.dispatch import ranges
 from pydanube.core.dispatch.lag import Heartbeat
@@ -172,14 +172,14 @@ def seldom_looks() -> Iterator[None]:
     Most of those looks find nothing: without them a run is cheaper, and what does go wrong has more time to. And
     what is stored is compressed by what takes the least time for a few bytes.
     """
-    saved = duties.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS
+    saved = assignment_reconciler.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS
     codec, parquet_write.CODEC = parquet_write.CODEC, "lz4"  # type: ignore[misc]
-    duties.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS = LOOKS_SECONDS  # type: ignore[misc]
+    assignment_reconciler.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS = LOOKS_SECONDS  # type: ignore[misc]
     try:
         yield
     finally:
         parquet_write.CODEC = codec  # type: ignore[misc]
-        duties.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS = saved  # type: ignore[misc]
+        assignment_reconciler.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS = saved  # type: ignore[misc]
 
 
 @contextlib.contextmanager

@@ -14,12 +14,12 @@ from typing import Final
 
 import grpc
 
-from pydanube.api.grpc.adapter import Refusal, status_of
+from pydanube.api.grpc.adapter import RpcRefusal, status_of
 from pydanube.api.grpc.peers import Peers
 from pydanube.broker.overview import MOVING, Overview
 from pydanube.broker.service import Broker
-from pydanube.cluster.cluster import Cluster
-from pydanube.cluster.requests import SINGLE
+from pydanube.cluster.cluster import ClusterNode
+from pydanube.cluster.operations import SINGLE
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import DanubeError, MoveRefused, TopicUnknown, Unreachable
 from pydanube.wire._pb.pydanube import admin_pb2 as pb
@@ -74,7 +74,13 @@ class Moves:
         return await self._unload_all(self._broker.cluster, topics, to, wait, seconds, tell)
 
     async def _unload_all(
-        self, cluster: Cluster, topics: Sequence[TopicName], to: BrokerId | None, wait: bool, seconds: float, tell: Tell
+        self,
+        cluster: ClusterNode,
+        topics: Sequence[TopicName],
+        to: BrokerId | None,
+        wait: bool,
+        seconds: float,
+        tell: Tell,
     ) -> list[pb.UnloadResult]:
         room = asyncio.Semaphore(PARTITIONS_AT_ONCE)
         refusals: list[DanubeError] = []
@@ -95,7 +101,7 @@ class Moves:
         return results
 
     async def _unload_one(
-        self, cluster: Cluster, topic: TopicName, to: BrokerId | None, wait: bool, seconds: float, tell: Tell
+        self, cluster: ClusterNode, topic: TopicName, to: BrokerId | None, wait: bool, seconds: float, tell: Tell
     ) -> pb.UnloadResult:
         clock, requests = self._broker.clock, cluster.requests
         deadline = clock.elapsed() + seconds
@@ -241,4 +247,4 @@ def whole(results: Sequence[pb.UnloadResult]) -> None:
     failed = [each for each in results if each.failure]
     if failed:
         why = "; ".join(f"{each.topic}: {each.failure}" for each in failed)
-        raise Refusal(Code.INTERNAL, f"{len(failed)} of {len(results)} partitions did not move: {why}")
+        raise RpcRefusal(Code.INTERNAL, f"{len(failed)} of {len(results)} partitions did not move: {why}")

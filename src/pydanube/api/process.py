@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydanube.api.grpc.peers import Peers
-from pydanube.api.http.metrics import MetricsDoor
+from pydanube.api.http.metrics import MetricsServer
 from pydanube.api.memory import give_back_large_blocks, keep_collections_short
-from pydanube.api.server import Doors, open_metrics
+from pydanube.api.server import BrokerServers, open_metrics
 from pydanube.broker.service import Broker
 from pydanube.config import Config, open_files
 from pydanube.config.reload import reloaded
@@ -125,7 +125,7 @@ async def _serve(
     _take_open_files()
     give_back_large_blocks()
     telemetry = Telemetry()
-    metrics = MetricsDoor(telemetry)
+    metrics = MetricsServer(telemetry)
     await _check_directory(config)
     await open_metrics(metrics, config.broker)
     try:
@@ -148,7 +148,7 @@ def _take_open_files() -> None:
 
 async def _serve_on(
     broker: Broker,
-    metrics: MetricsDoor,
+    metrics: MetricsServer,
     announce: Callable[[Listening], None],
     stopping: asyncio.Event,
     reloading: Reloading,
@@ -156,7 +156,7 @@ async def _serve_on(
 ) -> None:
     config = broker.config
     try:
-        doors = await Doors.open(broker, metrics)
+        doors = await BrokerServers.open(broker, metrics)
         try:
             async with pages(doors.admin_addr, broker.stream_url) as web_addr:
                 keep_collections_short()
@@ -195,7 +195,7 @@ class Reloading:
         self._hangup = hangup
         self._read_again = read_again
 
-    async def run(self, broker: Broker, doors: Doors) -> None:
+    async def run(self, broker: Broker, doors: BrokerServers) -> None:
         while True:
             await self._hangup.wait()
             self._hangup.clear()
@@ -206,7 +206,7 @@ class Reloading:
             except Exception:  # whatever it is, it must not cost the next reload
                 log.exception("configuration not reloaded")
 
-    async def _reload(self, broker: Broker, doors: Doors) -> None:
+    async def _reload(self, broker: Broker, doors: BrokerServers) -> None:
         running, found = broker.config, reloaded(broker.config, self._read_again())
         await broker.reload(found.config)
         doors.change_stream_limits(found.config.stream.limits)
@@ -261,7 +261,7 @@ async def _started(config: Config, telemetry: Telemetry, stopping: asyncio.Event
         await asyncio.gather(stopped, return_exceptions=True)
 
 
-async def _until_over(broker: Broker, doors: Doors, stopping: asyncio.Event) -> None:
+async def _until_over(broker: Broker, doors: BrokerServers, stopping: asyncio.Event) -> None:
     """Returns when it is time to stop, with the topics handed over. Raises what ended this broker's membership."""
     stopped = asyncio.create_task(stopping.wait(), name="told to stop")
     ended = broker.cluster.ended if broker.cluster is not None else None

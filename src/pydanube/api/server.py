@@ -27,8 +27,8 @@ from pydanube.api.grpc import data, extensions, status, storage
 from pydanube.api.grpc.adapter import handler_of
 from pydanube.api.grpc.forward import Forwarder
 from pydanube.api.grpc.peers import Peers, PeerService
-from pydanube.api.http.metrics import STARTING, MetricsDoor
-from pydanube.api.native.server import StreamDoor
+from pydanube.api.http.metrics import STARTING, MetricsServer
+from pydanube.api.native.server import NativeServer
 from pydanube.api.orders import Orders
 from pydanube.api.tls import server_context
 from pydanube.broker.observing import Observer
@@ -70,18 +70,18 @@ GRACE_SECONDS: Final = 5.0
 REFUSING_SECONDS: Final = 0.2
 
 
-class Doors:
+class BrokerServers:
     """Addresses are host:port as bound, so port 0 has become a real one."""
 
-    def __init__(self, broker: Broker, metrics: MetricsDoor | None = None) -> None:
+    def __init__(self, broker: Broker, metrics: MetricsServer | None = None) -> None:
         self._broker = broker
         share = open_files.current()
         self._clients = Admission(share.grpc, share.limit)
         self._admins = Admission(share.admin, share.limit)
         self._client = grpc.aio.server(options=(*OPTIONS, self._clients.option))
         self._admin = grpc.aio.server(options=(*OPTIONS, self._admins.option))
-        self._metrics = metrics or MetricsDoor(broker.telemetry)
-        self._stream = StreamDoor(broker)
+        self._metrics = metrics or MetricsServer(broker.telemetry)
+        self._stream = NativeServer(broker)
         self._peers = Peers(broker)
         self._observer = Observer(broker, broker.telemetry.room)
         self._observing: asyncio.Task[None] | None = None
@@ -89,7 +89,7 @@ class Doors:
         self.client_addr = self.admin_addr = self.metrics_addr = self.stream_addr = ""
 
     @classmethod
-    async def open(cls, broker: Broker, metrics: MetricsDoor | None = None) -> Doors:
+    async def open(cls, broker: Broker, metrics: MetricsServer | None = None) -> BrokerServers:
         """Raises ConfigError for an address that cannot be had; then nothing stays open.
 
         `metrics` is one that is open already.
@@ -172,7 +172,7 @@ class Doors:
             admission=self._clients,
         )
         schemas = handler_of(registry, data.SchemaRegistry(), telemetry)
-        ours = extensions.Admin(broker, self._peers, self._observer)
+        ours = extensions.AdminExtensions(broker, self._peers, self._observer)
         ours_service = _services(admin_pb2.DESCRIPTOR)["Admin"]
         self._client.add_generic_rpc_handlers(
             (
@@ -194,7 +194,9 @@ class Doors:
             admin["TopicAdmin"]: grpc_admin.TopicAdmin(broker, peers),
             admin["SecurityAdmin"]: grpc_admin.SecurityAdmin(),
             ours_service: ours,
-            _services(status_pb2.DESCRIPTOR)["Status"]: status.Status(broker, peers, self._observer, program_version()),
+            _services(status_pb2.DESCRIPTOR)["Status"]: status.StatusService(
+                broker, peers, self._observer, program_version()
+            ),
             _services(peers_pb2.DESCRIPTOR)["Peers"]: PeerService(broker),
         }
         orders = Orders(broker)
@@ -241,7 +243,7 @@ class Doors:
         return f"ready, and drained: {state.reason}"
 
 
-async def open_metrics(door: MetricsDoor, addresses: BrokerConfig) -> None:
+async def open_metrics(door: MetricsServer, addresses: BrokerConfig) -> None:
     """Raises ConfigError for an address that cannot be had: for the clients' one, if that is taken as well."""
     try:
         await door.open(addresses.metrics_addr)

@@ -1,24 +1,20 @@
-"""Where a topic is, or will be, as both doors tell it: here, with another broker, or with nobody just now.
+"""Where a topic is, or will be, as both servers say it: here, at another broker, or at none just now.
 
-And where in its log a consumer begins: `offset_of`.
+And where in its log a consumer begins: `position_of`.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
+from pydanube.api.operations import EARLIEST, LATEST, LogPosition
 from pydanube.broker.service import Broker
-from pydanube.broker.topic import Topic
 from pydanube.core.names import TopicName
-from pydanube.core.policies import Delivery
-from pydanube.errors import DeadlineExceeded, NotServed, TopicUnknown
+from pydanube.errors import NotServed, TopicUnknown
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
-log = logging.getLogger(__name__)
 
-
-class Place(NamedTuple):
+class TopicAddress(NamedTuple):
     """The broker that has a topic, by the addresses that it has registered."""
 
     is_local: bool
@@ -27,12 +23,12 @@ class Place(NamedTuple):
     stream_url: str
 
 
-def here(broker: Broker) -> Place:
-    return Place(True, broker.broker_url, broker.connect_url, broker.stream_url)
+def here(broker: Broker) -> TopicAddress:
+    return TopicAddress(True, broker.broker_url, broker.connect_url, broker.stream_url)
 
 
-async def locate(broker: Broker, name: TopicName) -> Place | NotServed:
-    """Who has the topic, by exactly this name; or why nobody has. Raises TopicUnknown."""
+async def locate(broker: Broker, name: TopicName) -> TopicAddress | NotServed:
+    """The broker that has the topic, by exactly this name; or why none has. Raises TopicUnknown."""
     topics, cluster = broker.topics, broker.cluster
     if topics.get(name) is not None:
         return here(broker)
@@ -41,34 +37,22 @@ async def locate(broker: Broker, name: TopicName) -> Place | NotServed:
         return here(broker)
     host = cluster.host_of(name)
     if host == broker.broker_id:
-        return here(broker)  # it is being opened: whoever comes is told to try again
+        return here(broker)  # it is being opened: clients are told to try again
     peer = cluster.peers.get(host) if host is not None else None
     if peer is not None:
         broker.telemetry.redirects["not_local", name.namespace] += 1
-        return Place(False, peer.broker_url, peer.connect_url, peer.stream_url)
+        return TopicAddress(False, peer.broker_url, peer.connect_url, peer.stream_url)
     if not await topics.exists(name):
         raise TopicUnknown(name)
     assert topics.directory is not None
     return NotServed(name, *topics.directory.where(name))
 
 
-async def make_topic(broker: Broker, name: TopicName, *, delivery: Delivery, schema_subject: str | None = None) -> None:
-    """Makes the topic and waits a moment until somebody serves it, here or elsewhere. It exists in any case."""
-    try:
-        await broker.topics.create(name, delivery=delivery, schema_subject=schema_subject)
-    except NotServed:
-        if broker.cluster is None or not await broker.topics.exists(name):
-            raise
-    except DeadlineExceeded as error:
-        log.warning("topic made, and nobody has it yet", extra={"topic": name, "why": str(error)})
-
-
-async def offset_of(topic: Topic, place: pb.Place) -> int:
-    """The offset that a place means now."""
+def position_of(place: pb.Place) -> LogPosition:
     match place.WhichOneof("at"):
         case "offset":
-            return place.offset
+            return LogPosition(offset=place.offset)
         case "time_us":
-            return await topic.offset_at(place.time_us)
+            return LogPosition(time_us=place.time_us)
         case _:
-            return topic.first_offset if place.edge == pb.EARLIEST else topic.head
+            return EARLIEST if place.edge == pb.EARLIEST else LATEST

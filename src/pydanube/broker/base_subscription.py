@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
 from pydanube.broker.cursors import Cursors
-from pydanube.broker.kept import Kept
-from pydanube.broker.outbox import AnyOutbox, Budget, Delivered, MessageOutbox, Outbox, Registration
+from pydanube.broker.kept import KeptBytes
+from pydanube.broker.outbox import AnyOutbox, Budget, ConsumerRegistration, Delivered, MessageOutbox, Outbox
 from pydanube.broker.timer import Timer
 from pydanube.core.names import ConsumerId, SubscriptionName, TopicName, consumer_id
 from pydanube.core.policies import SubscriptionKind
@@ -34,7 +34,7 @@ class Services(NamedTuple):
     cursors: Cursors
     dead_letter: Callable[[TopicName, Envelope], Awaitable[None]]
     broker_url: Callable[[], str]  # as bound, which is known only when the doors are open
-    kept: Kept
+    kept: KeptBytes
     outboxes: Budget
     may_serve: Callable[[], bool] = lambda: True  # False while the broker's lease may have run out
 
@@ -51,7 +51,7 @@ class BaseSubscription:
         kind: SubscriptionKind,
         services: Services,
         metrics: SubscriptionMetrics,
-        consumers: Iterable[Registration],
+        consumers: Iterable[ConsumerRegistration],
     ) -> None:
         self.name = name
         self.kind = kind
@@ -63,10 +63,10 @@ class BaseSubscription:
             each.silent_since = services.clock.elapsed()  # those of an earlier process have their time again
         self._closed = False
 
-    def _joined(self, registration: Registration) -> None:
+    def _joined(self, registration: ConsumerRegistration) -> None:
         """A consumer has a new outbox. Raises SubscriptionBusy if another consumer has the subscription."""
 
-    def _left(self, registration: Registration, outbox: AnyOutbox) -> None:
+    def _left(self, registration: ConsumerRegistration, outbox: AnyOutbox) -> None:
         """A consumer's outbox has ended, and it has no other."""
 
     def _ending(self, outbox: AnyOutbox) -> None:
@@ -87,7 +87,7 @@ class BaseSubscription:
     # --- who is registered --------------------------------------------------------------------------
 
     @property
-    def consumers(self) -> list[Registration]:
+    def consumers(self) -> list[ConsumerRegistration]:
         return list(self._consumers.values())
 
     @property
@@ -97,7 +97,7 @@ class BaseSubscription:
     def knows(self, consumer: ConsumerId) -> bool:
         return consumer in self._consumers
 
-    def registration(self, consumer: ConsumerId) -> Registration | None:
+    def registration(self, consumer: ConsumerId) -> ConsumerRegistration | None:
         return self._consumers.get(consumer)
 
     def is_connected(self, consumer: ConsumerId) -> bool:
@@ -126,7 +126,7 @@ class BaseSubscription:
         identity = consumer_id(self._topic, self.name, name)
         registration = self._consumers.get(identity)
         if registration is None:
-            registration = Registration(identity, name, key_filters)
+            registration = ConsumerRegistration(identity, name, key_filters)
         elif key_filters:
             registration.key_filters = key_filters
         registration.native = native
@@ -171,7 +171,7 @@ class BaseSubscription:
             self._disconnect(registration, None)
             self._forgotten(consumer)
 
-    def _connect(self, registration: Registration) -> None:
+    def _connect(self, registration: ConsumerRegistration) -> None:
         fresh: AnyOutbox = Outbox() if registration.native else MessageOutbox(self._services.outboxes)
         previous, registration.outbox = registration.outbox, fresh
         try:
@@ -187,11 +187,11 @@ class BaseSubscription:
         registration.silent_since = now
         self._services.timer.call_at(now + ATTACH_SECONDS, lambda _: self._give_up_on(registration, fresh))
 
-    def _give_up_on(self, registration: Registration, outbox: AnyOutbox) -> None:
+    def _give_up_on(self, registration: ConsumerRegistration, outbox: AnyOutbox) -> None:
         if registration.outbox is outbox and not registration.attached:
             self._disconnect(registration, None)
 
-    def _disconnect(self, registration: Registration, error: DanubeError | None) -> None:
+    def _disconnect(self, registration: ConsumerRegistration, error: DanubeError | None) -> None:
         outbox, registration.outbox = registration.outbox, None
         registration.attached = False
         registration.silent_since = self._services.clock.elapsed()

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from pydanube.broker.base_subscription import BaseSubscription, Services
-from pydanube.broker.members import LEASE_OVER, Producers, consumer_put, forget_silent, remove_below
 from pydanube.broker.ownership import Ownership
+from pydanube.broker.registrations import LEASE_OVER, TopicProducers, consumer_put, forget_silent, remove_below
 from pydanube.broker.watchers import Watchers
 from pydanube.core import keys
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, consumer_id
@@ -48,7 +48,7 @@ class BaseTopic(Generic[Subscribed]):
         self.own_policy = own_policy
         self.schema_subject = schema_subject
         self.subscriptions: dict[SubscriptionName, Subscribed] = {}
-        self.producers = Producers(name, policy, services.clock)
+        self.producers = TopicProducers(name, policy, services.clock)
         self.metrics = telemetry.topic(name, self.producers.__len__)
         self.closed = Watchers()
         self.is_closed = False  # for good; or closing

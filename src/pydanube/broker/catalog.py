@@ -13,20 +13,20 @@ from typing import Final, NamedTuple, Protocol
 
 from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.deletion import erase
-from pydanube.broker.members import (
+from pydanube.broker.registrations import (
     StoredConfig,
     config_put,
     policy_put,
     read_config,
     read_policy,
 )
-from pydanube.broker.take_over import Rooms
+from pydanube.broker.take_over import BrokerContext
 from pydanube.broker.topic_table import TopicTable
-from pydanube.cluster.cluster import Cluster
+from pydanube.cluster.cluster import ClusterNode
 from pydanube.core import keys
-from pydanube.core.cluster.load import Usage
+from pydanube.core.cluster.load import ResourceUsage
 from pydanube.core.cluster.placement import WAIT, Marker
-from pydanube.core.dispatch.consumer_windows import DispatchLimits
+from pydanube.core.dispatch.consumer_window import DispatchLimits
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.history.tiers import Retention
@@ -53,7 +53,7 @@ PARTITIONS_MAX: Final = 10_000
 HOSTED_SECONDS: Final = 5.0  # how long whoever makes a topic waits until a broker has it
 
 
-class DispatchConfig(NamedTuple):
+class SubscriptionDispatch(NamedTuple):
     """What is stored for one subscription; None where nothing is."""
 
     unacked_max: int | None
@@ -92,9 +92,9 @@ class Catalog(TopicTable):
 
     def __init__(
         self,
-        rooms: Rooms,
-        cluster: Cluster | None = None,
-        usage: Callable[[float], Usage] = lambda now: Usage(),
+        rooms: BrokerContext,
+        cluster: ClusterNode | None = None,
+        usage: Callable[[float], ResourceUsage] = lambda now: ResourceUsage(),
         remote: Remote | None = None,
     ) -> None:
         super().__init__(rooms, cluster, usage)
@@ -338,9 +338,9 @@ class Catalog(TopicTable):
         await topic.ownership.write([config_put(name, subscription, changed)])
         await self._apply_config(topic, subscription)
 
-    async def get_dispatch_config(self, name: TopicName, subscription: SubscriptionName) -> DispatchConfig:
+    async def get_dispatch_config(self, name: TopicName, subscription: SubscriptionName) -> SubscriptionDispatch:
         stored = await read_config(self._metadata, name, subscription)
-        return DispatchConfig(stored.unacked_max, stored.heartbeat)
+        return SubscriptionDispatch(stored.unacked_max, stored.heartbeat)
 
     async def _apply_config(self, topic: AnyTopic, subscription: SubscriptionName) -> None:
         if topic.reliable:

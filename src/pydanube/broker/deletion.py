@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from pydanube.broker.members import (
+from pydanube.broker.ownership import Ownership
+from pydanube.broker.registrations import (
     remove_below,
 )
-from pydanube.broker.ownership import Ownership
-from pydanube.broker.take_over import Rooms
+from pydanube.broker.take_over import BrokerContext
 from pydanube.core import keys
 from pydanube.core.history.ownership import Owner
 from pydanube.core.names import TopicName
@@ -22,7 +22,7 @@ from pydanube.ports import Delete, Put
 log = logging.getLogger("pydanube.broker.topics")
 
 
-async def erase(rooms: Rooms, ownership: Ownership, session: int) -> None:
+async def erase(rooms: BrokerContext, ownership: Ownership, session: int) -> None:
     """With the topic's lock. Cut off at any point, it is finished by whoever opens the topic next.
 
     How it delivers goes first: a topic without that is one that is being deleted, whatever else is left of it. That
@@ -54,7 +54,7 @@ async def erase(rooms: Rooms, ownership: Ownership, session: int) -> None:
     log.info("topic deleted", extra={"topic": name})
 
 
-async def _remove_objects(rooms: Rooms, name: TopicName, epoch: int) -> None:
+async def _remove_objects(rooms: BrokerContext, name: TopicName, epoch: int) -> None:
     """What stays because the store is away is garbage that nobody describes: `storage verify` names it."""
     if rooms.cloud is None:
         return

@@ -13,17 +13,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Generator, Iterable
-from typing import Final
+from typing import Final, assert_never
 
 from pydanube.broker.base_subscription import BaseSubscription, Services
 from pydanube.broker.cursors import StoredCursor
 from pydanube.broker.outbox import (
     AnyOutbox,
-    Registration,
+    ConsumerRegistration,
 )
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.shipper import Shipper, Source
-from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.consumer_window import DispatchLimits, Permits
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.dispatch.events import (
     AckRefused,
@@ -38,18 +38,16 @@ from pydanube.core.dispatch.events import (
     Joined,
     JoinRefused,
     Left,
+    LogTrimmed,
     NotHeld,
     ReadKeys,
     Recall,
-    SaveCursor,
-    Send,
-    Skipped,
+    SendRanges,
     Ticked,
-    Trimmed,
     WakeAt,
 )
 from pydanube.core.dispatch.lag import Heartbeat, LagInfo, Standing, beat, explain
-from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.window import SavedPosition
 from pydanube.core.names import ConsumerId, SubscriptionName
 from pydanube.core.policies import SubscriptionKind
@@ -74,13 +72,13 @@ class Dispatcher(BaseSubscription):
         source: Source,
         name: SubscriptionName,
         kind: SubscriptionKind,
-        machine: Machine,
+        machine: DispatchMachine,
         services: Services,
         metrics: SubscriptionMetrics,
         *,
         heartbeat: Heartbeat = POLLING,
         own_heartbeat: Heartbeat | None = None,
-        consumers: Iterable[Registration] = (),
+        consumers: Iterable[ConsumerRegistration] = (),
         cursor_revision: int | None = None,
         seeks: int = 0,
     ) -> None:
@@ -121,7 +119,7 @@ class Dispatcher(BaseSubscription):
 
     # --- consumers ----------------------------------------------------------------------------------
 
-    def _joined(self, registration: Registration) -> None:
+    def _joined(self, registration: ConsumerRegistration) -> None:
         permits = Permits(0, 0) if registration.native else None
         joined = Joined(registration.consumer_id, permits, registration.key_filters, registration.hands_over)
         refused = self._step(joined)
@@ -129,7 +127,7 @@ class Dispatcher(BaseSubscription):
             holder = self._consumers.get(refused.active)
             raise SubscriptionBusy(self._topic, self.name, holder.name if holder else "another")
 
-    def _left(self, registration: Registration, outbox: AnyOutbox) -> None:
+    def _left(self, registration: ConsumerRegistration, outbox: AnyOutbox) -> None:
         self._step(Left(registration.consumer_id))
 
     def _ending(self, outbox: AnyOutbox) -> None:
@@ -161,16 +159,16 @@ class Dispatcher(BaseSubscription):
         return self._services.cursors.cut(self)
 
     def saved(self) -> SavedPosition:
-        return self._machine.saved()
+        return self._machine.progress.saved()
 
     def saving(self, size_max_bytes: int) -> Generator[None, None, SavedPosition]:
-        return self._machine.saving(size_max_bytes)
+        return self._machine.progress.saving(size_max_bytes)
 
     # --- how it is ----------------------------------------------------------------------------------
 
     @property
     def limits(self) -> DispatchLimits:
-        return self._machine.roster.limits
+        return self._machine.windows.limits
 
     @property
     def policy(self) -> FailurePolicy:
@@ -180,7 +178,7 @@ class Dispatcher(BaseSubscription):
         return self._machine.standing(self._source.log.head)
 
     def has_lag(self) -> bool:
-        return self._machine.has_lag(self._source.log.head)
+        return self._machine.progress.lag(self._source.log.head) > 0
 
     def get_lag_info(self) -> LagInfo:
         return self._machine.get_lag_info(self._source.log.head)
@@ -217,7 +215,7 @@ class Dispatcher(BaseSubscription):
             return  # the interval was changed, and another beat is on its way, or none
         head = self._source.log.head
         if self._machine.progress.next_unacked < self._source.retained_from:
-            self._step(Trimmed(self._source.retained_from))  # also while nobody is connected to ask for it
+            self._step(LogTrimmed(self._source.retained_from))  # also while nobody is connected to ask for it
         if self._machine.progress.next_unacked < head:
             standing = self._machine.standing(head)
             if beat(standing, POLLING, now).poll:
@@ -255,8 +253,8 @@ class Dispatcher(BaseSubscription):
             self._services.cursors.changed(self)  # also an ack above the cursor: it is saved as a hole
         for effect in effects:
             match effect:
-                case Send(consumer) | Recall(consumer):
-                    if isinstance(effect, Send) and log.isEnabledFor(logging.DEBUG):
+                case SendRanges(consumer) | Recall(consumer):
+                    if isinstance(effect, SendRanges) and log.isEnabledFor(logging.DEBUG):
                         self._say(logging.DEBUG, "consumer chosen", consumer=consumer, offsets=effect.ranges)
                     # The outbox as it is now: whoever comes back under the same id gets his own Sends.
                     self._shipper.queue(
@@ -266,8 +264,6 @@ class Dispatcher(BaseSubscription):
                     if isinstance(effect, DeadLetter):
                         self._count_poison(effect.range.size)
                     self._shipper.queue(effect, None)
-                case SaveCursor():
-                    pass  # known already: whatever moves the cursor settles something
                 case WakeAt(time):
                     self._services.timer.call_at(time, self._wake)
                 case JoinRefused() | AckRefused() | NotHeld():
@@ -285,10 +281,8 @@ class Dispatcher(BaseSubscription):
                     self._say(logging.WARNING, "retention passed the subscription", offsets=named, messages=messages)
                 case Activated(consumer):
                     self._say(logging.INFO, "consumer activated", consumer=consumer)
-                case Skipped():
-                    pass  # the reference does so; a line each would be one per message
                 case _:
-                    pass
+                    assert_never(effect)
         return refused
 
     def _count_poison(self, messages: int) -> None:

@@ -17,7 +17,7 @@ from pydanube.ports import Clock
 IDLE_SECONDS: Final = 10.0
 
 
-class Kept:
+class KeptBytes:
     """One per broker."""
 
     def __init__(self, limit_bytes: int, clock: Clock, timer: Timer) -> None:

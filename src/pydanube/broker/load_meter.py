@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pydanube.broker.any_topic import AnyTopic
-from pydanube.core.cluster.load import LoadReport, TopicLoad, Usage
+from pydanube.core.cluster.load import LoadReport, ResourceUsage, TopicLoad
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.ports import Clock
 
@@ -13,7 +13,7 @@ from pydanube.ports import Clock
 class LoadMeter:
     """`usage` tells what the machine is busy with since it was last asked."""
 
-    def __init__(self, broker_id: BrokerId, clock: Clock, usage: Callable[[float], Usage]) -> None:
+    def __init__(self, broker_id: BrokerId, clock: Clock, usage: Callable[[float], ResourceUsage]) -> None:
         self._broker_id = broker_id
         self._clock = clock
         self._usage = usage

@@ -21,8 +21,14 @@ from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.broker.volatile_topic import VolatileSubscription
-from pydanube.core.cluster.conditions import BrokerNumbers, Buckets, Orphaned, SubscriptionNumbers, Watch
-from pydanube.core.dispatch.behind import CatchUp, Course, Trend
+from pydanube.core.cluster.conditions import (
+    BrokerNumbers,
+    BrokerWatch,
+    LatencyBuckets,
+    OrphanedRanges,
+    SubscriptionCounts,
+)
+from pydanube.core.dispatch.behind import CatchUp, LagCourse, Trend
 from pydanube.core.dispatch.lag import Standing
 from pydanube.core.names import TopicName
 from pydanube.errors import DanubeError, OffsetOutOfRange
@@ -71,7 +77,7 @@ class Observer:
     def __init__(self, broker: Broker, room: Callable[[], DiskSpace] | None = None) -> None:
         self._broker = broker
         self._room = room
-        self.watch = Watch()
+        self.watch = BrokerWatch()
         self.numbers = BrokerNumbers()
         self.lag_messages = 0
         self.connections = 0
@@ -114,7 +120,7 @@ class Observer:
                 for subscription in list(topic.subscriptions.values()):
                     yield topic, subscription
 
-    async def _subscriptions(self, now: float, now_us: int) -> tuple[list[SubscriptionNumbers], int]:
+    async def _subscriptions(self, now: float, now_us: int) -> tuple[list[SubscriptionCounts], int]:
         found, lag = [], 0
         behind: dict[tuple[str, str], _Behind] = {}
         for number, (topic, subscription) in enumerate(self._all()):
@@ -127,7 +133,7 @@ class Observer:
             each.head, each.head_us = standing.head, now_us
             lag += standing.lag
             found.append(
-                SubscriptionNumbers(
+                SubscriptionCounts(
                     *place,
                     lag=standing.lag,
                     consumers=standing.consumers,
@@ -164,16 +170,16 @@ class Observer:
             late = self._late(topic.name, subscription.name, subscription.standing(), now, now_us)
             subscription.metrics.lag_seconds = late.seconds
             course = late.catch_up.course
-            never = course in (Course.FALLING_BEHIND, Course.STANDING)
-            hope = 0.0 if course is Course.KEEPING_UP else late.catch_up.seconds
+            never = course in (LagCourse.FALLING_BEHIND, LagCourse.STANDING)
+            hope = 0.0 if course is LagCourse.KEEPING_UP else late.catch_up.seconds
             subscription.metrics.catch_up_seconds = math.inf if never else hope
 
     def _late(self, topic: str, name: str, standing: Standing, now: float, now_us: int) -> Late:
         if standing.lag == 0:
-            return Late(0.0, CatchUp(Course.CAUGHT_UP))
+            return Late(0.0, CatchUp(LagCourse.CAUGHT_UP))
         each = self._behind.get((topic, name))
         if each is None:
-            return Late(None, CatchUp(Course.UNKNOWN))
+            return Late(None, CatchUp(LagCourse.UNKNOWN))
         seconds = _age(each, standing, now_us)
         return Late(seconds, each.trend.catch_up(now, standing.lag, seconds if standing.consumers else None))
 
@@ -193,10 +199,10 @@ class Observer:
     # --- the broker -----------------------------------------------------------------------------------
 
     @property
-    def orphans(self) -> list[Orphaned]:
+    def orphans(self) -> list[OrphanedRanges]:
         """As of now, not of the last look: right after a takeover this is the first that an operator wants to know."""
         return [
-            Orphaned(
+            OrphanedRanges(
                 str(topic.name),
                 len(topic.orphans),
                 sum(each.end - each.start for each in topic.orphans),
@@ -206,7 +212,7 @@ class Observer:
             if topic.reliable and topic.orphans
         ]
 
-    async def _publishes(self) -> Buckets | None:
+    async def _publishes(self) -> LatencyBuckets | None:
         """Of all its topics together."""
         counts: Counter[int] = Counter()
         bounds: tuple[float, ...] = ()
@@ -217,9 +223,9 @@ class Observer:
             bounds = latency.bounds
             for place, each in enumerate(latency.counts):
                 counts[place] += each
-        return Buckets(bounds, tuple(counts[place] for place in range(len(bounds) + 1))) if bounds else None
+        return LatencyBuckets(bounds, tuple(counts[place] for place in range(len(bounds) + 1))) if bounds else None
 
-    def _numbers(self, room: DiskSpace | None, publishes: Buckets | None) -> BrokerNumbers:
+    def _numbers(self, room: DiskSpace | None, publishes: LatencyBuckets | None) -> BrokerNumbers:
         broker, telemetry = self._broker, self._broker.telemetry
         cluster: ClusterNow | None = telemetry.cluster() if telemetry.cluster is not None else None
         waiting = telemetry.waiting() if telemetry.waiting is not None else None
@@ -302,8 +308,8 @@ def _subscriptions_of(topic: AnyTopic) -> list[Subscription | VolatileSubscripti
     return list(topic.subscriptions.values())
 
 
-def _buckets(histogram: Histogram) -> Buckets:
-    return Buckets(histogram.bounds, tuple(histogram.counts))
+def _buckets(histogram: Histogram) -> LatencyBuckets:
+    return LatencyBuckets(histogram.bounds, tuple(histogram.counts))
 
 
 def _age(each: _Behind, standing: Standing, now_us: int) -> float | None:

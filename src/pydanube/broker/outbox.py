@@ -192,7 +192,7 @@ class Caller(NamedTuple):
 
 
 @dataclass(slots=True)
-class Registration:
+class ConsumerRegistration:
     """A consumer as the subscription knows it, connected or not.
 
     It counts as connected from Subscribe on: clients poll their health before they open the stream, and round robin

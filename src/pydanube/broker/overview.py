@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pydanube.broker.catalog import Live
-from pydanube.broker.members import read_subscriptions, topic_heartbeat
+from pydanube.broker.registrations import read_subscriptions, topic_heartbeat
 from pydanube.broker.service import Broker
 from pydanube.core import keys
 from pydanube.core.cluster.placement import MOVES, WAIT
@@ -40,7 +40,7 @@ class Described(NamedTuple):
     broker: BrokerId | None
 
 
-class State(NamedTuple):
+class TopicStanding(NamedTuple):
     """Where a topic is. `sentence` is for people; `phase` is that of a move, empty if it is not known here."""
 
     topic: TopicName
@@ -94,7 +94,7 @@ class Overview:
 
     # --- where it is --------------------------------------------------------------------------------------
 
-    async def state(self, name: TopicName) -> State:
+    async def state(self, name: TopicName) -> TopicStanding:
         """Raises TopicUnknown."""
         await self.delivery(name)
         item = await self._metadata.get(keys.owner(name))
@@ -113,7 +113,7 @@ class Overview:
             raise _foreign(config) from None
         state, sentence, to = self._where(name, waits)
         moving = self._topics.moves.moving.get(name)
-        return State(
+        return TopicStanding(
             name,
             state,
             sentence,

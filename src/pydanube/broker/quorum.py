@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Member(Protocol):
+class MetadataMember(Protocol):
     @property
     def id(self) -> int: ...
 
@@ -21,11 +21,11 @@ class Member(Protocol):
         ...
 
 
-class MemberStatus(Protocol):
+class MetadataMemberStatus(Protocol):
     """What a member says of itself; one that does not answer says 0."""
 
     @property
-    def member(self) -> Member: ...
+    def member(self) -> MetadataMember: ...
 
     @property
     def is_leader(self) -> bool: ...
@@ -40,12 +40,12 @@ class MemberStatus(Protocol):
 class Members(Protocol):
     """All calls raise Unavailable if time may help, and Refused if it cannot."""
 
-    async def status(self) -> Sequence[MemberStatus]: ...
+    async def status(self) -> Sequence[MetadataMemberStatus]: ...
 
-    async def add_learner(self, peer_url: str) -> Sequence[Member]:
+    async def add_learner(self, peer_url: str) -> Sequence[MetadataMember]:
         """One that is a member already stays as it is. Returns all."""
         ...
 
-    async def promote(self, member_id: int) -> Sequence[Member]: ...
+    async def promote(self, member_id: int) -> Sequence[MetadataMember]: ...
 
-    async def remove(self, member_id: int) -> Sequence[Member]: ...
+    async def remove(self, member_id: int) -> Sequence[MetadataMember]: ...

@@ -23,21 +23,21 @@ from pydanube.broker.catalog import Catalog, Remote
 from pydanube.broker.cursors import Cursors
 from pydanube.broker.dead_letters import send_dead_letter
 from pydanube.broker.events import Events
-from pydanube.broker.kept import Kept
+from pydanube.broker.kept import KeptBytes
 from pydanube.broker.namespace_limits import NamespaceLimits
 from pydanube.broker.outbox import Budget
 from pydanube.broker.quorum import Members
 from pydanube.broker.sources import cluster_now, program_version
 from pydanube.broker.starts import Starts
 from pydanube.broker.stores import Stores
-from pydanube.broker.take_over import Rooms
+from pydanube.broker.take_over import BrokerContext
 from pydanube.broker.timer import Timer
 from pydanube.broker.topic import Defaults
 from pydanube.broker.topic_upkeep import reap_consumers, rest_idle_topics
-from pydanube.cluster.cluster import Cluster
+from pydanube.cluster.cluster import ClusterNode
 from pydanube.cluster.membership import Identity
 from pydanube.config import Config, reachable
-from pydanube.core.cluster.load import Usage
+from pydanube.core.cluster.load import ResourceUsage
 from pydanube.core.names import BrokerId, NamespaceName, TopicName, parse_broker_id
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import DanubeError, LogStopped, Unavailable
@@ -77,7 +77,7 @@ class Ports(NamedTuple):
     upload_work: Work | None = None  # for making objects; None: `work`
     reading_work: Work | None = None  # for opening them; None: `work`
     aim_uploads: Callable[[float], None] = lambda rate: None
-    usage: Callable[[float], Usage] = lambda now: Usage()
+    usage: Callable[[float], ResourceUsage] = lambda now: ResourceUsage()
     room: Callable[[], DiskSpace] | None = None  # of the disk
     members: Callable[[], Members | None] = lambda: None  # of the metadata store, if this broker runs one of them
     close: Callable[[], Awaitable[None]] | None = None
@@ -106,7 +106,7 @@ class Broker:
         self._set_urls()
         # Set by `_start`, before anybody else has the broker.
         self.cloud: Cloud | None = None
-        self.cluster: Cluster | None = None
+        self.cluster: ClusterNode | None = None
         self.broker_id: BrokerId
         self.topics: Catalog
         self.namespace_limits: NamespaceLimits
@@ -262,7 +262,7 @@ class Broker:
             self.starts = Starts(metadata, self.clock, self.broker_id, self.events)
         timer = Timer(self.clock)
         self.cursors = Cursors(metadata, self.clock, self.telemetry.moves.acks_cut)
-        kept = Kept(config.dispatch.decoded_bytes, self.clock, timer)
+        kept = KeptBytes(config.dispatch.decoded_bytes, self.clock, timer)
         outboxes = Budget(config.dispatch.outbox_bytes)
         services = Services(
             self.clock,
@@ -276,7 +276,7 @@ class Broker:
         )
         defaults = Defaults(config.dispatch.heartbeat, config.dispatch.max_unacked_messages)
         self.topics = Catalog(
-            Rooms(
+            BrokerContext(
                 self.broker_id,
                 session,
                 metadata,
@@ -351,7 +351,7 @@ class Broker:
             if self.cluster is not None and isinstance(error, Exception):
                 self.cluster.fail(error)
 
-    def _cluster(self, store: MetadataStore) -> Cluster:
+    def _cluster(self, store: MetadataStore) -> ClusterNode:
         config, addresses = self.config.cluster, self.config.broker
         identity = Identity(
             broker=self.broker_id,
@@ -362,7 +362,7 @@ class Broker:
             prom_exporter=reachable(addresses.metrics_addr, self.broker_url),
             stream_url=self.stream_url,
         )
-        return Cluster(
+        return ClusterNode(
             identity,
             store=store,
             clock=self.clock,

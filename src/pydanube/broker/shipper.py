@@ -21,15 +21,15 @@ from pydanube.broker.outbox import (
     CHUNK_BYTES,
     AnyOutbox,
     BatchOutbox,
+    ConsumerRegistration,
     Delivered,
     DeliveredBatch,
     MessageOutbox,
     Recalled,
-    Registration,
     cost_bytes,
 )
 from pydanube.broker.ownership import Ownership
-from pydanube.core.dispatch.consumer_windows import Permits
+from pydanube.core.dispatch.consumer_window import Permits
 from pydanube.core.dispatch.delivery import dead_letter_attributes
 from pydanube.core.dispatch.events import (
     DeadLetter,
@@ -38,12 +38,12 @@ from pydanube.core.dispatch.events import (
     Event,
     Granted,
     Keyed,
+    LogTrimmed,
     Ranges,
     ReadKeys,
     Recall,
-    Send,
+    SendRanges,
     Shipped,
-    Trimmed,
     Voided,
 )
 from pydanube.core.dispatch.ranges import OffsetRange
@@ -62,7 +62,7 @@ TURN_RANGES: Final = 64  # read for a consumer before others have a turn: what i
 FENCED_SECONDS: Final = 0.1  # how often a broker that may not serve looks whether it may again
 
 Read = TypeVar("Read")
-Work: TypeAlias = Send | Recall | ReadKeys | DeadLetter
+Work: TypeAlias = SendRanges | Recall | ReadKeys | DeadLetter
 
 
 class Source(Protocol):
@@ -95,7 +95,7 @@ class Shipper:
         subscription: SubscriptionName,
         services: Services,
         metrics: SubscriptionMetrics,
-        consumers: Mapping[ConsumerId, Registration],
+        consumers: Mapping[ConsumerId, ConsumerRegistration],
         step: Callable[[Event], object],
         wake: Callable[[float], None],
         seeks: int,
@@ -109,7 +109,7 @@ class Shipper:
         self._step = step
         self._wake = wake
         self._work: deque[tuple[Work, AnyOutbox | None]] = deque()
-        self._parked: dict[AnyOutbox, deque[Send]] = {}  # for consumers whose outbox has no room, in order
+        self._parked: dict[AnyOutbox, deque[SendRanges]] = {}  # for consumers whose outbox has no room, in order
         self._has_work = asyncio.Event()
         self._resumed = asyncio.Event()
         self._resumed.set()
@@ -131,15 +131,15 @@ class Shipper:
         """The outbox ends: what waited for its consumer has been taken back."""
         self._parked.pop(outbox, None)
 
-    def seek(self) -> list[Send]:
+    def seek(self) -> list[SendRanges]:
         """Everything that is queued is void; returns what was to be sent."""
         self.seeks += 1
-        sends = [effect for effect, _ in self._work if isinstance(effect, Send)]
+        sends = [effect for effect, _ in self._work if isinstance(effect, SendRanges)]
         self._work.clear()
         self._parked.clear()
         return sends
 
-    def take_back(self, send: Send) -> None:
+    def take_back(self, send: SendRanges) -> None:
         """It will not be sent, and a seek has settled what becomes of its messages."""
         registration = self._consumers.get(send.consumer)
         if registration is not None and registration.native:
@@ -160,7 +160,7 @@ class Shipper:
                     break  # a seek took everything back meanwhile
                 effect, outbox = self._work.popleft()
                 match effect:
-                    case Send():
+                    case SendRanges():
                         await self._send(effect, outbox)
                     case Recall(consumer, ranges, taken):
                         registration = self._consumers.get(consumer)
@@ -171,7 +171,7 @@ class Shipper:
                     case DeadLetter():
                         await self._dead_letter(effect)
 
-    async def _send(self, send: Send, outbox: AnyOutbox | None) -> None:
+    async def _send(self, send: SendRanges, outbox: AnyOutbox | None) -> None:
         registration = self._consumers.get(send.consumer)
         if outbox is None or registration is None or registration.outbox is not outbox:
             return  # it left; what it held has been taken back
@@ -224,12 +224,12 @@ class Shipper:
         """Something could not be read, or was too large: what is queued behind it for the same consumer waits too, to
         keep the order.
         """
-        later = [effect for effect, target in self._work if target is outbox and isinstance(effect, Send)]
-        self._work = deque(each for each in self._work if each[1] is not outbox or not isinstance(each[0], Send))
+        later = [effect for effect, target in self._work if target is outbox and isinstance(effect, SendRanges)]
+        self._work = deque(each for each in self._work if each[1] is not outbox or not isinstance(each[0], SendRanges))
         for send in later:
             self._step(Shipped(send.consumer, 0, send.ranges))
 
-    def _count(self, send: Send, rows: int, size_bytes: int) -> None:
+    def _count(self, send: SendRanges, rows: int, size_bytes: int) -> None:
         self._metrics.delivered.inc(rows)
         if (registration := self._consumers.get(send.consumer)) is not None:
             registration.sent += rows
@@ -237,7 +237,7 @@ class Shipper:
         if send.attempt > 1:
             self._metrics.redeliveries.inc(rows)
 
-    async def _send_batches(self, send: Send, registration: Registration, outbox: BatchOutbox) -> None:
+    async def _send_batches(self, send: SendRanges, registration: ConsumerRegistration, outbox: BatchOutbox) -> None:
         """Stored batches as they are; which offsets are meant is said beside them. Stops when the bytes are used up."""
         size_max = send.size_max_bytes or 0
         size_bytes = rows = 0
@@ -290,7 +290,7 @@ class Shipper:
         except OffsetOutOfRange as error:
             kept_from = self._source.first_offset
             if error.offset < kept_from:
-                self._step(Trimmed(kept_from))
+                self._step(LogTrimmed(kept_from))
             else:  # a gap between epochs: what lies before it is still to be acknowledged
                 self._step(Voided((OffsetRange(error.offset, error.first),)))
             self._services.timer.call_at(self._services.clock.elapsed(), self._wake)  # what comes behind can go now

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from pydanube.cluster.cluster import Cluster
+from pydanube.cluster.cluster import ClusterNode
 from pydanube.core.cluster.lifecycle import Mode, serve_until
 from pydanube.ports import Clock
 from pydanube.telemetry import ClusterNow
@@ -20,7 +20,7 @@ def program_version() -> str:
         return "unknown"
 
 
-def cluster_now(cluster: Cluster, clock: Clock, moving: int) -> ClusterNow:
+def cluster_now(cluster: ClusterNode, clock: Clock, moving: int) -> ClusterNow:
     lease = cluster.membership.lease
     sent = lease.serve_until - serve_until(0.0, lease.ttl_seconds)
     state = cluster.state_of(cluster.broker)

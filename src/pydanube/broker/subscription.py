@@ -10,25 +10,25 @@ from collections.abc import Iterable
 from typing import Literal
 
 from pydanube.broker.dispatcher import Dispatcher
-from pydanube.broker.members import LEASE_OVER
 from pydanube.broker.outbox import BatchOutbox, Delivered, DeliveredBatch
+from pydanube.broker.registrations import LEASE_OVER
 from pydanube.core import keys
-from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.consumer_window import DispatchLimits, Permits
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.dispatch.events import (
-    Acked,
+    AckReceived,
     AckRefused,
     Available,
+    ConsumerFinished,
     Granted,
     Handed,
     HistoryAvailable,
-    Nacked,
+    NackReceived,
     NotHeld,
     PolicyChanged,
     Ranges,
     Returned,
     Sought,
-    Stopped,
     Ticked,
     Voided,
 )
@@ -80,7 +80,7 @@ class Subscription(Dispatcher):
 
     def held_by(self, consumer: ConsumerId) -> int:
         """Messages that it was sent, or is about to be, and has not acknowledged."""
-        member = self._machine.roster.get(consumer)
+        member = self._machine.windows.get(consumer)
         return member.held if member is not None else 0
 
     def attach_native(self, consumer: ConsumerId) -> BatchOutbox:
@@ -102,7 +102,7 @@ class Subscription(Dispatcher):
         Raises OffsetOutOfRange if some are not committed, and AckOutdated if some were delivered before a seek and not
         since; the others count all the same. With `seeks`, the number that the deliveries had, all of them are judged.
         """
-        self._settle(Acked(ranges, consumer), seeks)
+        self._settle(AckReceived(ranges, consumer), seeks)
 
     def nack_ranges(
         self,
@@ -114,7 +114,7 @@ class Subscription(Dispatcher):
     ) -> None:
         """What is not in flight is delivered (again) anyhow. Raises as `ack_ranges` does."""
         self.metrics.nacks.inc(sum(each.size for each in ranges))
-        self._settle(Nacked(ranges, delay_seconds, reason, consumer), seeks)
+        self._settle(NackReceived(ranges, delay_seconds, reason, consumer), seeks)
 
     def handed(self, consumer: ConsumerId, ranges: Ranges, seeks: int) -> None:
         """A consumer's application has these now. What was delivered before a seek is not its business any more."""
@@ -141,7 +141,7 @@ class Subscription(Dispatcher):
             return  # everything that is not acknowledged is delivered again
         # Also while the topic is about to leave: it may stay after all, and this is said once.
         if stop:
-            self._step(Stopped(consumer))
+            self._step(ConsumerFinished(consumer))
         if ranges and seeks == self.seeks:
             self._step(Returned(consumer, ranges, taken))
 
@@ -165,7 +165,7 @@ class Subscription(Dispatcher):
         if not self._services.may_serve():  # what is acknowledged here may count nowhere
             raise NotServed(self._source.name, LEASE_OVER)
 
-    def _settle(self, event: Acked | Nacked, seeks: int | None) -> None:
+    def _settle(self, event: AckReceived | NackReceived, seeks: int | None) -> None:
         self._check_serving()
         if seeks is not None and seeks != self.seeks:
             raise AckOutdated(self._source.name, self.name, event.ranges[0].first)

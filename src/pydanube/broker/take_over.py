@@ -18,12 +18,12 @@ from typing import Final, NamedTuple
 
 from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.base_subscription import Services
-from pydanube.broker.members import read_policy
 from pydanube.broker.ownership import Claimable, Ownership, look
+from pydanube.broker.registrations import read_policy
 from pydanube.broker.reservation import Reservation
 from pydanube.broker.topic import Defaults, Topic
 from pydanube.broker.volatile_topic import VolatileTopic
-from pydanube.cluster.cluster import Cluster
+from pydanube.cluster.cluster import ClusterNode
 from pydanube.core import keys
 from pydanube.core.commit.sessions import Sessions
 from pydanube.core.history.ownership import LogStart, Owner, first_reservation
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 KNOW_SECONDS: Final = 1.0  # for the list of all objects, before a topic is opened
 
 
-class Rooms(NamedTuple):
+class BrokerContext(NamedTuple):
     """What topics are built from."""
 
     broker_id: BrokerId
@@ -79,7 +79,7 @@ class DeletionCutOff(Exception):
 class Opener:
     """Opens topics. It does not know which are open: one of a name at a time is up to the caller."""
 
-    def __init__(self, rooms: Rooms, on_lost: Callable[[Ownership], None]) -> None:
+    def __init__(self, rooms: BrokerContext, on_lost: Callable[[Ownership], None]) -> None:
         """`on_lost` is told of an ownership that another broker has: see `Ownership`."""
         self._rooms = rooms
         self._on_lost = on_lost
@@ -92,7 +92,7 @@ class Opener:
     async def open(
         self,
         name: TopicName,
-        cluster: Cluster | None,
+        cluster: ClusterNode | None,
         owner_revision: int | None = None,
         marker_revision: int | None = None,
         *,
@@ -165,7 +165,7 @@ class Opener:
         self,
         name: TopicName,
         seen: Claimable,
-        cluster: Cluster | None,
+        cluster: ClusterNode | None,
         session: int | None,
         marker_revision: int | None,
         policy: TopicPolicy,
@@ -278,7 +278,7 @@ class Opener:
         name: TopicName,
         seen: Claimable,
         start: int,
-        cluster: Cluster | None,
+        cluster: ClusterNode | None,
         expected_session: int | None,
         marker_revision: int | None,
         unproven_from: int | None = None,

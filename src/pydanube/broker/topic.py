@@ -15,7 +15,9 @@ from typing import Final, Literal
 from pydanube.broker.base_subscription import Services
 from pydanube.broker.cursors import in_turns
 from pydanube.broker.gather import Gatherer
-from pydanube.broker.members import (
+from pydanube.broker.outbox import ConsumerRegistration
+from pydanube.broker.ownership import Ownership
+from pydanube.broker.registrations import (
     StoredConfig,
     StoredSubscription,
     read_config,
@@ -24,22 +26,20 @@ from pydanube.broker.members import (
     subscriptions_in,
     topic_heartbeat,
 )
-from pydanube.broker.outbox import Registration
-from pydanube.broker.ownership import Ownership
 from pydanube.broker.reservation import Reservation
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic_reader import TopicReader
 from pydanube.core import keys
-from pydanube.core.dispatch.consumer_windows import DispatchLimits
+from pydanube.core.dispatch.consumer_window import DispatchLimits
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.dispatch.events import Ranges
 from pydanube.core.dispatch.key_shared import KeySharedDispatch
 from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.dispatch.limits import TokenBucket
-from pydanube.core.dispatch.machine import Machine
+from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
 from pydanube.core.dispatch.ranges import OffsetRange
-from pydanube.core.dispatch.window import Progress
+from pydanube.core.dispatch.window import SubscriptionProgress
 from pydanube.core.history.ownership import Orphan
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
@@ -368,9 +368,9 @@ class Topic(TopicReader):
     async def _restore(self, stored: StoredSubscription) -> Subscription:
         config = stored.config
         cursor = -1 if stored.cursor is None else stored.cursor
-        settled = await in_turns(Progress.decoding(cursor, stored.holes))
+        settled = await in_turns(SubscriptionProgress.decoding(cursor, stored.holes))
         missing = [(each.start, each.end) for each in self.orphans]  # as they are now: nothing waits from here on
-        progress = Progress.restored(cursor, settled, head=self.head, missing=missing)
+        progress = SubscriptionProgress.restored(cursor, settled, head=self.head, missing=missing)
         if settled is None:
             log.warning("ack holes unreadable", extra={"topic": self.name, "subscription": stored.name})
         subscription = Subscription(
@@ -394,8 +394,12 @@ class Topic(TopicReader):
         return subscription
 
     def _machine(
-        self, kind: SubscriptionKind, progress: Progress, config: StoredConfig, consumers: list[Registration]
-    ) -> Machine:
+        self,
+        kind: SubscriptionKind,
+        progress: SubscriptionProgress,
+        config: StoredConfig,
+        consumers: list[ConsumerRegistration],
+    ) -> DispatchMachine:
         bucket, limits = self._rate(), self._limits(config)
         if kind is SubscriptionKind.KEY_SHARED:
             away = {each.consumer_id: each.key_filters for each in consumers}

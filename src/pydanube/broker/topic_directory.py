@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydanube.cluster.cluster import Cluster
+from pydanube.cluster.cluster import ClusterNode
 from pydanube.core.names import BrokerId, TopicName
 
 
 class TopicDirectory:
     """A broker's questions to its cluster about single topics. `unopened`: its own that it could not open, and why."""
 
-    def __init__(self, cluster: Cluster, unopened: Mapping[TopicName, str]) -> None:
+    def __init__(self, cluster: ClusterNode, unopened: Mapping[TopicName, str]) -> None:
         self._cluster = cluster
         self._unopened = unopened
         self._stopping = False

@@ -21,11 +21,11 @@ from pydanube.broker.hand_over import LastSnapshots, Phases, release_volatile, r
 from pydanube.broker.load_meter import LoadMeter
 from pydanube.broker.move_log import MoveLog
 from pydanube.broker.ownership import Ownership, look
-from pydanube.broker.take_over import DeletionCutOff, Opener, Rooms, Take
+from pydanube.broker.take_over import BrokerContext, DeletionCutOff, Opener, Take
 from pydanube.broker.topic_directory import TopicDirectory
-from pydanube.cluster.cluster import Cluster
+from pydanube.cluster.cluster import ClusterNode
 from pydanube.core import keys
-from pydanube.core.cluster.load import LoadReport, Usage
+from pydanube.core.cluster.load import LoadReport, ResourceUsage
 from pydanube.core.cluster.placement import BROKER_LOST, MOVES, SHUTDOWN, Marker
 from pydanube.core.names import ConsumerId, ProducerId, TopicName
 from pydanube.errors import (
@@ -68,9 +68,9 @@ class TopicTable:
 
     def __init__(
         self,
-        rooms: Rooms,
-        cluster: Cluster | None = None,
-        usage: Callable[[float], Usage] = lambda now: Usage(),
+        rooms: BrokerContext,
+        cluster: ClusterNode | None = None,
+        usage: Callable[[float], ResourceUsage] = lambda now: ResourceUsage(),
     ) -> None:
         clock = rooms.services.clock
         self.rooms = rooms

@@ -15,11 +15,11 @@ from typing import Final, Literal
 
 from pydanube.broker.base_subscription import BaseSubscription, Services
 from pydanube.broker.base_topic import BaseTopic
-from pydanube.broker.members import StoredSubscription, subscription_put, subscriptions_in
-from pydanube.broker.outbox import AnyOutbox, Delivered, MessageOutbox, Registration
+from pydanube.broker.outbox import AnyOutbox, ConsumerRegistration, Delivered, MessageOutbox
 from pydanube.broker.ownership import Ownership
+from pydanube.broker.registrations import StoredSubscription, subscription_put, subscriptions_in
 from pydanube.core import keys
-from pydanube.core.dispatch.hash_ring import Ring
+from pydanube.core.dispatch.hash_ring import HashRing
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
 from pydanube.errors import DanubeError, NotServed, OwnershipLost, SubscriptionBusy
@@ -47,12 +47,12 @@ class VolatileSubscription(BaseSubscription):
         kind: SubscriptionKind,
         services: Services,
         metrics: SubscriptionMetrics,
-        consumers: list[Registration],
+        consumers: list[ConsumerRegistration],
     ) -> None:
         super().__init__(topic, name, kind, services, metrics, consumers)
         self.idle_since = services.clock.elapsed()
         self._turn = 0
-        self._ring = Ring()
+        self._ring = HashRing()
 
     # --- delivering ---------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ class VolatileSubscription(BaseSubscription):
                 return
         self.metrics.dropped.inc()
 
-    def _choose(self, connected: list[Registration], message: Envelope) -> list[Registration]:
+    def _choose(self, connected: list[ConsumerRegistration], message: Envelope) -> list[ConsumerRegistration]:
         """Whom to try, in order."""
         if not connected:
             return []
@@ -89,7 +89,7 @@ class VolatileSubscription(BaseSubscription):
     def nack(self, offset: int, delay_seconds: float = 0.0, reason: str = "") -> None:
         """At most once: nothing is sent again."""
 
-    def _joined(self, registration: Registration) -> None:
+    def _joined(self, registration: ConsumerRegistration) -> None:
         if self.kind is SubscriptionKind.EXCLUSIVE:
             for other in self._consumers.values():
                 if other.connected and other is not registration:
@@ -97,7 +97,7 @@ class VolatileSubscription(BaseSubscription):
         self._ring.put(registration.consumer_id, registration.key_filters)
         self.metrics.consumers.set(self.connected)
 
-    def _left(self, registration: Registration, outbox: AnyOutbox) -> None:
+    def _left(self, registration: ConsumerRegistration, outbox: AnyOutbox) -> None:
         self._ring.remove(registration.consumer_id)
         self.metrics.consumers.set(self.connected)
         self.idle_since = self._services.clock.elapsed()

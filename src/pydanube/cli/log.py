@@ -24,6 +24,7 @@ from rich.table import Table
 
 from pydanube.broker.offline import (
     Envelope,
+    LogReport,
     append_forever,
     batches_of,
     is_data_directory,

@@ -22,7 +22,7 @@ from pydanube.ports import Buffer
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import from_wire
-from pydanube.wire.session import End, How, Reply, Session, Side
+from pydanube.wire.session import How, Reply, Session, SessionEnd, Side
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class Link(asyncio.Protocol):
         if session.end is not None and self.ended is None:
             self._carry_out(session.end)
 
-    def _carry_out(self, end: End) -> None:
+    def _carry_out(self, end: SessionEnd) -> None:
         assert isinstance(end.error, DanubeError)
         error = self.ended = end.error
         if end.how is How.FAILED:

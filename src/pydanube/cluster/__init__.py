@@ -1,16 +1,16 @@
 """The cluster as one broker sees it: who is alive, who leads, which topics go where.
 
-    Cluster (cluster.py)      what broker/ and api/ hold: starts and stops the rest, answers questions, takes requests
+    ClusterNode (cluster.py)  what broker/ and api/ hold: starts and stops the rest, answers questions, takes requests
       Membership              registration under a lease, self-fencing, coming back
       View                    `/cluster/` mirrored: watched, and listed again every 30 s
       Leadership              one leader at a time
       LoadManager             only while leading: declares brokers dead, gives topics to brokers, rebalances, drains
-      Duties                  what markers ask of this broker: take a topic over, hand one over
+      AssignmentReconciler    what markers ask of this broker: take a topic over, hand one over
     TopicHost (host.py)       what the broker does when it is told to
 
 How it is wired, in this order:
 
-    cluster = Cluster(identity, store=..., clock=..., work=...)
+    cluster = ClusterNode(identity, store=..., clock=..., work=...)
     host = ...                             the broker's topics, which ask `cluster` whose a topic is
     await cluster.register(host)           raises NodeIdInUse for a copy of a living broker's directory
     session = cluster.session
@@ -40,8 +40,8 @@ Whoever creates the topic writes null with it. The owner's seal writes `marker.a
 releases the topic. All other changes are made here.
 """
 
-from pydanube.cluster.cluster import Cluster
+from pydanube.cluster.cluster import ClusterNode
 from pydanube.cluster.host import TopicHost
 from pydanube.cluster.membership import Identity
 
-__all__ = ["Cluster", "Identity", "TopicHost"]
+__all__ = ["ClusterNode", "Identity", "TopicHost"]

@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 from pydanube.cluster.leadership import Leadership
 from pydanube.cluster.view import View
 from pydanube.core import keys
-from pydanube.core.cluster.presence import Attendance, Change
+from pydanube.core.cluster.presence import Attendance, PresenceChange
 from pydanube.errors import Unavailable
 from pydanube.ports import Clock, Delete, Put
 
@@ -19,7 +19,7 @@ LOOK_SECONDS: Final = 1.0  # at most so often: while topics come in the view cha
 RETRY_SECONDS: Final = 2.0
 
 
-class AttendanceRoom:
+class AttendanceWatch:
     """`tell` is called with what happened: its kind, and a sentence."""
 
     def __init__(
@@ -61,7 +61,7 @@ class AttendanceRoom:
             await self._clock.sleep(pause)
             await self._view.changed(version, self._ttl_seconds / 4)
 
-    def _changes(self, attendance: Attendance) -> list[Change]:
+    def _changes(self, attendance: Attendance) -> list[PresenceChange]:
         view = self._view
         return list(
             attendance.step(
@@ -74,7 +74,7 @@ class AttendanceRoom:
             )
         )
 
-    async def _write(self, change: Change) -> bool:
+    async def _write(self, change: PresenceChange) -> bool:
         key = keys.seen(change.broker)
         operation = Delete(key) if change.record is None else Put(key, change.record.to_bytes())
         if await self._view.transact([self._leadership.guard, self._view.compare(key)], [operation]) is None:

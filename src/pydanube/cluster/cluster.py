@@ -8,20 +8,20 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from pydanube.cluster.attendance import AttendanceRoom
-from pydanube.cluster.duties import Duties
+from pydanube.cluster.assignment_reconciler import AssignmentReconciler
+from pydanube.cluster.attendance import AttendanceWatch
 from pydanube.cluster.host import TopicHost
 from pydanube.cluster.leadership import Leadership
 from pydanube.cluster.load_manager import LoadManager
 from pydanube.cluster.membership import Identity, Membership
 from pydanube.cluster.observed import ObservedStore
+from pydanube.cluster.operations import ClusterOperations, Rebalanced
 from pydanube.cluster.reports import Reports
-from pydanube.cluster.requests import Rebalanced, Requests
 from pydanube.cluster.returning import Returning
 from pydanube.cluster.upkeep import Upkeep
 from pydanube.cluster.view import RELIST_SECONDS, View
 from pydanube.config import LoadManagerConfig
-from pydanube.core.cluster.lifecycle import TTL_SECONDS, BrokerState, Entry, Mode, Registration
+from pydanube.core.cluster.lifecycle import TTL_SECONDS, BrokerRegistration, BrokerState, Mode, RegistrationDecision
 from pydanube.core.cluster.placement import THRESHOLDS, Marker, Rules
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import Unavailable
@@ -31,7 +31,7 @@ from pydanube.telemetry import ClusterMetrics
 log = logging.getLogger(__name__)
 
 
-class Cluster:
+class ClusterNode:
     """`requests` takes what operators want; the rest answers without waiting, from what is known here."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Cluster:
             healthy=healthy,
         )
         self.leadership = Leadership(store, clock, self.view, self.membership)
-        self.requests = Requests(
+        self.requests = ClusterOperations(
             store, clock, self.view, self.membership, strategy=strategy, rules=rules, metrics=metrics
         )
         self._load_manager = LoadManager(
@@ -83,7 +83,7 @@ class Cluster:
             ttl_seconds=ttl_seconds,
             metrics=metrics,
         )
-        self.attendance = AttendanceRoom(clock, self.view, self.leadership, ttl_seconds=ttl_seconds, tell=tell)
+        self.attendance = AttendanceWatch(clock, self.view, self.leadership, ttl_seconds=ttl_seconds, tell=tell)
         self._upkeep = Upkeep(store, clock, self.leadership, metrics, compacts=compacts)
         self._clock = clock
         self._metrics = metrics
@@ -97,7 +97,7 @@ class Cluster:
 
     # --- the course of things -----------------------------------------------------------------------
 
-    async def register(self, host: TopicHost) -> Entry:
+    async def register(self, host: TopicHost) -> RegistrationDecision:
         """Becomes a member; waits for the metadata store as long as it takes. Raises NodeIdInUse.
 
         `host` is told if the leader declares this broker dead.
@@ -116,7 +116,7 @@ class Cluster:
     def start(self, host: TopicHost) -> None:
         """Begins to lead, if it is elected, and to have `host` do what markers ask for."""
         store, clock, view, membership = self.store, self._clock, self.view, self.membership
-        duties = Duties(store, clock, view, membership, host)
+        duties = AssignmentReconciler(store, clock, view, membership, host)
         reports = Reports(clock, view, membership, host.load_report, self._report_seconds)
         self._spawn(self.leadership.run(), "leadership")
         self._spawn(self._load_manager.run(), "load manager")
@@ -187,7 +187,7 @@ class Cluster:
         return self.view.leader.value if self.view.leader else None
 
     @property
-    def peers(self) -> Mapping[BrokerId, Registration]:
+    def peers(self) -> Mapping[BrokerId, BrokerRegistration]:
         """All living brokers, this one among them."""
         return {broker: seen.value for broker, seen in self.view.registrations.items()}
 

@@ -11,7 +11,9 @@ from pydanube.core.names import TopicName
 
 
 class TopicHost(Protocol):
-    """Implemented by the broker's topic table; `Duties` and `Membership` call it, for one topic once at a time."""
+    """Implemented by the broker's topic table. `AssignmentReconciler` and `Membership` call it, for one topic once at a
+    time.
+    """
 
     async def take_over(
         self,

@@ -21,7 +21,7 @@ from pydanube.ports import Clock, LeaseId, MetadataStore
 log = logging.getLogger(__name__)
 
 
-class Lease:
+class BrokerLease:
     """`id` is 0 while there is none."""
 
     def __init__(

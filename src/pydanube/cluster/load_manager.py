@@ -25,7 +25,7 @@ from pydanube.core.cluster.leader import (
     Leading,
     NoBroker,
     Remove,
-    Start,
+    StartMove,
 )
 from pydanube.core.cluster.lifecycle import NO_ACTIVE_BROKER, Lost
 from pydanube.core.cluster.placement import BROKER_LOST, WAIT, Marker, Rules, old_entries
@@ -125,7 +125,7 @@ class LoadManager:
                     written &= await self._abandon(broker, topics)
                 case Direct():
                     directs.append(decision)
-                case Start():
+                case StartMove():
                     written &= await self._start(decision)
                 case Remove(topic):
                     written &= await self._remove(topic)
@@ -201,7 +201,7 @@ class LoadManager:
                     await self._direct([direct])
         return written
 
-    async def _start(self, start: Start) -> bool:
+    async def _start(self, start: StartMove) -> bool:
         marker = start.marker
         assert marker.from_broker is not None
         assigned = self._view.compare(keys.assignment(marker.from_broker, start.topic))

@@ -19,20 +19,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, NoReturn
 
-from pydanube.cluster.lease import Lease
+from pydanube.cluster.lease import BrokerLease
 from pydanube.core import keys
 from pydanube.core.cluster.lifecycle import (
     FULL_CLUSTER_RESTART,
     REGISTRATION_EXPIRED,
     STALE_RESTART,
     TTL_SECONDS,
+    BrokerRegistration,
     BrokerState,
-    Entry,
-    Found,
+    Known,
     Lost,
     Mode,
-    Registration,
-    Verdict,
+    RegistrationDecision,
+    RegistrationVerdict,
     enter_running,
     enter_starting,
     renewal_interval,
@@ -72,15 +72,15 @@ class _Read(NamedTuple):
     state: Item | None
     lost: Item | None
 
-    def found(self) -> Found:
+    def found(self) -> Known:
         state = BrokerState.from_bytes(self.state.value) if self.state else None
         lost = Lost.from_bytes(self.lost.value) if self.lost else None
         if self.registration is None:
-            return Found(state, lost)
-        registration = Registration.from_bytes(self.registration.value)
+            return Known(state, lost)
+        registration = BrokerRegistration.from_bytes(self.registration.value)
         if registration is None:  # somebody is there, but nobody of ours
-            return Found(state, lost, registered=0)
-        return Found(state, lost, registration.session, registration.home)
+            return Known(state, lost, registered=0)
+        return Known(state, lost, registration.session, registration.home)
 
     def unchanged(self, broker: BrokerId) -> list[Compare]:
         return [
@@ -108,8 +108,8 @@ class Membership:
         self.identity = identity
         self._on_return = on_return
         self.session = work.random_u64()
-        self.lease = Lease(identity.broker, store, clock, ttl_seconds, healthy)
-        self.entry: Entry | None = None  # how it registered last
+        self.lease = BrokerLease(identity.broker, store, clock, ttl_seconds, healthy)
+        self.entry: RegistrationDecision | None = None  # how it registered last
         self.is_retired = False  # it is about to leave
         self._store = store
         self._clock = clock
@@ -134,7 +134,7 @@ class Membership:
         """Self-fencing: False a quarter of the TTL before others may take this broker's topics."""
         return self._revision != 0 and self.lease.may_serve()
 
-    async def register(self) -> Entry:
+    async def register(self) -> RegistrationDecision:
         """At the start. Waits for the store as long as it takes. Raises NodeIdInUse in a copy of a living broker."""
         other: tuple[int | None, float] | None = None  # a session that is not ours, and since when we see it
         failures = 0
@@ -142,7 +142,7 @@ class Membership:
             try:
                 read = await self._read()
                 entry = enter_starting(read.found(), home=self.identity.home, join=self._join)
-                if entry.verdict is Verdict.WAIT:
+                if entry.verdict is RegistrationVerdict.WAIT:
                     now, session = self._clock.elapsed(), read.found().registered
                     if other is None or other[0] != session:
                         other = (session, now)
@@ -225,7 +225,7 @@ class Membership:
                 if found.registered == fresh:  # we were here: the store did what it seemed not to answer
                     found = found._replace(registered=None)
                 entry = enter_running(found, session=self.session)
-                if entry.verdict is Verdict.REPLACED:
+                if entry.verdict is RegistrationVerdict.REPLACED:
                     await self._lose(on_lost, "replaced")
                     raise NodeIdInUse(str(self.broker), _where(read.registration))
                 if entry.declared_dead and not closed:
@@ -246,12 +246,12 @@ class Membership:
                 )
                 await self._clock.sleep(retry_delay(failures, self.lease.ttl_seconds))
 
-    async def _enter(self, read: _Read, entry: Entry, session: int) -> bool:
+    async def _enter(self, read: _Read, entry: RegistrationDecision, session: int) -> bool:
         """Registers if the store still holds what was read."""
         identity, before = self.identity, read.found()
         self._on_return()
         lease = await self.lease.grant()
-        registration = Registration(
+        registration = BrokerRegistration(
             broker_url=identity.broker_url,
             connect_url=identity.connect_url,
             admin_addr=identity.admin_addr,
@@ -279,7 +279,7 @@ class Membership:
             return False
         self.session, self.entry = session, entry
         self._revision, self._lost_revision = revision, _revision(read.lost)
-        if read.registration is not None and (old := Registration.from_bytes(read.registration.value)):
+        if read.registration is not None and (old := BrokerRegistration.from_bytes(read.registration.value)):
             await self._end(old.lease)
         return True
 
@@ -315,7 +315,7 @@ class Membership:
         except DanubeError as error:
             log.error("closing lost topics failed", extra={"broker_id": self.broker, "error": str(error)})
 
-    def _tell(self, entry: Entry) -> None:
+    def _tell(self, entry: RegistrationDecision) -> None:
         extra = {"broker_id": self.broker, "mode": entry.mode.value, "reason": entry.reason, "session": self.session}
         if entry.declared_dead and entry.reason == REGISTRATION_EXPIRED:
             sentence = (
@@ -339,5 +339,5 @@ def _revision(item: Item | None) -> Revision:
 
 
 def _where(item: Item | None) -> str:
-    registration = Registration.from_bytes(item.value) if item else None
+    registration = BrokerRegistration.from_bytes(item.value) if item else None
     return f"{registration.broker_url} ({registration.home})" if registration else "an unknown place"

@@ -19,8 +19,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from pydanube.core import keys
 from pydanube.core.cluster.leader import World
-from pydanube.core.cluster.lifecycle import BrokerState, Lost, Registration, silent_before_end
-from pydanube.core.cluster.load import LoadReport, Tally
+from pydanube.core.cluster.lifecycle import BrokerRegistration, BrokerState, Lost, silent_before_end
+from pydanube.core.cluster.load import LoadReport, LoadTally
 from pydanube.core.cluster.placement import Marker, Move
 from pydanube.core.cluster.presence import Presence
 from pydanube.core.names import BrokerId, TopicName
@@ -64,7 +64,7 @@ class View:
         self._ttl_seconds = ttl_seconds
         self._relist_seconds = relist_seconds
         self.version = 0
-        self.registrations: dict[BrokerId, Seen[Registration]] = {}
+        self.registrations: dict[BrokerId, Seen[BrokerRegistration]] = {}
         self.states: dict[BrokerId, Seen[BrokerState]] = {}
         self.lost: dict[BrokerId, Seen[Lost]] = {}
         self.seen: dict[BrokerId, Seen[Presence]] = {}  # who was there in the last day
@@ -76,7 +76,7 @@ class View:
         self.leader: Seen[BrokerId] | None = None
         self._spoken: dict[BrokerId, LoadReport] = {}  # as it was written, without topics that are as they were
         self._quiet: dict[BrokerId, LoadReport] = {}
-        self._tally = Tally()
+        self._tally = LoadTally()
         self._revisions: dict[str, Revision] = {}
         self._gone: dict[str, Revision] = {}  # what this process has deleted, until the watch tells of it
         self._lives: dict[BrokerId, _Life] = {}
@@ -264,7 +264,7 @@ class View:
         elif (topic := keys.topic_of_unassigned(key)) is not None:
             _put(self.markers, topic, self._read(event, Marker.from_bytes(value) if value else None))
         elif (broker := keys.broker_of_registration(key)) is not None:
-            _put(self.registrations, broker, self._read(event, Registration.from_bytes(value) if value else None))
+            _put(self.registrations, broker, self._read(event, BrokerRegistration.from_bytes(value) if value else None))
             self._track(broker)
         elif (broker := keys.broker_of_state(key)) is not None:
             _put(self.states, broker, self._read(event, BrokerState.from_bytes(value) if value else None))

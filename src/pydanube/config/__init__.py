@@ -22,7 +22,7 @@ from pydanube.config.flags import Flags as Flags
 from pydanube.config.stream import StreamConfig, StreamLimits
 from pydanube.core.cluster.lifecycle import TTL_SECONDS
 from pydanube.core.commit.sessions import IDLE_HOURS_DEFAULT, SESSIONS_DEFAULT
-from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_DEFAULT
+from pydanube.core.dispatch.consumer_window import UNACKED_MAX_DEFAULT
 from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import NamespaceName

@@ -26,8 +26,8 @@ from pydanube.telemetry.counts import (
     ClusterNow,
     Count,
     DispatchNow,
+    GaugeValue,
     Histogram,
-    Level,
     MoveMetrics,
     PressureNow,
     RpcMetrics,
@@ -40,8 +40,8 @@ from pydanube.telemetry.scrape import (
     BrokerNow,
     CloudNow,
     DiskSpace,
+    MetricsSnapshot,
     MovesNow,
-    Snapshot,
     SubscriptionNow,
     TopicNow,
     WalNow,
@@ -54,13 +54,13 @@ __all__ = [
     "Count",
     "DiskSpace",
     "DispatchNow",
+    "GaugeValue",
     "Histogram",
     "JsonLines",
-    "Level",
+    "MetricsSnapshot",
     "MoveMetrics",
     "PressureNow",
     "RpcMetrics",
-    "Snapshot",
     "Sources",
     "SubscriptionMetrics",
     "Telemetry",
@@ -164,17 +164,17 @@ class Telemetry:
         self._subscriptions.pop((topic, subscription), None)
         self._standings.pop((topic, subscription), None)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> MetricsSnapshot:
         """A copy that nobody changes. To be taken on the event loop."""
         steps = self.snapshot_in_steps()
         while True:
             try:
                 next(steps)
             except StopIteration as done:
-                snapshot: Snapshot = done.value
+                snapshot: MetricsSnapshot = done.value
                 return snapshot
 
-    def snapshot_in_steps(self) -> Generator[None, None, Snapshot]:
+    def snapshot_in_steps(self) -> Generator[None, None, MetricsSnapshot]:
         """The same, in steps of about a millisecond, for a loop that has other things to do."""
         subscriptions = []
         for number, (key, metrics) in enumerate(list(self._subscriptions.items())):
@@ -186,7 +186,7 @@ class Telemetry:
             topics.append(TopicNow.of(name, counted, self._producers.get(name)))
             if number % STEP == STEP - 1:
                 yield
-        return Snapshot(
+        return MetricsSnapshot(
             topics=topics,
             subscriptions=subscriptions,
             rpcs=[(*key, metrics.ok.value, metrics.errors.value) for key, metrics in self._rpcs.items()],

@@ -28,7 +28,7 @@ class Count:
         self.value += amount
 
 
-class Level:
+class GaugeValue:
     """Goes up and down."""
 
     __slots__ = ("value",)
@@ -82,8 +82,8 @@ class TopicMetrics:
     messages_in: Count = field(default_factory=Count)
     bytes_in: Count = field(default_factory=Count)  # payloads; of a native batch all its columns
     sizes: Histogram = field(default_factory=lambda: Histogram(SIZE_BOUNDS_BYTES))  # of single messages, in bytes
-    orphan_ranges: Level = field(default_factory=Level)  # offsets that only a lost broker's disk has
-    orphan_messages: Level = field(default_factory=Level)  # at most so many are in them
+    orphan_ranges: GaugeValue = field(default_factory=GaugeValue)  # offsets that only a lost broker's disk has
+    orphan_messages: GaugeValue = field(default_factory=GaugeValue)  # at most so many are in them
     send_latency: Histogram = field(default_factory=Histogram)  # from the request to the answer
     send_errors: Counter[str] = field(default_factory=Counter)  # by status code
 
@@ -99,7 +99,7 @@ class SubscriptionMetrics:
     redeliveries: Count = field(default_factory=Count)
     dropped: Count = field(default_factory=Count)  # non-reliable: the consumer's queue was full
     skipped: Count = field(default_factory=Count)  # removed by retention before they were acknowledged
-    consumers: Level = field(default_factory=Level)  # non-reliable; of a reliable one its standing says it
+    consumers: GaugeValue = field(default_factory=GaugeValue)  # non-reliable; of a reliable one its standing says it
     exhausted: Counter[str] = field(default_factory=Counter)  # failed too often, by poison policy
     dead_lettered: Count = field(default_factory=Count)  # copied to the dead-letter topic
     lag_seconds: float | None = None  # age of the oldest message not acknowledged, as of the last look; None: not known

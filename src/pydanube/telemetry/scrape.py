@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, repeat
 from operator import attrgetter
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import Metric
@@ -31,6 +30,15 @@ from pydanube.telemetry.counts import (
     SubscriptionMetrics,
     TopicMetrics,
     WalMetrics,
+)
+from pydanube.telemetry.families import (
+    Family,
+    Series,
+    by_word,
+    counter_family,
+    family_of,
+    gauge_family,
+    histogram_family,
 )
 
 # Attribute, metric without `_total`, help.
@@ -80,93 +88,10 @@ DRAINED_FOR: Final = (
 )
 RETURNS: Final = ("rejoined", "no_active_broker")
 DEAD_LETTER: Final = "DeadLetter"
-PIECE: Final = 100  # histograms
 
-Labels: TypeAlias = tuple[str, ...]
-Rows: TypeAlias = Sequence[tuple[Labels, float]]
-Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 _counts_of: Final = attrgetter(*(f"{name}.value" for name, *_ in COUNTS))
 _cloud_counts_of: Final = attrgetter(*(f"{name}.value" for name, *_ in CLOUD_COUNTS))
-
-
-class Series:
-    """Label names, and the values of each series. Families of the same things share one."""
-
-    __slots__ = ("_printed", "_whose", "names", "values")
-
-    def __init__(self, names: Labels, values: Sequence[Labels]) -> None:
-        self.names = names
-        self.values = values
-        self._whose: Pairs | None = None
-        self._printed: list[str] = []
-
-    def printed(self, whose: Pairs) -> list[str]:
-        """The labels of each series as they stand in a line, with whose they are. Without any there are no braces."""
-        if self._whose != whose:
-            self._whose, self._printed = whose, self._print(whose)
-        return self._printed
-
-    def _print(self, whose: Pairs) -> list[str]:
-        own = ",".join([f'{name}="%s"' for name in self.names])
-        end = ",".join([f'{name}="{_escaped(value)}"' for name, value in whose])
-        if not own:
-            return [f"{{{end}}}" if end else ""] * len(self.values)
-        end = f",{end}}}" if end else "}"
-        everything = "".join(chain.from_iterable(self.values))
-        if _escaped(everything) == everything:  # as names nearly always are
-            return [f"{{{own % values}{end}" for values in self.values]
-        return [f"{{{own % tuple(map(_escaped, values))}{end}" for values in self.values]
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-class Family(NamedTuple):
-    """One metric: a number of each series, or in a histogram buckets."""
-
-    name: str
-    kind: str
-    text: str
-    series: Series
-    numbers: Sequence[float] = ()
-    buckets: Sequence[Buckets] = ()
-
-    @property
-    def full_name(self) -> str:
-        return f"{self.name}_total" if self.kind == "counter" else self.name
-
-    def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
-        """Name, labels and number of each line."""
-        labels = [dict(zip(self.series.names, values, strict=True)) for values in self.series.values]
-        if self.kind != "histogram":
-            for own, number in zip(labels, self.numbers, strict=True):
-                yield self.full_name, own, number
-            return
-        for own, buckets in zip(labels, self.buckets, strict=True):
-            for bound, count in buckets.cumulative():
-                yield f"{self.name}_bucket", {**own, "le": bound}, count
-            yield f"{self.name}_count", own, sum(buckets.counts)
-            yield f"{self.name}_sum", own, buckets.total
-
-    def lines(self, whose: Pairs) -> Iterator[str]:
-        """The same as text, with its head, in pieces of some hundred kilobytes."""
-        name, printed = self.full_name, self.series.printed(whose)
-        yield f"# HELP {name} {self.text}\n# TYPE {name} {self.kind}\n"
-        if self.kind != "histogram":
-            yield "".join([f"{name}{own} {number}\n" for own, number in zip(printed, self.numbers, strict=True)])
-            return
-        for first in range(0, len(printed), PIECE):
-            here = slice(first, first + PIECE)
-            yield "".join(map(_histogram_lines, repeat(name), printed[here], self.buckets[here]))
-
-
-def _histogram_lines(name: str, own: str, buckets: Buckets) -> str:
-    start = f"\n{name}_bucket{own[:-1]}," if own else f"\n{name}_bucket{{"
-    below = [f'le="{bound}"}} {count}' for bound, count in buckets.cumulative()]
-    lines = start.join(["", *below])[1:]
-    return f"{lines}\n{name}_count{own} {sum(buckets.counts)}\n{name}_sum{own} {buckets.total}\n"
 
 
 class TopicNow(NamedTuple):
@@ -317,7 +242,7 @@ class DiskSpace(NamedTuple):
     free_bytes: int  # for ordinary processes
 
 
-class Snapshot(NamedTuple):
+class MetricsSnapshot(NamedTuple):
     """Nobody changes it, so `collect` and `text` may run in any thread."""
 
     topics: list[TopicNow]
@@ -356,7 +281,7 @@ class Snapshot(NamedTuple):
         yield from self.families()
         for metric in self.process.collect():
             rows = [((), sample.value) for sample in metric.samples]
-            yield _family(metric.type, metric.name, metric.documentation, (), rows)
+            yield family_of(metric.type, metric.name, metric.documentation, (), rows)
 
     def families(self) -> Iterator[Family]:
         yield from self._of_subscriptions()
@@ -381,13 +306,13 @@ class Snapshot(NamedTuple):
         if len(lag) == len(every):
             yield gauge("danube_subscription_lag_messages", text, [number for _, number in lag])
         else:
-            yield _gauge("danube_subscription_lag_messages", text, labels, lag)
+            yield gauge_family("danube_subscription_lag_messages", text, labels, lag)
         text = "Age of the oldest message that was not acknowledged; no line: not known"
         late = [(each.labels, each.lag_seconds) for each in every if each.lag_seconds is not None]
-        yield _gauge("danube_subscription_lag_seconds", text, labels, late)
+        yield gauge_family("danube_subscription_lag_seconds", text, labels, late)
         text = "Until it has caught up, at the rate of the last minute: +Inf if never; no line: not known"
         hopes = [(each.labels, each.catch_up_seconds) for each in every if each.catch_up_seconds is not None]
-        yield _gauge("danube_subscription_catch_up_seconds", text, labels, hopes)
+        yield gauge_family("danube_subscription_catch_up_seconds", text, labels, hopes)
         consumers = [each.consumers for each in every]
         yield gauge("danube_subscription_active_consumers", "Connected consumers", consumers)
         waiting = [each.waiting for each in every]
@@ -396,9 +321,11 @@ class Snapshot(NamedTuple):
         yield gauge("danube_subscription_terminal_blocked", "1 while a poison message blocks it", blocked)
         exhausted = [((*each.labels, policy), n) for each in every for policy, n in each.exhausted.items()]
         by_policy = (*labels, "poison_policy")
-        yield _counter("danube_subscription_retry_exhausted", "Messages that failed too often", by_policy, exhausted)
+        yield counter_family(
+            "danube_subscription_retry_exhausted", "Messages that failed too often", by_policy, exhausted
+        )
         copied = [((*each.labels, DEAD_LETTER), each.dead_lettered) for each in every]
-        yield _counter("danube_subscription_dlq", "Messages copied to the dead-letter topic", by_policy, copied)
+        yield counter_family("danube_subscription_dlq", "Messages copied to the dead-letter topic", by_policy, copied)
         timed_out = [each.timed_out for each in every]
         text = "Messages taken back because no ack came in time"
         yield counter("danube_subscription_ack_timeout", text, timed_out)
@@ -426,52 +353,58 @@ class Snapshot(NamedTuple):
         answered = [((*each.topic, "ok", "OK"), sum(each.send_latency.counts)) for each in every]
         refused = [((*each.topic, "error", code), n) for each in every for code, n in each.send_errors.items()]
         sends = ("topic", "result", "error_code")
-        yield _counter("danube_producer_send", "Sends answered", sends, [*answered, *refused])
+        yield counter_family("danube_producer_send", "Sends answered", sends, [*answered, *refused])
         # A histogram has fifteen lines: an idle topic is spared them.
         latency = [(each.topic, each.send_latency) for each in every if any(each.send_latency.counts)]
         text = "Milliseconds from a send to its answer"
-        yield _histogram("danube_producer_send_latency_ms", text, labels, latency)
+        yield histogram_family("danube_producer_send_latency_ms", text, labels, latency)
         sizes = [(each.topic, each.sizes) for each in every if any(each.sizes.counts)]
         text = "Bytes of a message: its payload, or in a native batch the average of the batch, all columns counted"
-        yield _histogram("danube_topic_message_size_bytes", text, labels, sizes)
+        yield histogram_family("danube_topic_message_size_bytes", text, labels, sizes)
         orphaned = [each for each in every if each.orphans[0]]
         text = "Ranges of offsets that only the disk of a lost broker has; topics that have some"
-        yield _gauge("danube_topic_orphan_ranges", text, labels, [(each.topic, each.orphans[0]) for each in orphaned])
+        yield gauge_family(
+            "danube_topic_orphan_ranges", text, labels, [(each.topic, each.orphans[0]) for each in orphaned]
+        )
         text = "Offsets in those ranges: at most so many messages"
-        yield _gauge("danube_topic_orphan_messages", text, labels, [(each.topic, each.orphans[1]) for each in orphaned])
+        yield gauge_family(
+            "danube_topic_orphan_messages", text, labels, [(each.topic, each.orphans[1]) for each in orphaned]
+        )
 
     def _of_the_broker(self) -> Iterator[Family]:
         about = self.broker.about
         if about:
             text = "1; what this broker is"
-            yield _gauge("danube_broker_info", text, tuple(about), [(tuple(about.values()), 1)])
-        yield _gauge("danube_broker_topics_owned", "Topics served here", (), [((), len(self.topics))])
+            yield gauge_family("danube_broker_info", text, tuple(about), [(tuple(about.values()), 1)])
+        yield gauge_family("danube_broker_topics_owned", "Topics served here", (), [((), len(self.topics))])
         text = "Topics that are this broker's and could not be opened"
-        yield _gauge("danube_broker_topics_unopened", text, (), [((), self.broker.unopened)])
+        yield gauge_family("danube_broker_topics_unopened", text, (), [((), self.broker.unopened)])
         crashes = self.cluster.crashes if self.cluster is not None else self.broker.crashes
         if crashes is not None:
             text = "How often this broker began anew without an orderly stop before, in all its lives"
-            yield _gauge("danube_broker_unexpected_starts", text, (), [((), float(crashes))])
+            yield gauge_family("danube_broker_unexpected_starts", text, (), [((), float(crashes))])
         text = "Ranges of offsets of the topics here that only the disk of a lost broker has"
-        yield _gauge("danube_broker_orphan_ranges", text, (), [((), sum(each.orphans[0] for each in self.topics))])
+        yield gauge_family(
+            "danube_broker_orphan_ranges", text, (), [((), sum(each.orphans[0] for each in self.topics))]
+        )
         done = [((service, method, "ok"), ok) for service, method, ok, _ in self.rpcs]
         failed = [((service, method, "error"), errors) for service, method, _, errors in self.rpcs]
-        yield _counter("danube_broker_rpc", "Calls answered", ("service", "method", "result"), [*done, *failed])
+        yield counter_family("danube_broker_rpc", "Calls answered", ("service", "method", "result"), [*done, *failed])
         redirects = list(self.broker.redirects.items())
         text = "Clients that were told to go to another broker"
-        yield _counter("danube_client_redirects", text, ("reason", "topic_ns"), redirects)
+        yield counter_family("danube_client_redirects", text, ("reason", "topic_ns"), redirects)
         text = "Milliseconds by which the event loop was late, looked at ten times a second"
-        yield _histogram("danube_event_loop_lag_ms", text, (), [((), self.broker.loop_lag)])
+        yield histogram_family("danube_event_loop_lag_ms", text, (), [((), self.broker.loop_lag)])
         if self.broker.dispatch is not None:
             decoded, decoded_max, outboxes, outboxes_max = self.broker.dispatch
             text = "Bytes of messages kept decoded for whoever reads the same place next"
-            yield _gauge("danube_dispatch_decoded_bytes", text, (), [((), decoded)])
+            yield gauge_family("danube_dispatch_decoded_bytes", text, (), [((), decoded)])
             text = "How many they may be (dispatch.decoded_mb)"
-            yield _gauge("danube_dispatch_decoded_limit_bytes", text, (), [((), decoded_max)])
+            yield gauge_family("danube_dispatch_decoded_limit_bytes", text, (), [((), decoded_max)])
             text = "Bytes of messages that gRPC consumers, and those of non-reliable topics, have not been sent yet"
-            yield _gauge("danube_dispatch_outbox_bytes", text, (), [((), outboxes)])
+            yield gauge_family("danube_dispatch_outbox_bytes", text, (), [((), outboxes)])
             text = "How many they may be (dispatch.outbox_mb); each consumer may have one message beyond it"
-            yield _gauge("danube_dispatch_outbox_limit_bytes", text, (), [((), outboxes_max)])
+            yield gauge_family("danube_dispatch_outbox_limit_bytes", text, (), [((), outboxes_max)])
         yield from self._of_the_log()
         yield from self._of_the_cloud()
         yield from self._of_the_disk()
@@ -481,40 +414,44 @@ class Snapshot(NamedTuple):
     def _of_the_log(self) -> Iterator[Family]:
         wal = self.wal
         appends, append_bytes, groups = wal.counts
-        yield _counter("danube_wal_append", "Batches appended to the log", (), [((), appends)])
-        yield _counter("danube_wal_append_bytes", "Bytes appended to the log", (), [((), append_bytes)])
-        yield _counter("danube_wal_flush", "Commit groups: one sync for many batches", (), [((), groups)])
+        yield counter_family("danube_wal_append", "Batches appended to the log", (), [((), appends)])
+        yield counter_family("danube_wal_append_bytes", "Bytes appended to the log", (), [((), append_bytes)])
+        yield counter_family("danube_wal_flush", "Commit groups: one sync for many batches", (), [((), groups)])
         text = "Milliseconds that a commit took, from the forming of its group until it was on disk"
-        yield _histogram("danube_wal_flush_latency_ms", text, (), [((), wal.group_latency)])
-        rotated = _by_word(ROTATIONS, wal.rotations)
-        yield _counter("danube_wal_file_rotate", "Segments that were full or old, or had to go", ("reason",), rotated)
-        dropped = _by_word(DELETIONS, wal.deletions)
-        yield _counter("danube_wal_delete", "Segments dropped from the log", ("reason",), dropped)
-        read = _by_word(READS, wal.reads)
-        yield _counter("danube_wal_reader_create", "Pieces of topics read, by where they were", ("mode",), read)
+        yield histogram_family("danube_wal_flush_latency_ms", text, (), [((), wal.group_latency)])
+        rotated = by_word(ROTATIONS, wal.rotations)
+        yield counter_family(
+            "danube_wal_file_rotate", "Segments that were full or old, or had to go", ("reason",), rotated
+        )
+        dropped = by_word(DELETIONS, wal.deletions)
+        yield counter_family("danube_wal_delete", "Segments dropped from the log", ("reason",), dropped)
+        read = by_word(READS, wal.reads)
+        yield counter_family("danube_wal_reader_create", "Pieces of topics read, by where they were", ("mode",), read)
         text = "Readers that came from the cloud tier to the log"
-        yield _counter("danube_handoff_durable_history_to_hot", text, (), [((), wal.handoffs)])
+        yield counter_family("danube_handoff_durable_history_to_hot", text, (), [((), wal.handoffs)])
         if wal.pressure is not None:
             queued, partial, limit, held, refused = wal.pressure
             text = "Bytes that have come and are not on disk yet, wherever they wait"
-            yield _gauge("danube_wal_pending_bytes", text, (), [((), queued)])
+            yield gauge_family("danube_wal_pending_bytes", text, (), [((), queued)])
             text = "How many they may be (storage.wal.pending_mb): then producers are not read from, or refused"
-            yield _gauge("danube_wal_pending_limit_bytes", text, (), [((), limit)])
-            yield _gauge("danube_wal_partial_bytes", "Bytes of frames that have come in part", (), [((), partial)])
+            yield gauge_family("danube_wal_pending_limit_bytes", text, (), [((), limit)])
+            yield gauge_family(
+                "danube_wal_partial_bytes", "Bytes of frames that have come in part", (), [((), partial)]
+            )
             text = "Native connections that are not read from because too much waits for the disk"
-            yield _gauge("danube_wal_held_connections", text, (), [((), held)])
+            yield gauge_family("danube_wal_held_connections", text, (), [((), held)])
             text = "Sends refused because too much waits for the disk"
-            yield _counter("danube_wal_busy", text, (), [((), refused)])
+            yield counter_family("danube_wal_busy", text, (), [((), refused)])
         text = "Sessions of idempotent producers that are remembered, in all topics"
-        yield _gauge("danube_producer_sessions", text, (), [((), wal.sessions)])
+        yield gauge_family("danube_producer_sessions", text, (), [((), wal.sessions)])
         text = "Sessions that ended because nobody used them for storage.wal.session_hours"
-        yield _counter("danube_producer_sessions_ended", text, (), [((), wal.sessions_ended)])
+        yield counter_family("danube_producer_sessions_ended", text, (), [((), wal.sessions_ended)])
         text = "Sessions that did not fit where the next owner looks: it does not know them"
-        yield _counter("danube_producer_sessions_cut", text, ("place",), _by_word(CUTS, wal.sessions_cut))
+        yield counter_family("danube_producer_sessions_cut", text, ("place",), by_word(CUTS, wal.sessions_cut))
         if wal.size_bytes is not None:
-            yield _gauge("danube_wal_size_bytes", "Bytes of the log's segments", (), [((), wal.size_bytes)])
+            yield gauge_family("danube_wal_size_bytes", "Bytes of the log's segments", (), [((), wal.size_bytes)])
             text = "How many they may be before publishes are refused (storage.wal.max_mb); 0: the disk is the bound"
-            yield _gauge("danube_wal_limit_bytes", text, (), [((), wal.bytes_max)])
+            yield gauge_family("danube_wal_limit_bytes", text, (), [((), wal.bytes_max)])
 
     def _of_the_disk(self) -> Iterator[Family]:
         if self.room is None:
@@ -524,99 +461,83 @@ class Snapshot(NamedTuple):
         except OSError:
             return  # no number is better than a wrong one, and an alert notices that it is absent
         text = "Room left on the disk of the data directory, for ordinary processes"
-        yield _gauge("danube_disk_free_bytes", text, (), [((), free)])
-        yield _gauge("danube_disk_used_bytes", "What is used of that disk, by whomever", (), [((), used)])
+        yield gauge_family("danube_disk_free_bytes", text, (), [((), free)])
+        yield gauge_family("danube_disk_used_bytes", "What is used of that disk, by whomever", (), [((), used)])
 
     def _of_moves(self) -> Iterator[Family]:
         moves = self.moves
-        moved = _by_word(("ok", "error"), moves.results)
-        yield _counter("danube_topic_unload", "Topics that were to be moved away from here", ("result",), moved)
-        yield _counter("danube_broker_fenced", "Times this broker was declared lost", (), [((), moves.fenced)])
+        moved = by_word(("ok", "error"), moves.results)
+        yield counter_family("danube_topic_unload", "Topics that were to be moved away from here", ("result",), moved)
+        yield counter_family("danube_broker_fenced", "Times this broker was declared lost", (), [((), moves.fenced)])
         text = "Acknowledged messages that did not fit beside a cursor when its topic left or closed: delivered again"
-        yield _counter("danube_cursor_acks_cut", text, (), [((), moves.acks_cut)])
+        yield counter_family("danube_cursor_acks_cut", text, (), [((), moves.acks_cut)])
         text = "Milliseconds from the first refused publish of a move to the release of the topic"
-        yield _histogram("danube_topic_unload_pause_ms", text, (), [((), moves.pause)])
+        yield histogram_family("danube_topic_unload_pause_ms", text, (), [((), moves.pause)])
         names = (*PHASES, *(name for name in moves.phases if name not in PHASES))
         phases = [((name,), moves.phases[name]) for name in names]
         text = "Milliseconds that each phase of a move took"
-        yield _histogram("danube_topic_unload_phase_ms", text, ("phase",), phases)
+        yield histogram_family("danube_topic_unload_phase_ms", text, ("phase",), phases)
 
     def _of_the_cluster(self) -> Iterator[Family]:
         now, moves = self.cluster, self.moves
         if now is None:
             return
         states = [((each,), float(each == now.state)) for each in BROKER_STATES]
-        yield _gauge("danube_broker_state", "1 for the state that this broker is in", ("state",), states)
+        yield gauge_family("danube_broker_state", "1 for the state that this broker is in", ("state",), states)
         drained = {now.drained_for: 1} if now.drained_for else {}
         text = "1 for the reason why this broker is drained"
-        yield _gauge("danube_broker_drained", text, ("reason",), _by_word(DRAINED_FOR, drained))
+        yield gauge_family("danube_broker_drained", text, ("reason",), by_word(DRAINED_FOR, drained))
         text = "1 if this broker leads the cluster"
-        yield _gauge("danube_leader_election_state", text, (), [((), float(now.is_leader))])
-        yield _gauge("danube_cluster_brokers", "Living brokers, as this one sees them", (), [((), float(now.brokers))])
+        yield gauge_family("danube_leader_election_state", text, (), [((), float(now.is_leader))])
+        yield gauge_family(
+            "danube_cluster_brokers", "Living brokers, as this one sees them", (), [((), float(now.brokers))]
+        )
         text = "Seconds since the last renewal of this broker's lease that was answered"
-        yield _gauge("danube_broker_lease_age_seconds", text, (), [((), now.lease_age_seconds)])
+        yield gauge_family("danube_broker_lease_age_seconds", text, (), [((), now.lease_age_seconds)])
         text = "Seconds after which a lease that is not renewed has run out"
-        yield _gauge("danube_broker_lease_ttl_seconds", text, (), [((), now.lease_ttl_seconds)])
+        yield gauge_family("danube_broker_lease_ttl_seconds", text, (), [((), now.lease_ttl_seconds)])
         text = "0 while this broker is fenced: its lease was not renewed in time, and it serves nothing"
-        yield _gauge("danube_broker_may_serve", text, (), [((), float(now.may_serve))])
+        yield gauge_family("danube_broker_may_serve", text, (), [((), float(now.may_serve))])
         size_bytes, quota_bytes = moves.metadata
         text = "Size of the metadata store's database, of the member that this broker asks; 0: not known"
-        yield _gauge("danube_metadata_size_bytes", text, (), [((), float(size_bytes))])
+        yield gauge_family("danube_metadata_size_bytes", text, (), [((), float(size_bytes))])
         text = "Size at which the metadata store takes no change any more; 0: not known, or none"
-        yield _gauge("danube_metadata_quota_bytes", text, (), [((), float(quota_bytes))])
+        yield gauge_family("danube_metadata_quota_bytes", text, (), [((), float(quota_bytes))])
         text = "Topics that no broker has, as this one sees it"
-        yield _gauge("danube_cluster_topics_unassigned", text, (), [((), now.unassigned)])
-        yield _gauge("danube_topic_moves_in_progress", "Topics that are leaving this broker", (), [((), now.moving)])
+        yield gauge_family("danube_cluster_topics_unassigned", text, (), [((), now.unassigned)])
+        yield gauge_family(
+            "danube_topic_moves_in_progress", "Topics that are leaving this broker", (), [((), now.moving)]
+        )
         actions = [
             ((self.broker.broker, action), n) for action, n in zip(("assign", "unassign"), moves.taken, strict=True)
         ]
         text = "Topics that this broker took, and let go or lost"
-        yield _counter("danube_broker_assignments", text, ("broker_id", "action"), actions)
-        begun = _by_word(REBALANCES, moves.rebalances)
+        yield counter_family("danube_broker_assignments", text, ("broker_id", "action"), actions)
+        begun = by_word(REBALANCES, moves.rebalances)
         text = "Moves that this broker began in order to even the cluster out"
-        yield _counter("danube_rebalancing_moves", text, ("reason",), begun)
-        back = _by_word(RETURNS, moves.returns)
+        yield counter_family("danube_rebalancing_moves", text, ("reason",), begun)
+        back = by_word(RETURNS, moves.returns)
         text = "Brokers that had been away and that this one activated: itself, or as the leader when nobody was active"
-        yield _counter("danube_broker_returns", text, ("reason",), back)
+        yield counter_family("danube_broker_returns", text, ("reason",), back)
         text = "Such moves of topics of this broker that failed"
-        yield _counter("danube_rebalancing_failures", text, (), [((), moves.rebalance_failures)])
+        yield counter_family("danube_rebalancing_failures", text, (), [((), moves.rebalance_failures)])
         text = "Seconds that a round of the leader took: a look at the cluster, and writing what it decided"
-        yield _histogram("danube_rebalancing_cycle_duration_seconds", text, (), [((), moves.cycle)])
+        yield histogram_family("danube_rebalancing_cycle_duration_seconds", text, (), [((), moves.cycle)])
         if now.imbalance is not None:
             text = "How unevenly the load lies: standard deviation over mean. Only the leader says it"
-            yield _gauge("danube_cluster_imbalance_cv", text, (), [((), now.imbalance)])
+            yield gauge_family("danube_cluster_imbalance_cv", text, (), [((), now.imbalance)])
 
     def _of_the_cloud(self) -> Iterator[Family]:
         if self.cloud.waiting is None:
             return
         for (_, metric, text), number in zip(CLOUD_COUNTS, self.cloud.counts, strict=True):
-            yield _counter(metric, text, (), [((), number)])
+            yield counter_family(metric, text, (), [((), number)])
         topics, offsets, seconds = self.cloud.waiting
-        yield _gauge("danube_cloud_upload_topics_waiting", "Topics with messages not uploaded yet", (), [((), topics)])
-        yield _gauge("danube_cloud_upload_lag_messages", "Messages not uploaded yet", (), [((), offsets)])
+        yield gauge_family(
+            "danube_cloud_upload_topics_waiting", "Topics with messages not uploaded yet", (), [((), topics)]
+        )
+        yield gauge_family("danube_cloud_upload_lag_messages", "Messages not uploaded yet", (), [((), offsets)])
         text = "Seconds since the oldest topic that waits began to wait for its upload"
-        yield _gauge("danube_cloud_upload_lag_seconds", text, (), [((), seconds)])
+        yield gauge_family("danube_cloud_upload_lag_seconds", text, (), [((), seconds)])
         text = "Milliseconds that an upload took, until it had its descriptor"
-        yield _histogram("danube_cloud_upload_latency_ms", text, (), [((), self.cloud.upload_latency)])
-
-
-def _counter(name: str, text: str, labels: Labels, rows: Rows) -> Family:
-    return _family("counter", name, text, labels, rows)
-
-
-def _gauge(name: str, text: str, labels: Labels, rows: Rows) -> Family:
-    return _family("gauge", name, text, labels, rows)
-
-
-def _family(kind: str, name: str, text: str, labels: Labels, rows: Rows) -> Family:
-    return Family(name, kind, text, Series(labels, [values for values, _ in rows]), [number for _, number in rows])
-
-
-def _histogram(name: str, text: str, labels: Labels, buckets: Sequence[tuple[Labels, Buckets]]) -> Family:
-    series = Series(labels, [values for values, _ in buckets])
-    return Family(name, "histogram", text, series, (), [each for _, each in buckets])
-
-
-def _by_word(words: Sequence[str], counts: dict[str, int]) -> Rows:
-    """Every word that there is, at 0 if it never happened."""
-    return [((word,), counts.get(word, 0)) for word in words]
+        yield histogram_family("danube_cloud_upload_latency_ms", text, (), [((), self.cloud.upload_latency)])

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pydanube.api.server import Doors
+from pydanube.api.server import BrokerServers
 from pydanube.broker.service import Broker
 from pydanube.client.thread import LoopThread
 from pydanube.config import BrokerConfig, Config, StorageConfig
@@ -55,7 +55,7 @@ class TestBroker:
         self._stream = stream or StreamConfig()
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._broker: Broker | None = None
-        self._doors: Doors | None = None
+        self._doors: BrokerServers | None = None
         self._thread: LoopThread | None = None
 
     async def start(self) -> Self:
@@ -73,7 +73,7 @@ class TestBroker:
                 self.data_dir = Path(self._directory.name)
             self._broker = await Broker.start(replace(config, data_dir=self.data_dir))
         try:
-            self._doors = await Doors.open(self._broker)
+            self._doors = await BrokerServers.open(self._broker)
         except BaseException:
             await self._broker.stop()
             raise

@@ -1,7 +1,7 @@
 """The network between real clients and the native servers of real brokers: bytes on a virtual loop, from a seed.
 
     wires = Wires(Random(7), WireFaults(drop=0.02, cut=0.3, delay_max_seconds=0.2))
-    server = StreamDoor(broker)                                       # in the broker's process, and:
+    server = NativeServer(broker)                                       # in the broker's process, and:
     server.start()
     wires.listen("broker", 6651, server.accept)
     client = Client("danube://broker:6651", connector=wires.connector())

@@ -9,7 +9,8 @@ from pydanube.admin import values
 from pydanube.admin.gateway import KnownBroker
 from pydanube.admin.samples import Samples
 from pydanube.admin.series import Thing
-from pydanube.core.cluster.conditions import Life, Severity
+from pydanube.core.cluster.cluster_conditions import Life
+from pydanube.core.cluster.conditions import Severity
 from pydanube.web import formats
 from pydanube.web.views import Chip, broker_chip
 

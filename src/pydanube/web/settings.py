@@ -15,8 +15,14 @@ from starlette.responses import Response
 from pydanube.admin import calls, values
 from pydanube.admin.values import BACKOFF, POISON
 from pydanube.core.cluster.conditions import count as counted
-from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_ALLOWED
-from pydanube.core.dispatch.delivery import DELAY_MAX_MS, REDELIVERY_COUNT_MAX, Backoff, FailurePolicy, Poison
+from pydanube.core.dispatch.consumer_window import UNACKED_MAX_ALLOWED
+from pydanube.core.dispatch.delivery import (
+    DELAY_MAX_MS,
+    REDELIVERY_COUNT_MAX,
+    BackoffStrategy,
+    FailurePolicy,
+    PoisonPolicy,
+)
 from pydanube.core.dispatch.lag import OBSERVE, OFF, PROFILES
 from pydanube.core.names import NamespaceName, TopicName
 from pydanube.core.policies import TopicPolicy
@@ -30,11 +36,11 @@ BACKOFF_WORDS: Final = {number: word for word, number in BACKOFF.items()}
 POISON_WORDS: Final = {number: word.replace("_", " ") for word, number in POISON.items()}
 HEARTBEATS: Final = (*PROFILES, OFF, OBSERVE)
 DEFAULTS: Final = FailurePolicy()
-_BACKOFF_OF: Final = {Backoff.FIXED: BACKOFF["fixed"], Backoff.EXPONENTIAL: BACKOFF["exponential"]}
+_BACKOFF_OF: Final = {BackoffStrategy.FIXED: BACKOFF["fixed"], BackoffStrategy.EXPONENTIAL: BACKOFF["exponential"]}
 _POISON_OF: Final = {
-    Poison.DEAD_LETTER: POISON["dead_letter"],
-    Poison.BLOCK: POISON["block"],
-    Poison.DROP: POISON["drop"],
+    PoisonPolicy.DEAD_LETTER: POISON["dead_letter"],
+    PoisonPolicy.BLOCK: POISON["block"],
+    PoisonPolicy.DROP: POISON["drop"],
 }
 
 

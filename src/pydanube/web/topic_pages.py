@@ -17,7 +17,7 @@ from pydanube.admin.samples import sum_of
 from pydanube.admin.series import Thing
 from pydanube.admin.values import BACKOFF, POISON
 from pydanube.client.grpc.connection import BrokerRefused
-from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_DEFAULT
+from pydanube.core.dispatch.consumer_window import UNACKED_MAX_DEFAULT
 from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.web import formats, views

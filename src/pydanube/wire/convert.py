@@ -15,7 +15,7 @@ import enum
 from collections.abc import Mapping
 from typing import Final, TypeVar
 
-from pydanube.core.dispatch.delivery import Backoff, FailurePolicy, Poison
+from pydanube.core.dispatch.delivery import BackoffStrategy, FailurePolicy, PoisonPolicy
 from pydanube.core.dispatch.lag import Heartbeat, LagInfo, Standing, explain
 from pydanube.errors import ConfigError, InvalidBatch
 from pydanube.formats.envelope import Envelope
@@ -88,13 +88,13 @@ def unsigned_32(number: int) -> int:
 # --- failure policies -------------------------------------------------------------------------------
 
 _BACKOFF: Final = {
-    admin_pb.Fixed: Backoff.FIXED,
-    admin_pb.Exponential: Backoff.EXPONENTIAL,
+    admin_pb.Fixed: BackoffStrategy.FIXED,
+    admin_pb.Exponential: BackoffStrategy.EXPONENTIAL,
 }
 _POISON: Final = {
-    admin_pb.DeadLetter: Poison.DEAD_LETTER,
-    admin_pb.Block: Poison.BLOCK,
-    admin_pb.Drop: Poison.DROP,
+    admin_pb.DeadLetter: PoisonPolicy.DEAD_LETTER,
+    admin_pb.Block: PoisonPolicy.BLOCK,
+    admin_pb.Drop: PoisonPolicy.DROP,
 }
 
 

@@ -77,7 +77,7 @@ class Side(Enum):
     SERVER = "server"
 
 
-class State(Enum):
+class SessionState(Enum):
     GREETING = "greeting"
     OPEN = "open"
     LEAVING = "leaving"  # the peer said goodbye; requests are still answered
@@ -85,8 +85,8 @@ class State(Enum):
 
 
 # A look at an Enum's member costs as much as a call: these are on the way of every frame.
-_GREETING: Final = State.GREETING
-_LEAVING: Final = State.LEAVING
+_GREETING: Final = SessionState.GREETING
+_LEAVING: Final = SessionState.LEAVING
 
 
 class How(Enum):
@@ -97,7 +97,7 @@ class How(Enum):
     DROPPED = "dropped"  # abort
 
 
-class End(NamedTuple):
+class SessionEnd(NamedTuple):
     how: How
     error: BaseException  # a DanubeError on the client's side
 
@@ -131,8 +131,8 @@ class Session(Generic[W]):
         """
         self.side = side
         self._is_client = side is Side.CLIENT
-        self.state = State.GREETING
-        self.end: End | None = None
+        self.state = SessionState.GREETING
+        self.end: SessionEnd | None = None
         self.client = ""  # the client's name for itself, known to a server that was greeted
         self.frame_size_max = frames.FRAME_SIZE_LIMIT  # of what may be sent to the peer
         self._greeting = greeting
@@ -176,7 +176,9 @@ class Session(Generic[W]):
                 self._frames.extend(found)
                 self._frame_since = now
             if begins and self.state is _GREETING and self._is_client:
-                self._check_for_strangers(data)
+                advice = strangers.advice(bytes(data))  # what answers a greeting may be no broker's native port
+                if advice is not None:
+                    self.drop(ConfigError("url", self._peer, advice))
         return self.events()
 
     def events(self) -> Iterator[Event[W]]:
@@ -308,8 +310,8 @@ class Session(Generic[W]):
             self.close(Unreachable(self._peer, why))
 
     def _close(self, how: How, error: BaseException) -> None:
-        self.state = State.CLOSED
-        self.end = End(how, error)
+        self.state = SessionState.CLOSED
+        self.end = SessionEnd(how, error)
         self._frames.clear()
 
     # --- time ---------------------------------------------------------------------------------------
@@ -321,15 +323,25 @@ class Session(Generic[W]):
         return min((time for time, _ in self._deadlines()), default=None)
 
     def tick(self, now: float) -> None:
-        """Ends a session whose peer broke a limit of time. A client pings a broker that is quiet."""
-        if self._is_client:
-            if self.end is None and self._check_at is not None and now >= self._check_at:
-                self._keep_alive(now)
-            return
-        for time, why in self._deadlines():
-            if now >= time:
+        """Ends a session whose peer broke a limit of time. A client pings a broker that is quiet, to notice one that is
+        silent, and to be heard itself.
+        """
+        if not self._is_client:
+            why = next((why for time, why in self._deadlines() if now >= time), None)
+            if why is not None:
                 self.drop(Unreachable(self._peer, why))
-                return
+            return
+        if self.end is not None or self._check_at is None or now < self._check_at:
+            return
+        period = self._keepalive_seconds / 3
+        if self._pinged_at is not None and now - self._pinged_at > self._keepalive_seconds:
+            self.drop(Unreachable(self._peer, f"silent for {now - self._heard_at:.0f} s"))
+            return
+        quiet_at = min(self._said_at, self._heard_at)
+        if self._pinged_at is None and now - quiet_at > self._keepalive_seconds - 1.5 * period:
+            self._pinged_at = now
+            self.send(pb.Command(request_id=PING_ID, ping=pb.Ping()))
+        self._check_at = now + period
 
     def pause_reading(self) -> None:
         """The caller stops reading: the peer cannot be blamed for what is not heard of it."""
@@ -363,18 +375,6 @@ class Session(Generic[W]):
             found.append((self._heard_at + 2 * limits.keepalive_seconds, "it was silent for too long"))
         return found
 
-    def _keep_alive(self, now: float) -> None:
-        """Notices a broker that is silent, and keeps it from thinking so of this client."""
-        period = self._keepalive_seconds / 3
-        if self._pinged_at is not None and now - self._pinged_at > self._keepalive_seconds:
-            self.drop(Unreachable(self._peer, f"silent for {now - self._heard_at:.0f} s"))
-            return
-        quiet_at = min(self._said_at, self._heard_at)
-        if self._pinged_at is None and now - quiet_at > self._keepalive_seconds - 1.5 * period:
-            self._pinged_at = now
-            self.send(pb.Command(request_id=PING_ID, ping=pb.Ping()))
-        self._check_at = now + period
-
     # --- the server's side --------------------------------------------------------------------------
 
     def _decide_as_server(self, frame: frames.Frame) -> frames.Frame | None:
@@ -394,7 +394,7 @@ class Session(Generic[W]):
             self.send(pb.Command(request_id=request_id, pong=pb.Pong()))
             return None
         elif kind == "goodbye":
-            self.state = State.LEAVING
+            self.state = SessionState.LEAVING
             return None
         elif kind == "pong":
             return None
@@ -415,16 +415,10 @@ class Session(Generic[W]):
         welcome.frame_size_max = self._decoder.frame_size_max = self._limits.frame_bytes
         welcome.in_flight_max = frames.IN_FLIGHT_MAX
         welcome.keepalive_seconds = self._limits.keepalive_seconds
-        self.state, self._is_greeted = State.OPEN, True
+        self.state, self._is_greeted = SessionState.OPEN, True
         self.send(pb.Command(request_id=frame.command.request_id, welcome=welcome))
 
     # --- the client's side --------------------------------------------------------------------------
-
-    def _check_for_strangers(self, data: Buffer) -> None:
-        """What answers a greeting may be no broker's native port."""
-        advice = strangers.advice(bytes(data))
-        if advice is not None:
-            self.drop(ConfigError("url", self._peer, advice))
 
     def _decide_as_client(self, frame: frames.Frame) -> Event[W] | None:
         kind = frame.kind
@@ -436,7 +430,7 @@ class Session(Generic[W]):
             self.send(pb.Command(request_id=frame.command.request_id, pong=pb.Pong()))
             return None
         if kind == "goodbye":
-            self.state = State.LEAVING
+            self.state = SessionState.LEAVING
             return frame
         number = frame.command.request_id
         if kind == "error" and not number:
@@ -464,7 +458,7 @@ class Session(Generic[W]):
         self.frame_size_max = welcome.frame_size_max
         self._decoder.frame_size_max = frames.FRAME_SIZE_LIMIT
         self._keepalive_seconds = float(welcome.keepalive_seconds)
-        self.state = State.OPEN
+        self.state = SessionState.OPEN
         if self._keepalive_seconds:
             self._check_at = self._heard_at + self._keepalive_seconds / 3
         return frame

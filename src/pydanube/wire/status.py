@@ -182,3 +182,8 @@ def cut(sentence: str) -> str:
     if len(encoded) <= SENTENCE_SIZE_MAX_BYTES:
         return encoded.decode()
     return encoded[: SENTENCE_SIZE_MAX_BYTES - 3].decode("utf-8", "ignore") + "..."
+
+
+def camel(code: Code) -> str:
+    """InvalidArgument, as the reference labels its metrics."""
+    return code.name.title().replace("_", "")

@@ -42,7 +42,7 @@ Behaviour: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 GRPC_CODE: Final = {code: grpc.StatusCode[code.name] for code in Code}
 
 
-class Refusal(Exception):
+class RpcRefusal(Exception):
     """What is wrong with a call as such and has no error of ours: a missing field, an unknown enum value."""
 
     def __init__(self, code: Code, sentence: str) -> None:
@@ -127,7 +127,7 @@ def _unary(
         try:
             if admission is not None:
                 admission.check(context.peer())
-            if type(request) is Refusal:
+            if type(request) is RpcRefusal:
                 raise request
             response = await forward(request, context) if forward is not None else None
             if response is None:
@@ -156,7 +156,7 @@ def _stream(
         try:
             if admission is not None:
                 admission.check(context.peer())
-            if type(request) is Refusal:
+            if type(request) is RpcRefusal:
                 raise request
             if forward is None or not await forward(request, context):
                 await call(request, context)
@@ -181,7 +181,7 @@ def _refuser(name: str, metrics: RpcMetrics, table: Table) -> Callable[[Exceptio
 async def _abort(context: Any, name: str, error: Exception, table: Table) -> NoReturn:
     # A write to a client that has left, most of the time; if it has not, it is not left waiting for an end.
     code, sentence = status_of(error, table)
-    if not isinstance(error, DanubeError | Refusal | grpc.aio.InternalError):
+    if not isinstance(error, DanubeError | RpcRefusal | grpc.aio.InternalError):
         log.error("call failed", extra={"call": name, "error": type(error).__name__}, exc_info=error)
     try:
         await context.abort(GRPC_CODE[code], sentence)
@@ -192,14 +192,14 @@ async def _abort(context: Any, name: str, error: Exception, table: Table) -> NoR
 
 
 def status_of(error: Exception, table: Table) -> Status:
-    return error.status if isinstance(error, Refusal) else status(error, table)
+    return error.status if isinstance(error, RpcRefusal) else status(error, table)
 
 
 def _missing(method: MethodDescriptor, servant: object) -> Callable[[Any], Awaitable[Message]]:
     sentence = getattr(servant, "unimplemented", "this broker does not have it")
 
     async def refuse(request: Message) -> Message:
-        raise Refusal(Code.UNIMPLEMENTED, f"{method.name} is not implemented: {sentence}")
+        raise RpcRefusal(Code.UNIMPLEMENTED, f"{method.name} is not implemented: {sentence}")
 
     return refuse
 
@@ -210,25 +210,25 @@ def _reader(
     busy: Callable[[], DanubeError | None] = lambda: None,
     table: Table = STATUS,
     received: Callable[[], None] = lambda: None,
-) -> Callable[[bytes], Message | Refusal]:
+) -> Callable[[bytes], Message | RpcRefusal]:
     """Returns a refusal instead of raising it: gRPC has only a traceback and UNKNOWN for a reader that raises."""
     kind = GetMessageClass(method.input_type)
     parse = kind.FromString
 
-    def read(data: bytes) -> Message | Refusal:
+    def read(data: bytes) -> Message | RpcRefusal:
         received()
         if size_max_bytes is not None and len(data) > size_max_bytes:
-            return Refusal(
+            return RpcRefusal(
                 Code.INVALID_ARGUMENT,
                 f"a {kind.DESCRIPTOR.name} of {len(data)} bytes is over the limit of {size_max_bytes}: "
                 "no consumer could receive it",
             )
         if (why := busy()) is not None:
-            return Refusal(*status(why, table))
+            return RpcRefusal(*status(why, table))
         try:
             return parse(data)
         except DecodeError:
-            return Refusal(Code.INVALID_ARGUMENT, f"the request is no {kind.DESCRIPTOR.full_name}")
+            return RpcRefusal(Code.INVALID_ARGUMENT, f"the request is no {kind.DESCRIPTOR.full_name}")
 
     return read
 

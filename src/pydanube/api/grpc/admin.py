@@ -12,16 +12,16 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.grpc.adapter import RpcRefusal
 from pydanube.api.grpc.data import KINDS
 from pydanube.api.grpc.peers import Peers
 from pydanube.api.moves import Moves, whole
-from pydanube.api.topic_addresses import make_topic
+from pydanube.api.operations import TopicOperations
 from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.overview import Overview
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
-from pydanube.core.dispatch.consumer_windows import UNACKED_MAX_ALLOWED
+from pydanube.core.dispatch.consumer_window import UNACKED_MAX_ALLOWED
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName, parse_broker_id
 from pydanube.core.policies import Delivery
 from pydanube.errors import InvalidName, TopicUnknown
@@ -62,6 +62,7 @@ class TopicAdmin:
     def __init__(self, broker: Broker, peers: Peers) -> None:
         self._broker = broker
         self._topics = broker.topics
+        self._operations = TopicOperations(broker)
         self._overview = Overview(broker)
         self._moves = Moves(broker, peers)
 
@@ -81,23 +82,18 @@ class TopicAdmin:
 
     async def CreateTopic(self, request: pb.NewTopicRequest) -> pb.TopicResponse:
         delivery = delivery_of(request.dispatch_strategy)
-        await make_topic(
-            self._broker, TopicName(request.name), delivery=delivery, schema_subject=request.schema_subject or None
-        )
+        await self._operations.create(TopicName(request.name), delivery, request.schema_subject or None)
         return pb.TopicResponse(success=True)
 
     async def CreatePartitionedTopic(self, request: pb.PartitionedTopicRequest) -> pb.TopicResponse:
         delivery = delivery_of(request.dispatch_strategy)
-        await self._topics.create_partitioned(
-            TopicName(request.base_name),
-            request.partitions,
-            delivery=delivery,
-            schema_subject=request.schema_subject or None,
+        await self._operations.create_partitioned(
+            TopicName(request.base_name), request.partitions, delivery, request.schema_subject or None
         )
         return pb.TopicResponse(success=True)
 
     async def DeleteTopic(self, request: pb.TopicRequest) -> pb.TopicResponse:
-        await self._topics.delete(TopicName(request.name))
+        await self._operations.delete(TopicName(request.name))
         return pb.TopicResponse(success=True)
 
     async def UnloadTopic(self, request: pb.TopicRequest) -> pb.TopicResponse:
@@ -144,8 +140,7 @@ class TopicAdmin:
         return pb.SubscriptionListResponse(subscriptions=sorted(found.subscriptions))
 
     async def Unsubscribe(self, request: pb.SubscriptionRequest) -> pb.SubscriptionResponse:
-        topic = await self._topics.require(TopicName(request.topic))
-        await topic.unsubscribe(SubscriptionName(request.subscription))
+        await self._operations.unsubscribe(TopicName(request.topic), SubscriptionName(request.subscription))
         return pb.SubscriptionResponse(success=True)
 
     async def SetSubscriptionFailurePolicy(
@@ -154,10 +149,10 @@ class TopicAdmin:
         """In effect at once, and kept for a subscription that does not exist yet."""
         name, subscription = TopicName(request.topic), SubscriptionName(request.subscription)
         if not request.HasField("failure_policy"):
-            raise Refusal(Code.INVALID_ARGUMENT, "failure_policy is missing")
+            raise RpcRefusal(Code.INVALID_ARGUMENT, "failure_policy is missing")
         policy = failure_policy_of(request.failure_policy)
         if policy.dead_letter_topic == name:
-            raise Refusal(
+            raise RpcRefusal(
                 Code.INVALID_ARGUMENT, f"dead_letter_topic = {name} is not allowed: its poison would come back for ever"
             )
         await self._reliable(name, "a failure policy")
@@ -187,10 +182,10 @@ class TopicAdmin:
     ) -> pb.SubscriptionResponse:
         name, subscription = TopicName(request.topic), SubscriptionName(request.subscription)
         if not request.HasField("dispatch_config"):
-            raise Refusal(Code.INVALID_ARGUMENT, "dispatch_config is missing")
+            raise RpcRefusal(Code.INVALID_ARGUMENT, "dispatch_config is missing")
         unacked_max = request.dispatch_config.max_unacked_messages
         if not 1 <= unacked_max <= UNACKED_MAX_ALLOWED:
-            raise Refusal(
+            raise RpcRefusal(
                 Code.INVALID_ARGUMENT,
                 f"max_unacked_messages = {unacked_max} is not allowed: from 1 to {UNACKED_MAX_ALLOWED}",
             )
@@ -216,12 +211,12 @@ class TopicAdmin:
         try:
             reliable_topic(await self._topics.require(name), what)
         except TopicUnknown as unknown:
-            raise Refusal(Code.FAILED_PRECONDITION, str(unknown)) from unknown
+            raise RpcRefusal(Code.FAILED_PRECONDITION, str(unknown)) from unknown
 
 
 def reliable_topic(topic: AnyTopic, what: str) -> Topic:
     if not topic.reliable:
-        raise Refusal(
+        raise RpcRefusal(
             Code.FAILED_PRECONDITION,
             f"topic {topic.name} is not reliable: it keeps no messages, so {what} means nothing",
         )
@@ -230,7 +225,7 @@ def reliable_topic(topic: AnyTopic, what: str) -> Topic:
 
 def delivery_of(number: pb.DispatchStrategy) -> Delivery:
     if number not in DELIVERY:
-        raise Refusal(
+        raise RpcRefusal(
             Code.INVALID_ARGUMENT, f"dispatch_strategy {number} is not known: 0 is NonReliable, 1 is Reliable"
         )
     return DELIVERY[number]

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.grpc.adapter import RpcRefusal
 from pydanube.api.grpc.forward import MARGIN_SECONDS
-from pydanube.broker.quorum import Member, Members, MemberStatus
+from pydanube.broker.quorum import Members, MetadataMember, MetadataMemberStatus
 from pydanube.broker.service import Broker
-from pydanube.cluster.cluster import Cluster
-from pydanube.cluster.requests import SINGLE_DRAIN, DrainProgress
+from pydanube.cluster.cluster import ClusterNode
+from pydanube.cluster.operations import SINGLE_DRAIN, DrainProgress
 from pydanube.core.cluster.lifecycle import Mode
 from pydanube.core.names import parse_broker_id
 from pydanube.errors import BrokerUnknown, Refused
@@ -37,9 +37,9 @@ class BrokerAdmin:
         self._broker = broker
 
     @property
-    def _cluster(self) -> Cluster:
+    def _cluster(self) -> ClusterNode:
         if self._broker.cluster is None:
-            raise Refusal(Code.UNIMPLEMENTED, NO_CLUSTER)
+            raise RpcRefusal(Code.UNIMPLEMENTED, NO_CLUSTER)
         return self._broker.cluster
 
     # --- who is there ---------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class BrokerAdmin:
         if cluster is None:
             if broker != self._broker.broker_id:
                 raise BrokerUnknown(str(broker))
-            raise Refusal(Code.FAILED_PRECONDITION, SINGLE_DRAIN)
+            raise RpcRefusal(Code.FAILED_PRECONDITION, SINGLE_DRAIN)
         progress = await cluster.requests.drain(
             broker,
             parallel_max=request.max_parallel,
@@ -152,7 +152,7 @@ class BrokerAdmin:
         cluster = self._cluster
         moves_max = request.max_moves if request.HasField("max_moves") else None
         if moves_max == 0:
-            raise Refusal(Code.INVALID_ARGUMENT, "max_moves = 0 is not allowed: 1 or more, or leave it out")
+            raise RpcRefusal(Code.INVALID_ARGUMENT, "max_moves = 0 is not allowed: 1 or more, or leave it out")
         result = await cluster.requests.rebalance(dry_run=request.dry_run, moves_max=moves_max)
         if result.rest:
             cluster.rebalance_in_background(result)
@@ -215,16 +215,18 @@ class ClusterAdmin:
         """A broker that is started with --join adds itself; for that one this finds that it is there."""
         members = self._members
         if not request.addr or not request.node_id:
-            raise Refusal(Code.INVALID_ARGUMENT, "addr and node_id are needed: those that the new node's status shows")
+            raise RpcRefusal(
+                Code.INVALID_ARGUMENT, "addr and node_id are needed: those that the new node's status shows"
+            )
         before = {each.member.id for each in await members.status()}
         url = request.addr if "://" in request.addr else f"http://{request.addr}"
         try:
             found = await members.add_learner(url)
         except Refused as refused:
-            raise Refusal(Code.FAILED_PRECONDITION, str(refused)) from refused
+            raise RpcRefusal(Code.FAILED_PRECONDITION, str(refused)) from refused
         added = _at(found, url)
         if added is None:
-            raise Refusal(Code.INTERNAL, f"{url} was added, and is not among the members")
+            raise RpcRefusal(Code.INTERNAL, f"{url} was added, and is not among the members")
         message = (
             "it is a member already" if added.id in before else "added as a learner; promote it when it has caught up"
         )
@@ -237,46 +239,46 @@ class ClusterAdmin:
         try:
             await self._members.promote(request.node_id)
         except Refused as refused:
-            raise Refusal(Code.FAILED_PRECONDITION, str(refused)) from refused
+            raise RpcRefusal(Code.FAILED_PRECONDITION, str(refused)) from refused
         return pb.PromoteNodeResponse(success=True, message=f"node {request.node_id} is a voter now")
 
     async def RemoveNode(self, request: pb.RemoveNodeRequest) -> pb.RemoveNodeResponse:
         status = await self._find(request.node_id)
         voters = [each for each in await self._members.status() if not each.member.is_learner]
         if not status.member.is_learner and len(voters) == 1:
-            raise Refusal(
+            raise RpcRefusal(
                 Code.FAILED_PRECONDITION, f"node {request.node_id} is the last voter: without it there is no cluster"
             )
         try:
             await self._members.remove(request.node_id)
         except Refused as refused:
-            raise Refusal(Code.FAILED_PRECONDITION, str(refused)) from refused
+            raise RpcRefusal(Code.FAILED_PRECONDITION, str(refused)) from refused
         return pb.RemoveNodeResponse(success=True, message=f"node {request.node_id} is removed")
 
     @property
     def _members(self) -> Members:
         if self._broker.cluster is None:
-            raise Refusal(Code.UNIMPLEMENTED, ALONE)
+            raise RpcRefusal(Code.UNIMPLEMENTED, ALONE)
         if self._broker.members is None:
-            raise Refusal(Code.FAILED_PRECONDITION, NOT_OURS)
+            raise RpcRefusal(Code.FAILED_PRECONDITION, NOT_OURS)
         return self._broker.members
 
-    async def _find(self, node_id: int) -> MemberStatus:
+    async def _find(self, node_id: int) -> MetadataMemberStatus:
         members = self._members
         if not node_id:
-            raise Refusal(Code.INVALID_ARGUMENT, "node_id = 0 is not allowed: ClusterStatus shows those that are")
+            raise RpcRefusal(Code.INVALID_ARGUMENT, "node_id = 0 is not allowed: ClusterStatus shows those that are")
         found = next((each for each in await members.status() if each.member.id == node_id), None)
         if found is None:
-            raise Refusal(
+            raise RpcRefusal(
                 Code.NOT_FOUND, f"there is no node {node_id}: `danube admin cluster status` shows those that are"
             )
         return found
 
-    def _mine(self, members: Sequence[Member]) -> Member | None:
+    def _mine(self, members: Sequence[MetadataMember]) -> MetadataMember | None:
         return _at(members, self._broker.config.cluster.raft_addr)
 
 
-def _at(members: Sequence[Member], address: str) -> Member | None:
+def _at(members: Sequence[MetadataMember], address: str) -> MetadataMember | None:
     """The member that others reach at this address, with or without a scheme."""
     bare = address.rpartition("://")[2]
     return next((each for each in members if any(url.rpartition("://")[2] == bare for url in each.peer_urls)), None)

@@ -15,8 +15,9 @@ from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 
-from pydanube.api.grpc.adapter import Refusal
-from pydanube.api.topic_addresses import locate, offset_of
+from pydanube.api.grpc.adapter import RpcRefusal
+from pydanube.api.operations import offset_of
+from pydanube.api.topic_addresses import locate, position_of
 from pydanube.broker.any_topic import AnySubscription, AnyTopic
 from pydanube.broker.outbox import Caller
 from pydanube.broker.service import Broker
@@ -36,7 +37,7 @@ from pydanube.errors import (
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
 from pydanube.wire._pb.pydanube import stream_pb2
 from pydanube.wire.convert import START_HEADER, envelope_of, message_of
-from pydanube.wire.status import SEND, Code, status
+from pydanube.wire.status import SEND, Code, camel, status
 
 RECEIVE_MAX_BYTES: Final = 4 * 1024 * 1024  # what gRPC lets a client receive unless it was told otherwise
 MESSAGE_SIZE_MAX_BYTES: Final = RECEIVE_MAX_BYTES - 1024  # less what the broker adds: ids, offset, its address
@@ -62,12 +63,12 @@ class ProducerService:
         name = TopicName(request.topic_name)
         delivery = DELIVERY.get(request.dispatch_strategy)
         if delivery is None:
-            raise Refusal(
+            raise RpcRefusal(
                 Code.INVALID_ARGUMENT,
                 f"dispatch_strategy {request.dispatch_strategy} is not known: 0 is NonReliable, 1 is Reliable",
             )
         if request.producer_access_mode not in (pb.Shared, pb.Exclusive):
-            raise Refusal(
+            raise RpcRefusal(
                 Code.INVALID_ARGUMENT,
                 f"producer_access_mode {request.producer_access_mode} is not known: 0 is Shared, 1 is Exclusive",
             )
@@ -79,7 +80,7 @@ class ProducerService:
         if subject is not None and topic.schema_subject != subject:
             if topic.schema_subject:
                 raise SchemaMismatch(name, topic.schema_subject, subject)
-            raise Refusal(
+            raise RpcRefusal(
                 Code.FAILED_PRECONDITION,
                 f"schema subject {subject} not found: this broker has no schema registry yet",
             )
@@ -100,7 +101,7 @@ class ProducerService:
         topic = self._topics.get(cast(TopicName, place.topic_name))
         if topic is None:
             if not request.HasField("msg_id"):
-                raise Refusal(Code.INVALID_ARGUMENT, "msg_id is missing: it names the topic and the producer")
+                raise RpcRefusal(Code.INVALID_ARGUMENT, "msg_id is missing: it names the topic and the producer")
             topic = await self._topics.require(TopicName(place.topic_name))
         try:
             await topic.publish(ProducerId(place.producer_id), envelope_of(request))
@@ -138,21 +139,21 @@ class ConsumerService:
         subscription = SubscriptionName(request.subscription)
         check_name("consumer_name", request.consumer_name)
         if len(request.key_filters) > KEY_FILTERS_MAX:
-            raise Refusal(
+            raise RpcRefusal(
                 Code.INVALID_ARGUMENT, f"{len(request.key_filters)} key_filters are too many: {KEY_FILTERS_MAX} may be"
             )
         for key_filter in request.key_filters:
             check_name("key_filters", key_filter)
         if not 0 <= request.subscription_type < len(KINDS):
             known = ", ".join(f"{number} is {kind.value}" for number, kind in enumerate(KINDS))
-            raise Refusal(  # the reference's code
+            raise RpcRefusal(  # the reference's code
                 Code.PERMISSION_DENIED,
                 f"Not able to subscribe to the topic {name} due to subscription_type {request.subscription_type}, "
                 f"which is not known: {known}",
             )
         place = _start(context)
         topic = await self._topics.require(name)
-        start = await offset_of(topic, place) if place is not None and topic.reliable else None
+        start = await offset_of(topic, position_of(place)) if place is not None and topic.reliable else None
         identity = await topic.subscribe(
             subscription, KINDS[request.subscription_type], request.consumer_name, tuple(request.key_filters), start
         )
@@ -221,7 +222,7 @@ class ConsumerService:
         topic = self._topics.get(cast(TopicName, name))
         if topic is None:
             if not request.HasField("msg_id"):
-                raise Refusal(Code.INVALID_ARGUMENT, "msg_id is missing: it says which message is meant")
+                raise RpcRefusal(Code.INVALID_ARGUMENT, "msg_id is missing: it says which message is meant")
             topic = await self._topics.require(TopicName(name))
         subscription = topic.subscriptions.get(cast(SubscriptionName, request.subscription_name))
         if subscription is None:
@@ -238,7 +239,7 @@ class Discovery:
         """The base of a partitioned topic is no topic: NOT_FOUND, after which clients stay where they are."""
         place = await locate(self._broker, TopicName(request.topic))
         if isinstance(place, NotServed):
-            raise Refusal(Code.NOT_FOUND, str(place))
+            raise RpcRefusal(Code.NOT_FOUND, str(place))
         kind = pb.TopicLookupResponse.Connect if place.is_local else pb.TopicLookupResponse.Redirect
         return pb.TopicLookupResponse(
             request_id=request.request_id,
@@ -274,7 +275,7 @@ class HealthCheck:
         if len(self._closes) > DEAD_IDS_MAX:
             self._closes.popitem(last=False)
         if closes > CLOSES_MAX:
-            raise Refusal(Code.NOT_FOUND, f"{request.id} is not known here any more, and was told so")
+            raise RpcRefusal(Code.NOT_FOUND, f"{request.id} is not known here any more, and was told so")
         return pb.HealthCheckResponse(status=pb.HealthCheckResponse.CLOSE)
 
     def _is_healthy(self, client: int, identity: int) -> bool:
@@ -284,7 +285,7 @@ class HealthCheck:
         if client == pb.HealthCheckRequest.Producer:
             topic = self._topics.find_producer(ProducerId(identity))
             return topic is not None and topic.touch_producer(ProducerId(identity))
-        raise Refusal(Code.INVALID_ARGUMENT, f"client {client} is not known: 0 is Producer, 1 is Consumer")
+        raise RpcRefusal(Code.INVALID_ARGUMENT, f"client {client} is not known: 0 is Producer, 1 is Consumer")
 
 
 def caller_of(context: Any, broker: Broker) -> Caller:
@@ -305,7 +306,7 @@ def _start(context: Any) -> stream_pb2.Place | None:
             try:
                 return stream_pb2.Place.FromString(value)
             except DecodeError:
-                raise Refusal(Code.INVALID_ARGUMENT, f"{START_HEADER} is no Place") from None
+                raise RpcRefusal(Code.INVALID_ARGUMENT, f"{START_HEADER} is no Place") from None
     return None
 
 
@@ -313,11 +314,6 @@ def check_name(field: str, name: str) -> None:
     """Clients name producers, consumers and filters freely; what is kept for each has a bound all the same."""
     size_bytes = len(name.encode("utf-8", "surrogatepass"))
     if size_bytes > NAME_SIZE_MAX_BYTES:
-        raise Refusal(
+        raise RpcRefusal(
             Code.INVALID_ARGUMENT, f"{field} has {size_bytes} bytes: at most {NAME_SIZE_MAX_BYTES} are allowed"
         )
-
-
-def camel(code: Code) -> str:
-    """InvalidArgument, as the reference labels its metrics."""
-    return code.name.title().replace("_", "")

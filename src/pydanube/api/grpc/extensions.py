@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.grpc.adapter import RpcRefusal
 from pydanube.api.grpc.admin import reliable_topic
 from pydanube.api.grpc.moves import MoveCalls
 from pydanube.api.grpc.peers import Peers
 from pydanube.api.grpc.policies import PolicyCalls
 from pydanube.api.grpc.storage import StorageCalls, tiers_message
+from pydanube.api.operations import EARLIEST, LATEST, LogPosition, offset_of
 from pydanube.broker.observing import Late, Observer
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
@@ -40,11 +41,11 @@ class ForClients:
 
     unimplemented = "only the admin port has it"
 
-    def __init__(self, admin: Admin) -> None:
+    def __init__(self, admin: AdminExtensions) -> None:
         self.ExplainSubscription = admin.ExplainSubscription
 
 
-class Admin(StorageCalls, MoveCalls, PolicyCalls):
+class AdminExtensions(StorageCalls, MoveCalls, PolicyCalls):
     def __init__(self, broker: Broker, peers: Peers, observer: Observer) -> None:
         StorageCalls.__init__(self, broker)
         MoveCalls.__init__(self, broker, peers)
@@ -77,15 +78,16 @@ class Admin(StorageCalls, MoveCalls, PolicyCalls):
         topic, subscription = await self._find(request.topic, request.subscription)
         match request.WhichOneof("to"):
             case "earliest":
-                offset = topic.first_offset
+                position = EARLIEST
             case "latest":
-                offset = topic.head
+                position = LATEST
             case "offset":
-                offset = request.offset
+                position = LogPosition(offset=request.offset)
             case "time_us":
-                offset = max(topic.first_offset, await topic.offset_at(request.time_us))
+                position = LogPosition(time_us=request.time_us)
             case _:
-                raise Refusal(Code.INVALID_ARGUMENT, "say where to: earliest, latest, an offset or a time")
+                raise RpcRefusal(Code.INVALID_ARGUMENT, "say where to: earliest, latest, an offset or a time")
+        offset = await offset_of(topic, position)
         if not topic.first_offset <= offset <= topic.head:
             raise OffsetOutOfRange(topic.name, offset, topic.first_offset, topic.head)
         await subscription.move_to(offset)

@@ -16,7 +16,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.grpc.adapter import RpcRefusal
 from pydanube.api.grpc.peers import CALL_SECONDS, FORWARDED, Peers
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import InvalidName
@@ -116,12 +116,12 @@ def is_forwarded(context: Any) -> bool:
     return any(key == FORWARDED for key, _ in context.invocation_metadata() or ())
 
 
-def passed(status: grpc.StatusCode, sentence: str, owner: BrokerId) -> Refusal:
+def passed(status: grpc.StatusCode, sentence: str, owner: BrokerId) -> RpcRefusal:
     """The owner's refusal, as the caller is told."""
     code = Code[status.name]
     if code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED, Code.UNKNOWN):
-        return Refusal(Code.UNAVAILABLE, f"broker {owner} has the topic: {sentence}")
-    return Refusal(code, sentence)
+        return RpcRefusal(Code.UNAVAILABLE, f"broker {owner} has the topic: {sentence}")
+    return RpcRefusal(code, sentence)
 
 
 def _seconds(context: Any) -> float:

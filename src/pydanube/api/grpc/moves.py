@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.grpc.adapter import RpcRefusal
 from pydanube.api.grpc.forward import is_forwarded
 from pydanube.api.grpc.peers import Peers
 from pydanube.api.moves import UNLOAD_SECONDS, Moves
@@ -72,7 +72,7 @@ class MoveCalls:
         topic = await self._topics.require(name)
         orphan = await topic.discard_orphan(request.first) if topic.reliable else None
         if orphan is None:
-            raise Refusal(
+            raise RpcRefusal(
                 Code.NOT_FOUND,
                 f"topic {name} has no orphan that begins at {request.first}: `topics orphan list` shows those that are",
             )

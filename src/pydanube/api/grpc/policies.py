@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.grpc.adapter import RpcRefusal
 from pydanube.api.grpc.admin import reliable_topic
 from pydanube.broker.service import Broker
 from pydanube.core.dispatch.delivery import FailurePolicy
@@ -25,7 +25,7 @@ class PolicyCalls:
     async def SetNamespaceLimits(self, request: pb.SetNamespaceLimitsRequest) -> pb.NamespaceLimitsResponse:
         given = {name: getattr(request.limits, name) for name in LIMITS if request.limits.HasField(name)}
         if not given and not request.reset:
-            raise Refusal(Code.INVALID_ARGUMENT, f"say which limits to set or to reset: {', '.join(LIMITS)}")
+            raise RpcRefusal(Code.INVALID_ARGUMENT, f"say which limits to set or to reset: {', '.join(LIMITS)}")
         done = await self._limits.set(NamespaceName(request.namespace), given, request.reset)
         return pb.NamespaceLimitsResponse(
             changes=changes(done.before.limits(), done.after.limits()),
@@ -39,11 +39,11 @@ class PolicyCalls:
         name, subscription = TopicName(request.topic), SubscriptionName(request.subscription)
         given: dict[str, object] = {each: getattr(request, each) for each in POLICY_FIELDS if request.HasField(each)}
         if not given:
-            raise Refusal(Code.INVALID_ARGUMENT, f"say what to change: {', '.join(POLICY_FIELDS)}")
+            raise RpcRefusal(Code.INVALID_ARGUMENT, f"say what to change: {', '.join(POLICY_FIELDS)}")
         if "dead_letter_topic" in given:
             given["dead_letter_topic"] = str(given["dead_letter_topic"]).strip() or None
         if given.get("dead_letter_topic") == name:
-            raise Refusal(
+            raise RpcRefusal(
                 Code.INVALID_ARGUMENT, f"dead_letter_topic = {name} is not allowed: its poison would come back for ever"
             )
         reliable_topic(await self._topics.require(name), "a failure policy")

@@ -18,26 +18,17 @@ from typing import Any, Final, NamedTuple, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.grpc.adapter import RpcRefusal
 from pydanube.api.grpc.forward import is_forwarded
 from pydanube.api.grpc.peers import Peers
 from pydanube.broker.observing import ORPHANS_MAX, Observer, is_wanted
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
-from pydanube.cluster.cluster import Cluster
+from pydanube.cluster.cluster import ClusterNode
 from pydanube.core import keys
-from pydanube.core.cluster.conditions import (
-    BrokerFacts,
-    ClusterFacts,
-    Condition,
-    Life,
-    Orphaned,
-    Percentiles,
-    Severity,
-    count,
-    of_cluster,
-)
+from pydanube.core.cluster.cluster_conditions import BrokerFacts, ClusterFacts, Life, of_cluster
+from pydanube.core.cluster.conditions import Condition, OrphanedRanges, Percentiles, Severity, count
 from pydanube.core.cluster.presence import Presence
 from pydanube.core.names import BrokerId, NamespaceName, TopicName
 from pydanube.core.policies import type_name
@@ -58,14 +49,14 @@ EVENTS_DEFAULT: Final = 100
 CONDITIONS_MAX: Final = 200  # of one broker: a thousand lagging subscriptions are no longer read one by one
 
 
-class Answer(NamedTuple):
+class PeerAnswer(NamedTuple):
     """Of another broker: what it said, or why it did not."""
 
     said: Any
     why: str = ""
 
 
-class Status:
+class StatusService:
     """`observer` looks at this broker; `version` is what it runs."""
 
     def __init__(self, broker: Broker, peers: Peers, observer: Observer, version: str) -> None:
@@ -176,9 +167,9 @@ class Status:
 
     def _states(
         self,
-        cluster: Cluster,
+        cluster: ClusterNode,
         said: Mapping[BrokerId, pb.BrokerStatusResponse],
-        answers: Mapping[BrokerId, Answer],
+        answers: Mapping[BrokerId, PeerAnswer],
     ) -> list[pb.BrokerState]:
         view = cluster.view
         found = []
@@ -234,7 +225,7 @@ class Status:
     async def NoteOrder(self, request: pb.NoteOrderRequest) -> pb.NoteOrderResponse:
         """Like every order it is told when it has succeeded (`api/orders.py`): only its words are looked at here."""
         if not ORDER.fullmatch(request.order):
-            raise Refusal(Code.INVALID_ARGUMENT, f"order {request.order[:40]!r} is no name of a call")
+            raise RpcRefusal(Code.INVALID_ARGUMENT, f"order {request.order[:40]!r} is no name of a call")
         for name in (request.topic, *filter(None, [request.to_topic])):
             TopicName(name)
         return pb.NoteOrderResponse()
@@ -243,22 +234,22 @@ class Status:
         cluster = self._broker.cluster
         broker = BrokerId(request.broker_id)
         if cluster is None:
-            raise Refusal(Code.FAILED_PRECONDITION, "a standalone broker has no others that it could forget")
+            raise RpcRefusal(Code.FAILED_PRECONDITION, "a standalone broker has no others that it could forget")
         if broker in cluster.view.registrations:
-            raise Refusal(Code.FAILED_PRECONDITION, f"broker {broker} is here: stop it first")
+            raise RpcRefusal(Code.FAILED_PRECONDITION, f"broker {broker} is here: stop it first")
         if cluster.view.assigned.get(broker):
-            raise Refusal(
+            raise RpcRefusal(
                 Code.FAILED_PRECONDITION,
                 f"broker {broker} still has {count(len(cluster.view.assigned[broker]), 'topic')}, "
                 "which others take in a moment",
             )
         if broker not in cluster.view.seen:
-            raise Refusal(
+            raise RpcRefusal(
                 Code.NOT_FOUND, f"there is no broker {broker} that is gone: `danube admin status` shows those that are"
             )
         key = keys.seen(broker)
         if await cluster.view.transact([cluster.view.compare(key)], [Delete(key)]) is None:
-            raise Refusal(Code.ABORTED, f"broker {broker} changed meanwhile: look again")
+            raise RpcRefusal(Code.ABORTED, f"broker {broker} changed meanwhile: look again")
         return pb.ForgetBrokerResponse()
 
     # --- this broker --------------------------------------------------------------------------------------
@@ -433,25 +424,25 @@ class Status:
 
     # --- asking the others ------------------------------------------------------------------------------------
 
-    async def _ask_all(self, method: str, request: Message, answer: type[M]) -> dict[BrokerId, Answer]:
+    async def _ask_all(self, method: str, request: Message, answer: type[M]) -> dict[BrokerId, PeerAnswer]:
         others = self._peers.others()
         answers = await asyncio.gather(*(self._ask(broker, method, request, answer) for broker in others))
         return dict(zip(others, answers, strict=True))
 
-    async def _ask(self, broker: BrokerId, method: str, request: Message, answer: type[M]) -> Answer:
+    async def _ask(self, broker: BrokerId, method: str, request: Message, answer: type[M]) -> PeerAnswer:
         try:
             said = await self._peers.call(broker, f"{SERVICE}/{method}", request, answer, seconds=ASK_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                return Answer(answer())  # of an earlier version: it is there, and says nothing of itself
+                return PeerAnswer(answer())  # of an earlier version: it is there, and says nothing of itself
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return Answer(None, f"it did not answer within {ASK_SECONDS:.0f} s")
-            return Answer(None, "nobody answers there")
+                return PeerAnswer(None, f"it did not answer within {ASK_SECONDS:.0f} s")
+            return PeerAnswer(None, "nobody answers there")
         except DanubeError as error:
-            return Answer(None, str(error))
-        return Answer(said)
+            return PeerAnswer(None, str(error))
+        return PeerAnswer(said)
 
-    def _unknown(self, answers: Mapping[BrokerId, Answer]) -> list[pb.Unknown]:
+    def _unknown(self, answers: Mapping[BrokerId, PeerAnswer]) -> list[pb.Unknown]:
         """Whose topics are not in an answer: brokers that say nothing, and those that are gone and had some."""
         cluster = self._broker.cluster
         if cluster is None:
@@ -473,7 +464,7 @@ class Status:
 # --- messages -----------------------------------------------------------------------------------------------
 
 
-def _facts(state: pb.BrokerState, seen: Any, cluster: Cluster) -> BrokerFacts:
+def _facts(state: pb.BrokerState, seen: Any, cluster: ClusterNode) -> BrokerFacts:
     status = state.status if state.HasField("status") else None
     return BrokerFacts(
         broker=state.broker_id,
@@ -491,8 +482,8 @@ def _facts(state: pb.BrokerState, seen: Any, cluster: Cluster) -> BrokerFacts:
     )
 
 
-def _orphans(messages: Iterable[pb.Orphans]) -> Sequence[Orphaned]:
-    return [Orphaned(each.topic, each.ranges, each.offsets, tuple(each.broker_ids)) for each in messages]
+def _orphans(messages: Iterable[pb.Orphans]) -> Sequence[OrphanedRanges]:
+    return [OrphanedRanges(each.topic, each.ranges, each.offsets, tuple(each.broker_ids)) for each in messages]
 
 
 def _condition(message: pb.Condition) -> Condition:

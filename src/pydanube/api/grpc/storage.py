@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from pydanube.api.grpc.adapter import Refusal
+from pydanube.api.grpc.adapter import RpcRefusal
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
 from pydanube.core.history.tiers import Descriptor
@@ -38,7 +38,7 @@ class StorageService:
         try:
             found = await self._storage.descriptors(name)
         except DanubeError as error:
-            raise Refusal(Code.INTERNAL, str(error)) from error
+            raise RpcRefusal(Code.INTERNAL, str(error)) from error
         after = request.after_offset
         wanted = [each for each in found if after == 0 or each.end_offset > after]
         return api_pb.ListSegmentDescriptorsResponse(segments=[_segment(each) for each in wanted[:SEGMENTS_MAX]])
@@ -114,7 +114,7 @@ class StorageCalls:
     async def StorageVerify(self, request: pb.StorageVerifyRequest, context: Any) -> None:
         name = TopicName(request.topic)
         if not self._storage.has_store:
-            raise Refusal(Code.FAILED_PRECONDITION, NO_STORE)
+            raise RpcRefusal(Code.FAILED_PRECONDITION, NO_STORE)
         if (found := self._topics.get(name)) is not None and not found.reliable:
             raise _keeps_nothing(name)
         told = VerifyProgress(-1, 0, 0, 0)
@@ -142,7 +142,7 @@ class StorageCalls:
         minutes = request.minutes if request.HasField("minutes") else None
         mb = request.mb if request.HasField("mb") else None
         if request.reset == (minutes is not None or mb is not None):
-            raise Refusal(Code.INVALID_ARGUMENT, "say how many minutes or MB to keep, or reset, and not both")
+            raise RpcRefusal(Code.INVALID_ARGUMENT, "say how many minutes or MB to keep, or reset, and not both")
         change = RetentionChange(minutes, mb, request.reset)
         if request.WhichOneof("of") == "namespace":
             return _rule(await self._retention.set_namespace(NamespaceName(request.namespace), change))
@@ -152,7 +152,7 @@ class StorageCalls:
     async def ApplyRetention(self, request: pb.ApplyRetentionRequest) -> pb.ApplyRetentionResponse:
         topic = await self._reliable(request.topic)
         if topic.storage is None:
-            raise Refusal(Code.FAILED_PRECONDITION, NO_STORE)
+            raise RpcRefusal(Code.FAILED_PRECONDITION, NO_STORE)
         first_offset, removed = await self._retention.apply(topic)
         return pb.ApplyRetentionResponse(first_offset=first_offset, removed_objects=removed)
 
@@ -171,8 +171,8 @@ class StorageCalls:
         return topic
 
 
-def _keeps_nothing(name: str) -> Refusal:
-    return Refusal(
+def _keeps_nothing(name: str) -> RpcRefusal:
+    return RpcRefusal(
         Code.FAILED_PRECONDITION, f"topic {name} is not reliable: it keeps no messages, so it has no history"
     )
 

@@ -18,7 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from pydanube.config import open_files
 from pydanube.errors import TooManyConnections
-from pydanube.telemetry import Histogram, Snapshot, Telemetry
+from pydanube.telemetry import Histogram, MetricsSnapshot, Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +38,13 @@ REASONS: Final = {
 TEXT: Final = "text/plain; charset=utf-8"
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     code: int
     body: Sequence[bytes]  # in pieces
     content_type: str = TEXT
 
     @classmethod
-    def saying(cls, code: int, sentence: str) -> Answer:
+    def saying(cls, code: int, sentence: str) -> HttpAnswer:
         return cls(code, [f"{sentence}\n".encode()])
 
 
@@ -60,7 +60,7 @@ class Readiness(Protocol):
         ...
 
 
-class MetricsDoor:
+class MetricsServer:
     """Open before the broker is there, which can take long: until `follow` it says that the broker starts."""
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -107,7 +107,7 @@ class MetricsDoor:
             async with asyncio.timeout(ANSWER_SECONDS):
                 if too_many:
                     sentence = str(TooManyConnections(self._open_files.http, self._open_files.limit))
-                    answer = Answer.saying(503, sentence)
+                    answer = HttpAnswer.saying(503, sentence)
                 else:
                     answer = await self._answer(method, path)
                 writer.write(_head(answer))
@@ -122,34 +122,36 @@ class MetricsDoor:
             self._connections -= 1
             writer.close()
 
-    async def _answer(self, method: str, path: str) -> Answer:
+    async def _answer(self, method: str, path: str) -> HttpAnswer:
         if not method:
-            return Answer.saying(400, "this is no HTTP request")
+            return HttpAnswer.saying(400, "this is no HTTP request")
         if method not in ("GET", "HEAD"):
-            return Answer.saying(405, "only GET is served here")
+            return HttpAnswer.saying(405, "only GET is served here")
         match path:
             case "/metrics" if not self._telemetry.broker:
-                return Answer.saying(503, STARTING)
+                return HttpAnswer.saying(503, STARTING)
             case "/metrics":
                 async with self._printing:
                     pieces = await asyncio.to_thread((await self._snapshot()).pieces)
-                return Answer(200, pieces, CONTENT_TYPE_PLAIN_0_0_4)
+                return HttpAnswer(200, pieces, CONTENT_TYPE_PLAIN_0_0_4)
             case "/health/live":
-                return Answer.saying(200, "live")
+                return HttpAnswer.saying(200, "live")
             case "/health/ready":
                 if self._readiness is None:
-                    return Answer.saying(503, STARTING)
+                    return HttpAnswer.saying(503, STARTING)
                 why = self._readiness.not_ready()
-                return Answer.saying(200, self._readiness.ready_as()) if why is None else Answer.saying(503, why)
-        return Answer.saying(404, "try /metrics, /health/live or /health/ready")
+                return (
+                    HttpAnswer.saying(200, self._readiness.ready_as()) if why is None else HttpAnswer.saying(503, why)
+                )
+        return HttpAnswer.saying(404, "try /metrics, /health/live or /health/ready")
 
-    async def _snapshot(self) -> Snapshot:
+    async def _snapshot(self) -> MetricsSnapshot:
         steps = self._telemetry.snapshot_in_steps()
         while True:
             try:
                 next(steps)
             except StopIteration as done:
-                snapshot: Snapshot = done.value
+                snapshot: MetricsSnapshot = done.value
                 return snapshot
             await asyncio.sleep(0)
 
@@ -174,7 +176,7 @@ def _request_line(request: bytes) -> tuple[str, str]:
     return parts[0], parts[1].partition("?")[0]
 
 
-def _head(answer: Answer) -> bytes:
+def _head(answer: HttpAnswer) -> bytes:
     lines = (
         f"HTTP/1.1 {answer.code} {REASONS[answer.code]}",
         f"Content-Type: {answer.content_type}",

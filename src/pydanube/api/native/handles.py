@@ -17,7 +17,7 @@ from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.outbox import AnyOutbox, Caller, Delivered, DeliveredBatch
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.volatile_topic import VolatileSubscription
-from pydanube.core.dispatch.consumer_windows import Permits
+from pydanube.core.dispatch.consumer_window import Permits
 from pydanube.core.dispatch.events import Ranges
 from pydanube.core.names import ConsumerId, ProducerId
 from pydanube.errors import DanubeError, InvalidBatch, MessageTooLarge, OutOfSequence, ProtocolViolation

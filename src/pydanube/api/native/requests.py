@@ -6,18 +6,19 @@ become Error commands with the fields of the class they have inside the broker.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from pydanube.api.native.handle_table import HandleTable
 from pydanube.api.native.handles import DELIVER_OVERHEAD_BYTES, DURABILITIES, Consuming, Producing, fetched
+from pydanube.api.native.pump import Pump
+from pydanube.api.operations import TopicOperations, offset_of
 from pydanube.api.orders import tell_native
-from pydanube.api.topic_addresses import here, locate, make_topic, offset_of
+from pydanube.api.topic_addresses import here, locate, position_of
 from pydanube.broker.any_topic import AnyTopic
-from pydanube.broker.members import read_policy
 from pydanube.broker.overview import Overview
+from pydanube.broker.registrations import read_policy
 from pydanube.broker.topic import Topic
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
@@ -25,7 +26,6 @@ from pydanube.core.policies import Delivery, SubscriptionKind
 from pydanube.errors import (
     DanubeError,
     DeliveryMismatch,
-    LimitReached,
     NotServed,
     OffsetOutOfRange,
     ProtocolViolation,
@@ -36,7 +36,7 @@ from pydanube.formats.batch import Batch, topic_hash
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
 if TYPE_CHECKING:
-    from pydanube.api.native.server import Connection
+    from pydanube.api.native.connection import NativeConnection
 
 log = logging.getLogger(__name__)
 
@@ -46,16 +46,14 @@ FETCH_BYTES_MAX: Final = 32 * 1024 * 1024
 FETCH_WAIT_MAX_SECONDS: Final = 60.0
 
 
-class Requests:
-    """One connection's requests, producers and consumers."""
+class NativeRequests:
+    """One connection's requests."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: NativeConnection, handles: HandleTable, operations: TopicOperations) -> None:
         self._connection = connection
+        self._handles = handles
         self._broker = connection.broker
-        self.producers: dict[int, Producing] = {}
-        self._consumers: dict[int, Consuming] = {}
-        self._watched: dict[AnyTopic, Callable[[NotServed], None]] = {}  # topics that handles are of
-        self._handles = 0
+        self._operations = operations
         self.pumps = 0
         self._kinds: dict[str, Callable[[pb.Command], Awaitable[dict[str, Any]]]] = {
             "lookup": self._lookup,
@@ -82,65 +80,6 @@ class Requests:
         else:
             self._connection.spawn(self._answer(self._kinds[kind], command))
 
-    def producer(self, handle: int) -> Producing | None:
-        """None for one that has ended: its topic closed a moment ago, and the peer will hear of it."""
-        self._check_handle("producer", handle)
-        return self.producers.get(handle)
-
-    def consumer(self, handle: int) -> Consuming | None:
-        """None for one that has ended: what the peer says of it came too late."""
-        self._check_handle("consumer", handle)
-        return self._consumers.get(handle)
-
-    def _check_handle(self, what: str, handle: int) -> None:
-        if not 0 < handle <= self._handles:
-            raise ProtocolViolation(f"{what} {handle} was never opened on this connection")
-
-    def forget(self, consuming: Consuming) -> None:
-        self._consumers.pop(consuming.handle, None)
-        self._unwatch(consuming.topic)
-
-    def touch(self) -> None:
-        """The peer lives, so its producers do."""
-        for producing in self.producers.values():
-            producing.topic.touch_producer(producing.producer_id)
-
-    def end(self) -> None:
-        """The connection is gone: what its consumers held goes to others."""
-        for consuming in self._consumers.values():
-            consuming.subscription.detach(consuming.consumer_id, consuming.outbox)
-        for producing in self.producers.values():
-            producing.leave()
-        self._consumers.clear()
-        self.producers.clear()
-        for topic, watcher in self._watched.items():
-            topic.closed.forget(watcher)
-        self._watched.clear()
-
-    # --- topics that close --------------------------------------------------------------------------
-
-    def _watch(self, topic: AnyTopic) -> None:
-        if topic not in self._watched:
-            self._watched[topic] = partial(self._closed, topic)
-            topic.closed.watch(self._watched[topic])
-
-    def _unwatch(self, topic: AnyTopic) -> None:
-        """The peer has heard everything of this topic that it will, unless another of its handles is of it."""
-        handles: list[Producing | Consuming] = [*self.producers.values(), *self._consumers.values()]
-        if topic in self._watched and not any(each.topic is topic for each in handles):
-            topic.closed.forget(self._watched.pop(topic))
-
-    def _closed(self, topic: AnyTopic, why: NotServed) -> None:
-        """The topic is not served here any more: all its handles end, and the peer is told once."""
-        del self._watched[topic]
-        for producing in [each for each in self.producers.values() if each.topic is topic]:
-            del self.producers[producing.handle]
-        for consuming in [each for each in self._consumers.values() if each.topic is topic]:
-            del self._consumers[consuming.handle]
-        moved = pb.Command(moved=pb.Moved(topic=topic.name, stream_url=why.moved_to))
-        # Soon: receipts of what the topic stored last are on their way to be written.
-        asyncio.get_running_loop().call_soon(self._connection.send, moved)
-
     # --- answers ------------------------------------------------------------------------------------
 
     async def _answer(self, handler: Callable[[pb.Command], Awaitable[dict[str, Any]]], command: pb.Command) -> None:
@@ -157,20 +96,11 @@ class Requests:
             self._connection.answer(pb.Command(request_id=command.request_id, **answer))
             tell_native(self._broker, command, answer, self._connection.caller())
 
-    def _new_handle(self) -> int:
-        limit = self._connection.limits.handles
-        if len(self.producers) + len(self._consumers) >= limit:
-            raise LimitReached("producers and consumers of a connection", limit)
-        self._handles += 1
-        return self._handles
-
     # --- topics -------------------------------------------------------------------------------------
 
     async def _lookup(self, command: pb.Command) -> dict[str, Any]:
         name = TopicName(command.lookup.topic)
-        found = await self._broker.topics.partitions(name)
-        if not found:
-            raise TopicUnknown(name)
+        found = await self._operations.partitions(name)
         if found != [name]:
             place, partitions = here(self._broker), len(found)
         else:
@@ -193,22 +123,18 @@ class Requests:
         delivery = Delivery.RELIABLE if request.reliable else Delivery.NON_RELIABLE
         name, subject = TopicName(request.topic), request.schema_subject or None
         if request.partitions:
-            await self._broker.topics.create_partitioned(
-                name, request.partitions, delivery=delivery, schema_subject=subject
-            )
+            await self._operations.create_partitioned(name, request.partitions, delivery, subject)
         else:
-            await make_topic(self._broker, name, delivery=delivery, schema_subject=subject)
+            await self._operations.create(name, delivery, subject)
         return {"done": pb.Done()}
 
     async def _delete_topic(self, command: pb.Command) -> dict[str, Any]:
-        await self._broker.topics.delete(TopicName(command.delete_topic.topic))
+        await self._operations.delete(TopicName(command.delete_topic.topic))
         return {"done": pb.Done()}
 
     async def _describe_topic(self, command: pb.Command) -> dict[str, Any]:
         name = TopicName(command.describe_topic.topic)
-        found = await self._broker.topics.partitions(name)
-        if not found:
-            raise TopicUnknown(name)
+        found = await self._operations.partitions(name)
         overview = Overview(self._broker)
         if found != [name]:
             reliable = await overview.delivery(found[0]) is Delivery.RELIABLE
@@ -228,7 +154,7 @@ class Requests:
         return {"topic_info": info}
 
     async def _describe_storage(self, command: pb.Command) -> dict[str, Any]:
-        topic = await self._reliable(command.describe_storage.topic)
+        topic = await self._operations.reliable(TopicName(command.describe_storage.topic))
         # Gaps first: an orphan that is rescued meanwhile is told twice, and whoever reads believes the object.
         orphans, voids = await topic.gaps()
         info = pb.StorageInfo(
@@ -249,7 +175,7 @@ class Requests:
 
     async def _swap_objects(self, command: pb.Command) -> dict[str, Any]:
         request = command.swap_objects
-        topic = await self._reliable(request.topic)
+        topic = await self._operations.reliable(TopicName(request.topic))
         try:
             described = Descriptor.from_bytes(request.descriptor)
         except (ValueError, TypeError) as error:
@@ -288,12 +214,12 @@ class Requests:
         except BaseException:  # also if the peer has left: it must not keep an exclusive place
             topic.producers.remove(producer_id, registered)
             raise
-        handle = self._new_handle()
-        self.producers[handle] = Producing(
-            handle, topic, request.producer_name, producer_id, session, self._connection.answer_decided
+        handle = self._handles.new_handle()
+        self._handles.producers[handle] = Producing(
+            handle, topic, request.producer_name, producer_id, session, self._connection.intake.answer_decided
         )
-        self.producers[handle].introduce(self._connection.caller())
-        self._watch(topic)
+        self._handles.producers[handle].introduce(self._connection.caller())
+        self._handles.watch(topic)
         opened = pb.ProducerOpened(
             producer=handle,
             producer_id=producer_id if session else 0,
@@ -305,12 +231,12 @@ class Requests:
         return {"producer_opened": opened}
 
     async def _close_producer(self, command: pb.Command) -> dict[str, Any]:
-        producing = self.producer(command.close_producer.producer)
+        producing = self._handles.producer(command.close_producer.producer)
         if producing is not None:
             await producing.idle()
             producing.leave()
-            self.producers.pop(producing.handle, None)
-            self._unwatch(producing.topic)
+            self._handles.producers.pop(producing.handle, None)
+            self._handles.unwatch(producing.topic)
         return {"done": pb.Done()}
 
     # --- consuming ----------------------------------------------------------------------------------
@@ -324,9 +250,9 @@ class Requests:
             raise ProtocolViolation(f"subscription type {request.type} is none of {sorted(KINDS)}")
         filters = tuple(request.key_filters)
         unsent_bytes = self._connection.limits.unsent_bytes
-        handle = self._new_handle()
+        handle = self._handles.new_handle()
         if topic.reliable:
-            start = await offset_of(topic, request.start) if request.HasField("start") else None
+            start = await offset_of(topic, position_of(request.start)) if request.HasField("start") else None
             identity = await topic.subscribe(
                 name, kind, request.consumer_name, filters, start, native=True, hands_over=request.hands_over
             )
@@ -339,10 +265,10 @@ class Requests:
             fanned = topic.require(name)
             consuming = Consuming(handle, topic, fanned, identity, fanned.attach(identity), unsent_bytes)
             next_unacked = 0
-        self._consumers[handle] = consuming
+        self._handles.consumers[handle] = consuming
         if (registration := consuming.subscription.registration(identity)) is not None:
             registration.caller = self._connection.caller()
-        self._watch(topic)
+        self._handles.watch(topic)
         hands_over = request.hands_over and consuming.is_reliable
         shares = consuming.subscription.kind in (SubscriptionKind.SHARED, SubscriptionKind.KEY_SHARED)
         granted = (request.first_messages if hands_over and shares else 0) or request.messages
@@ -361,7 +287,7 @@ class Requests:
 
     def _start_pump(self, consuming: Consuming) -> None:
         self.pumps += 1
-        task = self._connection.spawn(self._connection.pump(consuming))
+        task = self._connection.spawn(Pump(self._connection, self._handles, consuming).run())
 
         def ended(_: object) -> None:
             self.pumps -= 1
@@ -369,29 +295,28 @@ class Requests:
         task.add_done_callback(ended)
 
     async def _close_consumer(self, command: pb.Command) -> dict[str, Any]:
-        consuming = self.consumer(command.close_consumer.consumer)
+        consuming = self._handles.consumer(command.close_consumer.consumer)
         if consuming is not None:
-            self.forget(consuming)
+            self._handles.forget(consuming)
             consuming.subscription.detach(consuming.consumer_id, consuming.outbox)
         return {"done": pb.Done()}
 
     async def _unsubscribe(self, command: pb.Command) -> dict[str, Any]:
         request = command.unsubscribe
-        topic = await self._broker.topics.require(TopicName(request.topic))
-        await topic.unsubscribe(SubscriptionName(request.subscription))
+        await self._operations.unsubscribe(TopicName(request.topic), SubscriptionName(request.subscription))
         return {"done": pb.Done()}
 
     async def _seek(self, command: pb.Command) -> dict[str, Any]:
         request = command.seek
-        topic = await self._reliable(request.topic)
-        subscription = topic.require(SubscriptionName(request.subscription))
-        offset = await offset_of(topic, request.to)
+        names = TopicName(request.topic), SubscriptionName(request.subscription)
+        topic, subscription = await self._operations.subscription(*names)
+        offset = await offset_of(topic, position_of(request.to))
         seeks = await subscription.move_to(offset)
         return {"offset_found": pb.OffsetFound(offset=offset, seeks=seeks)}
 
     async def _get_lag(self, command: pb.Command) -> dict[str, Any]:
-        topic = await self._reliable(command.get_lag.topic)
-        subscription = topic.require(SubscriptionName(command.get_lag.subscription))
+        names = TopicName(command.get_lag.topic), SubscriptionName(command.get_lag.subscription)
+        _, subscription = await self._operations.subscription(*names)
         info = subscription.get_lag_info()
         lag = pb.Lag(
             cursor=info.cursor,
@@ -405,13 +330,13 @@ class Requests:
     # --- reading ------------------------------------------------------------------------------------
 
     async def _find_offset(self, command: pb.Command) -> dict[str, Any]:
-        topic = await self._reliable(command.find_offset.topic)
-        return {"offset_found": pb.OffsetFound(offset=await offset_of(topic, command.find_offset.at))}
+        topic = await self._operations.reliable(TopicName(command.find_offset.topic))
+        return {"offset_found": pb.OffsetFound(offset=await offset_of(topic, position_of(command.find_offset.at)))}
 
     async def _fetch(self, command: pb.Command) -> None:
         request = command.fetch
         try:
-            topic = await self._reliable(request.topic)
+            topic = await self._operations.reliable(TopicName(request.topic))
             end = request.end if request.HasField("end") else None
             found, next_offset = await self._read(topic, request.start, end, request.bytes_max, request.wait_ms / 1000)
         except DanubeError as error:
@@ -446,12 +371,6 @@ class Requests:
         if sum(batch.header.size_bytes for batch in found) + DELIVER_OVERHEAD_BYTES > frame_size_max:
             found = await self._broker.run(lambda: fetched(found, start, frame_size_max))
         return found, found[-1].header.end_offset if found else start
-
-    async def _reliable(self, name: str) -> Topic:
-        topic = await self._broker.topics.require(TopicName(name))
-        if not topic.reliable:
-            raise DeliveryMismatch(topic.name, Delivery.RELIABLE.value, topic.delivery.value)
-        return topic
 
 
 def _durability(topic: AnyTopic) -> pb.Durability:

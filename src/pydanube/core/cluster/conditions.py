@@ -1,7 +1,8 @@
 """What is wrong, in words: the conditions of the alerts, decided by the product itself.
 
-    numbers of one broker ─► Watch.look ─► conditions of that broker          every few seconds, at each broker
-    all brokers' answers  ─► of_cluster ─► conditions of the cluster          when somebody asks
+    numbers of one broker ─► BrokerWatch.look ─► conditions of that broker    every few seconds, at each broker
+
+Those of the cluster as a whole are in `cluster_conditions.py`.
 
 A condition has the name of an alert in deploy/alerts.yml and leads to the same runbook. What Prometheus looks at over
 minutes is looked at over minutes here too. What needs a person at once (a broker that is gone, topics without one) is
@@ -16,7 +17,6 @@ import enum
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Final, NamedTuple, Protocol
 
@@ -34,11 +34,6 @@ DISK_FREE_SHARE: Final = 0.1
 LOG_SHARE: Final = 0.9
 UPLOAD_SECONDS: Final = 300.0
 UNOPENED_SECONDS: Final = 10.0  # a broker that has just started opens its topics one after the other
-RESTARTS_MAX: Final = 2  # in an hour
-RESTART_MS: Final = 3_600_000
-STALE_MS: Final = 24 * 3_600_000  # a broker that is gone is remembered so long
-NAMED_MAX: Final = 3  # topics in a sentence
-DRAINED: Final = "DanubeBrokerDrained"
 
 
 class Severity(enum.StrEnum):
@@ -72,16 +67,16 @@ def order(conditions: Iterable[Condition]) -> list[Condition]:
 # --- how one broker is doing ----------------------------------------------------------------------------
 
 
-class Buckets(NamedTuple):
+class LatencyBuckets(NamedTuple):
     """A histogram: how many lie between two bounds; one more count than bounds."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
 
-    def since(self, earlier: Buckets) -> Buckets:
+    def since(self, earlier: LatencyBuckets) -> LatencyBuckets:
         """What came since `earlier`. One that began anew counts from 0."""
         grown = tuple(now - then for now, then in zip(self.counts, earlier.counts, strict=True))
-        return self if min(grown, default=0) < 0 else Buckets(self.bounds, grown)
+        return self if min(grown, default=0) < 0 else LatencyBuckets(self.bounds, grown)
 
     def quantile(self, share: float) -> float | None:
         """As Prometheus guesses it: evenly spread between two bounds. None: nothing was counted."""
@@ -98,7 +93,7 @@ class Buckets(NamedTuple):
         return low + (self.bounds[place] - low) * (rank - before) / max(self.counts[place], 1)
 
 
-class SubscriptionNumbers(NamedTuple):
+class SubscriptionCounts(NamedTuple):
     topic: str
     name: str
     lag: int | None  # None: it has none
@@ -114,7 +109,7 @@ class SubscriptionNumbers(NamedTuple):
         return f"{self.topic} {self.name}"
 
 
-class Orphaned(NamedTuple):
+class OrphanedRanges(NamedTuple):
     """What of a topic only the disk of a lost broker has."""
 
     topic: str
@@ -132,7 +127,7 @@ class BrokerNumbers:
     lease_age_seconds: float | None = None
     lease_ttl_seconds: float = 0.0
     unopened: Mapping[str, str] = field(default_factory=dict)  # topics, and why
-    orphans: Sequence[Orphaned] = ()
+    orphans: Sequence[OrphanedRanges] = ()
     log_size_bytes: int | None = None
     log_limit_bytes: int = 0  # 0: the disk is the bound
     disk_free_bytes: int | None = None
@@ -141,9 +136,9 @@ class BrokerNumbers:
     object_errors: int = 0
     metadata_size_bytes: int = 0
     metadata_quota_bytes: int = 0
-    loop_lag: Buckets | None = None
-    commits: Buckets | None = None
-    publishes: Buckets | None = None
+    loop_lag: LatencyBuckets | None = None
+    commits: LatencyBuckets | None = None
+    publishes: LatencyBuckets | None = None
 
 
 class Percentiles(NamedTuple):
@@ -154,7 +149,7 @@ class Percentiles(NamedTuple):
     p99: float | None
 
     @classmethod
-    def of(cls, buckets: Buckets | None) -> Percentiles:
+    def of(cls, buckets: LatencyBuckets | None) -> Percentiles:
         if buckets is None:
             return cls(None, None, None)
         return cls(buckets.quantile(0.5), buckets.quantile(0.95), buckets.quantile(0.99))
@@ -170,7 +165,7 @@ class _Counters:
     quiet_since: float
 
 
-class Watch:
+class BrokerWatch:
     """The memory that rules over time need, of one broker. `look` now and then; `conditions` are of the last look."""
 
     def __init__(self) -> None:
@@ -182,9 +177,7 @@ class Watch:
         self._before: BrokerNumbers | None = None
         self._earlier: BrokerNumbers | None = None
 
-    def look(
-        self, now: float, now_ms: int, broker: BrokerNumbers, subscriptions: Iterable[SubscriptionNumbers]
-    ) -> None:
+    def look(self, now: float, now_ms: int, broker: BrokerNumbers, subscriptions: Iterable[SubscriptionCounts]) -> None:
         for _ in self.look_in_steps(now, now_ms, broker, subscriptions):
             pass
 
@@ -193,7 +186,7 @@ class Watch:
         now: float,
         now_ms: int,
         broker: BrokerNumbers,
-        subscriptions: Iterable[SubscriptionNumbers],
+        subscriptions: Iterable[SubscriptionCounts],
         step: int = 250,
     ) -> Iterator[None]:
         """The same, for a loop that has other things to do."""
@@ -270,7 +263,7 @@ class Watch:
             )
 
     def _subscription(
-        self, now: float, each: SubscriptionNumbers, counters: _Counters | None, turns: bool, judge: _Judge
+        self, now: float, each: SubscriptionCounts, counters: _Counters | None, turns: bool, judge: _Judge
     ) -> _Counters:
         counts = (
             each.heartbeat_polls,
@@ -415,196 +408,6 @@ def _unopened(unopened: Mapping[str, str]) -> Condition:
     )
 
 
-# --- how the cluster is doing ---------------------------------------------------------------------------
-
-
-class Life(enum.StrEnum):
-    """What is known of a broker."""
-
-    ANSWERS = "answers"
-    SILENT = "silent"  # registered, and it does not answer
-    GONE = "gone"  # its lease has run out
-    STOPPED = "stopped"  # in order
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerFacts:
-    """One broker, as whoever is asked knows it. `own` is what it said of itself: empty if it does not answer."""
-
-    broker: int
-    address: str
-    life: Life
-    since_ms: int | None = None  # that it is so; None: not known
-    why: str = ""  # it does not answer
-    mode: str = ""
-    reason: str = ""
-    topics: int = 0  # assigned to it
-    own: Sequence[Condition] = ()
-    orphans: Sequence[Orphaned] = ()
-    starts_ms: Sequence[int] = ()  # lately, without an orderly stop before
-    lease_seconds: float = 0.0
-    not_uploaded_seconds: float | None = (
-        None  # how old the oldest message was that it had not uploaded; None: not known
-    )
-
-    @property
-    def name(self) -> str:
-        return f"broker {self.address or self.broker}"
-
-
-class ClusterFacts(NamedTuple):
-    now_ms: int
-    brokers: Sequence[BrokerFacts]
-    has_leader: bool
-    unassigned: Sequence[str] = ()  # topics that no broker has
-    waiting: Sequence[str] = ()  # of them, those that wait for their own broker
-
-
-def of_cluster(facts: ClusterFacts) -> list[Condition]:
-    """Everything that is wrong now, the worst first."""
-    found = [*_absent(facts), *_unserved(facts), *_rescues(facts), *_drained(facts), *_restarts(facts)]
-    if not facts.has_leader:
-        found.append(
-            Condition(
-                "DanubeNoLeader",
-                Severity.CRITICAL,
-                "the cluster has no leader: topics are served, and none moves, is placed, or is taken from a broker "
-                "that dies",
-                "a new one is elected within seconds; if not, look at the metadata store",
-            )
-        )
-    several = len(facts.brokers) > 1
-    for broker in facts.brokers:
-        for each in broker.own:
-            about = each.subject or str(broker.broker)
-            sentence = each.sentence if each.subject or not several else f"{broker.name}: {each.sentence}"
-            found.append(each._replace(subject=about, sentence=sentence[:1].lower() + sentence[1:]))
-    return order(_once(found))
-
-
-def _once(found: Iterable[Condition]) -> list[Condition]:
-    """The metadata store is one, whoever complains of it."""
-    kept: dict[tuple[str, str], Condition] = {}
-    for each in found:
-        kept.setdefault((each.name, "" if each.name == "DanubeMetadataFilling" else each.subject), each)
-    return list(kept.values())
-
-
-def _absent(facts: ClusterFacts) -> Iterator[Condition]:
-    for broker in facts.brokers:
-        if broker.life is Life.SILENT:
-            lease = f" when its lease has run out, {broker.lease_seconds:.0f} s after its last sign of life"
-            had = f"; it has {count(broker.topics, 'topic')}, which others take{lease}" if broker.topics else ""
-            yield Condition(
-                "DanubeBrokerDown",
-                Severity.CRITICAL,
-                f"{broker.name} does not answer{_since(broker.since_ms, facts.now_ms)}{had}",
-                "start it again on its data directory; if it runs, look at the network to it",
-                str(broker.broker),
-                broker.since_ms,
-            )
-        elif broker.life is Life.GONE:
-            yield Condition(
-                "DanubeBrokerDown",
-                Severity.CRITICAL,
-                f"{broker.name} is gone{_since(broker.since_ms, facts.now_ms)}: it did not stop in order",
-                "start it again on its data directory; `danube admin brokers forget` if it is not to come back",
-                str(broker.broker),
-                broker.since_ms,
-            )
-        elif broker.life is Life.STOPPED:
-            yield Condition(
-                "DanubeBrokerDown",
-                Severity.WARNING,
-                f"{broker.name} is stopped{_since(broker.since_ms, facts.now_ms)}, in order",
-                "start it again; `danube admin brokers forget` if it is not to come back",
-                str(broker.broker),
-                broker.since_ms,
-            )
-
-
-def _unserved(facts: ClusterFacts) -> Iterator[Condition]:
-    silent = [broker for broker in facts.brokers if broker.life is not Life.ANSWERS and broker.topics]
-    lost = sum(broker.topics for broker in silent)
-    total = lost + len(facts.unassigned)
-    if not total:
-        return
-    parts = []
-    if silent:
-        away = {Life.SILENT: "which does not answer", Life.GONE: "which is gone", Life.STOPPED: "which is stopped"}
-        parts.append(f"{lost:,} of {' and '.join(f'{each.name}, {away[each.life]}' for each in silent)}")
-    if facts.waiting:
-        parts.append(f"{len(facts.waiting):,} wait for their own broker")
-    if rest := len(facts.unassigned) - len(facts.waiting):
-        parts.append(f"{rest:,} wait for a broker that takes them ({_named(facts.unassigned)})")
-    yield Condition(
-        "DanubeTopicsUnassigned",
-        Severity.CRITICAL,
-        f"{count(total, 'topic')} {'has' if total == 1 else 'have'} no server: {', '.join(parts)}",
-        "nobody can publish to them or read from them; `danube admin topics describe` says what one waits for",
-        since_ms=min((each.since_ms for each in silent if each.since_ms is not None), default=None),
-    )
-
-
-def _rescues(facts: ClusterFacts) -> Iterator[Condition]:
-    orphans = [each for broker in facts.brokers for each in broker.orphans]
-    for broker in facts.brokers:
-        # Until others have taken its topics nobody can count the messages, only say whose they are.
-        if broker.life in (Life.SILENT, Life.GONE) and broker.topics:
-            age = broker.not_uploaded_seconds
-            which = "how many is not known" if age is None else f"those of about its last {words(max(age, 1.0))}"
-            yield Condition(
-                "DanubeOrphanRange",
-                Severity.WARNING,
-                f"messages that {broker.name} had not uploaded wait to be rescued from its disk: {which}",
-                "start that broker again on its data directory: it brings them",
-                str(broker.broker),
-                broker.since_ms,
-            )
-    if not orphans:
-        return
-    names = {broker.broker: broker.name for broker in facts.brokers}
-    whose = sorted({owner for each in orphans for owner in each.brokers})
-    on = " and ".join(names.get(owner, f"broker {owner}") for owner in whose) or "a lost broker"
-    topics = sorted({each.topic for each in orphans})
-    yield Condition(
-        "DanubeOrphanRange",
-        Severity.WARNING,
-        f"up to {count(sum(each.offsets for each in orphans), 'message')} of {count(len(topics), 'topic')} "
-        f"({_named(topics)}) wait to be rescued from the disk of {on}",
-        "start that broker again on its data directory: it brings them",
-    )
-
-
-def _drained(facts: ClusterFacts) -> Iterator[Condition]:
-    here = [broker for broker in facts.brokers if broker.life is Life.ANSWERS]
-    active = [broker for broker in here if broker.mode == "active"]
-    for broker in here:
-        if broker.mode == "drained":
-            yield Condition(
-                DRAINED,
-                Severity.WARNING if active else Severity.CRITICAL,
-                f"{broker.name} is drained ({broker.reason or 'no reason given'}): it runs and serves no topic",
-                f"danube admin brokers activate {broker.broker}",
-                str(broker.broker),
-                broker.since_ms,
-            )
-
-
-def _restarts(facts: ClusterFacts) -> Iterator[Condition]:
-    for broker in facts.brokers:
-        recent = [each for each in broker.starts_ms if facts.now_ms - each < RESTART_MS]
-        if len(recent) > RESTARTS_MAX:
-            yield Condition(
-                "DanubeBrokerRestarts",
-                Severity.WARNING,
-                f"{broker.name} ended without an orderly stop and began anew {len(recent)} times in the last hour",
-                "its log, and the system's (out of memory, a failing disk), say why",
-                str(broker.broker),
-                min(recent),
-            )
-
-
 # --- words ----------------------------------------------------------------------------------------------
 
 
@@ -627,15 +430,3 @@ def words(seconds: float) -> str:
     if seconds < 48 * 3600:
         return f"{seconds / 3600:.0f} h"
     return f"{seconds / 86400:.0f} days"
-
-
-def _since(since_ms: int | None, now_ms: int) -> str:
-    if since_ms is None:
-        return ""
-    time = datetime.fromtimestamp(since_ms / 1000, UTC)
-    return f" since {time:%H:%M:%SZ} ({words((now_ms - since_ms) / 1000)})"
-
-
-def _named(topics: Sequence[str]) -> str:
-    more = f" and {len(topics) - NAMED_MAX:,} more" if len(topics) > NAMED_MAX else ""
-    return ", ".join(topics[:NAMED_MAX]) + more

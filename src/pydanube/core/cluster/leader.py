@@ -129,7 +129,7 @@ class Direct(NamedTuple):
     to: BrokerId
 
 
-class Start(NamedTuple):
+class StartMove(NamedTuple):
     """`entry` is for the history, if there is to be one."""
 
     topic: TopicName
@@ -158,7 +158,7 @@ class Activate(NamedTuple):
     broker: BrokerId
 
 
-Decision: TypeAlias = Declare | Abandon | Direct | Start | Remove | FinishDrain | NoBroker | Activate
+Decision: TypeAlias = Declare | Abandon | Direct | StartMove | Remove | FinishDrain | NoBroker | Activate
 
 
 # --- the leader -----------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ class Leading:
                     break
                 scale.put_on(target)
                 room -= 1
-                yield Start(topic, marker.towards(target))
+                yield StartMove(topic, marker.towards(target))
 
     def _rebalance(self, now: float, now_ms: int, world: World) -> Iterator[Decision]:
         interval = self._rules.check_interval_seconds
@@ -438,9 +438,9 @@ def plan_moves(world: World, strategy: str, rules: Rules, *, moves_max: int = PL
     return plan(strategy, measured, topics_of, known, rules, busy=world.markers, moves_max=moves_max)
 
 
-def start_of(move: Move, now_ms: int) -> Start:
+def start_of(move: Move, now_ms: int) -> StartMove:
     marker = Marker(reason=REBALANCE, from_broker=move.from_broker, to=move.to_broker, timestamp=now_ms)
-    return Start(move.topic, marker, replace(move, timestamp=now_ms))
+    return StartMove(move.topic, marker, replace(move, timestamp=now_ms))
 
 
 def _abandoned(world: World) -> Iterator[Abandon]:

@@ -58,7 +58,7 @@ class Mode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registration:
+class BrokerRegistration:
     """A living broker. `home` is where its data directory is, so that a restart can be told from a copy."""
 
     broker_url: str
@@ -201,7 +201,7 @@ class Lost:
 # --- the decision ---------------------------------------------------------------------------------------
 
 
-class Found(NamedTuple):
+class Known(NamedTuple):
     """What the store says of this broker. `registered` and `home` are those of the registration that is there."""
 
     state: BrokerState | None = None
@@ -210,52 +210,54 @@ class Found(NamedTuple):
     home: str = ""
 
 
-class Verdict(enum.Enum):
+class RegistrationVerdict(enum.Enum):
     ENTER = "enter"  # register, with the mode and reason given
     WAIT = "wait"  # somebody else is registered under this id: dead, and it will run out, or alive, and this is a copy
     REPLACED = "replaced"  # another process has this id now: stop
 
 
-class Entry(NamedTuple):
+class RegistrationDecision(NamedTuple):
     """How to register. `declared_dead`: what this process served is given to others, and it needs a new session."""
 
-    verdict: Verdict
+    verdict: RegistrationVerdict
     mode: Mode
     reason: str
     declared_dead: bool = False
 
 
-def enter_running(found: Found, *, session: int) -> Entry:
+def enter_running(found: Known, *, session: int) -> RegistrationDecision:
     """The lease of a process that runs has run out, or may have."""
     state = found.state or BrokerState(mode=Mode.ACTIVE, reason=BOOT)
     if found.registered not in (None, session):
-        return Entry(Verdict.REPLACED, state.mode, state.reason)
+        return RegistrationDecision(RegistrationVerdict.REPLACED, state.mode, state.reason)
     if found.lost is not None and found.lost.session == session:
         return _entry_of_lost(state, REGISTRATION_EXPIRED)
     # However long it lasted: nobody decided anything meanwhile, so nothing has changed.
-    return Entry(Verdict.ENTER, state.mode, state.reason)
+    return RegistrationDecision(RegistrationVerdict.ENTER, state.mode, state.reason)
 
 
-def enter_starting(found: Found, *, home: str, join: bool) -> Entry:
+def enter_starting(found: Known, *, home: str, join: bool) -> RegistrationDecision:
     """A process starts. `home` is its data directory, whose lock it holds: no other process lives there."""
     state = found.state
     here_before = found.registered is not None and found.home == home
     if found.registered is not None and not here_before:
-        return Entry(Verdict.WAIT, Mode.DRAINED, "")
+        return RegistrationDecision(RegistrationVerdict.WAIT, Mode.DRAINED, "")
     if state is None:
-        return Entry(Verdict.ENTER, *((Mode.DRAINED, JOIN) if join else (Mode.ACTIVE, BOOT)))
+        return RegistrationDecision(RegistrationVerdict.ENTER, *((Mode.DRAINED, JOIN) if join else (Mode.ACTIVE, BOOT)))
     if found.lost is not None and found.lost.session == state.session:
         return _entry_of_lost(state, STALE_RESTART)
     if state.mode is not Mode.ACTIVE:
-        return Entry(Verdict.ENTER, state.mode, state.reason)
+        return RegistrationDecision(RegistrationVerdict.ENTER, state.mode, state.reason)
     fast = here_before or state.has_left
-    return Entry(Verdict.ENTER, Mode.ACTIVE, FAST_RESTART if fast else FULL_CLUSTER_RESTART)
+    return RegistrationDecision(RegistrationVerdict.ENTER, Mode.ACTIVE, FAST_RESTART if fast else FULL_CLUSTER_RESTART)
 
 
-def _entry_of_lost(state: BrokerState, reason: str) -> Entry:
+def _entry_of_lost(state: BrokerState, reason: str) -> RegistrationDecision:
     """Its session was declared dead. What an operator ordered before holds: that it was away does not end it."""
     is_ordered = state.mode is not Mode.ACTIVE and not state.is_away
-    return Entry(Verdict.ENTER, Mode.DRAINED, state.reason if is_ordered else reason, declared_dead=True)
+    return RegistrationDecision(
+        RegistrationVerdict.ENTER, Mode.DRAINED, state.reason if is_ordered else reason, declared_dead=True
+    )
 
 
 # --- the times ------------------------------------------------------------------------------------------

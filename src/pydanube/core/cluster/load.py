@@ -60,7 +60,7 @@ class TopicLoad:
         return 0.5 * self.byte_rate_mbps + 0.3 * self.connections + 0.2 * self.backlog_messages / BACKLOG_UNIT
 
 
-class Usage(NamedTuple):
+class ResourceUsage(NamedTuple):
     """What a machine is busy with, in percent; None where nothing measures it."""
 
     cpu: float | None = None
@@ -281,7 +281,7 @@ def _measure(
     return measured
 
 
-class Tally:
+class LoadTally:
     """The figures of every broker, kept up to date topic by topic. The same as `measure` of all of them.
 
     A report changes what is known of many topics: then everything is counted anew, when somebody asks.

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple, Self
 
-from pydanube.core.cluster.conditions import STALE_MS, count
-from pydanube.core.cluster.lifecycle import BrokerState, Registration, silent_before_end
+from pydanube.core.cluster.cluster_conditions import STALE_MS
+from pydanube.core.cluster.conditions import count
+from pydanube.core.cluster.lifecycle import BrokerRegistration, BrokerState, silent_before_end
 from pydanube.core.names import BrokerId
 
 STARTS_MAX: Final = 10  # that are remembered
@@ -59,7 +60,7 @@ class Presence:
             return None
 
 
-class Change(NamedTuple):
+class PresenceChange(NamedTuple):
     """Of one record: its new value, or None to remove it; and what happened, if that is worth telling."""
 
     broker: BrokerId
@@ -81,11 +82,11 @@ class Attendance:
         now: float,
         now_ms: int,
         *,
-        alive: Mapping[BrokerId, Registration],
+        alive: Mapping[BrokerId, BrokerRegistration],
         states: Mapping[BrokerId, BrokerState],
         records: Mapping[BrokerId, Presence],
         topics: Mapping[BrokerId, Sequence[Any] | Mapping[Any, Any]],
-    ) -> Iterator[Change]:
+    ) -> Iterator[PresenceChange]:
         for broker, registration in sorted(alive.items()):
             self._missing.pop(broker, None)
             self._seen_alive.add(broker)
@@ -96,11 +97,11 @@ class Attendance:
             if record.gone_ms is None:
                 yield from self._going(now, now_ms, broker, record, states.get(broker), len(topics.get(broker, ())))
             elif now_ms - record.gone_ms >= STALE_MS:
-                yield Change(broker, None)
+                yield PresenceChange(broker, None)
 
     def _going(
         self, now: float, now_ms: int, broker: BrokerId, record: Presence, state: BrokerState | None, topics: int
-    ) -> Iterator[Change]:
+    ) -> Iterator[PresenceChange]:
         """Whoever was not there when this leader came gets the time of a lease: perhaps everything was restarted."""
         since = self._missing.setdefault(broker, now)
         if broker not in self._seen_alive and now - since < self._ttl_seconds:
@@ -108,17 +109,17 @@ class Attendance:
         in_order = state is not None and state.has_left
         if in_order:
             gone = replace(record, gone_ms=now_ms, in_order=True)
-            yield Change(broker, gone, "stopped", f"broker {record.address} stopped, in order")
+            yield PresenceChange(broker, gone, "stopped", f"broker {record.address} stopped, in order")
         else:
             silent_ms = now_ms - int(silent_before_end(self._ttl_seconds) * 1000)
             gone = replace(record, gone_ms=max(record.since_ms, silent_ms), in_order=False)
             had = f", with {count(topics, 'topic')}" if topics else ""
-            yield Change(broker, gone, "died", f"broker {record.address} is gone: its lease ran out{had}")
+            yield PresenceChange(broker, gone, "died", f"broker {record.address} is gone: its lease ran out{had}")
 
 
 def _here(
-    broker: BrokerId, registration: Registration, state: BrokerState | None, record: Presence | None, now_ms: int
-) -> Iterator[Change]:
+    broker: BrokerId, registration: BrokerRegistration, state: BrokerState | None, record: Presence | None, now_ms: int
+) -> Iterator[PresenceChange]:
     mode, reason = (state.mode.value, state.reason) if state is not None else ("", "")
     address = registration.broker_url.rpartition("://")[2]
     starts = tuple(each for each in record.starts_ms if now_ms - each < START_KEPT_MS) if record is not None else ()
@@ -137,12 +138,14 @@ def _here(
         )
         anew = "began anew, without an orderly stop before" if is_crash else "was restarted, in order"
         back = "came" if record is None else "is back" if record.gone_ms is not None else anew
-        yield Change(broker, fresh, "came", f"broker {address} {back}: {mode or 'no state yet'}{_because(reason)}")
+        yield PresenceChange(
+            broker, fresh, "came", f"broker {address} {back}: {mode or 'no state yet'}{_because(reason)}"
+        )
     elif (record.mode, record.reason, record.address) != (mode, reason, address):
         changed = replace(record, mode=mode, reason=reason, address=address)
         is_worth = record.mode != mode
         sentence = f"broker {address} is {mode or 'without a state'}{_because(reason)}" if is_worth else ""
-        yield Change(broker, changed, mode if is_worth else "", sentence)
+        yield PresenceChange(broker, changed, mode if is_worth else "", sentence)
 
 
 def _because(reason: str) -> str:

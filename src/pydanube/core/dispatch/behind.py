@@ -19,7 +19,7 @@ LOOKS_MAX: Final = 8
 KEEPS_UP_SECONDS: Final = 5.0  # a consumer that has the oldest message for less is not behind: it is at work
 
 
-class Course(enum.StrEnum):
+class LagCourse(enum.StrEnum):
     CAUGHT_UP = "caught_up"
     KEEPING_UP = "keeping_up"  # what waits came in the last few seconds
     CATCHING_UP = "catching_up"
@@ -31,16 +31,16 @@ class Course(enum.StrEnum):
 class CatchUp(NamedTuple):
     """`seconds` only while it is catching up."""
 
-    course: Course
+    course: LagCourse
     seconds: float | None = None
 
     def __str__(self) -> str:
-        if self.course is Course.CATCHING_UP and self.seconds is not None:
+        if self.course is LagCourse.CATCHING_UP and self.seconds is not None:
             return f"at this rate it has caught up in about {words(self.seconds)}"
         return {
-            Course.KEEPING_UP: "it keeps up",
-            Course.FALLING_BEHIND: "it falls further behind: more comes in than is acknowledged",
-            Course.STANDING: "it is not catching up",
+            LagCourse.KEEPING_UP: "it keeps up",
+            LagCourse.FALLING_BEHIND: "it falls further behind: more comes in than is acknowledged",
+            LagCourse.STANDING: "it is not catching up",
         }.get(self.course, "")
 
 
@@ -63,13 +63,13 @@ class Trend:
         came a moment ago are no trend, whatever was there a minute before.
         """
         if lag == 0:
-            return CatchUp(Course.CAUGHT_UP)
+            return CatchUp(LagCourse.CAUGHT_UP)
         if oldest_seconds is not None and oldest_seconds < KEEPS_UP_SECONDS:
-            return CatchUp(Course.KEEPING_UP)
+            return CatchUp(LagCourse.KEEPING_UP)
         if not self._looks or now <= self._looks[0][0]:
-            return CatchUp(Course.UNKNOWN)
+            return CatchUp(LagCourse.UNKNOWN)
         at, before = self._looks[0]
         per_second = (before - lag) / (now - at)
         if per_second > 0:
-            return CatchUp(Course.CATCHING_UP, lag / per_second)
-        return CatchUp(Course.FALLING_BEHIND if per_second < 0 else Course.STANDING)
+            return CatchUp(LagCourse.CATCHING_UP, lag / per_second)
+        return CatchUp(LagCourse.FALLING_BEHIND if per_second < 0 else LagCourse.STANDING)

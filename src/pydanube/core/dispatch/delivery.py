@@ -26,14 +26,14 @@ COPY_RETRY_SECONDS_MIN: Final = 1.0
 TIMED_OUT: Final = "ack timeout"
 
 
-class Backoff(enum.Enum):
+class BackoffStrategy(enum.Enum):
     """Values are the stored names."""
 
     FIXED = "Fixed"
     EXPONENTIAL = "Exponential"
 
 
-class Poison(enum.Enum):
+class PoisonPolicy(enum.Enum):
     """What happens to a message that failed too often. Values are the stored names."""
 
     DEAD_LETTER = "DeadLetter"  # publish it elsewhere, then count it as acknowledged
@@ -49,8 +49,8 @@ class FailurePolicy:
     ack_timeout_ms: int = 30_000
     base_redelivery_delay_ms: int = 1_000
     max_redelivery_delay_ms: int = 60_000
-    backoff_strategy: Backoff = Backoff.EXPONENTIAL
-    poison_policy: Poison = Poison.BLOCK
+    backoff_strategy: BackoffStrategy = BackoffStrategy.EXPONENTIAL
+    poison_policy: PoisonPolicy = PoisonPolicy.BLOCK
     dead_letter_topic: str | None = None
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class FailurePolicy:
                 self.base_redelivery_delay_ms,
                 f"at most max_redelivery_delay_ms, which is {self.max_redelivery_delay_ms}",
             )
-        if self.poison_policy is Poison.DEAD_LETTER or self.dead_letter_topic:
+        if self.poison_policy is PoisonPolicy.DEAD_LETTER or self.dead_letter_topic:
             try:
                 TopicName(self.dead_letter_topic or "")
             except InvalidName as error:
@@ -81,7 +81,7 @@ class FailurePolicy:
     def from_json(cls, stored: Mapping[str, object]) -> Self:
         """The stored form; missing fields have their defaults, fields of newer versions are ignored."""
         values = {name: stored[name] for name in cls.__slots__ if stored.get(name) is not None}
-        for name, kind in (("backoff_strategy", Backoff), ("poison_policy", Poison)):
+        for name, kind in (("backoff_strategy", BackoffStrategy), ("poison_policy", PoisonPolicy)):
             if name in values:
                 values[name] = _member(kind, name, values[name])
         return cls(**values)  # type: ignore[arg-type]
@@ -143,13 +143,13 @@ class RetryAt:
     time: float
 
 
-Verdict: TypeAlias = RetryAt | Poison
+Verdict: TypeAlias = RetryAt | PoisonPolicy
 
 
 def retry_delay_seconds(policy: FailurePolicy, failures: int, asked_seconds: float = 0.0) -> float:
     """How long the message waits after its n-th failure; `asked_seconds` is the nack's own delay."""
     delay_ms = policy.base_redelivery_delay_ms
-    if policy.backoff_strategy is Backoff.EXPONENTIAL:
+    if policy.backoff_strategy is BackoffStrategy.EXPONENTIAL:
         delay_ms <<= min(max(failures - 1, 0), 64)  # 64 doublings exceed every allowed maximum
     return min(max(delay_ms / 1000, asked_seconds), policy.max_redelivery_delay_ms / 1000)
 

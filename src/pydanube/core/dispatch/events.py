@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pydanube.core.dispatch.consumer_windows import DispatchLimits, Permits
+from pydanube.core.dispatch.consumer_window import DispatchLimits, Permits
 from pydanube.core.dispatch.delivery import FailurePolicy, Tries
 from pydanube.core.dispatch.limits import TokenBucket
 from pydanube.core.dispatch.ranges import OffsetRange
@@ -79,7 +79,7 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class ConsumerFinished:
     """A consumer wants nothing more; what it holds it may still acknowledge."""
 
     consumer: ConsumerId
@@ -87,7 +87,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """What became of a `Send`: so many bytes went out, `unsent` did not.
+    """What became of a `SendRanges`: so many bytes went out, `unsent` did not.
 
     Required after every Send to a consumer with permits; after others only if something was not sent. Unsent
     ranges wait for the next tick or commit (a reader with nothing to give must not become a busy loop). After
@@ -100,7 +100,7 @@ class Shipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Acked:
+class AckReceived:
     """`consumer`: who says so, if that is known: a sign of life."""
 
     ranges: Ranges
@@ -108,7 +108,7 @@ class Acked:
 
 
 @dataclass(frozen=True, slots=True)
-class Nacked:
+class NackReceived:
     ranges: Ranges
     delay_seconds: float = 0.0
     reason: str = ""
@@ -147,7 +147,7 @@ class Voided:
 
 
 @dataclass(frozen=True, slots=True)
-class Trimmed:
+class LogTrimmed:
     """Retention removed everything below `first_offset`."""
 
     first_offset: int
@@ -205,15 +205,15 @@ Event: TypeAlias = (
     | Granted
     | Handed
     | Returned
-    | Stopped
+    | ConsumerFinished
     | Shipped
-    | Acked
-    | Nacked
+    | AckReceived
+    | NackReceived
     | Available
     | Withheld
     | HistoryAvailable
     | Voided
-    | Trimmed
+    | LogTrimmed
     | Keyed
     | Ticked
     | PolicyChanged
@@ -227,7 +227,7 @@ Event: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendRanges:
     """`attempt` is 1 the first time.
 
     Stop after the message that brings the bytes to `size_max_bytes`, counting all Sends of this step to the
@@ -257,13 +257,6 @@ class NotHeld:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveCursor:
-    """The cursor moved to `next_unacked`. The room saves soon, with `machine.saved()`, not each time."""
-
-    next_unacked: int
-
-
-@dataclass(frozen=True, slots=True)
 class DeadLetter:
     """Copy these to the dead-letter topic, then say `DeadLettered` or `DeadLetterFailed`."""
 
@@ -282,24 +275,11 @@ class Blocked:
 
 
 @dataclass(frozen=True, slots=True)
-class Unblocked:
-    key: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Dropped:
     """By the poison policy Drop."""
 
     range: OffsetRange
     tries: Tries
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """Key-Shared: no consumer of the subscription accepts the key."""
-
-    offset: int
-    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,15 +326,12 @@ class WakeAt:
 
 
 Effect: TypeAlias = (
-    Send
+    SendRanges
     | Recall
     | NotHeld
-    | SaveCursor
     | DeadLetter
     | Blocked
-    | Unblocked
     | Dropped
-    | Skipped
     | Expired
     | Activated
     | JoinRefused

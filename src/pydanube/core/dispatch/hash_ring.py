@@ -50,7 +50,7 @@ def _points_of(consumer: ConsumerId) -> tuple[int, ...]:
     return tuple(ring_hash(f"{consumer}-{number}") for number in range(POINTS_PER_CONSUMER))
 
 
-class Ring:
+class HashRing:
     """Consumers on a circle. Adding or removing one moves only the keys of its own arcs."""
 
     __slots__ = ("_filters", "_hashes", "_owners", "_points")

@@ -26,7 +26,7 @@ OFFSET_END_MAX: Final = 2**63
 STRETCH: Final = 4096  # ranges (or bytes) that are encoded or decoded before somebody else may have a turn
 
 
-class Work:
+class WorkCounter:
     """How many ranges were touched one by one, in this process. Only differences mean something.
 
     Ranges that the interpreter sums or copies as a block count as a 64th: they cost about as much.
@@ -38,7 +38,7 @@ class Work:
         self.ranges = 0
 
 
-work: Final = Work()
+work: Final = WorkCounter()
 
 
 class OffsetRange(NamedTuple):
@@ -52,7 +52,7 @@ class OffsetRange(NamedTuple):
         return self.end - self.first
 
 
-class Piece(NamedTuple, Generic[V]):
+class RangePiece(NamedTuple, Generic[V]):
     """A range of a RangeMap and its value."""
 
     first: int
@@ -352,14 +352,14 @@ class RangeMap(Generic[V]):
         """How many pieces."""
         return len(self._firsts)
 
-    def __iter__(self) -> Iterator[Piece[V]]:
-        return map(Piece, tuple(self._firsts), tuple(self._ends), tuple(self._values))
+    def __iter__(self) -> Iterator[RangePiece[V]]:
+        return map(RangePiece, tuple(self._firsts), tuple(self._ends), tuple(self._values))
 
     def __repr__(self) -> str:
         return f"RangeMap({[tuple(p) for p in self]})"
 
-    def lowest(self) -> Piece[V] | None:
-        return Piece(self._firsts[0], self._ends[0], self._values[0]) if self._firsts else None
+    def lowest(self) -> RangePiece[V] | None:
+        return RangePiece(self._firsts[0], self._ends[0], self._values[0]) if self._firsts else None
 
     def get(self, offset: int) -> V | None:
         at = bisect_right(self._firsts, offset) - 1
@@ -387,7 +387,7 @@ class RangeMap(Generic[V]):
             self._ends.insert(at, end)
             self._values.insert(at, value)
 
-    def overlap(self, first: int, end: int) -> list[Piece[V]]:
+    def overlap(self, first: int, end: int) -> list[RangePiece[V]]:
         """The parts of [first, end) that have a value."""
         if first >= end:
             return []
@@ -395,10 +395,11 @@ class RangeMap(Generic[V]):
         high = bisect_left(self._firsts, end)
         work.ranges += high - low + 1
         return [
-            Piece(max(first, self._firsts[at]), min(end, self._ends[at]), self._values[at]) for at in range(low, high)
+            RangePiece(max(first, self._firsts[at]), min(end, self._ends[at]), self._values[at])
+            for at in range(low, high)
         ]
 
-    def cut(self, first: int, end: int) -> list[Piece[V]]:
+    def cut(self, first: int, end: int) -> list[RangePiece[V]]:
         """Takes [first, end) out and returns the parts of it that had a value."""
         if first >= end:
             return []
@@ -408,26 +409,26 @@ class RangeMap(Generic[V]):
         if low >= high:
             return []
         work.ranges += high - low
-        taken = [Piece(self._firsts[at], self._ends[at], self._values[at]) for at in range(low, high)]
-        kept: list[Piece[V]] = []
+        taken = [RangePiece(self._firsts[at], self._ends[at], self._values[at]) for at in range(low, high)]
+        kept: list[RangePiece[V]] = []
         left, right = taken[0], taken[-1]
         if left.first < first:
-            kept.append(Piece(left.first, first, left.value))
-            taken[0] = Piece(first, left.end, left.value)
+            kept.append(RangePiece(left.first, first, left.value))
+            taken[0] = RangePiece(first, left.end, left.value)
         if end < right.end:
-            kept.append(Piece(end, right.end, right.value))
-            taken[-1] = Piece(taken[-1].first, end, right.value)
+            kept.append(RangePiece(end, right.end, right.value))
+            taken[-1] = RangePiece(taken[-1].first, end, right.value)
         self._firsts[low:high] = [piece.first for piece in kept]
         self._ends[low:high] = [piece.end for piece in kept]
         self._values[low:high] = [piece.value for piece in kept]
         self._count -= sum(piece.end - piece.first for piece in taken)
         return taken
 
-    def extract(self, wanted: Callable[[V], bool]) -> list[Piece[V]]:
+    def extract(self, wanted: Callable[[V], bool]) -> list[RangePiece[V]]:
         """Takes all pieces with such a value out, in one pass."""
-        taken: list[Piece[V]] = []
-        kept: list[Piece[V]] = []
-        for piece in map(Piece, self._firsts, self._ends, self._values):
+        taken: list[RangePiece[V]] = []
+        kept: list[RangePiece[V]] = []
+        for piece in map(RangePiece, self._firsts, self._ends, self._values):
             (taken if wanted(piece.value) else kept).append(piece)
         work.ranges += len(self._firsts)
         if taken:

@@ -5,7 +5,7 @@
     ════════╪══▓▓▓──■■■──▓▓──────┼──────────────────┤        ═ acknowledged   ▓ acknowledged above the cursor
      done   │  sent, some acked  │  not handed out  │        ■ missing: committed by nobody we can read yet
 
-`Progress` keeps the marks, `InFlight` who holds what since when. Neither knows why a message is sent again.
+`SubscriptionProgress` keeps the marks, `InFlight` who holds what since when. Neither knows why a message is sent again.
 
 Stored are two values in one transaction: the cursor (`next_unacked - 1`, -1 for none: the seeds' integer) and
 the acknowledged ranges above it ("ack holes"): in at most 4 KiB while the topic is served, in at most 256 KiB when
@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from pydanube.core.dispatch.delivery import Tries
-from pydanube.core.dispatch.ranges import OFFSET_END_MAX, OffsetRange, OffsetRanges, Piece, RangeMap, finished
+from pydanube.core.dispatch.ranges import OFFSET_END_MAX, OffsetRange, OffsetRanges, RangeMap, RangePiece, finished
 from pydanube.core.names import ConsumerId
 
 HOLES_SIZE_MAX_BYTES: Final = 4096
@@ -38,7 +38,7 @@ class SavedPosition(NamedTuple):
     cut: int = 0  # acknowledged above the cursor, but not in `holes`: there was no room
 
 
-class Progress:
+class SubscriptionProgress:
     """The marks of one subscription.
 
     Invariant: every offset below `next_unacked` is settled: acknowledged, or by policy dropped or
@@ -67,7 +67,7 @@ class Progress:
     @classmethod
     def restore(
         cls, cursor: int, holes: bytes | None, *, head: int | None = None, missing: Iterable[tuple[int, int]] = ()
-    ) -> tuple[Progress, bool]:
+    ) -> tuple[SubscriptionProgress, bool]:
         """From what `saved` returned. The flag is False if the holes were damaged: messages are repeated."""
         settled = finished(cls.decoding(cursor, holes))
         return cls.restored(cursor, settled, head=head, missing=missing), settled is not None
@@ -91,7 +91,7 @@ class Progress:
         *,
         head: int | None = None,
         missing: Iterable[tuple[int, int]] = (),
-    ) -> Progress:
+    ) -> SubscriptionProgress:
         if settled and head is not None:
             settled.remove(max(head, cursor + 1), OFFSET_END_MAX)  # nobody can have acknowledged what is not there yet
         return cls(cursor + 1, head=head or 0, settled=settled, missing=missing)
@@ -252,7 +252,7 @@ class InFlight:
     def __bool__(self) -> bool:
         return bool(self._held)
 
-    def __iter__(self) -> Iterator[Piece[Flight]]:
+    def __iter__(self) -> Iterator[RangePiece[Flight]]:
         return iter(self._held)
 
     def holder(self, offset: int) -> ConsumerId | None:
@@ -285,10 +285,10 @@ class InFlight:
             # One message that is never acknowledged must not keep every later flight in memory.
             self._by_age = deque(old for old in self._by_age if old.left)
 
-    def overlap(self, first: int, end: int) -> list[Piece[Flight]]:
+    def overlap(self, first: int, end: int) -> list[RangePiece[Flight]]:
         return self._held.overlap(first, end)
 
-    def cut(self, first: int, end: int) -> list[Piece[Flight]]:
+    def cut(self, first: int, end: int) -> list[RangePiece[Flight]]:
         """Takes offsets back, whoever holds them."""
         pieces = self._held.cut(first, end)
         for piece in pieces:
@@ -296,7 +296,7 @@ class InFlight:
         self._forget_landed()
         return pieces
 
-    def cut_consumer(self, consumer: ConsumerId) -> list[Piece[Flight]]:
+    def cut_consumer(self, consumer: ConsumerId) -> list[RangePiece[Flight]]:
         """Takes back everything a consumer holds, lowest first."""
         pieces = self._held.extract(lambda flight: flight.consumer == consumer)
         for piece in pieces:
@@ -304,20 +304,20 @@ class InFlight:
         self._forget_landed()
         return pieces
 
-    def unseen(self, consumer: ConsumerId) -> list[Piece[Flight]]:
+    def unseen(self, consumer: ConsumerId) -> list[RangePiece[Flight]]:
         """What waits in a consumer's own queue, lowest first."""
         return [piece for piece in self._held if piece.value.unseen and piece.value.consumer == consumer]
 
-    def cut_unseen(self, consumer: ConsumerId) -> list[Piece[Flight]]:
+    def cut_unseen(self, consumer: ConsumerId) -> list[RangePiece[Flight]]:
         """Takes all of that back."""
         pieces = self._held.extract(lambda flight: flight.unseen and flight.consumer == consumer)
         for piece in pieces:
             piece.value.left -= piece.end - piece.first
         return pieces
 
-    def cut_due(self, now: float, pieces_max: int) -> list[Piece[Flight]]:
+    def cut_due(self, now: float, pieces_max: int) -> list[RangePiece[Flight]]:
         """Takes back what was held for as long as its consumer had asked."""
-        late: list[Piece[Flight]] = []
+        late: list[RangePiece[Flight]] = []
         while len(late) < pieces_max and (due_at := self.next_due_at()) is not None and due_at <= now:
             flight = heappop(self._extended)[2]
             for piece in self._held.overlap(flight.first, flight.end):
@@ -330,9 +330,9 @@ class InFlight:
             heappop(self._extended)
         return self._extended[0][0] if self._extended else None
 
-    def cut_sent(self, too_long_ago: Callable[[float], bool], pieces_max: int) -> list[Piece[Flight]]:
+    def cut_sent(self, too_long_ago: Callable[[float], bool], pieces_max: int) -> list[RangePiece[Flight]]:
         """Takes back what was sent too long ago, oldest first; no more flights when there are `pieces_max` pieces."""
-        late: list[Piece[Flight]] = []
+        late: list[RangePiece[Flight]] = []
         self._forget_landed()
         while len(late) < pieces_max and self._by_age and too_long_ago(self._by_age[0].sent_at):
             flight = self._by_age.popleft()

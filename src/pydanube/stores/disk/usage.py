@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from pydanube.core.cluster.load import Usage
+from pydanube.core.cluster.load import ResourceUsage
 
 ROOT: Final = Path("/")
 READINGS_MAX: Final = 5  # the mean is over four reports: two minutes, unless it is set otherwise
@@ -39,11 +39,11 @@ class MachineUsage:
         self._cpu: Readings = deque(maxlen=READINGS_MAX)
         self._disk: Readings = deque(maxlen=READINGS_MAX)
 
-    def read(self, now: float) -> Usage:
+    def read(self, now: float) -> ResourceUsage:
         """`now` never goes back."""
         self._cpu.append(self._cpu_seconds(now))
         self._disk.append(self._disk_seconds(now))
-        return Usage(
+        return ResourceUsage(
             cpu=_part(self._cpu[0], self._cpu[-1]), memory=self._memory(), disk=_part(self._disk[0], self._disk[-1])
         )
 

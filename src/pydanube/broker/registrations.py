@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from pydanube.broker.outbox import Caller, Registration
+from pydanube.broker.outbox import Caller, ConsumerRegistration
 from pydanube.broker.ownership import Ownership
 from pydanube.core import keys
 from pydanube.core.dispatch.delivery import FailurePolicy
@@ -29,21 +29,21 @@ OPERATIONS_MAX: Final = 100  # per transaction; the store allows 128
 LEASE_OVER: Final = "this broker's lease was not renewed in time, so another may have it"
 
 
-def is_silent(registration: Registration, now: float) -> bool:
+def is_silent(registration: ConsumerRegistration, now: float) -> bool:
     """Whether a consumer is gone for good. Clients come back with their old id after a restart, so this is long."""
     return not registration.connected and now - registration.silent_since > CONSUMER_SILENT_SECONDS
 
 
-class Subscribed(Protocol):
+class RegisteredSubscription(Protocol):
     """A subscription of either kind of topic, as far as its consumers are registered."""
 
     @property
-    def consumers(self) -> list[Registration]: ...
+    def consumers(self) -> list[ConsumerRegistration]: ...
     def forget(self, consumer: ConsumerId) -> None: ...
 
 
 async def forget_silent(
-    topic: TopicName, ownership: Ownership, subscriptions: Mapping[SubscriptionName, Subscribed], now: float
+    topic: TopicName, ownership: Ownership, subscriptions: Mapping[SubscriptionName, RegisteredSubscription], now: float
 ) -> None:
     """Forgets consumers that have not been heard of for so long that they will not come back under their old id."""
     for name, subscription in list(subscriptions.items()):
@@ -58,7 +58,7 @@ async def forget_silent(
 
 
 @dataclass(slots=True)
-class Producer:
+class ProducerRegistration:
     name: str
     exclusive: bool
     seen_at: float
@@ -66,14 +66,14 @@ class Producer:
     sent: int = 0  # messages
 
 
-class Producers:
+class TopicProducers:
     """A topic's producers. An id is the hash of the names, so one that is not registered can be recognised."""
 
     def __init__(self, topic: TopicName, policy: TopicPolicy, clock: Clock) -> None:
         self._topic = topic
         self._policy = policy
         self._clock = clock
-        self._producers: dict[ProducerId, Producer] = {}
+        self._producers: dict[ProducerId, ProducerRegistration] = {}
         self._rate = self._bucket()
 
     def apply(self, policy: TopicPolicy) -> None:
@@ -103,18 +103,18 @@ class Producers:
         if identity not in alive and not self._policy.allows_producer(len(others)):
             raise LimitReached("producers", self._policy.max_producers_per_topic)
         known = self._producers.get(identity)
-        self._producers[identity] = Producer(
+        self._producers[identity] = ProducerRegistration(
             name, exclusive, self._clock.elapsed(), known.caller if known else None, known.sent if known else 0
         )
         return identity
 
-    def alive(self) -> list[Producer]:
+    def alive(self) -> list[ProducerRegistration]:
         return list(self._alive().values())
 
-    def get(self, identity: ProducerId) -> Producer | None:
+    def get(self, identity: ProducerId) -> ProducerRegistration | None:
         return self._producers.get(identity)
 
-    def remove(self, identity: ProducerId, registered: Producer | None) -> None:
+    def remove(self, identity: ProducerId, registered: ProducerRegistration | None) -> None:
         """It has left; unless somebody took its name since."""
         if registered is not None and self._producers.get(identity) is registered:
             del self._producers[identity]
@@ -148,7 +148,7 @@ class Producers:
         if self._rate is not None and not self._rate.take(rows, self._clock.elapsed()):
             raise RateLimited(self._topic, self._policy.max_publish_rate)
 
-    def _alive(self) -> dict[ProducerId, Producer]:
+    def _alive(self) -> dict[ProducerId, ProducerRegistration]:
         now = self._clock.elapsed()
         for identity, each in list(self._producers.items()):
             if now - each.seen_at > PRODUCER_SILENT_SECONDS:
@@ -174,7 +174,7 @@ class StoredSubscription(NamedTuple):
     kind: SubscriptionKind
     cursor: int | None
     holes: bytes | None
-    consumers: list[Registration]
+    consumers: list[ConsumerRegistration]
     cursor_revision: int = 0
     config: StoredConfig = StoredConfig()
     seeks: int = 0
@@ -187,7 +187,7 @@ async def read_subscriptions(metadata: MetadataStore, topic: TopicName) -> list[
 def subscriptions_in(listed: Iterable[Item], topic: TopicName) -> list[StoredSubscription]:
     """Of a list of everything below the topic, or below its subscriptions."""
     items = {item.key: item for item in listed}
-    registrations: dict[SubscriptionName, list[Registration]] = {}
+    registrations: dict[SubscriptionName, list[ConsumerRegistration]] = {}
     for item in items.values():
         consumer = keys.consumer_of(item.key)
         if consumer is not None and consumer[0] == topic:
@@ -216,11 +216,11 @@ def subscriptions_in(listed: Iterable[Item], topic: TopicName) -> list[StoredSub
     return found
 
 
-def _registration(item: Item) -> Registration:
+def _registration(item: Item) -> ConsumerRegistration:
     parsed = keys.consumer_of(item.key)
     assert parsed is not None
     value: dict[str, Any] = json.loads(item.value)
-    return Registration(parsed[2], value["consumer_name"], tuple(value.get("key_filters", ())))
+    return ConsumerRegistration(parsed[2], value["consumer_name"], tuple(value.get("key_filters", ())))
 
 
 def subscription_put(topic: TopicName, name: SubscriptionName, kind: SubscriptionKind) -> Put:

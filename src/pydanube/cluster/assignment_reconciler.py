@@ -36,7 +36,7 @@ CLAIMS_MAX: Final = 32  # at once
 LOOK_SECONDS: Final = 0.02  # between two looks at the markers: while topics come in, one changes every few milliseconds
 
 
-class Duties:
+class AssignmentReconciler:
     """Looks at the markers whenever they change."""
 
     def __init__(self, store: MetadataStore, clock: Clock, view: View, membership: Membership, host: TopicHost) -> None:

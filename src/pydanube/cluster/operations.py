@@ -74,7 +74,7 @@ class Rebalanced(NamedTuple):
     rule: str = ""
 
 
-class Requests:
+class ClusterOperations:
     def __init__(
         self,
         store: MetadataStore,
