@@ -90,6 +90,13 @@ lint: setup-spark ## Check format, lint and types
 check: lint ## Check format, lint and types, run the fast tests
 	$(PYTEST) -q -m "not long and not slow" $(FAST_TESTS) $(PYTEST_ARGS)
 
+.PHONY: coverage
+coverage: setup-spark ## Run the fast tests, say which lines they run and fail below tests/coverage.floor
+	@rm -rf build/coverage && mkdir -p build/coverage
+	$(PYTHON_IN_VENV) -m coverage run -m pytest -q -m "not long and not slow" $(FAST_TESTS) $(PYTEST_ARGS)
+	@$(PYTHON_IN_VENV) -m coverage combine --quiet && $(PYTHON_IN_VENV) -m coverage json --quiet -o build/coverage/lines.json
+	@scripts/coverage build/coverage/lines.json
+
 .PHONY: house
 house: ## Count what ARCHITECTURE.md promises about the code
 	@scripts/house

@@ -616,7 +616,7 @@ async def test_an_uneven_cluster_is_balanced_on_demand_and_remembers_the_moves(t
 async def test_new_topics_avoid_a_busy_machine_and_one_that_says_nothing_is_not_taken_for_idle(town: Town) -> None:
     """The third one is of an older version: it reports neither CPU nor memory."""
     for number, cpu in ((1, 90.0), (2, 5.0)):
-        town.node(number).broker.topics._meter._usage = lambda _, cpu=cpu: ResourceUsage(cpu=cpu, memory=40.0, disk=1.0)
+        town.node(number).broker.topics._meter._usage = lambda _, cpu=cpu: ResourceUsage(cpu=cpu, memory=40.0, disk=1.0)  # type: ignore[misc]
     ids = [node.broker.broker_id for node in town.nodes]
     reports = [node.cluster.view.reports for node in town.nodes]
     await town.until(lambda: all(each[ids[0]].cpu == 90.0 and each[ids[1]].cpu == 5.0 for each in reports))

@@ -75,7 +75,7 @@ def _read(data: bytes) -> tuple[bytes, str]:
     decoder = frames.FrameDecoder(frames.FRAME_SIZE_LIMIT)
     try:
         found = decoder.feed(data)
-    except frames.ProtocolViolation:
+    except frames.ProtocolViolation:  # type: ignore[attr-defined]
         return data, ""
     if [frame.kind for frame in found] == ["error"]:
         data = data[:6] + found[0].command.SerializeToString(deterministic=True)

@@ -125,8 +125,8 @@ async def test_requests_that_never_come_do_not_keep_the_places_for_ever() -> Non
         yield "x"
 
     careful = intake.carefully(answer, refuse)
-    stuck = [asyncio.create_task(careful(never(), None)) for _ in range(RECEIVING_MAX)]
+    stuck: list[asyncio.Task[Any]] = [asyncio.create_task(careful(never(), None)) for _ in range(RECEIVING_MAX)]
     await asyncio.sleep(0)
-    good = asyncio.create_task(careful(one(), None))
+    good: asyncio.Task[Any] = asyncio.create_task(careful(one(), None))
     await asyncio.sleep(120)
     assert good.result() == "x" and all(isinstance(each.result(), DeadlineExceeded) for each in stuck)

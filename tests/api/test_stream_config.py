@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from pydanube.api.native.server import NativeServer
 from pydanube.config import Config, Flags, load
 from pydanube.config.stream import StreamConfig, StreamLimits
 from pydanube.errors import ConfigError
 from tests.harness.brokers import Host, simulated
-from tests.harness.peers import NativeServer, Peer
+from tests.harness.peers import Peer
 
 
 def loaded(tmp_path: Path, text: str) -> Config:

@@ -369,7 +369,7 @@ async def test_a_peer_that_takes_nothing_is_dropped_and_costs_a_bounded_amount_u
     subscription = next(iter((await find_topic(door.broker)).subscriptions.values()))
     waiting = sum(item.batch.header.size_bytes for each in subscription.consumers for item in each.outbox._queue)
     assert len(peer.transport.unread) + waiting < 2 * MIB, "it granted a terabyte, and there are 4 MiB for it"
-    assert not peer.transport.is_reading, "nobody hears what it asks for before it has taken its answers"
+    assert not peer.transport.reads, "nobody hears what it asks for before it has taken its answers"
     await asyncio.sleep(30 - SWEEP_SECONDS)
     assert not peer.is_closed
     await asyncio.sleep(2 * SWEEP_SECONDS)
@@ -407,7 +407,7 @@ async def test_a_peer_that_floods_with_pings_and_reads_no_pong_is_not_read_any_m
     ping = b"".join(frames.encode(pb.Command(request_id=3, ping=pb.Ping()))) * 100
     for _ in range(5000):
         peer.write(ping)
-        if not peer.transport.is_reading:
+        if not peer.transport.reads:
             break
     peer.write(ping * 10_000)
     assert len(peer.transport.unread) < 2 * MIB
@@ -424,9 +424,9 @@ async def test_a_peer_that_asks_for_too_much_at_once_is_not_read_until_that_is_d
     for number in range(20):
         peer.say(request_id=200 + number, fetch=fetch)
         await settle()
-    assert not peer.transport.is_reading and len(peer.connection._tasks) == 9
+    assert not peer.transport.reads and len(peer.connection._tasks) == 9
     await asyncio.sleep(60)
-    assert len(peer.heard("fetched")) == 20 and peer.transport.is_reading
+    assert len(peer.heard("fetched")) == 20 and peer.transport.reads
 
 
 @simulated
@@ -436,9 +436,9 @@ async def test_produced_bytes_that_are_not_on_disk_stop_the_reading() -> None:
     opened = await peer.open_producer()
     for sequence in range(4):
         peer.produce(opened, sequence, bytes(100 * KIB))
-    assert not peer.transport.is_reading
+    assert not peer.transport.reads
     await settle()
-    assert peer.transport.is_reading and len(peer.heard("receipt")) == 4
+    assert peer.transport.reads and len(peer.heard("receipt")) == 4
 
 
 @simulated

@@ -757,6 +757,6 @@ async def test_what_a_native_consumer_has_no_bytes_for_is_not_overtaken_by_what_
     while len(got) < 12:
         items = await outbox.get()
         got += [at for each in items for first, end in each.ranges for at in range(first, end)]
-        size_bytes = sum(each.batch.header.size_bytes for each in items)
+        size_bytes = sum(each.batch.header.size_bytes for each in items)  # type: ignore[misc]
         subscription.grant(identity, Permits(12, size_bytes))
     assert got == list(range(12))

@@ -112,7 +112,7 @@ async def test_a_key_stays_with_one_consumer_while_consumers_stay() -> None:
     for number in range(60):
         await topic.publish(producer, message(str(number), key=f"k{number % 6}"))
     await settle()
-    owners = {}
+    owners: dict[str | None, set[Any]] = {}
     for stream in streams:
         for arrival in stream.arrivals:
             owners.setdefault(arrival.delivered.message.routing_key, set()).add(stream.consumer)

@@ -33,7 +33,7 @@ async def test_a_broker_is_empty_while_the_command_runs_and_active_afterwards(to
         while not seen:
             state = told.state_of(broker)
             if state is not None and state.mode.value == "drained":
-                seen.append(f"{state.mode.value}, {len(told.view.assigned.get(broker, ()))} topics")
+                seen.append(f"{state.mode.value}, {len(told.view.assigned.get(broker, ()))} topics")  # type: ignore[call-overload]
             await asyncio.sleep(0.01)
 
     looking = asyncio.create_task(look())

@@ -430,7 +430,7 @@ def test_what_opens_after_its_opener_has_given_up_is_closed(what: str) -> None:
             kind, close = ("subscribe", "close_consumer") if what == "consumer" else ("open_producer", "close_producer")
             answer, held = broker.answers[kind], []
             broker.answers[kind] = lambda peer, frame: held.append((peer, frame))
-            task = asyncio.ensure_future(opening.__aenter__())
+            task = asyncio.ensure_future(opening.__aenter__())  # type: ignore[attr-defined]
             [asked] = await broker.until(kind)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

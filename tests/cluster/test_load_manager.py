@@ -384,7 +384,7 @@ async def test_of_two_unloads_at_once_one_is_refused() -> None:
         ask(c, c.cluster.requests.request_move(ORDERS)),
         return_exceptions=True,
     )
-    assert sorted(type(result) for result in results if not isinstance(result, int)) == [MoveRefused]
+    assert sorted(type(result) for result in results if not isinstance(result, int)) == [MoveRefused]  # type: ignore[type-var]
     assert 1 in results
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from pydanube.broker import topic_table
 from pydanube.broker.ownership import Ownership
-from pydanube.broker.take_over import AnyTopic
+from pydanube.broker.take_over import AnyTopic  # type: ignore[attr-defined]
 from pydanube.broker.topic import Topic
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.core import keys

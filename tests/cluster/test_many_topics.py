@@ -21,7 +21,8 @@ MANY = 1_000
 
 def redirected(town: Town) -> list[TopicName]:
     """Topics for which another target was named before anybody had claimed them."""
-    found, targets = [], {}
+    found: list[TopicName] = []
+    targets: dict[TopicName, BrokerId] = {}
     for topic, marker in town.markers:
         if marker is not None and marker.to is not None:
             if targets.get(topic, marker.to) != marker.to:

@@ -37,7 +37,7 @@ async def send(town: Cluster, topic: TopicName, *texts: str) -> list[int]:
     async def one(found: Topic, text: str) -> int:
         return await found.publish(await found.add_producer("producer"), message(text))
 
-    return [await town.publish(topic, lambda found, text=text: one(found, text)) for text in texts]
+    return [await town.publish(topic, lambda found, text=text: one(found, text)) for text in texts]  # type: ignore[misc]
 
 
 def phase_of(node: Node, topic: TopicName) -> str:
@@ -381,7 +381,7 @@ async def test_a_backlog_that_is_only_in_the_object_store_moves_with_its_topic()
     await send(town, topic, *numbers(10))
     for target in (2, 3, 1):
         await town.unload(topic, to=target)
-        await town.until(lambda target=target: town.host(topic) is town.node(target))
+        await town.until(lambda target=target: town.host(topic) is town.node(target))  # type: ignore[misc]
     stream = await consume(await town.served(topic), "sub", Kind.SHARED, acks=True)
     await asyncio.sleep(1)
     assert stream.offsets == list(range(10)) and not stream.subscription.has_lag()

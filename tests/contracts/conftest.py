@@ -73,7 +73,7 @@ def metadata_case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ad
     if request.param == "etcd":
         made = adapters.etcd_metadata(request.getfixturevalue("etcd_server"), f"/{request.node.name}")
     else:
-        made = adapters.METADATA_STORES[request.param](tmp_path)
+        made = adapters.METADATA_STORES[request.param](tmp_path)  # type: ignore[assignment]
     with made as case:
         yield case
 

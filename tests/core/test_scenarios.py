@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import assert_never
 
 import pytest
 
@@ -178,6 +179,8 @@ def text(effect: e.Effect) -> str:
             return f"read keys {shown((part,))}"
         case e.WakeAt(time):
             return f"wake at {time:g}"
+        case _:
+            assert_never(effect)
 
 
 def parts(words: list[str]) -> e.Ranges:

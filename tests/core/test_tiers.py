@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -103,7 +104,7 @@ def test_a_manifest_survives_storing_and_something_else_is_refused() -> None:
 def test_two_uploads_never_have_the_same_name(
     uploads: list[tuple[int, int, int, int, int, bool]],
 ) -> None:
-    names = {}
+    names: dict[str, Any] = {}
     for start, end, epoch, attempt, merged, raw in uploads:
         name = object_name(start, end, epoch, attempt=attempt, merged=merged, raw=raw)
         # A merge has its own number, so it has no attempts.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import typer.main
+from starlette.routing import Route
 
 import pydanube
 from pydanube.cli.main import build_app
@@ -71,7 +72,7 @@ def _parameters(function: Any) -> Iterator[str]:
     for each in inspect.signature(function).parameters.values():
         if each.name == "self":
             continue
-        star = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        star = "*" if each.kind is each.VAR_POSITIONAL else "**" if each.kind is each.VAR_KEYWORD else ""
         yield f"{star}{each.name}{'' if each.default is each.empty else '='}"
 
 
@@ -122,6 +123,7 @@ def _pages() -> Iterator[str]:
     for path, _ in app.ACTIONS:
         yield f"page POST {path}"
     for route in json_routes.routes(cast(Any, None)):
+        assert isinstance(route, Route)
         yield f"page {' '.join(sorted(route.methods or ()))} {route.path}"
 
 

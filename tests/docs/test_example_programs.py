@@ -152,7 +152,7 @@ def test_a_web_application_publishes_consumes_and_says_whether_it_is_ready(kind:
     module, _, name = kind.rpartition(".")
     application = getattr(importlib.import_module(module), name)
     program = example("web_app")
-    program.READY_SECONDS = 30.0  # nobody is in a hurry while there is a broker
+    program.READY_SECONDS = 30.0  # type: ignore[attr-defined]  # nobody is in a hurry while there is a broker
 
     async def inside() -> None:
         broker = await pydanube.testing.broker(memory=True).start()
@@ -167,7 +167,7 @@ def test_a_web_application_publishes_consumes_and_says_whether_it_is_ready(kind:
                     while (await ask(app, "GET", "/orders"))[1] != {"seen": 2}:  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
                 await broker.stop()
-                program.READY_SECONDS = 0.3
+                program.READY_SECONDS = 0.3  # type: ignore[attr-defined]
                 status, said = await ask(app, "GET", "/readyz")
                 assert status == 503 and not said["ready"] and said["why"]
         finally:

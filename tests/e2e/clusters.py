@@ -148,6 +148,6 @@ def cluster_in(
     cluster = ClusterProcesses(brokers, store)
     with contextlib.ExitStack() as stack:
         for broker in brokers:
-            stack.callback(lambda broker=broker: broker.process.kill() if broker.process else None)
+            stack.callback(lambda broker=broker: broker.process.kill() if broker.process else None)  # type: ignore[misc]
         cluster.start()
         yield cluster

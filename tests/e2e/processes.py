@@ -2,6 +2,9 @@
 
 Everything runs on free ports of 127.0.0.1 in a directory of the test's, writes what it says to files there (a failing
 test shows them), and is gone when its `with` block is left, however that happens.
+
+A broker is forked from a process that has read the product's code, one for each process of tests: a new interpreter
+needs a second of a core for that. Whatever else is started here is started as users do it.
 """
 
 from __future__ import annotations
@@ -9,12 +12,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import multiprocessing.connection
 import os
 import random
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +30,7 @@ import pytest
 
 from pydanube.cli.main import main
 from pydanube.testing.ports import free_ports
+from tests.e2e import forked
 
 T = TypeVar("T")
 
@@ -35,19 +41,27 @@ START_SECONDS = 60.0
 STOP_SECONDS = 60.0  # a sync may take long on a busy disk
 WAIT_SECONDS = 60.0
 READY = "is ready."
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["tests.e2e.preloaded"])
+DANUBE = [sys.executable, "-X", "faulthandler", "-m", "pydanube"]
 LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT")
 
 
 def until(condition: Callable[[], T], what: str, *, seconds: float = WAIT_SECONDS, say: Callable[[], str] = str) -> T:
-    """The first true value of `condition`, asked often. `say` is what helps to understand a failure."""
+    """The first true value of `condition`, asked often. `say` is what helps to understand a failure.
+
+    A question that is dear is asked less often: else whoever waits would keep busy whom it waits for.
+    """
     deadline = time.monotonic() + seconds
     while True:
+        asked = time.monotonic()
         value = condition()
         if value:
             return value
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise AssertionError(f"{what}: not within {seconds:.0f} s\n{say()}")
-        time.sleep(0.01)
+        time.sleep(min(max(0.01, 4 * (now - asked)), 0.3))
 
 
 class Process:
@@ -56,6 +70,7 @@ class Process:
     def __init__(self, command: Sequence[str], output: Path, **options: Any) -> None:
         self.command = list(command)
         self.output = output
+        self._child: subprocess.Popen[bytes] | _Fork
         with output.open("ab") as file:
             self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, **options)
 
@@ -110,6 +125,52 @@ class Process:
                 self._child.stdin.close()
 
 
+class ForkedProcess(Process):
+    """A `danube` command that is forked, not started anew. It cannot be written to."""
+
+    def __init__(self, arguments: Sequence[str], output: Path) -> None:
+        self.command = [*DANUBE, *arguments]
+        self.output = output
+        output.touch()
+        self._child = _Fork(arguments, output)
+
+
+class _Fork:
+    """What Process needs of a child, as subprocess.Popen has it."""
+
+    _using = threading.Lock()  # a start looks after all others, and an exit code can be read once
+    stdin = None
+
+    def __init__(self, arguments: Sequence[str], output: Path) -> None:
+        self._process = FORKED.Process(
+            target=forked.danube, args=(list(arguments), output, dict(os.environ)), daemon=True
+        )
+        with self._using:
+            self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        with self._using:
+            return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = time.monotonic() + timeout if timeout is not None else None
+        while (code := self.poll()) is None:
+            left = max(0.0, deadline - time.monotonic()) if deadline is not None else None
+            if not multiprocessing.connection.wait([self._process.sentinel], left):
+                assert timeout is not None
+                raise subprocess.TimeoutExpired("danube", timeout)
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
 class Program(Process):
     """One of the scripts in clients/: it prints an object per line, and goes on when it is told to."""
 
@@ -119,17 +180,21 @@ class Program(Process):
         output.touch()
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
         command = [sys.executable, str(CLIENTS / f"{script}.py"), *map(str, arguments)]
+        self._read_bytes = 0
+        self._lines: list[dict[str, Any]] = []
         super().__init__(command, output, env=environment)
 
     def go(self) -> None:
         self.write("go\n")
 
     def lines(self) -> list[dict[str, Any]]:
-        found = []
-        for line in self.text().splitlines(keepends=True):
-            if line.startswith("{") and line.endswith("\n"):
-                found.append(json.loads(line))
-        return found
+        with self.output.open("rb") as file:
+            file.seek(self._read_bytes)
+            whole = file.read().rpartition(b"\n")[0]
+        if whole:
+            self._read_bytes += len(whole) + 1
+            self._lines += [json.loads(line) for line in whole.split(b"\n") if line.startswith(b"{")]
+        return list(self._lines)
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [line for line in self.lines() if line["event"] == name]
@@ -178,18 +243,7 @@ class BrokerProcess:
     @property
     def command(self) -> list[str]:
         return [
-            *(
-                sys.executable,
-                "-X",
-                "faulthandler",
-                "-m",
-                "pydanube",
-                "broker",
-                "--mode",
-                "standalone",
-                "--data-dir",
-                str(self.data_dir),
-            ),
+            *(*DANUBE, "broker", "--mode", "standalone", "--data-dir", str(self.data_dir)),
             *("--broker-addr", f"127.0.0.1:{self.client_port}", "--admin-addr", f"127.0.0.1:{self.admin_port}"),
             *("--prom-exporter", f"127.0.0.1:{self.metrics_port}", "--stream-addr", f"127.0.0.1:{self.stream_port}"),
             *("--web-addr", "off"),
@@ -204,7 +258,10 @@ class BrokerProcess:
         """Returns when clients can connect."""
         assert self.process is None or self.process.exit_code is not None, "it runs already"
         self._starts += 1
-        process = self.process = Process(self.command, self.output)
+        command = self.command
+        as_it_is = command[: len(DANUBE)] == DANUBE
+        process = ForkedProcess(command[len(DANUBE) :], self.output) if as_it_is else Process(command, self.output)
+        self.process = process
 
         def is_ready() -> bool:
             if process.exit_code is not None:

@@ -114,7 +114,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         behind = line.endpoint.removeprefix("http://")
         broker = PreparedBroker(directory / "cut", behind, store, "--upload-interval", "3600")
         for each in (steady, broker):
-            stack.callback(lambda each=each: each.process.kill() if each.process else None)
+            stack.callback(lambda each=each: each.process.kill() if each.process else None)  # type: ignore[misc]
         stack.callback(lambda: broker.next.kill() if broker.next else None)
         cluster = ClusterProcesses([steady, broker], store)
         cluster.start()

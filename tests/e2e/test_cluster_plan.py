@@ -447,7 +447,7 @@ async def produce(client: pydanube.Client, topic: TopicName, *texts: str) -> lis
 
 async def deliveries(client: pydanube.Client, topic: TopicName, number: int) -> set[tuple[int, bytes, bool]]:
     """Offset, payload, and whether a lost broker's disk had it."""
-    found = set()
+    found: set[tuple[int, bytes, bool]] = set()
     async with client.consumer(topic, subscription="all", start="earliest") as consumer:
         while len({offset for offset, _, _ in found}) < number:
             message = await consumer.receive(timeout=PATIENCE)

@@ -119,7 +119,7 @@ def test_a_view_behind_a_compaction_lists_again(etcd_server: EtcdServer) -> None
             begun.append(since)
             await real(after if len(begun) == 1 else since)  # first from where nothing is kept
 
-        view._follow = follow  # type: ignore[method-assign]
+        view._follow = follow  # type: ignore[method-assign, assignment]
         running = asyncio.create_task(view.run())
         try:
             await until(lambda: len(begun) > 1)

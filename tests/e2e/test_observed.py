@@ -196,18 +196,18 @@ def test_the_page_about_metrics_lists_what_a_live_broker_exports_and_nothing_els
             name, kind, labels, text = row.groups()
             listed[name] = (kind, frozenset(re.findall(r"`(\w+)`", labels)), text)
     exported: dict[str, tuple[str, str]] = {}
-    labels: dict[str, set[str]] = {}
+    labels_of: dict[str, set[str]] = {}
     for broker in observed.cluster.brokers:
         for family in text_string_to_metric_families(fetch(broker, "/metrics")):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             exported[name] = (family.type, family.documentation)
             own = {label for sample in family.samples for label in sample.labels} - {"le", "broker"}
-            labels.setdefault(name, set()).update(own)
+            labels_of.setdefault(name, set()).update(own)
             assert all(sample.labels["broker"] == broker.broker_id for sample in family.samples)
     assert set(listed) == set(exported)
-    for name, (kind, own, text) in listed.items():
+    for name, (kind, told, text) in listed.items():
         assert (kind, text) == exported[name], name
-        assert labels[name] <= own, name
+        assert labels_of[name] <= told, name
 
 
 def commands() -> list[list[str]]:

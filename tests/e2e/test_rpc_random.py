@@ -10,7 +10,7 @@ from tests.e2e.processes import BrokerProcess
 from tests.e2e.rpc_random import Report, fuzz
 from tests.e2e.rpc_requests import Requests, services
 
-COUNT = 6_000
+COUNT = 3_000
 
 
 @pytest.mark.slow

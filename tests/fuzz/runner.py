@@ -29,7 +29,7 @@ FAILURES_MAX: Final = 20
 
 
 class Failure(NamedTuple):
-    index: int
+    index: int  # type: ignore[assignment]
     what: str
 
 

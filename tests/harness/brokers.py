@@ -80,13 +80,13 @@ def simulated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 @contextmanager
 def small_wal(**changes: int) -> Iterator[None]:
     """Brokers started meanwhile have a log that is small beside a test."""
-    saved = service.WalConfig
-    service.WalConfig = functools.partial(WalConfig, **{**SMALL, **changes})  # type: ignore[misc,assignment]
+    saved = service.WalConfig  # type: ignore[attr-defined]
+    service.WalConfig = functools.partial(WalConfig, **{**SMALL, **changes})  # type: ignore[misc, assignment, attr-defined]
     try:
         with small_constants():
             yield
     finally:
-        service.WalConfig = saved  # type: ignore[misc]
+        service.WalConfig = saved  # type: ignore[misc, attr-defined]
 
 
 async def settle() -> None:
@@ -274,7 +274,7 @@ class Stream:
         self.consumer = consumer
         self.acks = acks
         self.arrivals: list[Arrival] = []
-        self.outbox: Outbox = subscription.attach(consumer)
+        self.outbox: Outbox = subscription.attach(consumer)  # type: ignore[type-arg]
         self.over = False
         self._reading = asyncio.create_task(self._read(), name=f"stream {consumer}")
 

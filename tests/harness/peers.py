@@ -35,7 +35,7 @@ class Transport(asyncio.Transport):
         self._high = 64 * 1024
         self._is_paused = False
         self.unread = bytearray()  # written, and not taken by the peer
-        self.is_reading = True
+        self.reads = True
         self.is_closing_ = False
         self.aborted = False
 
@@ -67,10 +67,10 @@ class Transport(asyncio.Transport):
             self._end()
 
     def pause_reading(self) -> None:
-        self.is_reading = False
+        self.reads = False
 
     def resume_reading(self) -> None:
-        self.is_reading = True
+        self.reads = True
         asyncio.get_running_loop().call_soon(self._peer.push)
 
     def is_closing(self) -> bool:
@@ -121,7 +121,7 @@ class Peer:
         self.push()
 
     def push(self) -> None:
-        if self.transport.is_reading and not self.is_closed and self._unsaid:
+        if self.transport.reads and not self.is_closed and self._unsaid:
             data, self._unsaid = bytes(self._unsaid), bytearray()
             self.connection.data_received(data)
 

@@ -229,7 +229,7 @@ class TierHost(Host):
     def __init__(
         self, tier: TierConfig = SMALL, *, shares: TierHost | None = None, seed: int = 1, **named: Any
     ) -> None:
-        self.shelf = shares.shelf if shares else Shelf()
+        self.shelf = shares.shelf if shares else Shelf()  # type: ignore[has-type]
         super().__init__(tier=tier, objects=self.shelf, **{"unacked_max": 10_000, "segment_bytes": 4 * KIB, **named})
         if shares is not None:
             self.metadata: Metadata = shares.metadata

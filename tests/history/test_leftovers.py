@@ -43,7 +43,7 @@ async def send(town: Cluster, topic: TopicName, session: int, sequences: Iterabl
         batch = encode(rows, topic=topic, producer_id=PRODUCER, session=session, first_sequence=sequence)
         return (await found.submit_batch(batch)).offset
 
-    return [await town.publish(topic, lambda found, each=each: submit(found, each)) for each in sequences]
+    return [await town.publish(topic, lambda found, each=each: submit(found, each)) for each in sequences]  # type: ignore[misc]
 
 
 async def begun() -> tuple[Cluster, TopicName, int]:

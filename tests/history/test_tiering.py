@@ -569,7 +569,8 @@ async def test_a_copy_for_readers_that_could_not_be_written_is_written_later() -
     teller = Teller()
     await tell_and_upload(orders, teller)
     await asyncio.sleep(60)
-    really_put, failed = host.shelf.put, []
+    really_put = host.shelf.put
+    failed: list[str] = []
 
     async def put(key: str, data: Sequence[Any], *, create: bool = False) -> Any:
         if "_snapshot" in key and not failed:
@@ -616,7 +617,8 @@ async def test_the_copy_for_readers_never_names_what_retention_has_deleted() -> 
     teller = Teller()
     for _ in range(4):
         await tell_and_upload(orders, teller)
-    really_delete, named = host.shelf.delete, []
+    really_delete = host.shelf.delete
+    named: list[str] = []
 
     async def delete(key: str) -> None:
         snapshot = await read_snapshot(host.shelf, "default/orders/")
@@ -699,7 +701,7 @@ async def test_a_topic_whose_opening_failed_half_way_can_be_opened_later(prefix:
             raise Unreachable("metadata", "it is away")
         return await listed(asked)
 
-    host.metadata.list = failing  # type: ignore[method-assign]
+    host.metadata.list = failing  # type: ignore[method-assign, assignment]
     broker = await host.boot()
     assert failures == [] and ORDERS in broker.topics.unopened
     orders = await find_topic(broker)

@@ -69,12 +69,12 @@ async def test_a_hundred_native_producers_wait_when_too_much_is_not_on_disk_and_
             await settle()
         # Whoever produced nothing before may add what one read brings.
         assert BOUND < pressure.queued_bytes < BOUND + 100 * (size_bytes + KIB)
-        assert pressure.held == sum(not peer.transport.is_reading for peer in peers) > 0
+        assert pressure.held == sum(not peer.transport.reads for peer in peers) > 0
     await asyncio.sleep(5)
     assert [len(peer.heard("receipt")) for peer in peers] == [8] * 100
     assert (await find_topic(host.broker)).head == 800
     assert (pressure.queued_bytes, pressure.partial_bytes, pressure.held) == (0, 0, 0)
-    assert all(peer.transport.is_reading for peer in peers)
+    assert all(peer.transport.reads for peer in peers)
 
 
 @simulated
@@ -90,7 +90,7 @@ async def test_a_frame_that_has_come_in_part_counts_and_its_peer_waits() -> None
         peers[0].produce(opened[0], 0, bytes(600 * KIB))
         await settle()
         peers[1].write(frame[: 600 * KIB])
-        assert pressure.partial_bytes >= 590 * KIB and not peers[1].transport.is_reading
+        assert pressure.partial_bytes >= 590 * KIB and not peers[1].transport.reads
         peers[1].write(frame[600 * KIB :])
     await settle()
     assert peers[1].heard("receipt") and pressure.partial_bytes == 0
@@ -108,7 +108,7 @@ async def test_a_batch_larger_than_the_bound_is_stored_like_any_other() -> None:
     for sequence in range(3):
         peer.produce(opened, sequence, bytes(200 * KIB))
         await settle()
-    assert len(peer.heard("receipt")) == 3 and peer.transport.is_reading
+    assert len(peer.heard("receipt")) == 3 and peer.transport.reads
 
 
 @simulated
@@ -123,13 +123,13 @@ async def test_a_peer_that_is_held_is_not_taken_for_dead_and_its_acks_and_pings_
     async with held(host.broker) as pressure:
         peer.produce(opened, 1, bytes(100 * KIB))
         await settle()
-        assert not peer.transport.is_reading and pressure.held == 1
+        assert not peer.transport.reads and pressure.held == 1
         peer.say(request_id=50, ack=pb.Ack(consumer=subscribed.consumer, ranges=[0, 1]))
         peer.say(request_id=51, ping=pb.Ping())
         peer.produce(opened, 2, b"refused")
         await sweep(door, 8)
         assert [frame.command.request_id for frame in peer.frames[-2:]] == [50, 51]
-        assert peer.transport.is_reading and pressure.refused == 1
+        assert peer.transport.reads and pressure.refused == 1
         for number in range(52, 60):
             await sweep(door, 10)
             answer = await peer.ask(ping=pb.Ping())
@@ -154,7 +154,7 @@ async def test_a_batch_that_is_refused_is_answered_behind_a_larger_one_that_is_s
         pressure.add(BOUND)  # others have sent
         peer.produce(opened, 0, b"first")
         await sweep(door, 8)
-        assert peer.transport.is_reading, "what it sends is refused from now on, as long as too much waits"
+        assert peer.transport.reads, "what it sends is refused from now on, as long as too much waits"
         pressure.remove(100 * KIB)  # not enough for the peers that are held
         peer.produce(opened, 1, bytes(200 * KIB))
         peer.produce(opened, 2, b"refused")
@@ -179,7 +179,7 @@ async def test_a_peer_with_too_much_of_its_own_that_is_not_on_disk_is_heard_agai
         for sequence in range(3):
             peer.produce(opened, sequence, bytes(60 * KIB))
         peer.say(request_id=51, ping=pb.Ping())
-        assert not peer.transport.is_reading
+        assert not peer.transport.reads
         await sweep(door, 20)
         assert peer.heard("pong") and not peer.is_closed
     await settle()
@@ -198,7 +198,7 @@ async def test_who_only_consumes_is_never_held() -> None:
     async with held(host.broker):
         producer.produce(opened, 1, bytes(60 * KIB))
         answer = await consumer.ask(ack=pb.Ack(consumer=subscribed.consumer, ranges=[0, 1]))
-        assert answer.kind == "done" and consumer.transport.is_reading
+        assert answer.kind == "done" and consumer.transport.reads
 
 
 @simulated

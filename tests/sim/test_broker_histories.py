@@ -47,9 +47,9 @@ from pydanube.testing.faulty_disk import FaultyDisk
 from pydanube.testing.loop import Process, ProcessDied, SimClock, SimLoop, SimWork
 from tests.harness.brokers import Metadata, Mortal, small_wal
 
-HISTORIES: Final = 120
+HISTORIES: Final = 60
 HISTORIES_LONG: Final = 3_000
-CHUNKS: Final = 6
+CHUNKS: Final = 3
 BOOTS_MAX: Final = 4
 CALM_SECONDS: Final = 120.0
 PATIENT: Final = FailurePolicy(max_redelivery_count=10_000, base_redelivery_delay_ms=200, max_redelivery_delay_ms=2_000)

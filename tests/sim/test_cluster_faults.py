@@ -173,7 +173,7 @@ def test_what_a_replaced_owner_takes_before_it_knows_is_not_lost(moment: int) ->
         await send(town, topic, "b")
         await asyncio.sleep(2 * TTL + 0.5 * moment)
         await town.metadata.revoke(node.broker.cluster.membership.lease.id)
-        taken = []
+        taken: list[tuple[int, str]] = []
         while node.topic(topic) is old:
             try:
                 offset = await node.call(old.publish(await old.add_producer("producer"), message(f"c{len(taken)}")))

@@ -33,10 +33,10 @@ from tools.sim.cluster_sim import Outcome, planned, run_seed
 from tools.sim.coverage import operations, unmet
 from tools.sim.log_history import run_history
 
-SEEDS = 36
-CHUNKS = 12
 # Together they meet every public operation of broker and cluster; when the code changes, others may have to.
 MEETING = (*range(8), 14, 301)
+SEEDS = range(15, 27)  # others than those, so that no seed is lived twice; `make sim` lives thousands
+CHUNKS = 4
 DEFECT_SEEDS_MAX = 1000
 # Seeds that once found a bug: number, what it broke and when (`meaning`), and what was wrong.
 REGRESSIONS = [
@@ -64,7 +64,7 @@ def told(outcome: Outcome) -> str:
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_a_cluster_keeps_its_promises(chunk: int) -> None:
     totals = ClusterTotals()
-    for seed in range(chunk, SEEDS, CHUNKS):
+    for seed in SEEDS[chunk::CHUNKS]:
         outcome = run_seed(seed)
         assert not outcome.problems, told(outcome)
         assert outcome.seconds >= 210 and outcome.checked >= cluster_sim.CHECKED_MIN
@@ -95,7 +95,7 @@ def test_the_same_seed_gives_the_same_history_in_another_process() -> None:
     script = (
         "import logging, sys; logging.disable(50)\n"
         "from tools.sim.cluster_sim import run_seed\n"
-        "for seed in range(4):\n"
+        "for seed in range(2):\n"
         "    history = run_seed(seed, keep_history=True).history\n"
         "    sys.stdout.write(''.join(line + chr(10) for line in history.lines()))\n"
     )
@@ -107,7 +107,7 @@ def test_the_same_seed_gives_the_same_history_in_another_process() -> None:
         for seed in ("1", "2")
     ]
     first, second = (process.communicate(timeout=110)[0] for process in processes)
-    assert len(first) > 150_000
+    assert len(first) > 75_000
     assert first == second
 
 
@@ -146,7 +146,7 @@ def test_a_planted_defect_is_found_soon(name: str, monkeypatch: pytest.MonkeyPat
 def test_a_few_seeds_meet_every_public_operation_of_broker_and_cluster() -> None:
     """What nobody calls, no fault can meet. First the seeds that did before; if the code has changed, more."""
     met: Counter[str] = Counter()
-    for number, seed in enumerate(chain(MEETING, range(SEEDS, 2 * SEEDS)), 1):
+    for number, seed in enumerate(chain(MEETING, range(SEEDS.stop, SEEDS.stop + 36)), 1):
         outcome = run_seed(seed, count_operations=True)
         assert not outcome.problems, told(outcome)
         met.update(outcome.met)

@@ -20,9 +20,9 @@ from tools.sim.command import Totals, outcomes
 from tools.sim.coverage import unmet
 from tools.sim.log_history import OPERATIONS, run_history
 
-HISTORIES = 640
+HISTORIES = 240  # `make sim` lives thousands
 WITHIN = 1000  # histories, a planted defect must be found
-CHUNKS = 8
+CHUNKS = 3
 # Seeds that once found a bug. They stay, whatever the histories of their numbers have become since.
 REGRESSIONS = [int(line.split()[0]) for line in (Path(__file__).parent / "seeds.txt").read_text().splitlines() if line]
 
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_history_in_another_process() -> None:
     script = (
         "import logging; logging.disable(50)\n"
         "from tools.sim.log_history import run_history\n"
-        "for seed in range(20): print(run_history(seed).digest)\n"
+        "for seed in range(8): print(run_history(seed).digest)\n"
     )
     # Another hash seed: whoever iterates over a set of strings is found out.
     runs = [
@@ -81,9 +81,9 @@ def test_the_same_seed_gives_the_same_history_in_another_process() -> None:
         ).stdout.split()
         for hash_seed in ("1", "2")
     ]
-    here = [run_history(seed).digest for seed in range(20)]
+    here = [run_history(seed).digest for seed in range(8)]
     assert runs[0] == runs[1] == here
-    assert len(set(here)) == 20
+    assert len(set(here)) == 8
 
 
 def test_the_fixed_histories_meet_every_public_operation_and_every_limit() -> None:

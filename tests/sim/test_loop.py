@@ -110,7 +110,7 @@ def test_tasks_hash_by_the_order_in_which_they_were_made() -> None:
 
 
 def test_what_asyncio_would_log_is_collected() -> None:
-    loop = SimLoop(Random(1))
+    loop = SimLoop(Random(1))  # type: ignore[abstract]
 
     async def main() -> None:
         asyncio.get_running_loop().call_soon(lambda: 1 / 0)

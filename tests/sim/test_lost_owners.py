@@ -233,7 +233,7 @@ async def test_an_owner_with_old_files_does_not_take_a_session_for_shorter_than_
 @contextlib.contextmanager
 def claim_not_answered(patch: pytest.MonkeyPatch, node: Node) -> Iterator[None]:
     claim = Ownership.claim.__func__  # type: ignore[attr-defined]
-    lost = []
+    lost: list[Ownership] = []
 
     async def silent(cls: type[Ownership], *args: Any, **options: Any) -> Ownership:
         claimed: Ownership = await claim(cls, *args, **options)

@@ -88,8 +88,8 @@ def test_a_batch_reads_objects_and_the_live_tail_as_one_table(spark: SparkSessio
     middle = truth[150]["publish_time"]
     since = read(spark, place.options(topic, startingTimestamp=middle.isoformat(), columns="publish_time,offset,epoch"))
     assert since.columns == ["publish_time", "offset", "epoch"]
-    assert since.agg(F.min("offset")).first()[0] <= 150
-    assert since.count() == 400 - since.agg(F.min("offset")).first()[0]
+    assert since.agg(F.min("offset")).first()[0] <= 150  # type: ignore[index]
+    assert since.count() == 400 - since.agg(F.min("offset")).first()[0]  # type: ignore[index]
 
     # Filters reach the plan, and what Spark does not repeat is right.
     filtered = frame.where("offset >= 100 and offset < 350 and routing_key = 'a'")
@@ -101,7 +101,7 @@ def test_a_batch_reads_objects_and_the_live_tail_as_one_table(spark: SparkSessio
     place.stop()
     try:
         offline = {"storage.url": place.storage_url, "topic": topic}
-        assert read(spark, offline).agg(F.count("*"), F.max("offset")).first()[:] == (300, 299)
+        assert read(spark, offline).agg(F.count("*"), F.max("offset")).first()[:] == (300, 299)  # type: ignore[index]
         with_both = {**offline, "service.url": "danube://127.0.0.1:9", "timeout": "5"}
         assert read(spark, with_both).count() == 300
     finally:

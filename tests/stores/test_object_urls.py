@@ -101,7 +101,7 @@ def test_an_endpoint_of_the_environment_may_be_plain_http(monkeypatch: pytest.Mo
 
 def test_a_session_token_comes_with_its_keys() -> None:
     store = built("s3://history", {**KEYS, "session_token": "t"})
-    assert store.credential_provider is not None and store.credential_provider()["token"] == "t"
+    assert store.credential_provider is not None and store.credential_provider()["token"] == "t"  # type: ignore[index]
 
 
 def test_anonymous_requests_are_not_signed() -> None:
@@ -128,8 +128,8 @@ def test_a_profile_is_read_from_the_files_of_the_aws_tools(tmp_path: Path, by_va
     store = built("s3://history", {} if by_variable else {"profile": "work"}, environment)
     assert store.config["region"] == "eu-west-3"
     assert store.credential_provider is not None
-    assert store.credential_provider()["access_key_id"] == "AKIA2"
-    assert store.credential_provider()["secret_access_key"] == f"{SECRET}%x"
+    assert store.credential_provider()["access_key_id"] == "AKIA2"  # type: ignore[index]
+    assert store.credential_provider()["secret_access_key"] == f"{SECRET}%x"  # type: ignore[index]
 
 
 def test_a_profile_that_is_not_there_says_where_it_was_looked_for(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_following_shows_the_newest_first_and_asks_again_by_itself(web: Web) -> 
 def test_following_large_messages_shows_the_newest_and_not_the_oldest_of_the_last_thousand(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bounded = functools.partial(message_pages.search, bytes_max=15_000)
+    bounded = functools.partial(message_pages.search, bytes_max=15_000)  # type: ignore[attr-defined]
     monkeypatch.setattr(message_pages, "search", bounded)
     page = web.get(f"{HERE}?tail=1&count=5")
     assert shown(page) == list(range(60, 55, -1)) and "not shown" not in page.text

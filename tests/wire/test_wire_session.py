@@ -448,7 +448,9 @@ def test_every_request_gets_one_reply_or_is_told_that_none_will_come(data: st.Da
     """A client and a server that ask, reply, leave and lose the connection in any order, over wires that cut."""
     ours, theirs = greeted(keepalive_seconds=15)
     wires: dict[AnySession, bytes] = {ours: b"", theirs: b""}  # on their way to these
-    asked, told, owed, now = 0, [], [], 0.0
+    told: list[Any] = []
+    owed: list[int] = []
+    asked, now = 0, 0.0
     actions = ["ask", "ask", "up", "up", "down", "down", "reply", "reply", "leave", "bye", "tick"]
     for action in data.draw(st.lists(st.sampled_from(actions))):
         now += 0.5

@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 
-from danube import DanubeClientBuilder, DispatchStrategy, SubType  # type: ignore[import-untyped]
+from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
 TYPES = {"exclusive": SubType.EXCLUSIVE, "shared": SubType.SHARED}
 KEYS = 5

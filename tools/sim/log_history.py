@@ -384,7 +384,8 @@ class History:
                 await asyncio.wait([*late, ended], timeout=0.05, return_when="FIRST_COMPLETED")
                 if boot.wal.full is not None:
                     with suppress(TimeoutError):  # of a call that hangs
-                        await asyncio.wait_for(self._troubles.make_room(boot), 5.0)
+                        async with asyncio.timeout(5.0):
+                            await self._troubles.make_room(boot)
         except ProcessDied:
             return False
         finally:

@@ -125,7 +125,9 @@ class Troubles:
         try:
             rolling = boot.process.call(log.roll())
             if self._dice.random() < 0.2:  # whoever asked for it gives up
-                await asyncio.wait_for(rolling, self._dice.random() * 0.002)
+                # Not wait_for, which in Python 3.11 takes no notice of a cancel that comes with the answer.
+                async with asyncio.timeout(self._dice.random() * 0.002):
+                    await rolling
             else:
                 await rolling
         except (TimeoutError, DiskFailed, LogClosed, LogStopped):
@@ -201,7 +203,8 @@ class Troubles:
         async def poll() -> None:
             for _ in range(POLLS):
                 try:
-                    await asyncio.wait_for(log.wait_beyond(log.head), 0.00001)
+                    async with asyncio.timeout(0.00001):
+                        await log.wait_beyond(log.head)
                 except TimeoutError:
                     continue
             check_waiters(log)
