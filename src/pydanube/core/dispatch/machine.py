@@ -585,16 +585,25 @@ class Machine(ABC):
         """There may be something to read where there was nothing before."""
         self.roster.resume()
 
-    def _left(self, consumer: ConsumerId) -> None:
+    def _cut_all_of(self, consumer: ConsumerId) -> list[Piece[Flight]]:
+        """Takes back all that it holds, released at once: it may be thousands of pieces."""
         pieces = self.in_flight.cut_consumer(consumer)
-        self._release(pieces)
+        held = sum([piece.end - piece.first for piece in pieces])
+        unseen = sum([piece.end - piece.first for piece in pieces if piece.value.unseen])
+        if held > unseen:
+            self.roster.release(consumer, held - unseen)
+        if unseen:
+            self.roster.release(consumer, unseen, unseen=True)
+        return pieces
+
+    def _left(self, consumer: ConsumerId) -> None:
+        pieces = self._cut_all_of(consumer)
         self.roster.leave(consumer)
         for piece in pieces:
             self._take_back(piece.first, piece.end, piece.value.tries)
 
     def _taken_over(self, event: Joined) -> None:
-        pieces = self.in_flight.cut_consumer(event.consumer)
-        self._release(pieces)
+        pieces = self._cut_all_of(event.consumer)
         self.roster.rejoin(event.consumer, event.permits, hands_over=event.hands_over)
         for piece in pieces:
             self._take_back(piece.first, piece.end, piece.value.tries)
