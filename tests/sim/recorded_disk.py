@@ -38,6 +38,7 @@ class Recorder:
         self._numbers = 0
         self._syncs = 0
         self.fail_sync = 0  # the so-manieth sync of a file from now on fails
+        self.failed_syncs = 0
         self.steps: list[Step] = []
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
@@ -110,6 +111,7 @@ class Recorder:
             self.steps.append(("sync begins", token))
             self.fail_sync -= 1
             if self.fail_sync == 0:
+                self.failed_syncs += 1
                 self.steps.append(("sync fails", token, file))
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             self.steps.append(("synced", token, file))
@@ -201,6 +203,10 @@ class Replay:
     def cut(self) -> None:
         """The power goes."""
         self.disk.crash(self._dice)
+        self.kill()
+
+    def kill(self) -> None:
+        """The process goes. What it wrote is still there."""
         self._process = self.disk.process()
         self._files.clear()
         self._begun.clear()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from pydanube.errors import ConfigError, DiskFailed, LogDamaged, OffsetOutOfRange, TailUnproven
+from pydanube.errors import ConfigError, DiskFailed, LogDamaged, LogStopped, OffsetOutOfRange, Refused, TailUnproven
 from pydanube.formats.batch import topic_hash
-from pydanube.log.wal import TopicLog, Wal
+from pydanube.log.wal import TopicLog, Wal, WalConfig
 from pydanube.ports import Write
 from pydanube.stores.disk import descriptors, file_writer
 from pydanube.stores.disk.file_names import FileNames
@@ -34,7 +34,8 @@ from tools.sim.log_model import Audit, Broken, Sent, TopicModel
 from tools.sim.log_pressure import Pressure
 
 TOPICS = ("/default/a", "/default/b", "/default/c")
-LIVES = 4  # of one directory, each ended by a power cut
+LIVES = 4  # of one directory, each ended by a kill or a power cut
+KILLED = 0.4  # of the lives: what was written is still there, and is not safe
 
 pytestmark = pytest.mark.slow
 
@@ -49,109 +50,207 @@ def quiet() -> Iterator[None]:
 # --- a log, recorded ---
 
 
+class Known:
+    """One topic, as its clients know it: what was promised, and what an idempotent producer has no answer for."""
+
+    def __init__(self, topic: str) -> None:
+        self.model = TopicModel(topic, topic_hash(topic), "fsync")
+        self.session: int | None = None
+        self.next_sequence = 0
+        self.unacked: dict[int, Sent] = {}  # by number, in order
+
+    def learn(self, kind: str, *rest: Any) -> None:
+        if kind == "asks for a session":  # from here on the old one may be fenced
+            self.session = None
+            self.unacked.clear()
+        elif kind == "has a session":
+            self.session, self.next_sequence = rest[0], 0
+        elif kind == "sent":
+            sent: Sent = rest[0]
+            self.model.sent[sent.number] = sent
+            if sent.batch.header.producer_id:
+                self.unacked[sent.number] = sent
+                self.next_sequence += sent.rows
+        elif kind == "acknowledged":
+            self.model.receipt(*rest)
+            self.unacked.pop(rest[0].number, None)
+        elif kind == "seen":
+            self.model.read(rest[0])
+        elif kind == "truncates":
+            self.model.truncated_before = max(self.model.truncated_before, rest[0])
+
+
+LEARNT = ("asks for a session", "has a session", "sent", "acknowledged", "seen", "truncates")
+
+
 class World:
     """One directory over several lives, and what its log has promised."""
 
-    def __init__(self, seed: int, place: Path) -> None:
+    def __init__(self, seed: int) -> None:
         self.dice = Random(seed)
-        self.place = place
-        self.past: list[Step] = []  # what was sent, acknowledged, seen and dropped in earlier lives
+        self.past: list[Step] = []  # what clients learnt in earlier lives
         self.number = 0
         self.epoch = 0
 
-    def models(self, steps: list[Step]) -> dict[str, TopicModel]:
-        """What must be true after these steps."""
-        models = {topic: TopicModel(topic, topic_hash(topic), "fsync") for topic in TOPICS}
-        for kind, *rest in [*self.past, *steps]:
-            if kind == "sent":
-                models[rest[0]].sent[rest[1].number] = rest[1]
-            elif kind == "acknowledged":
-                models[rest[0]].receipt(*rest[1:])
-            elif kind == "seen":
-                models[rest[0]].read(rest[1])
-            elif kind == "truncates":
-                models[rest[0]].truncated_before = max(models[rest[0]].truncated_before, rest[1])
-        return models
+    def known(self) -> dict[str, Known]:
+        """What must be true now."""
+        known = {topic: Known(topic) for topic in TOPICS}
+        for kind, topic, *rest in self.past:
+            known[topic].learn(kind, *rest)
+        return known
 
 
-async def live(world: World, root: Path, recorder: Recorder, pressure: Pressure) -> None:
-    """Recovers, compares everything with what was promised, then works for a while."""
-    dice = world.dice
-    disk = FileDisk(root, threads_max=2)
-    models = world.models([])
-    wal: Wal | None = None
-    # Groups of many topics, which go through the journal.
-    config = replace(pressure.config, bytes_max=0, group_bytes=1 << 16, segment_bytes=dice.choice((4096, 1 << 16)))
-    try:
-        wal = await Wal.open(disk, SystemClock(), SystemWork(threads_max=1), config)
+class Life:
+    """One process with the log open."""
+
+    def __init__(self, world: World, root: Path, recorder: Recorder, pressure: Pressure, rounds: int) -> None:
+        self._world = world
+        self._root = root
+        self._recorder = recorder
+        self._rounds = rounds
+        self._known = world.known()
+        self._wal: Wal | None = None
+        self._stopped: LogStopped | None = None
+        # Groups that hold many topics, and sessions that nothing ends.
+        self._config = replace(
+            pressure.config,
+            bytes_max=0,
+            group_bytes=1 << 16,
+            segment_bytes=world.dice.choice((4096, 1 << 16)),
+            sessions_max=WalConfig().sessions_max,
+            session_seconds=WalConfig().session_seconds,
+            watched_seconds=WalConfig().watched_seconds,
+        )
+
+    async def run(self) -> None:
+        """Recovers, compares everything with what was promised, then works for a while."""
+        disk = FileDisk(self._root, threads_max=2)
+        working = asyncio.create_task(self._work(disk))
+        self._end = working.cancel
+        try:
+            await working
+        except (LogDamaged, TailUnproven, ConfigError) as error:
+            raise Broken(f"damage where none was done: {error}") from error
+        except (DiskFailed, LogStopped, asyncio.CancelledError) as error:
+            if not self._recorder.failed_syncs:
+                raise Broken(f"a disk that is well was said to have failed: {self._stopped or error}") from error
+        finally:
+            if self._wal is not None and self._wal._task is not None:
+                self._wal._task.cancel()
+                await asyncio.gather(self._wal._task, return_exceptions=True)
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            disk.close()
+
+    async def _work(self, disk: FileDisk) -> None:
+        dice = self._world.dice
+        clock, work = SystemClock(), SystemWork(threads_max=1)
+        self._wal = wal = await Wal.open(disk, clock, work, self._config, on_stopped=self._when_stopped)
         if wal.problems:
             raise Broken(f"journals said to be damaged: {wal.problems}")
-        logs = {}
+        logs = {topic: await self._open(topic) for topic in TOPICS}
         for topic in TOPICS:
-            world.epoch += 1
-            logs[topic] = await wal.topic(topic, epoch=world.epoch)
-            await compare(logs[topic], models[topic], recorder)
-        for _ in range(dice.choice((3, 10, 20))):
+            await self._compare(logs[topic])
+        for topic in TOPICS:
+            for sent in list(self._known[topic].unacked.values()):
+                await self._send(logs[topic], [sent])
+        together = dice.random() < 0.5  # groups of many topics, which go through the journal
+        for _ in range(self._rounds):
             chosen = [topic for topic in TOPICS if dice.random() < 0.8]
-            await asyncio.gather(*(produce(world, logs[topic], models[topic], recorder) for topic in chosen))
+            if together:
+                await asyncio.gather(*(self._produce(logs[topic]) for topic in chosen))
+            else:
+                for topic in chosen:
+                    await self._produce(logs[topic])
             topic = dice.choice(TOPICS)
             if dice.random() < 0.5:
                 before = dice.randint(logs[topic].first_offset, logs[topic].head)
-                recorder.say("truncates", topic, before)
+                self._say("truncates", topic, before)
                 await logs[topic].truncate(before)
             if dice.random() < 0.1:
                 await logs[topic].close()
-                world.epoch += 1
-                logs[topic] = await wal.topic(topic, epoch=world.epoch)
+                logs[topic] = await self._open(topic)
         if dice.random() < 0.3:
             await wal.close()
-            wal = None
-    except (LogDamaged, TailUnproven, ConfigError) as error:
-        raise Broken(f"damage where none was done: {error}") from error
-    finally:
-        if wal is not None and wal._task is not None:
-            wal._task.cancel()
-            await asyncio.gather(wal._task, return_exceptions=True)
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        disk.close()
+            self._wal = None
 
+    def _when_stopped(self, why: LogStopped) -> None:
+        self._stopped = why
+        self._end()
 
-async def compare(log: TopicLog, model: TopicModel, recorder: Recorder) -> None:
-    if log.recovered.damage:
-        raise Broken(f"damage where none was done: {log.recovered.damage}")
-    audit = Audit(model, log.first_offset, log.head)
-    reader = log.reader(log.first_offset)
-    while audit.next < log.head:
-        try:
-            batches = await reader.read(1 << 20)
-        except OffsetOutOfRange as error:
-            audit.hole(min(error.first, log.head))
-            reader = log.reader(audit.next)
-            continue
-        audit.take(batches)
-        for batch in batches:
-            recorder.say("seen", model.topic, batch)
-    audit.done()
+    def _say(self, kind: str, topic: str, *rest: Any) -> None:
+        assert kind in LEARNT
+        self._recorder.say(kind, topic, *rest)
+        self._known[topic].learn(kind, *rest)
 
+    async def _open(self, topic: str) -> TopicLog:
+        assert self._wal is not None
+        self._world.epoch += 1
+        return await self._wal.topic(topic, epoch=self._world.epoch)
 
-async def produce(world: World, log: TopicLog, model: TopicModel, recorder: Recorder) -> None:
-    sent: list[Sent] = []
-    for _ in range(world.dice.choice((1, 1, 2))):
-        world.number += 1
-        sent.append(model.make(world.dice, world.number, 0, 0, 0))
-        recorder.say("sent", model.topic, sent[-1])
-    for each, answer in [(each, log.submit(each.batch)) for each in sent]:
-        receipt = await answer
-        recorder.say("acknowledged", model.topic, each, receipt.offset, receipt.epoch)
+    async def _compare(self, log: TopicLog) -> None:
+        if log.recovered.damage:
+            raise Broken(f"damage where none was done: {log.recovered.damage}")
+        audit = Audit(self._known[log.topic].model, log.first_offset, log.head)
+        reader = log.reader(log.first_offset)
+        while audit.next < log.head:
+            try:
+                batches = await reader.read(1 << 20)
+            except OffsetOutOfRange as error:
+                audit.hole(min(error.first, log.head))
+                reader = log.reader(audit.next)
+                continue
+            audit.take(batches)
+            for batch in batches:
+                self._say("seen", log.topic, batch)
+        audit.done()
+
+    async def _produce(self, log: TopicLog) -> None:
+        dice, known = self._world.dice, self._known[log.topic]
+        producer_id = dice.choice((0, 1, 1))
+        if producer_id and known.session is None:
+            self._say("asks for a session", log.topic)
+            self._say("has a session", log.topic, await log.open_session(producer_id))
+        sent: list[Sent] = []
+        for _ in range(dice.choice((1, 1, 2))):
+            self._world.number += 1
+            session, sequence = (known.session or 0, known.next_sequence) if producer_id else (0, 0)
+            sent.append(known.model.make(dice, self._world.number, producer_id, session, sequence))
+            self._say("sent", log.topic, sent[-1])
+        await self._send(log, sent)
+        if dice.random() < 0.5:
+            await self._look(log, dice.randint(log.first_offset, log.head))
+
+    async def _send(self, log: TopicLog, batches: list[Sent]) -> None:
+        for sent, answer in [(sent, log.submit(sent.batch)) for sent in batches]:
+            try:
+                receipt = await answer
+            except Refused as refusal:
+                raise Broken(f"batch {sent.number} is next and is refused: {refusal}") from refusal
+            if receipt.offset + sent.rows > log.head:
+                raise Broken(
+                    f"batch {sent.number} is acknowledged at offset {receipt.offset}, "
+                    f"and {log.topic} is committed up to {log.head}"
+                )
+            self._say("acknowledged", log.topic, sent, receipt.offset, receipt.epoch)
+
+    async def _look(self, log: TopicLog, offset: int) -> None:
+        """Somebody reads what is committed, while others write."""
+        reader, head = log.reader(offset), log.head
+        while offset < head:
+            for batch in await reader.read(1 << 20):
+                if not batch.header.base_offset <= offset < batch.header.end_offset:
+                    raise Broken(f"{log.topic}: offset {batch.header.base_offset} is read for {offset}")
+                offset = batch.header.end_offset
+                self._say("seen", log.topic, batch)
 
 
 def lives(seed: int, place: Path, patch: pytest.MonkeyPatch) -> str | None:
     """Several lives of one directory; what was wrong, or None."""
     dice = Random(seed)
-    world = World(dice.randrange(2**62), place)
+    world = World(dice.randrange(2**62))
     replay = Replay(Random(dice.randrange(2**62)))
     replay.disk.faults.stale_sectors = 0.1
     for number in range(LIVES):
@@ -159,22 +258,39 @@ def lives(seed: int, place: Path, patch: pytest.MonkeyPatch) -> str | None:
         root.mkdir()
         replay.write_to(root)
         recorder = Recorder(root)
+        recorder.fail_sync = dice.choice((0, dice.randint(1, 30)))
         pressure = Pressure.draw(dice)
+        rounds = dice.choice((3, 10, 20)) if number < LIVES - 1 else 0  # the last only looks
         with patch.context() as inside, pressure.applied():
             recorder.install(inside)
             try:
-                asyncio.run(live(world, root, recorder, pressure))
+                asyncio.run(Life(world, root, recorder, pressure, rounds).run())
             except Broken as broken:
                 return str(broken)
         steps = recorder.steps
-        told = [place for place, step in enumerate(steps) if step[0] == "acknowledged"]
-        segments = removed(steps, ".wal")
-        journals = removed(steps, ".journal")
-        end = dice.choice(dice.choice((told or [-1], segments or [-1], journals or [-1], range(len(steps))))) + 1
+        killed = dice.random() < KILLED
+        end = dice.choice(dice.choice([moments for moments in ends(steps, killed=killed) if moments])) + 1
         replay.take(steps[:end])
-        world.past += [step for step in steps[:end] if step[0] in ("sent", "acknowledged", "seen", "truncates")]
-        replay.cut()
+        world.past += [step for step in steps[:end] if step[0] in LEARNT]
+        if killed:
+            replay.kill()
+        else:
+            replay.cut()
     return None
+
+
+def ends(steps: list[Step], *, killed: bool) -> list[Sequence[int]]:
+    """Moments at which a life may end: any, and those that matter. If it is killed, those at which something is written
+    and not synced. Else those at which something must be safe, or a new file takes the place of one whose sync failed.
+    """
+    if killed:
+        written = [place for place, step in enumerate(steps) if step[0] in ("write", "sync fails")]
+        return [*[written] * 3, range(len(steps))]
+    told = [place for place, step in enumerate(steps) if step[0] == "acknowledged"]
+    failed = [place for place, step in enumerate(steps) if step[0] == "sync fails"]
+    named = [place for place, step in enumerate(steps) if step[0] == "names synced" and failed and place > failed[0]]
+    mended = [place for first in named[:1] for place in range(first, min(first + 3, len(steps)))]
+    return [told, removed(steps, ".wal"), removed(steps, ".journal"), *[mended] * 4, range(len(steps))]
 
 
 def removed(steps: list[Step], suffix: str) -> list[int]:
@@ -242,6 +358,9 @@ OF_THE_LOG = (
     "redo without a sync",
     "retention removes before it says so",
     "name of a replaced file not synced",
+    "last group trusted without a copy",
+    "snapshot of a new file knows what is not stored",
+    "cache drops what only the journal has",
 )
 
 

@@ -24,7 +24,7 @@ from pydanube.core.dispatch.consumer_window import Permits
 from pydanube.core.dispatch.delivery import PoisonPolicy
 from pydanube.core.dispatch.events import offsets
 from pydanube.core.dispatch.ranges import OffsetRange
-from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName
+from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, producer_id
 from pydanube.core.policies import SubscriptionKind
 from pydanube.errors import DanubeError, OffsetOutOfRange, OutOfSequence, ProducerFenced, SessionUnknown
 from pydanube.formats.batch import Envelope, encode_columns
@@ -261,9 +261,13 @@ class Clients:
         if topic.reliable:
             for _ in range(4):
                 await topic.wait_beyond(topic.head, 0.02)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(2.0):
-                await self._visit(node, topic)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2.0):
+                    await self._visit(node, topic)
+        finally:
+            producer = producer_id(topic.name, "visitor")
+            topic.producers.remove(producer, topic.producers.get(producer))
 
     async def _visit(self, node: Node, topic: AnyTopic, *, stays: bool = False) -> None:
         producer = await topic.add_producer("visitor")

@@ -147,14 +147,16 @@ def _outcome_of(
 
 
 def left_in(node: Node) -> Counter[str]:
-    """What a broker has: tasks that are not done, and what waits in its topics."""
+    """What a broker has: tasks that are not done, files that it keeps open, and what waits in its topics."""
     found: Counter[str] = Counter()
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimLoop) and node.broker is not None
     for task in loop._tasks:
         if task.process is node.process and not task.done() and task.get_name() not in OWN_ROUNDS:
             found["task " + re.sub(r"[0-9]+", "#", task.get_name())] += 1
+    found["open files"] = len(node.open_files)
     for topic in node.broker.topics.loaded:
+        found["producers"] += len(topic.producers._producers)
         for subscription in topic.subscriptions.values():
             found["subscriptions"] += 1
             found["consumers"] += len(subscription.consumers)

@@ -275,7 +275,7 @@ def needless_stop(history: History) -> Found:
 
 
 def growth(history: History) -> Found:
-    """What clients did and gave up leaves nothing behind: no task, no waiter, no consumer."""
+    """What clients did and gave up leaves nothing behind: no task, waiter, session, consumer, handle or open file."""
     for event in history.all(Grew):
         what = f"{event.what}: {event.before} before clients came and went, {event.after} afterwards"
         yield f"broker {event.broker}", what, (), ()

@@ -105,6 +105,11 @@ class Node:
         return self.broker.broker_id
 
     @property
+    def open_files(self) -> list[str]:
+        """Paths of the files that its process keeps open."""
+        return self._access.open_files if isinstance(self._access, ProcessDisk) else []
+
+    @property
     def cannot_know(self) -> bool:
         """Whether the store forgot the lease that it has, so early that no clock can have told it."""
         lease, until = self.forgotten

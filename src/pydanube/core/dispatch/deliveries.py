@@ -144,9 +144,14 @@ class Deliveries:
         return pieces
 
     def take_back(self, consumer: ConsumerId) -> list[RangePiece[Flight]]:
-        """Everything that a consumer holds, lowest first."""
+        """Everything that a consumer holds, lowest first. Released at once: it may be thousands of pieces."""
         pieces = self.in_flight.cut_consumer(consumer)
-        self.release(pieces)
+        held = sum([piece.end - piece.first for piece in pieces])
+        unseen = sum([piece.end - piece.first for piece in pieces if piece.value.unseen])
+        if held > unseen:
+            self.windows.release(consumer, held - unseen)
+        if unseen:
+            self.windows.release(consumer, unseen, unseen=True)
         return pieces
 
     def time_out(self) -> list[RangePiece[Flight]]:
