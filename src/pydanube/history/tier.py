@@ -268,7 +268,7 @@ class TopicTier:
         assert not self._in_doubt, "a step begins with make_sure"
         self._in_doubt = True
         self._changes += 1
-        history = replace(history or self.history, epoch=self.epoch, change=self._changes)
+        history = (history or self.history).changed(self.epoch, self._changes, self.clock.time_us())
         put = Put(keys.history(self.topic), history.to_bytes())
         return history, Compare(put.key, self._revision), put
 
