@@ -345,6 +345,12 @@ def below_storage(name: TopicName) -> Prefix:
     return Prefix(f"/storage/topics{name}/")
 
 
+def topic_above(key: str) -> TopicName | None:
+    """Whose any key below `below_storage` is."""
+    ours, _, tail = key.partition(STORAGE)
+    return _topic(tail.split("/")[:2]) if not ours and tail.count("/") >= 2 else None
+
+
 def owner(name: TopicName) -> Key:
     return Key(f"/storage/topics{name}/owner")
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -34,6 +35,7 @@ LAST_COLUMN: Final = PART
 _EXISTING: Final = 0
 _ANY: Final = 1  # the snapshot and the sequence of every entry
 _DATA: Final = 0
+_NAME: Final = re.compile(r"(\d+)-(?:snap-|\d{20}-)?[0-9a-f]{32}\.(?:avro|metadata\.json)")
 
 
 class Manifest(NamedTuple):
@@ -101,6 +103,12 @@ def manifest_list(folder: str, snapshot: int, manifests: Sequence[Manifest]) -> 
 def file_name(created: int, content: bytes, ending: str, between: str = "") -> str:
     """Says of which topic of this name it is (`created`), and what is in it."""
     return f"{created}-{between}{hashlib.sha256(content).hexdigest()[:32]}.{ending}"
+
+
+def created_of(name: str) -> int | None:
+    """In which epoch the topic was made whose file in the folder this is; None for a name that is not ours."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 def _entry(path: str, described: Descriptor, part: int | None) -> bytes:
