@@ -38,13 +38,15 @@ from pydanube.core.iceberg.manifests import FOLDER, Manifest, created_of, cut, i
 from pydanube.core.iceberg.table import Derived, Share, derived, snapshot_id, table
 from pydanube.core.names import TopicName
 from pydanube.errors import Conflict, ObjectDamaged, TopicUnknown
-from pydanube.history.tier_state import TierState, read_manifest, read_partitions, read_state, topic_prefix
+from pydanube.history.tier import topic_prefix
+from pydanube.history.tier_state import TierState, read_manifest, read_partitions, read_state
 from pydanube.ports import Clock, MetadataStore, ObjectStore, Work
 
 log = logging.getLogger(__name__)
 
 TABLES_MAX: Final = 256  # that are remembered
 PUTS_AT_ONCE: Final = 8
+_ANY_NAME: Final = "x.x"
 _METADATA_NAME: Final = re.compile(r"(\d+)-(\d{20})-[0-9a-f]{32}\.metadata\.json")
 
 
@@ -132,7 +134,8 @@ class Tables:
     # --- deriving ---------------------------------------------------------------------------------------
 
     async def _derive(self, name: TopicName, states: Sequence[TierState], known: _Known) -> Derived:
-        shares, manifests = [], []
+        shares: list[Share] = []
+        manifests: list[Manifest] = []
         for state in states:
             listed = await self._listed(state, known, created=_created(states), base=name)
             objects = _objects(state, [*listed.descriptors, *state.keyed])
@@ -142,7 +145,7 @@ class Tables:
             if rows := [each for each in objects if each.object_id in keyed and in_table(each)]:
                 manifests.append(await self._manifest(state, rows, name, _created(states)))
         before = known.derived.metadata if known.derived else await self._stored(name, _created(states))
-        location = self._address(topic_prefix(name) + "x").removesuffix("/x")
+        location = self._inside(topic_prefix(name)).removesuffix("/")
         since_ms = self._clock.time_us() // 1000 - int(self._window * 1000)
         given = table(name, location, self._folder(name), shares, manifests)
         return await self._work.run(partial(derived, given, before, since_ms))
@@ -159,7 +162,7 @@ class Tables:
         return known.listed[state.topic]
 
     async def _manifest(self, state: TierState, rows: Sequence[Descriptor], base: TopicName, created: int) -> Manifest:
-        prefix = self._address(topic_prefix(state.topic) + "x").removesuffix("x")
+        prefix = self._inside(topic_prefix(state.topic))
         return await self._work.run(partial(manifest, created, prefix, rows, _part(state, base)))
 
     async def _stored(self, name: TopicName, created: int) -> Mapping[str, Any] | None:
@@ -183,7 +186,11 @@ class Tables:
         return any(each["timestamp-ms"] < since_ms for each in found.metadata["snapshots"][:-1])
 
     def _folder(self, name: TopicName) -> str:
-        return self._address(topic_prefix(name) + FOLDER + "x").removesuffix("x")
+        return self._inside(topic_prefix(name) + FOLDER)
+
+    def _inside(self, prefix: str) -> str:
+        """What stands before the names of objects below a prefix: a store in a directory changes some of it."""
+        return self._address(prefix + _ANY_NAME).removesuffix(_ANY_NAME)
 
     # --- files ------------------------------------------------------------------------------------------
 
