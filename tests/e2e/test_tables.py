@@ -51,6 +51,8 @@ def test_pyiceberg_reads_what_was_acknowledged_a_moment_ago(tmp_path: Path) -> N
             catalog = await asyncio.to_thread(catalog_of, broker)
             assert await asyncio.to_thread(catalog.list_tables, "default") == [("default", "orders")]
             table = await asyncio.to_thread(catalog.load_table, "default.orders")
+            while table.properties["danube.head"] != "500":
+                await asyncio.to_thread(table.refresh)
             rows = await asyncio.to_thread(lambda: table.scan().to_arrow().sort_by("offset"))
             assert rows.column("payload").to_pylist() == [f"order {n}".encode() for n in range(500)]
             await producer.send_many(pa.table({"payload": [b"more"] * 100}))

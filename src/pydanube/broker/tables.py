@@ -1,8 +1,8 @@
 """What an Iceberg client may ask of a broker: which namespaces and tables there are, and one table as it is now.
 
-Every broker answers for every topic: state and objects are in the stores that all share. A load first has what waits in
-the log uploaded, if the topic is served here: at most once a second for one topic, a few topics at a time, and the load
-waits for it a second at most. So a table that somebody looks at is about a second behind its topic.
+Every broker answers for every topic: state and objects are in the stores that all share. A load has what waits in the
+log uploaded, if the topic is served here: at most once a second for one topic, a few topics at a time. It does not
+wait for it, the next one sees it: DuckDB refuses a snapshot that is younger than its transaction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydanube.history.uploader import Carried, Tiering
 
 log = logging.getLogger(__name__)
 
-FLUSH_SECONDS: Final = 1.0  # between two of one topic, and how long a load waits for one
+FLUSH_SECONDS: Final = 1.0  # between two of one topic
 FLUSHES_AT_ONCE: Final = 4
 
 
@@ -57,41 +57,36 @@ class TableDesk:
         """Raises TopicUnknown, ObjectDamaged, Unreachable."""
         if self._tables is None or not self.may_read(name):
             raise TopicUnknown(name)
-        await self._flush(name)
-        return await self._tables.load(name)
+        loaded = await self._tables.load(name)
+        self._flush(name)
+        return loaded
 
     async def close(self) -> None:
         for flush in self._flushes.values():
             flush.cancel()
         await asyncio.gather(*self._flushes.values(), return_exceptions=True)
 
-    async def _flush(self, name: TopicName) -> None:
-        """What waits in the log is in objects when this returns, or a second has passed. Failing costs freshness."""
+    def _flush(self, name: TopicName) -> None:
+        """What waits in the log is uploaded soon. Failing costs freshness."""
         cloud = self._topics.rooms.cloud
         assert cloud is not None
-        flushes = []
         for carried in cloud.tiering.topics:
             topic = TopicName(carried.tier.topic)
-            if topic == name or topic.is_partition_of(name):
-                flush = self._flushes.get(topic) or self._begin(cloud.tiering, topic, carried)
-                if flush is not None:
-                    flushes.append(flush)
-        if flushes:
-            await asyncio.wait(flushes, timeout=FLUSH_SECONDS)
+            if (topic == name or topic.is_partition_of(name)) and topic not in self._flushes:
+                self._begin(cloud.tiering, topic, carried)
 
-    def _begin(self, tiering: Tiering, topic: TopicName, carried: Carried) -> asyncio.Task[None] | None:
+    def _begin(self, tiering: Tiering, topic: TopicName, carried: Carried) -> None:
         now = self._clock.elapsed()
         is_young = now - self._flushed_at.get(topic, -FLUSH_SECONDS) < FLUSH_SECONDS
         if is_young or carried.blocked_until > now or carried.tier.waiting(carried.log) is None:
-            return None
+            return
         if len(self._flushes) >= FLUSHES_AT_ONCE:
-            return None
+            return
         self._flushed_at = {each: at for each, at in self._flushed_at.items() if now - at < FLUSH_SECONDS}
         self._flushed_at[topic] = now
         flush = asyncio.create_task(_upload(tiering, carried), name=f"flush {topic}")
         self._flushes[topic] = flush
         flush.add_done_callback(lambda _: self._flushes.pop(topic, None))
-        return flush
 
 
 async def _upload(tiering: Tiering, carried: Carried) -> None:
