@@ -76,6 +76,14 @@ def test_descriptor_and_history_survive_storing_and_ignore_what_a_newer_version_
     assert History.from_bytes(b"{}") == History()
 
 
+def test_a_history_says_when_it_was_changed_and_a_clock_that_was_set_back_does_not_move_it_back() -> None:
+    before = History.from_bytes(b'{"first_offset": 5, "epoch": 2, "change": 3}')
+    assert before.changed_at == 0  # written by an older version
+    changed = before.changed(2, 4, 1_000)
+    assert (changed.first_offset, changed.epoch, changed.change, changed.changed_at) == (5, 2, 4, 1_000)
+    assert changed.changed(3, 1, 900).changed_at == 1_000
+
+
 def test_a_manifest_survives_storing_and_something_else_is_refused() -> None:
     assert manifest_from_bytes(manifest_to_bytes(row(1, 2, 3))) == row(1, 2, 3)
     for broken in (b"", b"[]", b'{"objects": [{}]}', b'{"format": 1}', b"\xff"):

@@ -63,6 +63,8 @@ def test_the_commands_and_queries_run_one_after_the_other(
 ) -> None:
     monkeypatch.setenv("DANUBE_ADMIN_ENDPOINT", broker.admin_url)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    assert broker._doors is not None
+    metrics_addr = broker._doors.metrics_addr
     names: dict[str, Any] = {}
     said = ""
     for block in blocks(PAGE):
@@ -73,9 +75,10 @@ def test_the_commands_and_queries_run_one_after_the_other(
                     assert done.returncode == 0, f"{command}\n{done.stderr}"
                     said += done.stdout
             case "python":
-                exec(block.text, names)  # the page's own words
+                exec(block.text.replace("127.0.0.1:9040", metrics_addr), names)  # the page's own words
     assert "10080" in said and "everything verifies" in said
     assert {"1500", "15000"} <= set(re.findall(r"\d+", capsys.readouterr().out))
+    assert names["rows"].num_rows == 2000
     assert names["table"].num_rows == 1000 and names["table"].column_names == ["offset", "payload"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tarfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +31,7 @@ from pydanube.formats.parquet_read import (
     verify_object,
 )
 from pydanube.formats.parquet_write import ROW_GROUP_BYTES, encode_object, merge_objects, table_of_batches
+from pydanube.ports import Buffer
 from tests.harness.tiers import flipped
 
 TOPIC = "/default/orders"
@@ -312,6 +314,47 @@ def test_the_columns_are_the_envelope_and_what_the_log_knows(small_groups: None)
     assert table.column("append_time")[84].as_py() == datetime(2024, 1, 1, 12, 0, 0, 80, tzinfo=UTC)
     assert dict(table.column("attributes")[82].as_py()) == ODD[2].attributes
     assert file.metadata.num_row_groups > 2
+
+
+def field_ids(data: Buffer) -> dict[str, int]:
+    """As Parquet's own schema has them; -1: none."""
+    columns = pq.ParquetFile(pa.BufferReader(data)).metadata.schema.to_arrow_schema()
+    attributes = columns.field("attributes").type
+    parts = [*columns, attributes.key_field, attributes.item_field]
+    return {part.name: int((part.metadata or {}).get(b"PARQUET:field_id", -1)) for part in parts}
+
+
+EXPECTED_IDS = {name: number for number, name in enumerate(COLUMNS.names, start=1)} | {"key": 15, "value": 16}
+
+
+def older_object() -> bytes:
+    """As an earlier version wrote it: 40 rows, no field ids."""
+    name = "data/objects/default/orders/data-0-39-1.parquet"
+    with tarfile.open(Path(__file__).parents[1] / "fixtures" / "data-directory-2.tar.xz") as archive:
+        file = archive.extractfile(name)
+        assert file is not None
+        return file.read()
+
+
+def test_columns_have_the_field_ids_that_tables_know_them_by(small_groups: None) -> None:
+    assert field_ids(encode_object(TOPIC, 3, batches_of(40)).data) == EXPECTED_IDS
+    assert EXPECTED_IDS["offset"] == 1 and EXPECTED_IDS["append_time"] == 13
+
+
+def test_an_older_object_without_field_ids_is_read_and_merged_with_a_new_one() -> None:
+    older = older_object()
+    assert set(field_ids(older).values()) == {-1}
+    footer = open_object(older)
+    newer = encode_object(footer.topic, 3, [batch(text(10, 40), 40)])
+    merged = merge_objects(footer.topic, 4, [(older, 0), (newer.data, newer.footer_crc)])
+    assert field_ids(merged.data) == EXPECTED_IDS
+    rows = pq.read_table(pa.BufferReader(merged.data))
+    parts = [pq.read_table(pa.BufferReader(data)) for data in (older, newer.data)]
+    assert rows.to_pylist() == pa.concat_tables(parts).to_pylist()
+    assert rows.column("offset").to_pylist() == list(range(50))
+    assert [message.payload for each in read(older) for message in messages(each)] == [
+        row["payload"] for row in parts[0].to_pylist()
+    ]
 
 
 def test_row_groups_have_statistics_bloom_filters_and_page_checksums(small_groups: None) -> None:

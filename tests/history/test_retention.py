@@ -8,7 +8,7 @@ import json
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
-from pydanube.core.history.tiers import TierConfig
+from pydanube.core.history.tiers import GARBAGE_SECONDS, TierConfig
 from pydanube.core.names import NamespaceName
 from pydanube.core.policies import TopicPolicy
 from pydanube.history.retention import RetentionChange, RetentionDesk, Rule
@@ -57,8 +57,10 @@ async def test_a_rule_of_a_topic_is_obeyed_at_its_next_look() -> None:
     assert orders.first_offset == 0
     await asyncio.sleep(61)
     assert orders.first_offset == 50
-    assert await stored_names(host) == ["default/orders/data-50-99-1.parquet"]
     assert (await desk.due(orders)).objects == 0
+    assert len(await stored_names(host)) == 2
+    await asyncio.sleep(2 * GARBAGE_SECONDS)
+    assert await stored_names(host) == ["default/orders/data-50-99-1.parquet"]
 
 
 @simulated

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.history.tiers import RAW, Retention, TierConfig
 from pydanube.core.policies import SubscriptionKind as Kind
@@ -628,7 +629,81 @@ async def test_the_copy_for_readers_never_names_what_retention_has_deleted() -> 
 
     host.shelf.delete = delete  # type: ignore[method-assign]
     await carried(orders).maintenance.move_first_offset(3)
+    await swept(orders)
     assert len(host.shelf.deleted) >= 3 and named == []
+
+
+async def swept(orders: Topic) -> list[str]:
+    """What a sweep deletes that comes when garbage is old enough."""
+    await asyncio.sleep(carried(orders).tier.config.garbage_seconds)
+    return await carried(orders).maintenance.sweep()
+
+
+@simulated
+async def test_what_retention_forgets_is_there_for_readers_until_garbage_goes() -> None:
+    host = TierHost(STILL)
+    _, orders = await one_topic(host)
+    await tell_and_upload(orders, Teller(), 4)
+    before = {each.object_id for each in carried(orders).tier.objects}
+    await carried(orders).maintenance.move_first_offset(3)
+    assert orders.first_offset == 3
+    _, described = await state_of(host)
+    assert [each.start_offset for each in described] == [3]
+    assert await carried(orders).maintenance.sweep() == []
+    assert before <= {info.key.removeprefix("default/orders/") async for info in host.shelf.list("default/orders/")}
+    assert set(await swept(orders)) == before - {described[0].object_id}
+
+
+@simulated
+async def test_what_retention_forgets_is_there_for_ten_minutes_of_the_next_process_too() -> None:
+    host = TierHost(STILL)
+    _, orders = await one_topic(host)
+    await tell_and_upload(orders, Teller(), 4)
+    await carried(orders).maintenance.move_first_offset(3)
+    orders = await find_topic(await host.restart())
+    assert await carried(orders).maintenance.sweep() == []
+    assert len(await swept(orders)) == 3
+    assert (await read_everything(orders)).keys() == {3}
+
+
+@simulated
+async def test_a_process_that_ends_at_any_call_of_retention_leaves_history_before_or_after_it() -> None:
+    for step in range(20):
+        host = TierHost(STILL)
+        _, orders = await one_topic(host)
+        teller = Teller()
+        await tell_and_upload(orders, teller, 4)
+        host.trap.set(step, after=bool(step % 2))
+        died = asyncio.ensure_future(carried(orders).maintenance.move_first_offset(3))
+        await asyncio.wait([died], timeout=60)
+        host.kill()
+        died.cancel()
+        orders = await find_topic(await host.boot())
+        await all_uploaded(orders)
+        await check_stored(host)
+        assert orders.first_offset in (0, 3)
+        await carried(orders).maintenance.sweep()
+        await swept(orders)
+        assert len(await check_stored(host)) == (1 if orders.first_offset else 4)
+        assert (await read_everything(orders)).keys() == set(range(orders.first_offset, 4))
+
+
+@simulated
+async def test_every_change_of_history_says_when_it_was_and_none_is_earlier_than_the_one_before() -> None:
+    host = TierHost(STILL)
+    _, orders = await one_topic(host)
+    teller = Teller()
+    seen = []
+    for _ in range(3):
+        await asyncio.sleep(5)
+        await tell_and_upload(orders, teller)
+        state, _ = await state_of(host)
+        seen.append((state.history.epoch, state.history.change, state.history.changed_at))
+    assert seen == sorted(seen) and len({at for _, _, at in seen}) == 3
+    orders = await find_topic(await host.restart())
+    await tell_and_upload(orders, teller)
+    state, _ = await state_of(host)
+    assert state.history.epoch > seen[-1][0] and state.history.changed_at > seen[-1][2]
 
 
 @pytest.mark.parametrize("harm", ["missing", "checksum"])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pydanube.broker.base_topic import BaseTopic
-from pydanube.broker.registrations import Producers
+from pydanube.broker.registrations import TopicProducers
 from pydanube.broker.topic import Topic
 from pydanube.log.topic_log import TopicLog
 from pydanube.ports import Disk, Write
@@ -57,8 +57,8 @@ def a_session_is_opened_for_every_visit(patch: pytest.MonkeyPatch) -> Tweak:
 
 
 def a_handle_is_kept(patch: pytest.MonkeyPatch) -> Tweak:
-    patch.setattr(Producers, "remove", lambda self, identity, registered: None)
-    exchange(patch, Producers, "_alive", ("del self._producers[identity]", "pass"))
+    patch.setattr(TopicProducers, "remove", lambda self, identity, registered: None)
+    exchange(patch, TopicProducers, "_alive", ("del self._producers[identity]", "pass"))
     return None
 
 

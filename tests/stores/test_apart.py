@@ -66,6 +66,22 @@ def test_it_has_a_low_priority_and_one_process_serves_all_calls() -> None:
     asyncio.run(run())
 
 
+def paths_there() -> list[str]:
+    return sys.path
+
+
+def test_it_runs_the_code_of_the_broker_that_started_it() -> None:
+    async def run() -> None:
+        beside = Apart(1)
+        paths = await beside.call(paths_there)
+        beside.close()
+        package = Path(worker_process.__file__).parents[2]
+        assert paths[0] == str(package.parent)
+        assert str(package) not in paths  # whose `log` or `errors` would hide other modules
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("size", [0, 1, 100_000, 3_000_000])
 def test_large_things_go_there_and_come_back_as_they_are(size: int, caplog: pytest.LogCaptureFixture) -> None:
     given = os.urandom(size)

@@ -4,7 +4,7 @@
     admin port      BrokerAdmin, ClusterAdmin, NamespaceAdmin, TopicAdmin, SecurityAdmin, SchemaRegistry, and ours:
                     Admin, and Peers between brokers
     stream port     the native protocol
-    metrics port    HTTP: /metrics, /health/live, /health/ready
+    metrics port    HTTP: /metrics, /health/live, /health/ready, /iceberg/v1/ (tables)
 
 A port that somebody else has is a ConfigError, never shared: two brokers on one port would each get some of the calls.
 """
@@ -34,6 +34,7 @@ from pydanube.api.tls import server_context
 from pydanube.broker.observing import Observer
 from pydanube.broker.service import Broker
 from pydanube.broker.sources import program_version
+from pydanube.broker.tables import TableDesk
 from pydanube.config import BrokerConfig, open_files
 from pydanube.config.stream import StreamLimits
 from pydanube.core.cluster.lifecycle import Mode
@@ -83,6 +84,7 @@ class BrokerServers:
         self._metrics = metrics or MetricsServer(broker.telemetry)
         self._stream = NativeServer(broker)
         self._peers = Peers(broker)
+        self._tables = TableDesk(broker.topics, broker.config.objects_url)
         self._observer = Observer(broker, broker.telemetry.room)
         self._observing: asyncio.Task[None] | None = None
         self._why_not_ready: str | None = STARTING
@@ -119,6 +121,7 @@ class BrokerServers:
             self._client.stop(grace_seconds), self._admin.stop(grace_seconds), self._stream.close(grace_seconds)
         )
         await self._metrics.close()
+        await self._tables.close()
         await self._peers.close()
 
     def stop_being_ready(self) -> None:
@@ -131,7 +134,7 @@ class BrokerServers:
         if not self._metrics.address:
             await open_metrics(self._metrics, addresses)
         self.metrics_addr = self._metrics.address
-        self._metrics.follow(self)
+        self._metrics.follow(self, self._tables)
         self.admin_addr = _listen("--admin-addr", self._admin, addresses.admin_addr)
         self.client_addr = _listen("--broker-addr", self._client, addresses.client_addr)
         for admission, address in ((self._admins, self.admin_addr), (self._clients, self.client_addr)):

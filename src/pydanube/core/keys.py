@@ -37,7 +37,7 @@
     /storage/topics/<ns>/<topic>/owner                           {epoch, session, broker_id, start_offset, since, …}
     /storage/topics/<ns>/<topic>/reserve                         {end}
     /storage/topics/<ns>/<topic>/state                           the seal
-    /storage/topics/<ns>/<topic>/history                         {first_offset, history_version, manifest}
+    /storage/topics/<ns>/<topic>/history                         {first_offset, history_version, manifest, …}
     /storage/topics/<ns>/<topic>/sessions                        bytes (core/commit/sessions.py): of what objects hold
     /storage/topics/<ns>/<topic>/objects/<start, 20 digits>      descriptor
     /storage/topics/<ns>/<topic>/orphans/<start, 20 digits>      {end, broker, epoch}
@@ -343,6 +343,12 @@ def consumer_of(key: str) -> tuple[TopicName, SubscriptionName, ConsumerId] | No
 
 def below_storage(name: TopicName) -> Prefix:
     return Prefix(f"/storage/topics{name}/")
+
+
+def topic_above(key: str) -> TopicName | None:
+    """Whose any key below `below_storage` is."""
+    ours, _, tail = key.partition(STORAGE)
+    return _topic(tail.split("/")[:2]) if not ours and tail.count("/") >= 2 else None
 
 
 def owner(name: TopicName) -> Key:

@@ -1,6 +1,7 @@
 """Batches to a Parquet object and back. No message is decoded: Arrow buffers go in, Arrow buffers come out.
 
     columns     offset · the envelope (publish_time … request_id) · producer_id · sequence · epoch · append_time
+                with field ids 1 to 13 in this order, 15 and 16 for key and value of attributes; older objects: none
     row groups  about 6 MiB, in order of offset; one never needs more memory than that
     footer      danube.topic, danube.first_offset, danube.end_offset (behind the last), danube.epoch, danube.rows
                 danube.batches      base64(zstd(records)): how the log stored it, with each batch's logical checksum
@@ -39,7 +40,28 @@ MIB: Final = 1 << 20
 
 ROW_BYTES: Final = 64  # what a row takes in memory and hardly in a file: offsets, times, numbers
 
-COLUMNS: Final = pa.schema(
+MAP_KEY_ID: Final = 15
+MAP_VALUE_ID: Final = 16
+
+
+def _with_ids(fields: Iterable[pa.Field]) -> pa.Schema:
+    """Numbered from 1. Iceberg knows columns by these numbers, so none is ever given to another column; objects of
+    versions before have none, and tables map them by name.
+    """
+    numbered = []
+    for number, field in enumerate(fields, start=1):
+        if pa.types.is_map(field.type):
+            key, value = field.type.key_field, field.type.item_field
+            field = field.with_type(pa.map_(_with_id(key, MAP_KEY_ID), _with_id(value, MAP_VALUE_ID)))
+        numbered.append(_with_id(field, number))
+    return pa.schema(numbered)
+
+
+def _with_id(field: pa.Field, number: int) -> pa.Field:
+    return field.with_metadata({b"PARQUET:field_id": str(number).encode()})
+
+
+COLUMNS: Final = _with_ids(
     [
         pa.field("offset", pa.int64(), nullable=False),
         *ENVELOPE,

@@ -3,7 +3,7 @@ may leave the disk because they are there.
 
     merge       put the large object ─► swap descriptors ─► the small ones are garbage
     manifest    put the list ─► name it and delete the keys ─► the list before it is garbage
-    retention   first_offset moves ─► descriptors go ─► objects go
+    retention   first_offset moves ─► descriptors go ─► their objects are garbage
     sweep       garbage that nobody can be reading any more goes
     free        what is in the store, and old or too much, leaves the disk
 
@@ -122,17 +122,27 @@ class Maintenance:
         return first
 
     async def move_first_offset(self, first: int) -> None:
-        """History begins at `first`: that is stored first, then descriptors of whole objects below go, then objects."""
+        """History begins at `first`: that is stored, then the descriptors of whole objects below go. Their objects are
+        garbage, as merged ones are: whoever reads a table or a snapshot that names them has `garbage_seconds` to end.
+
+            the process ends                 stored               objects     what follows
+            ───────────────────────────────  ───────────────────  ──────────  ────────────────────────────────────────
+            before first_offset is stored    nothing              described   the next look decides anew
+            stored, not answered             perhaps              –           as in `change`: written again or read anew
+            before all keys are deleted      first_offset, keys   unwanted    load takes keys below first_offset for
+                                                                              expired; the next look or sweep deletes
+            before the snapshot is put       first_offset         garbage     the next step of the topic puts it
+            before the objects are deleted   first_offset         garbage     the next owner's sweep finds them without
+                                                                              a descriptor, and waits as long anew
+            topic claimed by another         as it was            described   OwnershipLost; nothing was deleted
+        """
         tier = self._tier
         await tier.refresh_if_stale()
         objects = len(await tier.load_manifest())
-        names = await tier.apply(HistoryChange(first_offset=first))
+        await tier.apply(HistoryChange(first_offset=first))
         forgotten = objects - len(tier.objects)
         await self._forget_expired()
-        await tier.publish_snapshot()  # before: readers without a broker are not sent to what is gone
-        for name in names:
-            await tier.store.delete(tier.key(name))
-            tier.garbage.discard(name)
+        await tier.publish_snapshot()  # soon: readers without a broker are not sent to what will be gone
         log.info("history forgotten", extra={"topic": tier.topic, "first_offset": first, "objects": forgotten})
 
     async def _forget_expired(self) -> None:

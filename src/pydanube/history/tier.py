@@ -23,6 +23,7 @@ from pydanube.core import keys
 from pydanube.core.commit.sessions import Sessions, Stored
 from pydanube.core.history.ownership import Orphan
 from pydanube.core.history.tiers import Descriptor, History, Objects, TierConfig, epoch_of_name
+from pydanube.core.iceberg.manifests import FOLDER, created_of
 from pydanube.core.names import TopicName
 from pydanube.errors import Conflict, InvalidObject, ObjectDamaged, Unreachable
 from pydanube.formats.batch import Batch
@@ -244,7 +245,7 @@ class TopicTier:
         history = self._known.after(change).history
         self._is_stale = True
         self._changes += 1
-        history = replace(history, epoch=self.epoch, change=self._changes)
+        history = history.changed(self.epoch, self._changes, self.clock.time_us())
         put = Put(keys.history(self.topic), history.to_bytes())
         operations = [*change.operations(self.topic), *self._sessions_put(change), put]
         return Prepared(change, history, Compare(put.key, self._revision), operations)
@@ -322,13 +323,17 @@ def recall(sessions: Sessions, batch: Batch) -> None:
 
 async def delete_objects(store: ObjectStore, topic: str, epoch: int, *, spare: Collection[str] = ()) -> int:
     """Removes what a deleted topic left, up to the epoch in which it was deleted. How many objects there were."""
-    prefix = topic_prefix(topic)
+    name = TopicName(topic)
+    places = [topic_prefix(name)]
+    if name.partition_number == 0:  # by which the table of all partitions is known
+        places.append(topic_prefix(name.base) + FOLDER)
     doomed = []
-    async for info in store.list(prefix):
-        name = info.key.removeprefix(prefix)
-        written = epoch_of_name(name) or epoch_of_snapshot(name)
-        if written is not None and written <= epoch and name not in spare:
-            doomed.append(info.key)
+    for place in places:
+        async for info in store.list(place):
+            last = info.key.removeprefix(place)
+            written = epoch_of_name(last) or epoch_of_snapshot(last) or created_of(last.removeprefix(FOLDER))
+            if written is not None and written <= epoch and last not in spare:
+                doomed.append(info.key)
     for key in doomed:
         await store.delete(key)
     return len(doomed)

@@ -51,11 +51,26 @@ async def read_state(metadata: MetadataStore, topic: TopicName) -> TierState:
     """One read, so one moment: a descriptor is in its key or in the manifest that is named, never in neither."""
     state = TierState(topic)
     for item in await metadata.list(keys.below_storage(topic)):
-        try:
-            _take(state, item)
-        except (ValueError, KeyError, TypeError) as error:  # JSON of another shape
-            state.unreadable[item.key] = f"{type(error).__name__}: {error}"
+        take(state, item)
     return state
+
+
+async def read_partitions(metadata: MetadataStore, base: TopicName) -> list[TierState]:
+    """Of every partition that has a state, in order; one read, so one moment."""
+    states: dict[TopicName, TierState] = {}
+    for item in await metadata.list(f"{keys.below_storage(base).removesuffix('/')}-part-"):
+        name = keys.topic_above(item.key)
+        if name is not None and name.is_partition_of(base):
+            take(states.setdefault(name, TierState(name)), item)
+    return sorted(states.values(), key=lambda each: each.topic.partition_number or 0)
+
+
+def take(state: TierState, item: Item) -> None:
+    """One key's value; what means nothing is noted as unreadable."""
+    try:
+        _take(state, item)
+    except (ValueError, KeyError, TypeError) as error:  # JSON of another shape
+        state.unreadable[item.key] = f"{type(error).__name__}: {error}"
 
 
 def _take(state: TierState, item: Item) -> None:

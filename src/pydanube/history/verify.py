@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from pydanube.core import keys
 from pydanube.core.history.coverage import CoverageRange, CoverageVerdict, Fate, Where, judge, overlaps, places
 from pydanube.core.history.tiers import PARQUET, RAW, Descriptor, epoch_of_name
+from pydanube.core.iceberg.manifests import FOLDER, created_of
 from pydanube.core.names import TopicName
 from pydanube.errors import InvalidObject, ObjectDamaged
 from pydanube.formats.batch import logical_crc
@@ -134,7 +135,9 @@ class TierVerifier:
     async def look(self, owner: OwnersView | None) -> None:
         """Reads descriptors and lists the bucket. Without an owner its log, and so the topic's end, is not known."""
         # Listed first: what is put and described between the two reads is described by the time we compare.
-        self._listed = {info.key.removeprefix(self._prefix): info async for info in self._store.list(self._prefix)}
+        listed = {info.key.removeprefix(self._prefix): info async for info in self._store.list(self._prefix)}
+        # Files of the table are derived, and its own sweep's.
+        self._listed = {name: each for name, each in listed.items() if created_of(name.removeprefix(FOLDER)) is None}
         self.state = state = await read_state(self._metadata, self._topic)
         report = self.report
         report.epoch = state.owner.epoch if state.owner else 0

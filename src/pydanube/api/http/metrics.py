@@ -1,4 +1,4 @@
-"""GET /metrics for Prometheus, /health/live and /health/ready for whoever watches the process.
+"""GET /metrics for Prometheus, /health/live and /health/ready for whoever watches the process, /iceberg/v1/ for tables.
 
 A small HTTP/1.1 responder: one request per connection, bounded in size and time. The numbers are copied on the event
 loop and printed in a thread, so that a scrape of thousands of topics does not delay messages.
@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from pydanube.api.http import iceberg
+from pydanube.broker.tables import TableDesk
 from pydanube.config import open_files
 from pydanube.errors import TooManyConnections
 from pydanube.telemetry import Histogram, MetricsSnapshot, Telemetry
@@ -30,9 +32,11 @@ LOOK_SECONDS: Final = 0.1
 STARTING: Final = "the broker is starting"
 REASONS: Final = {
     200: "OK",
+    304: "Not Modified",
     400: "Bad Request",
     404: "Not Found",
     405: "Method Not Allowed",
+    500: "Internal Server Error",
     503: "Service Unavailable",
 }
 TEXT: Final = "text/plain; charset=utf-8"
@@ -42,6 +46,7 @@ class HttpAnswer(NamedTuple):
     code: int
     body: Sequence[bytes]  # in pieces
     content_type: str = TEXT
+    headers: Mapping[str, str] = {}
 
     @classmethod
     def saying(cls, code: int, sentence: str) -> HttpAnswer:
@@ -66,6 +71,7 @@ class MetricsServer:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._readiness: Readiness | None = None
+        self._tables: TableDesk | None = None
         self.address = ""  # as bound
         self._server: asyncio.Server | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -82,9 +88,10 @@ class MetricsServer:
         self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
         self._watching = asyncio.create_task(watch_loop(self._telemetry.loop_lag), name="watch the event loop")
 
-    def follow(self, readiness: Readiness) -> None:
+    def follow(self, readiness: Readiness, tables: TableDesk) -> None:
         """The other servers are open, and know whether the broker can be used."""
         self._readiness = readiness
+        self._tables = tables
 
     async def close(self) -> None:
         """A second time is no error."""
@@ -101,15 +108,16 @@ class MetricsServer:
             async with asyncio.timeout(REQUEST_SECONDS if not too_many else REFUSED_SECONDS):
                 beginning = await reader.readexactly(4)
                 if beginning.replace(b" ", b"").isalpha():
-                    method, path = _request_line(beginning + await reader.readuntil(b"\r\n\r\n"))
+                    request = beginning + await reader.readuntil(b"\r\n\r\n")
                 else:  # a native client that took this port for another: it would wait for an answer
-                    method, path = "", ""
+                    request = b""
+                method, path = _request_line(request)
             async with asyncio.timeout(ANSWER_SECONDS):
                 if too_many:
                     sentence = str(TooManyConnections(self._open_files.http, self._open_files.limit))
                     answer = HttpAnswer.saying(503, sentence)
                 else:
-                    answer = await self._answer(method, path)
+                    answer = await self._answer(method, path, request)
                 writer.write(_head(answer))
                 for piece in answer.body if method != "HEAD" else ():
                     writer.write(piece)
@@ -122,11 +130,13 @@ class MetricsServer:
             self._connections -= 1
             writer.close()
 
-    async def _answer(self, method: str, path: str) -> HttpAnswer:
+    async def _answer(self, method: str, path: str, request: bytes) -> HttpAnswer:
         if not method:
             return HttpAnswer.saying(400, "this is no HTTP request")
         if method not in ("GET", "HEAD"):
             return HttpAnswer.saying(405, "only GET is served here")
+        if path.startswith(iceberg.ROOT):
+            return await self._table(path, request)
         match path:
             case "/metrics" if not self._telemetry.broker:
                 return HttpAnswer.saying(503, STARTING)
@@ -144,6 +154,12 @@ class MetricsServer:
                     HttpAnswer.saying(200, self._readiness.ready_as()) if why is None else HttpAnswer.saying(503, why)
                 )
         return HttpAnswer.saying(404, "try /metrics, /health/live or /health/ready")
+
+    async def _table(self, path: str, request: bytes) -> HttpAnswer:
+        if self._tables is None:
+            return HttpAnswer.saying(503, STARTING)
+        reply = await iceberg.answer(self._tables, path, _headers(request))
+        return HttpAnswer(reply.code, [iceberg.encoded(reply)], iceberg.JSON, reply.headers)
 
     async def _snapshot(self) -> MetricsSnapshot:
         steps = self._telemetry.snapshot_in_steps()
@@ -176,11 +192,19 @@ def _request_line(request: bytes) -> tuple[str, str]:
     return parts[0], parts[1].partition("?")[0]
 
 
+def _headers(request: bytes) -> dict[str, str]:
+    """By their names in lower case."""
+    lines = request.decode("latin-1").split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if ":" in line)
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
 def _head(answer: HttpAnswer) -> bytes:
     lines = (
         f"HTTP/1.1 {answer.code} {REASONS[answer.code]}",
         f"Content-Type: {answer.content_type}",
         f"Content-Length: {sum(map(len, answer.body))}",
+        *(f"{name}: {value}" for name, value in answer.headers.items()),
         "Connection: close",
         "\r\n",
     )

@@ -17,7 +17,7 @@ import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, Self
 
@@ -93,6 +93,8 @@ class History:
 
     It is written with every change of descriptors, and every change compares it with the one before. `epoch` and
     `change` make each value the only one of its kind, so that whoever got no answer can tell what became of his write.
+    `changed_at` is when that was, in microseconds since 1970 by the owner's clock, and never less than before; 0 as
+    older versions wrote it: not known.
     """
 
     first_offset: int = 0
@@ -102,6 +104,11 @@ class History:
     manifest_crc: int = 0  # crc32c of its bytes
     epoch: int = 0
     change: int = 0
+    changed_at: int = 0
+
+    def changed(self, epoch: int, change: int, now_us: int) -> Self:
+        """The same as the value of another change."""
+        return replace(self, epoch=epoch, change=change, changed_at=max(now_us, self.changed_at))
 
     def to_bytes(self) -> bytes:
         return json.dumps(fields_of(self)).encode()

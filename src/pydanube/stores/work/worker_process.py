@@ -239,7 +239,7 @@ class _Process:
     def __init__(self, *, is_modest: bool) -> None:
         self.is_modest = is_modest
         self._is_killed = False
-        ours = str(Path(__file__).parents[2])
+        ours = str(Path(__file__).parents[3])  # where the package is
         path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
             # Nothing is taken from the working directory.

@@ -1,0 +1,228 @@
+"""Topics as Iceberg tables: what a load puts, what it puts again, what a sweep leaves. PyIceberg reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.table import StaticTable
+
+from pydanube.broker.topic import Topic
+from pydanube.core import keys
+from pydanube.core.iceberg.manifests import FOLDER
+from pydanube.core.names import TopicName
+from pydanube.errors import ObjectDamaged, TopicUnknown, Unreachable
+from pydanube.history.tables import Loaded, Tables
+from pydanube.ports import Put
+from tests.harness.brokers import ORDERS, find_topic, make_topic, one_topic, simulated
+from tests.harness.tiers import KIB, SMALL, STILL, Teller, TierHost, carried, tell_and_upload
+
+WINDOW = 600.0
+
+
+class Scene:
+    """A broker, and the tables as another process derives them. `path` is where the store's objects are put, too."""
+
+    def __init__(self, host: TierHost, path: Path) -> None:
+        self.host, self.path = host, path
+        self.tables = self.another()
+
+    def another(self) -> Tables:
+        host = self.host
+        return Tables(host.metadata, host.shelf, host.clock, host.work, lambda key: f"{self.path}/{key}", WINDOW)
+
+    async def load(self, name: str = ORDERS) -> Loaded:
+        return await self.tables.load(TopicName(name))
+
+    async def rows(self, loaded: Loaded, snapshot: int | None = None) -> list[int]:
+        """Offsets of all rows, as PyIceberg reads them from a directory with what the store has."""
+        async for info in self.host.shelf.list(""):
+            target = self.path / info.key
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(await self.host.shelf.get(info.key))
+        table = StaticTable.from_metadata(loaded.location)
+        found: pa.Table = table.scan(snapshot_id=snapshot).to_arrow()
+        return sorted(found.column("offset").to_pylist())
+
+    async def files(self, name: str = ORDERS) -> set[str]:
+        return {info.key async for info in self.host.shelf.list(name[1:] + "/" + FOLDER)}
+
+
+async def scene_of(tmp_path: Path, tier: Any = STILL) -> tuple[Scene, Topic]:
+    host = TierHost(tier)
+    _, orders = await one_topic(host)
+    return Scene(host, tmp_path), orders
+
+
+@simulated
+async def test_a_table_has_the_rows_that_were_uploaded_and_follows_every_upload(tmp_path: Path) -> None:
+    scene, orders = await scene_of(tmp_path)
+    teller = Teller()
+    for count in range(1, 5):
+        await tell_and_upload(orders, teller, count=3)
+        loaded = await scene.load()
+        assert await scene.rows(loaded) == list(range(3 * count))
+        assert loaded.metadata["properties"]["danube.head"] == str(3 * count)
+
+
+@simulated
+async def test_a_table_is_the_same_before_and_after_merges_and_moves_to_the_manifest(tmp_path: Path) -> None:
+    scene, orders = await scene_of(tmp_path, SMALL)
+    teller = Teller(size=8 * KIB)
+    for _ in range(12):
+        await tell_and_upload(orders, teller, count=2)
+        await asyncio.sleep(0.7)
+        assert await scene.rows(await scene.load()) == list(range(orders.head))
+    await asyncio.sleep(10)
+    tier = carried(orders).tier
+    assert tier.history.manifest is not None and any("-m" in each.object_id for each in tier.objects)
+    assert await scene.rows(await scene.load()) == list(range(24))
+
+
+@simulated
+async def test_nothing_is_put_when_nothing_changed_and_the_answer_is_the_same(tmp_path: Path) -> None:
+    scene, orders = await scene_of(tmp_path)
+    await tell_and_upload(orders, Teller(), 3)
+    first = await scene.load()
+    files = await scene.files()
+    calls = scene.host.shelf.calls
+    assert await scene.load() == first and scene.host.shelf.calls == calls
+    scene.tables = scene.another()
+    assert (await scene.load()).metadata == first.metadata and await scene.files() == files
+
+
+@simulated
+async def test_the_versions_of_the_last_minutes_can_be_read_and_older_ones_are_not_named(tmp_path: Path) -> None:
+    scene, orders = await scene_of(tmp_path)
+    teller = Teller()
+    await tell_and_upload(orders, teller, count=2)
+    before = await scene.load()
+    await asyncio.sleep(60)
+    await tell_and_upload(orders, teller, count=2)
+    scene.tables = scene.another()  # the chain is in the store
+    after = await scene.load()
+    [old, new] = [each["snapshot-id"] for each in after.metadata["snapshots"]]
+    assert old == before.metadata["current-snapshot-id"] and new == after.metadata["current-snapshot-id"] > old
+    assert (await scene.rows(after, old), await scene.rows(after)) == ([0, 1], [0, 1, 2, 3])
+    await asyncio.sleep(WINDOW)
+    later = await scene.load()
+    assert [each["snapshot-id"] for each in later.metadata["snapshots"]] == [new] and later.etag != after.etag
+
+
+@simulated
+async def test_what_retention_forgets_leaves_the_table_and_the_version_before_is_readable(tmp_path: Path) -> None:
+    scene, orders = await scene_of(tmp_path)
+    await tell_and_upload(orders, Teller(), 4)
+    before = await scene.load()
+    await carried(orders).maintenance.move_first_offset(3)
+    after = await scene.load()
+    assert await scene.rows(after) == [3]
+    assert await scene.rows(after, before.metadata["current-snapshot-id"]) == [0, 1, 2, 3]
+    assert after.metadata["properties"]["danube.first-offset"] == "3"
+
+
+@simulated
+async def test_a_sweep_leaves_what_the_table_needs_and_removes_the_rest_after_the_window(tmp_path: Path) -> None:
+    scene, orders = await scene_of(tmp_path)
+    teller = Teller()
+    for _ in range(4):
+        await tell_and_upload(orders, teller)
+        await scene.load()
+    await scene.host.shelf.put(f"default/orders/{FOLDER}notes.txt", [b"not ours"])
+    many = len(await scene.files())
+    await asyncio.sleep(WINDOW / 2)
+    await scene.load()
+    assert len(await scene.files()) >= many
+    for _ in range(3):
+        await asyncio.sleep(WINDOW / 2)
+        loaded = await scene.load()
+    assert await scene.rows(loaded) == [0, 1, 2, 3]
+    assert len(await scene.files()) == 4  # a manifest, a list, metadata; and what is not ours
+
+
+@simulated
+async def test_what_somebody_else_removed_is_put_again_after_half_of_the_window(tmp_path: Path) -> None:
+    scene, orders = await scene_of(tmp_path)
+    await tell_and_upload(orders, Teller(), 2)
+    await scene.load()
+    files = await scene.files()
+    for key in files:
+        await scene.host.shelf.delete(key)
+    await asyncio.sleep(WINDOW / 2)
+    assert await scene.rows(await scene.load()) == [0, 1]
+    assert await scene.files() == files
+
+
+@simulated
+async def test_two_processes_that_derive_the_same_table_at_once_both_answer(tmp_path: Path) -> None:
+    scene, orders = await scene_of(tmp_path)
+    await tell_and_upload(orders, Teller(), 3)
+    first, second = await asyncio.gather(scene.load(), scene.another().load(TopicName(ORDERS)))
+    assert first == second and len(await scene.files()) == 3
+
+
+@simulated
+async def test_a_topic_made_anew_is_another_table_and_the_files_of_the_old_one_are_gone(tmp_path: Path) -> None:
+    scene, orders = await scene_of(tmp_path)
+    await tell_and_upload(orders, Teller(), 2)
+    old = await scene.load()
+    before = await scene.files()
+    await scene.host.broker.topics.delete(TopicName(ORDERS))
+    assert await scene.files() == set()
+    with pytest.raises(TopicUnknown):
+        await scene.load()
+    orders = await make_topic(scene.host.broker)
+    await tell_and_upload(orders, Teller())
+    new = await scene.load()
+    assert new.metadata["table-uuid"] != old.metadata["table-uuid"] and len(new.metadata["snapshots"]) == 1
+    assert await scene.rows(new) == [0] and not before & await scene.files()
+
+
+@simulated
+async def test_partitions_are_one_table_whose_snapshot_changes_with_any_of_them(tmp_path: Path) -> None:
+    scene, _ = await scene_of(tmp_path)
+    broker = scene.host.broker
+    for number in (0, 1):
+        await make_topic(broker, f"/default/clicks-part-{number}")
+    seen = []
+    for number in (0, 1, 1):
+        await tell_and_upload(await find_topic(broker, f"/default/clicks-part-{number}"), Teller(), count=2)
+        seen.append((await scene.load("/default/clicks")).metadata["current-snapshot-id"])
+    assert seen == sorted(set(seen))
+    loaded = await scene.load("/default/clicks")
+    assert await scene.rows(loaded) == [0, 0, 1, 1, 2, 3]
+    of_one = StaticTable.from_metadata(loaded.location).scan("part = 1")
+    assert len(list(of_one.plan_files())) == 2 and of_one.to_arrow().column("part").to_pylist() == [1] * 4
+    for number in (0, 1):
+        await broker.topics.delete_here(await find_topic(broker, f"/default/clicks-part-{number}"))
+    assert await scene.files("/default/clicks") == set()
+
+
+@simulated
+async def test_a_table_whose_descriptors_cannot_all_be_read_is_not_served(tmp_path: Path) -> None:
+    scene, orders = await scene_of(tmp_path)
+    await tell_and_upload(orders, Teller(), 2)
+    await scene.host.metadata.transact([], [Put(keys.storage_object(TopicName(ORDERS), 0), b"[]")])
+    with pytest.raises(ObjectDamaged):
+        await scene.load()
+
+
+@simulated
+async def test_a_store_that_is_away_fails_the_load_and_the_next_one_puts_what_is_missing(tmp_path: Path) -> None:
+    scene, orders = await scene_of(tmp_path)
+    await tell_and_upload(orders, Teller(), 2)
+    scene.host.shelf.away = True
+    with pytest.raises(Unreachable):
+        await scene.load()
+    scene.host.shelf.away = False
+    assert await scene.rows(await scene.load()) == [0, 1]
+
+
+@simulated
+async def test_a_topic_that_nobody_made_is_no_table(tmp_path: Path) -> None:
+    scene, _ = await scene_of(tmp_path)
+    with pytest.raises(TopicUnknown):
+        await scene.load("/default/none")
