@@ -117,9 +117,7 @@ class Wires:
         self._ends: dict[End, WireConnector] = {}  # the clients', by age, and whose they are
         self._digest = hashlib.sha256()
 
-    def listen(
-        self, host: str, port: int, accept: Callable[[], asyncio.Protocol], path: Path | None = None
-    ) -> None:
+    def listen(self, host: str, port: int, accept: Callable[[], asyncio.Protocol], path: Path | None = None) -> None:
         """Connections to that address are served by the protocol that `accept` makes, in the process of the caller."""
         self._listeners[host, port] = _Listener(accept, copy_context(), path or Path())
 
@@ -279,6 +277,9 @@ class End(asyncio.Transport):
     # --- writing ------------------------------------------------------------------------------------
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """`name` is the connection's, at both ends."""
+        if name == "name":
+            return self.name.partition(" ")[2]
         return (self.other.name.replace(" ", "-"), 1) if name == "peername" else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
