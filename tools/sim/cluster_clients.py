@@ -391,8 +391,9 @@ class Clients:
                     if (each.message.payload.endswith(b"!") and gives_up(subscription)) or (
                         not self.quiet and self.dice.random() < 0.03
                     ):
+                        if in_flight(subscription, each.offset, each.offset + 1):
+                            self.history.add(Nacked(label, name, each.offset, topic.ownership.epoch, self.now()))
                         subscription.nack(each.offset, 0.1)
-                        self.history.add(Nacked(label, name, each.offset, topic.ownership.epoch, self.now()))
                     else:
                         if native:
                             subscription.ack_ranges((OffsetRange(each.offset, each.offset + 1),))
@@ -451,6 +452,11 @@ async def _at_the_door(node: Node, topic: TopicName, request: Callable[[Node, An
     if node.broker is None:  # it was closed between the request and its turn: nothing listens there any more
         raise ProcessDied
     return await request(node, await node.broker.topics.require(topic))
+
+
+def in_flight(subscription: Subscription, first: int, end: int) -> list[tuple[int, int]]:
+    """Of which of these a refusal says something: others are on their way again, or done."""
+    return [(piece.first, piece.end) for piece in subscription._machine.in_flight.overlap(first, end)]
 
 
 def gives_up(subscription: AnySubscription) -> bool:

@@ -15,11 +15,11 @@ from pydanube.api.native.server import Connection, StreamDoor
 from pydanube.broker.outbox import DeliveredBatch
 from pydanube.broker.service import Broker
 from pydanube.client.partition_consumer import ConsumerLane
-from pydanube.core.dispatch.delivery import Poison
 from pydanube.testing.checkers import ANSWER_SECONDS
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.history import Done, History, Nacked, Subscribed, life
 from pydanube.wire import frames
+from tools.sim.cluster_clients import gives_up, in_flight
 from tools.sim.cluster_recorder import Recorder
 
 JUDGED: Final = "sub-"  # subscriptions that are named so
@@ -86,9 +86,8 @@ class NativeWatch:
             return
         node = self.node_of(broker)
         is_late = node is not None and node.cannot_know
-        gives_up = subscription.reliable and subscription.policy.poison_policy is Poison.DEAD_LETTER
         label = life(topic.name, topic.ownership.created)
-        sight = Sight(label, topic.ownership.epoch, is_late, gives_up)
+        sight = Sight(label, topic.ownership.epoch, is_late, gives_up(subscription))
         if subscription.reliable:
             for first, end in item.ranges:
                 for offset in range(first, end):
@@ -148,9 +147,7 @@ class _Connection(Connection):
         consuming = self._requests.consumer(command.consumer)
         ranges: Sequence[tuple[int, int]] = frames.ranges_of(command.ranges)
         if not is_ack and consuming is not None and consuming.subscription.reliable:
-            # Of the others a refusal says nothing: they are on their way again, or done.
-            in_flight = consuming.subscription._machine.in_flight
-            ranges = tuple((piece.first, piece.end) for each in ranges for piece in in_flight.overlap(*each))
+            ranges = [part for each in ranges for part in in_flight(consuming.subscription, *each)]
         self._is_refused = False
         super()._settle(frame)
         if consuming is not None and not self._is_refused:

@@ -176,7 +176,7 @@ class RealClients:
         clients, dice = self._clients, self._dice
         if not it.number:
             await clients.pause(0.0, PAUSE_SECONDS[1])
-        while clients.publishing and clients.now() < it.until:
+        while self._publishes(it.until):
             producer = client.producer(
                 it.topic,
                 name=it.name,
@@ -189,9 +189,12 @@ class RealClients:
             until = min(it.until, clients.now() + dice.uniform(5.0, dice.choice(OPEN_SECONDS)))
             with contextlib.suppress(DanubeError):
                 async with producer:
-                    while clients.publishing and clients.now() < until and await self._send(it, producer):
+                    while self._publishes(until) and await self._send(it, producer):
                         await clients.between()
             await clients.pause(0.2, 2.0)
+
+    def _publishes(self, until: float) -> bool:
+        return self._clients.publishing and self._clients.now() < until
 
     async def _send(self, it: Sending, producer: Producer) -> bool:
         """A few messages at once. False: this producer can send no more."""

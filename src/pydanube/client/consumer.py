@@ -377,7 +377,7 @@ class Consumer:
 
     def withdraw(self, lane: ConsumerLane, wanted: OffsetRanges, *, copies: bool) -> OffsetRanges:
         found, delivery = OffsetRanges(), self._delivery
-        if delivery is None or delivery.lane is not lane or (copies and delivery.attempt == 1):
+        if delivery is None or delivery.lane is not lane or (copies and not delivery.is_copy):
             return found
         kept: list[MessageView] = []
         while self._taking:  # from behind, as another thread may take from the front

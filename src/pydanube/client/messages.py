@@ -65,14 +65,16 @@ class Delivery:
 
     __slots__ = (
         "_columns",
+        "_life",
         "_rows",
+        "_seeks",
         "attempt",
         "batch",
         "count",
         "generation",
+        "is_copy",
         "lane",
         "ranges",
-        "seeks",
         "size",
         "taken",
         "topic",
@@ -86,6 +88,8 @@ class Delivery:
         attempt: int,
         size: int,
         seeks: int = 0,
+        *,
+        is_copy: bool = False,
     ) -> None:
         self.lane = lane
         self.topic: str = lane.topic
@@ -94,11 +98,18 @@ class Delivery:
         self.ranges = ranges
         self.attempt = attempt
         self.size = size
-        self.seeks = seeks  # how often the subscription was moved before
+        self.is_copy = is_copy  # the application may have some of it already
+        self._seeks = seeks
+        self._life = lane.life
         self.count = sum(end - first for first, end in ranges)
         self.taken = 0  # of these, the first so many: the application has them, and the lane knows
         self._rows: pa.RecordBatch | None = None
         self._columns: dict[str, list[Any]] = {}
+
+    @property
+    def seeks(self) -> int:
+        """How often the subscription was moved before; -1: the topic is gone, and there is another of its name."""
+        return self._seeks if self._life == self.lane.life else -1
 
     def keep(self, ranges: Sequence[tuple[int, int]]) -> int:
         """Only these are for the application; returns how many are not."""

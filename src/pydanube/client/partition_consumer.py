@@ -157,6 +157,9 @@ class ConsumerLane(Lane):
         self._settled = OffsetRanges()  # acknowledged, and perhaps nobody knows of it
         self._settled_epoch = 0  # their batches are not newer
         self._known_end = 0  # the broker knew everything below to be acknowledged
+        self.life = 0  # of the topic: another one of its name has other messages under the same offsets
+        self._delivered_end = 0  # the end of all that came
+        self._seen_end = 0  # what lies below came on an earlier connection: the application may have it
         self._seeks = 0  # how often the subscription was moved before the newest delivery
         self._sought_to = 0  # the answer to a seek of ours on this connection had this number
         self._is_scheduled = False
@@ -476,7 +479,8 @@ class ConsumerLane(Lane):
         if ranges[0][0] < header.base_offset or ranges[-1][1] > header.end_offset:
             raise ProtocolViolation(f"ranges {ranges} are not in the batch delivered with them")
         self._progressed()
-        delivery = Delivery(self, batch, ranges, attempt, len(body), seeks)
+        is_copy = attempt > 1 or ranges[0][0] < self._seen_end
+        delivery = Delivery(self, batch, ranges, attempt, len(body), seeks, is_copy=is_copy)
         if seeks < self._sought_to:
             self.unwanted(delivery)  # it was on its way when we sought, and nobody wants it any more
             return
@@ -486,7 +490,8 @@ class ConsumerLane(Lane):
         self._epoch = max(self._epoch, header.epoch)
         if self._settled and not self._keep(delivery, self._without_settled(ranges, header.epoch)):
             return
-        if attempt > 1:
+        self._delivered_end = max(self._delivered_end, ranges[-1][1])
+        if is_copy:
             if not self._keep(delivery, self._without_pending(delivery.ranges)):
                 return
             self._is_careful = True
@@ -556,7 +561,7 @@ class ConsumerLane(Lane):
         `copies`: only what came before.
         """
         found = OffsetRanges()
-        for delivery in [each for each in self._inbox if each.lane is self and (each.attempt > 1 or not copies)]:
+        for delivery in [each for each in self._inbox if each.lane is self and (each.is_copy or not copies)]:
             mine = [part for first, end in delivery.ranges for part in wanted.overlap(first, end)]
             if not mine:
                 continue
@@ -631,6 +636,7 @@ class ConsumerLane(Lane):
         self._settled.clear()
         self._drop_inbox()
         self._forget_taken()
+        self._seen_end = self._delivered_end
         self._owed_messages = self._owed_bytes = 0
 
     def _on_failed(self, error: DanubeError) -> None:
@@ -702,6 +708,7 @@ class ConsumerLane(Lane):
             self._sought_to = 0  # nothing of the connection before comes here, and the topic may have been made anew
             self._collect()
             if 0 < self._epoch < answer.created:
+                self.life += 1
                 self._forget_unsent()
             if self._epoch:
                 self._remember_acks(answer.next_unacked)

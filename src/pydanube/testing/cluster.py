@@ -11,9 +11,11 @@
     ...
 
 Brokers are the real ones, on memory ports; each node's way to the shared stores can be cut, slowed or made to lose
-answers. A node that is killed leaves its disk; booting it again is a restart on the same directory. Every node serves the
-native protocol on simulated wires (wires.py), at the address that it tells its clients: real clients find topics there,
-follow them, and lose their connections. `wires.faults` is what happens to all of these, `Node.wire` to those of one node.
+answers. A node that is killed leaves its disk; booting it again is a restart on the same directory.
+
+Every node serves the native protocol on simulated wires (wires.py), at the address that it tells its clients: real
+clients find topics there, follow them, and lose their connections. `wires.faults` is what happens to all of these,
+`Node.wire` to those of one node.
 """
 
 from __future__ import annotations

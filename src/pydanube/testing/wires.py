@@ -13,8 +13,8 @@ serves the old one. Callbacks of each end run in the context of the process that
 nothing, and one that was killed never will (`break_all` then tells its peers).
 
 A `Path` is the network to one address. While it loses what goes one way, or both, bytes wait, as TCP sends them again;
-an end that has no more patience gives up, and its peer learns of that when the network is back. A machine whose power is
-cut tells nobody (`break_all(silent=True)`): what its peers still write is answered with a reset once it is back.
+an end that has no more patience gives up, and its peer learns of that when the network is back. A machine whose power
+is cut tells nobody (`break_all(silent=True)`): what its peers still write is answered with a reset once it is back.
 """
 
 from __future__ import annotations
