@@ -20,6 +20,11 @@ from pydanube.broker.reservation import Reservation
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.take_over import Take
 from pydanube.broker.topic_table import TopicTable
+from pydanube.client.connection import Link
+from pydanube.client.messages import Receipt
+from pydanube.client.open_batch import Outgoing
+from pydanube.client.partition_consumer import ConsumerLane
+from pydanube.client.partition_producer import ProducerLane
 from pydanube.core import keys
 from pydanube.core.dispatch.machine import Machine
 from pydanube.core.dispatch.range_dispatch import RangeDispatch
@@ -413,6 +418,69 @@ def acks_above_the_cursor_forgotten(patch: pytest.MonkeyPatch) -> Tweak:
     return None
 
 
+# --- clients ------------------------------------------------------------------------------------------------
+
+
+def resent_under_a_new_session(patch: pytest.MonkeyPatch) -> Tweak:
+    """What has no answer when a connection ends is sent again as if it were new."""
+    on_lost = ProducerLane._on_lost
+
+    def careless(self: ProducerLane, error: DanubeError) -> None:
+        on_lost(self, error)
+        self._session = 0
+
+    patch.setattr(ProducerLane, "_on_lost", careless)
+    return None
+
+
+def resolved_before_the_receipt(patch: pytest.MonkeyPatch) -> Tweak:
+    """A producer tells where its messages will be, when it has sent them."""
+    store, send = ProducerLane._store, ProducerLane._send
+    ends: dict[str, tuple[int, int]] = {}  # by topic: the end of what was stored last, and its epoch
+
+    def noted(self: ProducerLane, outgoing: Outgoing, receipt: Any) -> None:
+        ends[self.topic] = receipt.offset + outgoing.rows, receipt.epoch
+        store(self, outgoing, receipt)
+
+    def careless(self: ProducerLane, link: Link, outgoing: Outgoing) -> None:
+        send(self, link, outgoing)
+        if self.topic in ends:
+            offset, epoch = ends[self.topic]
+            for row, waiter, _ in outgoing.waiters:
+                if not waiter.done():
+                    waiter.set_result(Receipt(self.topic, offset + row, epoch, "fsync"))
+
+    patch.setattr(ProducerLane, "_store", noted)
+    patch.setattr(ProducerLane, "_send", careless)
+    return None
+
+
+def acks_lost_with_the_connection(patch: pytest.MonkeyPatch) -> Tweak:
+    """An ack that has no answer when its connection ends is taken for applied."""
+    on_lost = ConsumerLane._on_lost
+
+    def careless(self: ConsumerLane, error: DanubeError) -> None:
+        for verdict in self._unconfirmed:
+            verdict.settle()
+        self._unconfirmed.clear()
+        on_lost(self, error)
+
+    patch.setattr(ConsumerLane, "_on_lost", careless)
+    return None
+
+
+def copies_of_the_next_owner_shown(patch: pytest.MonkeyPatch) -> Tweak:
+    """What comes from the next owner, for the first time as it says, is shown whatever was acknowledged meanwhile."""
+    on_lost = ConsumerLane._on_lost
+
+    def careless(self: ConsumerLane, error: DanubeError) -> None:
+        on_lost(self, error)
+        self._seen_end = 0
+
+    patch.setattr(ConsumerLane, "_on_lost", careless)
+    return None
+
+
 PLANTED: dict[str, Callable[[pytest.MonkeyPatch], Tweak]] = {
     "ack before fsync": ack_before_fsync,
     "next owner starting at 0": next_owner_starts_at_0,
@@ -436,6 +504,10 @@ PLANTED: dict[str, Callable[[pytest.MonkeyPatch], Tweak]] = {
     "claims at the start of a lost broker, as they were": start_claims_from_anybody,
     "a claim behind the loss, as it was": claim_ends_behind_the_loss,
     "acks above the cursor forgotten": acks_above_the_cursor_forgotten,
+    "a client sends again under a new session": resent_under_a_new_session,
+    "a client resolves a send before its receipt": resolved_before_the_receipt,
+    "a client takes acks for applied when a connection ends": acks_lost_with_the_connection,
+    "a client shows copies of the next owner, as it was": copies_of_the_next_owner_shown,
 }
 
 # A seed that finds it. When the code changes it may be another one: the long test looks for the first.
@@ -462,4 +534,8 @@ FOUND_BY: dict[str, int] = {
     "claims at the start of a lost broker, as they were": 91,
     "a claim behind the loss, as it was": 7,
     "acks above the cursor forgotten": 1,
+    "a client sends again under a new session": 1,
+    "a client resolves a send before its receipt": 1,
+    "a client takes acks for applied when a connection ends": 1,
+    "a client shows copies of the next owner, as it was": 53,
 }

@@ -62,7 +62,7 @@ LIVENESS_SECONDS: Final = 200.0  # until everything is served again and nobody m
 DRAIN_SECONDS: Final = 60.0  # until everything that is served has been delivered
 PATIENCE_SECONDS: Final = 6.0  # a heartbeat, the longest wait for a redelivery, and a consumer that thinks
 LOOK_SECONDS: Final = 2.0
-LOOKS_SECONDS: Final = (3.0, 3.0, 8.0, 5.0)  # see `seldom_looks`
+LOOKS_SECONDS: Final = (3.0, 3.0, 8.0, 0.4, 5.0)  # see `seldom_looks`
 STEPS_MAX: Final = 3_000_000
 CROWD_USED: Final = 8  # of a hundred topics and more
 MANY_BOOT_SECONDS: Final = 240.0
@@ -182,7 +182,8 @@ def seldom_looks() -> Iterator[None]:
         (duties, "IDLE_SECONDS", LOOKS_SECONDS[0]),
         (uploader, "LOOK_SECONDS", LOOKS_SECONDS[1]),
         (rescue, "LOOK_SECONDS", LOOKS_SECONDS[2]),
-        (brokers, "BACKOFF_MAX_SECONDS", LOOKS_SECONDS[3]),
+        (brokers, "BACKOFF_FIRST_SECONDS", LOOKS_SECONDS[3]),
+        (brokers, "BACKOFF_MAX_SECONDS", LOOKS_SECONDS[4]),
         (parquet, "CODEC", "lz4"),
     ]
     saved = [getattr(module, name) for module, name, _ in places]
