@@ -324,7 +324,7 @@ class _Run:
         clients.publishing = False
         await self._settle([*reliable, *others], [*reliable, DEAD_LETTERS], crowd)
         await clients.stop()
-        await self._look_for_growth([*reliable, *others])
+        await self._look_for_growth([*reliable, *others], real)
         for task in watching:
             task.cancel()
         for result in await asyncio.gather(*watching, return_exceptions=True):
@@ -525,7 +525,7 @@ class _Run:
                         return f"{topic} {subscription.name}: {subscription.explain()}"
         return ""
 
-    async def _look_for_growth(self, topics: Sequence[TopicName]) -> None:
+    async def _look_for_growth(self, topics: Sequence[TopicName], real: RealClients) -> None:
         """Clients come, wait, give up and leave: afterwards brokers have what they had before."""
         nodes = [node for node in self.town.living if node.broker is not None]
         before = [[left_in(node) for node in nodes]]
@@ -543,6 +543,10 @@ class _Run:
                     if VISITOR in found.subscriptions:  # it gave up in the middle
                         with contextlib.suppress(DanubeError, ProcessDied):
                             await node.call(found.unsubscribe(VISITOR))
+        with contextlib.suppress(DanubeError):
+            async with self.town.client() as client:
+                for topic in (topics[0], topics[-1]):
+                    await real.visit_once(client, topic)
         afterwards: list[list[Counter[str]]] = []
         grown: list[Grew] = []
         for look in range(40):

@@ -253,8 +253,8 @@ class Consuming:
             self.subscription.give_back(self.consumer_id, ranges, seeks, stop=stop, taken=taken)
 
     def wanted(self, item: DeliveredBatch) -> DeliveredBatch | None:
-        """What has been answered while it waited here is not sent any more. Also of what was never sent: a peer that had
-        it from another owner may acknowledge it.
+        """What has been answered while it waited here is not sent any more. Also of what was never sent: a peer
+        that had it from another owner may acknowledge it.
         """
         if not self.subscription.reliable:
             return item
