@@ -527,7 +527,7 @@ FOUND_BY: dict[str, int] = {
     "rest beside a commit": 0,
     "reservation over any revision": 931,
     "claim ignores the reservation it read": 7,
-    "adoption drops nothing": 323,
+    "adoption drops nothing": 605,
     "claim without its registration": 378,
     "a move undone without reassert": 3,
     "rest beside extend, as it was": 768,
