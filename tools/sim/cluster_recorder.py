@@ -191,6 +191,10 @@ class Recorder:
         made = self._made.get(topic, [])
         return life(topic, made[max(0, bisect_right(made, epoch) - 1)] if made else 0)
 
+    def is_replaced(self, topic: TopicName, epoch: int) -> bool:
+        """Whether somebody has claimed the topic since."""
+        return epoch < self._epochs.get(topic, 0)
+
     def _now(self) -> float:
         return self._town.clock.elapsed()
 

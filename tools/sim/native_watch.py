@@ -42,6 +42,7 @@ class NativeWatch:
         self.town = town
         self.history = history
         self.life_of = recorder.life_of
+        self.is_replaced = recorder.is_replaced
         self.subscribed: set[tuple[str, str]] = set()
         self._given = recorder.given
         self._sights: dict[tuple[str, int, int], Sight] = {}  # by connection, handle and offset

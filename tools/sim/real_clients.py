@@ -331,7 +331,9 @@ class RealClients:
         attempt: int,
         attributes: dict[str, str],
     ) -> None:
-        rescued = sight.late or "x-danube-rescued" in attributes
+        # What a lost owner had sent may arrive when the next one, which does not have it, has delivered more.
+        is_late = sight.late or self._watch.is_replaced(it.topic, sight.epoch)
+        rescued = is_late or "x-danube-rescued" in attributes
         text, now = payload.decode(), self._clients.now()
         got = Got(sight.topic, it.subscription, it.name, text, offset, key or "", attempt, sight.epoch, rescued, now)
         self._history.add(got)
