@@ -32,8 +32,8 @@ from typing import Final, Protocol
 from pydanube.client.brokers import Brokers
 from pydanube.client.connection import Link
 from pydanube.client.messages import Delivery, Place, place_of
-from pydanube.client.pacing import Pacing
 from pydanube.client.partition_handle import Lane
+from pydanube.core.consuming.pacing import Pacing
 from pydanube.core.dispatch.ranges import OFFSET_END_MAX, OffsetRange, OffsetRanges
 from pydanube.errors import AckOutdated, ClientClosed, ConfigError, DanubeError, ProtocolViolation, Refused
 from pydanube.formats.batch import load
