@@ -43,6 +43,7 @@ from pydanube.client.partition_producer import ProducerLane
 from pydanube.client.producer import Payload, Prepared
 from pydanube.client.thread import LoopThread
 from pydanube.client.working import Handled, stopped_by_sigterm
+from pydanube.core.consuming.values import TakingBegan
 from pydanube.errors import BufferFull, ClientClosed, NeverOpened
 
 T = TypeVar("T")
@@ -421,8 +422,8 @@ class Consumer:
 
     def _taken(self) -> Message:
         message = self._current.popleft()
-        if not message.lane.is_telling:
-            self._thread.soon(message.lane.tell_soon)
+        if not message.lane.machine.is_telling:
+            self._thread.soon(message.lane.feed, TakingBegan())
         return message
 
     def receive(self, *, timeout: float | None = None) -> Message:
@@ -499,7 +500,7 @@ class Consumer:
         while await self._fill():
             with suppress(IndexError):  # another thread was faster
                 message = self._current.popleft()
-                message.lane.tell_soon()
+                message.lane.feed(TakingBegan())
                 return message
         raise self._consumer.ended
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from pydanube.core.consuming.values import Arrival
 from pydanube.core.history.tiers import Descriptor
 from pydanube.errors import ConfigError
 from pydanube.formats.batch import Batch, decode
@@ -60,23 +61,10 @@ def asked_by_header(who: str) -> tuple[str, bytes]:
 # --- messages ---------------------------------------------------------------------------------------
 
 
-class Delivery:
+class Delivery(Arrival):
     """One batch as it came, and which of its rows are meant for us; turned into values when they are asked for."""
 
-    __slots__ = (
-        "_columns",
-        "_rows",
-        "attempt",
-        "batch",
-        "count",
-        "generation",
-        "lane",
-        "ranges",
-        "seeks",
-        "size",
-        "taken",
-        "topic",
-    )
+    __slots__ = ("_columns", "_rows", "batch", "lane", "topic")
 
     def __init__(
         self,
@@ -87,38 +75,15 @@ class Delivery:
         size: int,
         seeks: int = 0,
     ) -> None:
+        generation = lane.machine.generation
+        super().__init__(
+            ranges, attempt=attempt, size=size, seeks=seeks, epoch=batch.header.epoch, generation=generation
+        )
         self.lane = lane
         self.topic: str = lane.topic
-        self.generation = lane.generation
         self.batch = batch
-        self.ranges = ranges
-        self.attempt = attempt
-        self.size = size
-        self.seeks = seeks  # how often the subscription was moved before
-        self.count = sum(end - first for first, end in ranges)
-        self.taken = 0  # of these, the first so many: the application has them, and the lane knows
         self._rows: pa.RecordBatch | None = None
         self._columns: dict[str, list[Any]] = {}
-
-    def keep(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Only these are for the application; returns how many are not."""
-        before, self.ranges = self.count, ranges
-        self.count = sum(end - first for first, end in ranges)
-        return before - self.count
-
-    def part(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The offsets of the messages number `start` to `stop`, as they are handed over."""
-        if start == 0 and stop == self.count:
-            return list(self.ranges)
-        found: list[tuple[int, int]] = []
-        for first, end in self.ranges:
-            low, high = first + max(0, start), min(end, first + stop)
-            if low < high:
-                found.append((low, high))
-            start, stop = start - (end - first), stop - (end - first)
-            if stop <= 0:
-                break
-        return found
 
     @property
     def rows(self) -> pa.RecordBatch:

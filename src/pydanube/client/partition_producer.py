@@ -152,11 +152,6 @@ class ProducerLane(Lane):
         while self._timers:
             self._timers.popitem()[1].cancel()
 
-    async def stop(self) -> None:
-        await super().stop()
-        assert self.failure is not None
-        self.abandon(self.failure)
-
     # --- the machine --------------------------------------------------------------------------------
 
     def _feed(self, event: Event[OpenBatch]) -> None:
