@@ -146,6 +146,8 @@ class Scene:
             generation=self.machine.generation,
         )
         self.permits -= arrival.count
+        if attempt > 1:
+            self.account()
         self.feed(Delivered(arrival))
         return arrival
 
@@ -179,7 +181,11 @@ class Scene:
 
     def ack(self, *offsets: int, seeks: int | None = None) -> None:
         for offset in offsets:
-            for effect in self.machine.ack(offset, self.machine.seeks if seeks is None else seeks):
+            of_seeks = self.machine.seeks if seeks is None else seeks
+            if offset == self.machine.run_end and of_seeks == self.machine.seeks:
+                self.machine.run_end += 1
+                continue
+            for effect in self.machine.ack(offset, of_seeks):
                 self.carry_out(effect)
 
     def turn(self) -> list[Effect[Arrival]]:
@@ -207,7 +213,7 @@ class Scene:
         self.account()
         found = OffsetRanges()
         for arrival in list(self.line):
-            if why is Why.COPIES and arrival.attempt == 1:
+            if arrival.attempt == 1 and why in (Why.COPIES, Why.REPLACED):
                 continue
             mine = [part for first, end in arrival.ranges for part in wanted.overlap(first, end)]
             arrival.keep([gap for first, end in arrival.ranges for gap in wanted.gaps(first, end)])
@@ -216,7 +222,7 @@ class Scene:
             if not arrival.count:
                 self.line.remove(arrival)
                 self.feed(Emptied(arrival))
-        if self.in_hand is not None and (self.in_hand.attempt > 1 or why is not Why.COPIES):
+        if self.in_hand is not None and (self.in_hand.attempt > 1 or why not in (Why.COPIES, Why.REPLACED)):
             mine_left = [offset for offset in self.left if offset in wanted]
             self.left = [offset for offset in self.left if offset not in wanted]
             gone = OffsetRanges((offset, offset + 1) for offset in mine_left)
@@ -342,8 +348,25 @@ def test_acks_of_one_turn_travel_as_ranges() -> None:
 
 def test_an_ack_that_continues_the_one_before_costs_nothing() -> None:
     scene = Scene().open()
-    assert scene.machine.ack(0, 0) != ()
-    assert scene.machine.ack(1, 0) == () and scene.machine.ack(2, 0) == ()
+    scene.ack(4)
+    effects = len(scene.effects)
+    assert scene.machine.run_end == 5
+    scene.ack(5, 6)
+    assert scene.machine.run_end == 7 and len(scene.effects) == effects
+    scene.turn()
+    assert scene.verdicts() == [(True, [(4, 7)])] and scene.machine.run_end < 0
+
+
+def test_nothing_continues_a_run_that_would_have_to_be_looked_at() -> None:
+    for event in (Closing(), Ended(GONE), Sought(1)):
+        scene = Scene().open()
+        scene.ack(4)
+        scene.feed(event)
+        assert scene.machine.run_end < 0
+    scene = Scene().open()
+    scene.ack(4)
+    scene.deliver((5, 6), attempt=2)
+    assert scene.machine.run_end < 0, "the copy of the next may be there"
 
 
 def test_a_command_has_so_many_ranges_at_most() -> None:
@@ -470,6 +493,20 @@ def test_what_was_acknowledged_a_moment_ago_is_not_shown_again() -> None:
     scene.hand_over()
     scene.feed(Hungered())
     assert scene.permits == permits, "and all of it made room again"
+
+
+def test_what_comes_once_more_replaces_what_nobody_has_taken() -> None:
+    scene = Scene().open()
+    scene.deliver((0, 3), attempt=2)
+    assert scene.take(1) == [0]
+    scene.deliver((0, 2), attempt=3)
+    assert scene.unseen == [2, 0, 1]
+    scene.ack(0)
+    assert scene.unseen == [2, 1], "the newest copy is known to be there"
+    scene.take(2)
+    scene.hand_over()
+    scene.feed(Hungered())
+    assert scene.permits == 8
 
 
 def test_acknowledging_the_copy_itself_takes_nothing_back() -> None:

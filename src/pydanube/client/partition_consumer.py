@@ -70,7 +70,11 @@ class ConsumerLane(Lane):
             raise ClientClosed(f"the consumer of {self.topic}")
 
     def ack(self, offset: int, seeks: int) -> None:
-        for effect in self.machine.ack(offset, seeks):
+        machine = self.machine
+        if offset == machine.run_end and seeks == machine.seeks:
+            machine.run_end = offset + 1
+            return
+        for effect in machine.ack(offset, seeks):
             self._carry_out(effect)
 
     def ack_ranges(self, ranges: Sequence[tuple[int, int]], seeks: int) -> None:
@@ -253,7 +257,7 @@ class ConsumerLane(Lane):
                 done.exception()  # whoever flushed may have given up
 
     def _take_back(self, wanted: OffsetRanges, why: Why) -> OffsetRanges:
-        found = self._inbox.take_back(self, wanted, copies=why is Why.COPIES)
+        found = self._inbox.take_back(self, wanted, copies=why in (Why.COPIES, Why.REPLACED))
         self.feed(values.TakenBack(found, why))
         return found
 
@@ -265,6 +269,8 @@ class ConsumerLane(Lane):
         if ranges[0][0] < header.base_offset or ranges[-1][1] > header.end_offset:
             raise ProtocolViolation(f"ranges {ranges} are not in the batch delivered with them")
         self._progressed()
+        if attempt > 1:
+            self._inbox.account(self)
         self.feed(values.Delivered(Delivery(self, batch, ranges, attempt, len(body), seeks)))
 
     def recalled(self, ranges: tuple[tuple[int, int], ...], seeks: int, taken: int) -> None:

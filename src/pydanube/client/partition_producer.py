@@ -160,14 +160,14 @@ class ProducerLane(Lane):
 
     def _carry_out(self, effect: Effect[OpenBatch]) -> None:
         match effect:
-            case EndTurn():
-                self._loop.call_soon(self._feed, TurnEnded())
-            case Encode(batch):
-                self._start_encoding(batch)
             case Send(batch, generation):
                 self._send(batch, generation)
             case Resolve(batch, receipt):
                 self._resolve(batch, receipt)
+            case Encode(batch):
+                self._start_encoding(batch)
+            case EndTurn():
+                self._loop.call_soon(self._feed, TurnEnded())
             case Fail(batch, error):
                 batch.tell(error, all_of_them=True)
                 if len(batch.waiters) < batch.rows:

@@ -165,7 +165,7 @@ class ConsumerMachine(Generic[A]):
         self._is_turn_due = False
         self._acks = OffsetRanges()
         self._run_first = 0  # of the newest acks, which mostly follow each other
-        self._run_end = NO_RUN
+        self.run_end = NO_RUN  # whoever acknowledges this very offset, of a delivery with `seeks`, may just raise it
         self._nacks: dict[tuple[int, str], OffsetRanges] = {}  # by delay and reason
         self._unsent: deque[Verdict] = deque()
         self._unconfirmed: dict[Verdict, None] = {}
@@ -179,12 +179,9 @@ class ConsumerMachine(Generic[A]):
         self._effects: list[Effect[A]] = []
 
     def ack(self, offset: int, seeks: int) -> Sequence[Effect[A]]:
-        """One message. Those that follow each other cost no event."""
+        """One message, which does not continue the run."""
         if seeks != self.seeks:
             return ()  # delivered before a seek: it comes again, or the subscription is beyond it
-        if offset == self._run_end:
-            self._run_end = offset + 1
-            return ()
         if self._refuses:
             return (Refuse(),)
         self._effects = []
@@ -192,7 +189,7 @@ class ConsumerMachine(Generic[A]):
             self._acked(((offset, offset + 1),))
         else:
             self._end_run()
-            self._run_first, self._run_end = offset, offset + 1
+            self._run_first, self.run_end = offset, offset + 1
             self._end_turn()
         return self._effects
 
@@ -370,6 +367,9 @@ class ConsumerMachine(Generic[A]):
             if not self._keep(arrival, self._without_pending(arrival.ranges)):
                 return
             self._end_run()  # from now on an ack may be of something that is there twice
+            older = [part for first, end in arrival.ranges for part in self._copies.overlap(first, end)]
+            if older:
+                self._effects.append(TakeBack(OffsetRanges(older), Why.REPLACED))
             for first, end in arrival.ranges:
                 self._copies.add(first, end)
         if self.mode is not Mode.RECEIVING:
@@ -392,8 +392,8 @@ class ConsumerMachine(Generic[A]):
     def _without_pending(self, ranges: Ranges) -> Ranges:
         """What the application has not acknowledged a moment ago: the broker had not heard of it when it sent this."""
         acked = OffsetRanges(self._acks)
-        if self._run_end != NO_RUN:
-            acked.add(self._run_first, self._run_end)
+        if self.run_end != NO_RUN:
+            acked.add(self._run_first, self.run_end)
         for verdict in self.verdicts:
             if verdict.is_ack and not verdict.is_void:
                 for first, end in verdict.ranges:
@@ -421,12 +421,13 @@ class ConsumerMachine(Generic[A]):
             self._effects.append(TakeBack(OffsetRanges(event.ranges), Why.RECALLED))
 
     def _taken_back(self, found: OffsetRanges, why: Why) -> None:
-        for first, end in found:
-            self._copies.remove(first, end)
+        if why is not Why.REPLACED:
+            for first, end in found:
+                self._copies.remove(first, end)
         if why is Why.STOPPED or not found:
             return
         self._open = max(0, self._open - found.count)
-        if why is Why.COPIES:
+        if why is not Why.RECALLED:
             self._owe(found.count)
         else:
             # Room that is granted when the application takes or wants something: until then it has enough.
@@ -487,9 +488,9 @@ class ConsumerMachine(Generic[A]):
             self._effects.append(EndTurn())
 
     def _end_run(self) -> None:
-        if self._run_end != NO_RUN:
-            self._acks.add(self._run_first, self._run_end)
-            self._run_end = NO_RUN
+        if self.run_end != NO_RUN:
+            self._acks.add(self._run_first, self.run_end)
+            self.run_end = NO_RUN
 
     def _collect(self, now: float) -> None:
         """Nacks and acks so far, as commands may have them."""

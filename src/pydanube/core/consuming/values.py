@@ -86,6 +86,7 @@ class Why(Enum):
 
     RECALLED = "another consumer has nothing to do"
     COPIES = "it was acknowledged"
+    REPLACED = "it has come once more"
     STOPPED = "the application wants no more"
 
 
@@ -202,6 +203,8 @@ class Subscribed:
 
 @dataclass(slots=True)
 class Delivered(Generic[A]):
+    """If it came before the lane has said (`Took`) how much the application has by now."""
+
     arrival: A
 
 
@@ -311,7 +314,9 @@ class GiveBack:
 
 @dataclass(frozen=True, slots=True)
 class TakeBack:
-    """Say `Took`, take these from the application's inbox, and say `TakenBack`. `COPIES`: only what came before."""
+    """Say `Took`, take these from the application's inbox, and say `TakenBack`. `COPIES`, `REPLACED`: only what is
+    there for the second time, or more.
+    """
 
     wanted: OffsetRanges
     why: Why

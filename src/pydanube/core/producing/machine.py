@@ -177,17 +177,17 @@ class ProducerMachine(Generic[D]):
     def step(self, event: Event[D], now: float) -> list[Effect[D]]:
         effects = self._effects = []
         match event:
+            case Answered(parcel, generation, answer):
+                if generation == self.generation:
+                    self._answered(parcel, answer, now)
+            case Encoded(parcel, size_bytes):
+                self._encoded(parcel, size_bytes)
+                self._send_more(now)
             case Appended():
                 self._appended(now)
             case TurnEnded():
                 self._is_turn_due = False
                 self._send_more(now)
-            case Encoded(parcel, size_bytes):
-                self._encoded(parcel, size_bytes)
-                self._send_more(now)
-            case Answered(parcel, generation, answer):
-                if generation == self.generation:
-                    self._answered(parcel, answer, now)
             case Overflowed() | Flushed():
                 self._cut()
             case Ticked():
@@ -277,8 +277,8 @@ class ProducerMachine(Generic[D]):
     def _send_more(self, now: float) -> None:
         if self.state is not State.OPEN or self._encoding is not None:
             return
-        while self._sent < min(len(self._queue), self._in_flight_max):
-            self._effects.append(Send(self._queue[self._sent], self.generation))
+        for place in range(self._sent, min(len(self._queue), self._in_flight_max)):
+            self._effects.append(Send(self._queue[place], self.generation))
             self._sent += 1
             self._unanswered += 1
         if self._sent < self._in_flight_max:
