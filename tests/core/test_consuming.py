@@ -182,8 +182,9 @@ class Scene:
     def ack(self, *offsets: int, seeks: int | None = None) -> None:
         for offset in offsets:
             of_seeks = self.machine.seeks if seeks is None else seeks
-            if offset == self.machine.run_end and of_seeks == self.machine.seeks:
-                self.machine.run_end += 1
+            run = self.machine.run
+            if offset == run.end and of_seeks == run.seeks:
+                run.end += 1
                 continue
             for effect in self.machine.ack(offset, of_seeks):
                 self.carry_out(effect)
@@ -350,11 +351,11 @@ def test_an_ack_that_continues_the_one_before_costs_nothing() -> None:
     scene = Scene().open()
     scene.ack(4)
     effects = len(scene.effects)
-    assert scene.machine.run_end == 5
+    assert scene.machine.run.end == 5
     scene.ack(5, 6)
-    assert scene.machine.run_end == 7 and len(scene.effects) == effects
+    assert scene.machine.run.end == 7 and len(scene.effects) == effects
     scene.turn()
-    assert scene.verdicts() == [(True, [(4, 7)])] and scene.machine.run_end < 0
+    assert scene.verdicts() == [(True, [(4, 7)])] and scene.machine.run.end < 0
 
 
 def test_nothing_continues_a_run_that_would_have_to_be_looked_at() -> None:
@@ -362,11 +363,11 @@ def test_nothing_continues_a_run_that_would_have_to_be_looked_at() -> None:
         scene = Scene().open()
         scene.ack(4)
         scene.feed(event)
-        assert scene.machine.run_end < 0
+        assert scene.machine.run.end < 0
     scene = Scene().open()
     scene.ack(4)
     scene.deliver((5, 6), attempt=2)
-    assert scene.machine.run_end < 0, "the copy of the next may be there"
+    assert scene.machine.run.end < 0, "the copy of the next may be there"
 
 
 def test_a_command_has_so_many_ranges_at_most() -> None:

@@ -14,11 +14,8 @@ from hypothesis import strategies as st
 from pydanube.core.commit.sessions import Sessions
 from pydanube.core.producing.machine import EAGER, LOOKS, RESEND_SECONDS, Meaning, ProducerMachine, State, meaning
 from pydanube.core.producing.values import (
-    Answered,
-    Appended,
     Effect,
     Encode,
-    Encoded,
     Ended,
     EndTurn,
     Event,
@@ -128,7 +125,13 @@ class Scene:
         self.machine = ProducerMachine(Box, limits)
 
     def feed(self, event: Event[Box]) -> None:
-        for effect in self.machine.step(event, self.now):
+        self.carry_out(self.machine.step(event, self.now))
+
+    def answered(self, box: Box, generation: int, answer: object) -> None:
+        self.carry_out(self.machine.answered(box, generation, answer, self.now))
+
+    def carry_out(self, effects: list[Effect[Box]]) -> None:
+        for effect in effects:
             if not isinstance(effect, EndTurn):
                 self.effects.append(effect)
             match effect:
@@ -159,7 +162,7 @@ class Scene:
     def encode(self) -> None:
         if self.encoding is not None:
             box, self.encoding = self.encoding, None
-            self.feed(Encoded(box, box.size))
+            self.carry_out(self.machine.encoded(box, box.size, self.now))
 
     def end(self, numbers: list[int], error: DanubeError | None) -> None:
         for number in numbers:
@@ -182,7 +185,7 @@ class Scene:
             box.size += size
             box.rows += 1
             if box.rows == 1 or box.rows >= box.rows_max:
-                self.feed(Appended())
+                self.carry_out(self.machine.appended(self.now))
 
     def turn(self) -> None:
         while self.turn_is_due:
@@ -216,7 +219,7 @@ class Scene:
     def answer(self, *answers: object) -> None:
         for answer in answers:
             send = self.sent.popleft()
-            self.feed(Answered(send.parcel, send.generation, answer))
+            self.answered(send.parcel, send.generation, answer)
 
     def pass_time(self, seconds: float) -> None:
         until = self.now + seconds
@@ -504,7 +507,7 @@ def test_a_second_answer_to_a_batch_is_a_mistake() -> None:
     scene.send(1)
     [send] = scene.sent
     scene.answer("receipt")
-    scene.feed(Answered(send.parcel, send.generation, "receipt"))
+    scene.answered(send.parcel, send.generation, "receipt")
     assert isinstance(scene.machine.end, ProtocolViolation) and scene.stored == [0]
 
 
@@ -539,7 +542,7 @@ def test_what_has_no_answer_is_sent_again_first_unchanged_and_in_order() -> None
     scene.turn()
     scene.open()
     assert scene.in_flight == [[1, 2], [3]] and scene.sequences == [1, 3]
-    scene.feed(Answered(late.parcel, late.generation, "receipt of the old handle"))
+    scene.answered(late.parcel, late.generation, "receipt of the old handle")
     assert scene.stored == [0] and scene.machine.end is None
     scene.answer("duplicate", "receipt")
     assert scene.stored == [0, 1, 2, 3] and scene.in_flight == [[4]]
@@ -727,7 +730,7 @@ def test_everything_fails_when_it_ends_wherever_it_is() -> None:
     assert sorted(scene.failed) == [0, 1, 4], "the second is being encoded"
     scene.encode()
     assert sorted(scene.failed) == [0, 1, 2, 3, 4] and list(scene.machine.outstanding) == []
-    scene.feed(Answered(send.parcel, send.generation, "receipt"))
+    scene.answered(send.parcel, send.generation, "receipt")
     assert scene.stored == []
 
 
@@ -883,7 +886,7 @@ def test_whatever_a_broker_does_messages_end_once_and_in_order(seed: int, idempo
                 assert receipts.setdefault(number, result) == result or not idempotent, "one receipt"
         generation = scene.machine.generation
         scene.sent.clear()
-        scene.feed(Answered(send.parcel, send.generation, result))
+        scene.answered(send.parcel, send.generation, result)
         if scene.machine.generation != generation:
             broker.asked.clear()
 

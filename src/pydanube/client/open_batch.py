@@ -66,7 +66,8 @@ class OpenBatch(Parcel):
 
     def forget_columns(self) -> None:
         """The batch has them."""
-        self.payloads, self.times, self.keys, self.attributes = [], array("q"), None, None
+        self.payloads = []
+        self.keys = self.attributes = None
 
     def halves(self) -> tuple[OpenBatch, OpenBatch]:
         middle = self.rows // 2

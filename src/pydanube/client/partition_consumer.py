@@ -55,6 +55,7 @@ class ConsumerLane(Lane):
     def __init__(self, brokers: Brokers, topic: str, settings: ConsumerSettings, inbox: Inbox) -> None:
         super().__init__(brokers, topic)
         self.machine: ConsumerMachine[Delivery] = ConsumerMachine(settings, ranges_max=frames.RANGES_MAX)
+        self._run = self.machine.run
         self._settings = settings
         self._inbox = inbox
         self._loop = asyncio.get_running_loop()
@@ -70,12 +71,12 @@ class ConsumerLane(Lane):
             raise ClientClosed(f"the consumer of {self.topic}")
 
     def ack(self, offset: int, seeks: int) -> None:
-        machine = self.machine
-        if offset == machine.run_end and seeks == machine.seeks:
-            machine.run_end = offset + 1
-            return
-        for effect in machine.ack(offset, seeks):
-            self._carry_out(effect)
+        run = self._run
+        if offset == run.end and seeks == run.seeks:
+            run.end = offset + 1
+        else:
+            for effect in self.machine.ack(offset, seeks):
+                self._carry_out(effect)
 
     def ack_ranges(self, ranges: Sequence[tuple[int, int]], seeks: int) -> None:
         self.feed(values.Acked(ranges, seeks))

@@ -23,11 +23,8 @@ from pydanube.client.open_batch import OpenBatch, ProducerSettings
 from pydanube.client.partition_handle import Lane
 from pydanube.core.producing.machine import ProducerMachine
 from pydanube.core.producing.values import (
-    Answered,
-    Appended,
     Effect,
     Encode,
-    Encoded,
     Ended,
     EndTurn,
     Event,
@@ -115,7 +112,7 @@ class ProducerLane(Lane):
         batch.size += size
         batch.rows = row + 1
         if row == 0 or row + 1 >= batch.rows_max:
-            self._feed(Appended())
+            self._carry_out(self._machine.appended(self._loop.time()))
 
     def _next_batch(self) -> OpenBatch:
         if self._machine.end is not None:
@@ -155,44 +152,44 @@ class ProducerLane(Lane):
     # --- the machine --------------------------------------------------------------------------------
 
     def _feed(self, event: Event[OpenBatch]) -> None:
-        for effect in self._machine.step(event, self._loop.time()):
-            self._carry_out(effect)
+        self._carry_out(self._machine.step(event, self._loop.time()))
 
-    def _carry_out(self, effect: Effect[OpenBatch]) -> None:
-        match effect:
-            case Send(batch, generation):
-                self._send(batch, generation)
-            case Resolve(batch, receipt):
-                self._resolve(batch, receipt)
-            case Encode(batch):
-                self._start_encoding(batch)
-            case EndTurn():
-                self._loop.call_soon(self._feed, TurnEnded())
-            case Fail(batch, error):
-                batch.tell(error, all_of_them=True)
-                if len(batch.waiters) < batch.rows:
-                    self._lost_error = self._lost_error or copy(error)
-                self._released(batch.size)
-                batch.finish()
-            case TellLate(batch):
-                batch.tell(self._late())
-            case Expire(batch):
-                self._released(batch.expire(self._late()))
-                if not batch.rows:
+    def _carry_out(self, effects: list[Effect[OpenBatch]]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(batch, generation):
+                    self._send(batch, generation)
+                case Resolve(batch, receipt):
+                    self._resolve(batch, receipt)
+                case Encode(batch):
+                    self._start_encoding(batch)
+                case EndTurn():
+                    self._loop.call_soon(self._feed, TurnEnded())
+                case Fail(batch, error):
+                    batch.tell(error, all_of_them=True)
+                    if len(batch.waiters) < batch.rows:
+                        self._lost_error = self._lost_error or copy(error)
+                    self._released(batch.size)
                     batch.finish()
-            case WakeAt(at):
-                self._set_timer("wake", at, Ticked())
-            case Pause(error):
-                self._last_error = error  # whoever waits in vain is told
-                self._set_timer("pause", self._loop.time() + self._backoff.seconds(), Resumed())
-            case NoteNumbered(expected):
-                log.warning("batches numbered anew", extra={"topic": self.topic, "expected": expected})
-            case Reopen(error):
-                self._reopen(error)
-            case GiveUp(error):
-                self._give_up(error)
-            case _:
-                assert_never(effect)
+                case TellLate(batch):
+                    batch.tell(self._late())
+                case Expire(batch):
+                    self._released(batch.expire(self._late()))
+                    if not batch.rows:
+                        batch.finish()
+                case WakeAt(at):
+                    self._set_timer("wake", at, Ticked())
+                case Pause(error):
+                    self._last_error = error  # whoever waits in vain is told
+                    self._set_timer("pause", self._loop.time() + self._backoff.seconds(), Resumed())
+                case NoteNumbered(expected):
+                    log.warning("batches numbered anew", extra={"topic": self.topic, "expected": expected})
+                case Reopen(error):
+                    self._reopen(error)
+                case GiveUp(error):
+                    self._give_up(error)
+                case _:
+                    assert_never(effect)
 
     def _set_timer(self, name: str, at: float, event: Event[OpenBatch]) -> None:
         if name in self._timers:
@@ -201,9 +198,7 @@ class ProducerLane(Lane):
 
     def _on_timer(self, name: str, at: float, event: Event[OpenBatch]) -> None:
         del self._timers[name]
-        now = max(self._loop.time(), at)  # a timer may be a little early
-        for effect in self._machine.step(event, now):
-            self._carry_out(effect)
+        self._carry_out(self._machine.step(event, max(self._loop.time(), at)))  # a timer may be a little early
 
     def _late(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"sending to {self.topic}", self._settings.timeout, str(self._last_error or ""))
@@ -239,7 +234,7 @@ class ProducerLane(Lane):
 
     def _take(self, batch: OpenBatch, encoded: Batch) -> None:
         batch.batch = encoded
-        self._feed(Encoded(batch, encoded.header.size_bytes))
+        self._carry_out(self._machine.encoded(batch, encoded.header.size_bytes, self._loop.time()))
         batch.forget_columns()
 
     def _send(self, batch: OpenBatch, generation: int) -> None:
@@ -252,10 +247,12 @@ class ProducerLane(Lane):
         self.link.ask(self._produce, partial(self._on_answer, batch, generation), *batch.batch.buffers)
 
     def _on_answer(self, batch: OpenBatch, generation: int, answer: frames.Frame | DanubeError) -> None:
+        said: pb.Receipt | DanubeError | None
         if isinstance(answer, DanubeError):
-            self._feed(Answered(batch, generation, answer))
+            said = answer
         else:
-            self._feed(Answered(batch, generation, answer.command.receipt if answer.kind == "receipt" else None))
+            said = answer.command.receipt if answer.kind == "receipt" else None
+        self._carry_out(self._machine.answered(batch, generation, said, self._loop.time()))
 
     def _resolve(self, batch: OpenBatch, receipt: pb.Receipt) -> None:
         self._progressed()

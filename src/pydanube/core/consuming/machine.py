@@ -55,6 +55,7 @@ from typing import Final, Generic, assert_never
 
 from pydanube.core.consuming.pacing import Pacing
 from pydanube.core.consuming.values import (
+    NO_END,
     A,
     Acked,
     AllAnswered,
@@ -84,6 +85,7 @@ from pydanube.core.consuming.values import (
     Recalled,
     Refuse,
     Reviewed,
+    Run,
     SayIn,
     Send,
     Settle,
@@ -108,7 +110,6 @@ from pydanube.errors import AckOutdated, DanubeError
 TELL_SECONDS: Final = 0.05  # what is answered within it was never worth a word
 UNSENT_MAX: Final = 10_000  # commands kept while there is no connection; what is nacked beyond comes again anyway
 SETTLED_SECONDS: Final = 30.0
-NO_RUN: Final = -1
 
 
 class State(Enum):
@@ -164,8 +165,7 @@ class ConsumerMachine(Generic[A]):
         # What it has said.
         self._is_turn_due = False
         self._acks = OffsetRanges()
-        self._run_first = 0  # of the newest acks, which mostly follow each other
-        self.run_end = NO_RUN  # whoever acknowledges this very offset, of a delivery with `seeks`, may just raise it
+        self.run = Run()
         self._nacks: dict[tuple[int, str], OffsetRanges] = {}  # by delay and reason
         self._unsent: deque[Verdict] = deque()
         self._unconfirmed: dict[Verdict, None] = {}
@@ -189,7 +189,7 @@ class ConsumerMachine(Generic[A]):
             self._acked(((offset, offset + 1),))
         else:
             self._end_run()
-            self._run_first, self.run_end = offset, offset + 1
+            self.run.first, self.run.end, self.run.seeks = offset, offset + 1, seeks
             self._end_turn()
         return self._effects
 
@@ -392,8 +392,8 @@ class ConsumerMachine(Generic[A]):
     def _without_pending(self, ranges: Ranges) -> Ranges:
         """What the application has not acknowledged a moment ago: the broker had not heard of it when it sent this."""
         acked = OffsetRanges(self._acks)
-        if self.run_end != NO_RUN:
-            acked.add(self._run_first, self.run_end)
+        if self.run.end != NO_END:
+            acked.add(self.run.first, self.run.end)
         for verdict in self.verdicts:
             if verdict.is_ack and not verdict.is_void:
                 for first, end in verdict.ranges:
@@ -488,9 +488,9 @@ class ConsumerMachine(Generic[A]):
             self._effects.append(EndTurn())
 
     def _end_run(self) -> None:
-        if self.run_end != NO_RUN:
-            self._acks.add(self._run_first, self.run_end)
-            self.run_end = NO_RUN
+        if self.run.end != NO_END:
+            self._acks.add(self.run.first, self.run.end)
+            self.run.end = NO_END
 
     def _collect(self, now: float) -> None:
         """Nacks and acks so far, as commands may have them."""

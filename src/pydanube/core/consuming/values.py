@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from pydanube.core.dispatch.ranges import OffsetRanges
 from pydanube.errors import DanubeError
 
 Ranges: TypeAlias = Sequence[tuple[int, int]]
+
+NO_END: Final = -1
 
 
 class Arrival:
@@ -55,6 +57,17 @@ class Arrival:
 
 
 A = TypeVar("A", bound=Arrival)
+
+
+class Run:
+    """The newest acks, which follow each other. An ack of `end`, delivered after `seeks`, may just raise it."""
+
+    __slots__ = ("end", "first", "seeks")
+
+    def __init__(self) -> None:
+        self.first = 0
+        self.end = NO_END
+        self.seeks = 0
 
 
 class Verdict:

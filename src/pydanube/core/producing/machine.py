@@ -12,17 +12,17 @@
 
 | event              | AWAY            | OPEN                                | DRAINING, PAUSED  | ENDED        |
 |--------------------|-----------------|-------------------------------------|-------------------|--------------|
-| Appended (first)   | EndTurn         | EndTurn; serial: as TurnEnded       | EndTurn           | -            |
+| appended (first)   | EndTurn         | EndTurn; serial: as TurnEnded       | EndTurn           | -            |
 | Overflowed, Flushed| cut, EndTurn    | cut, EndTurn                        | cut, EndTurn      | -            |
 | TurnEnded          | -               | Send the queue, Encode the next     | -                 | -            |
-| Encoded            | queued or halved| the same, then as TurnEnded         | queued or halved  | Fail         |
+| encoded            | queued or halved| the same, then as TurnEnded         | queued or halved  | Fail         |
 | NotEncoded         | Fail            | Fail, then as TurnEnded             | Fail              | Fail         |
 | Opening            | too old and in doubt: Fail | -                        | -                 | -            |
 | SessionLost        | in doubt: Fail  | -                                   | -                 | -            |
 | Opened             | OPEN, numbered, EndTurn | -                           | -                 | -            |
-| Answered: receipt  | -               | Resolve, then as TurnEnded          | Resolve (*)       | -            |
-| Answered: error    | -               | DRAINING                            | the last: see above | -          |
-| Answered: neither  | -               | GiveUp, Fail all                    | GiveUp, Fail all  | -            |
+| answered: receipt  | -               | Resolve, then as TurnEnded          | Resolve (*)       | -            |
+| answered: error    | -               | DRAINING                            | the last: see above | -          |
+| answered: neither  | -               | GiveUp, Fail all                    | GiveUp, Fail all  | -            |
 | Leaving            | -               | nothing is sent any more            | the same          | -            |
 | Lost               | -               | AWAY; volatile: Fail what was sent  | AWAY, or GiveUp   | -            |
 | Resumed            | -               | -                                   | PAUSED: OPEN, as TurnEnded | -   |
@@ -53,12 +53,9 @@ from enum import Enum
 from typing import Final, Generic, assert_never
 
 from pydanube.core.producing.values import (
-    Answered,
-    Appended,
     D,
     Effect,
     Encode,
-    Encoded,
     Ended,
     EndTurn,
     Event,
@@ -174,17 +171,45 @@ class ProducerMachine(Generic[D]):
         self._wake_at: float | None = None
         self._effects: list[Effect[D]] = []
 
+    # --- what happens to every batch: calls, which cost less than events ----------------------------
+
+    def appended(self, now: float) -> list[Effect[D]]:
+        """A message was added to `open`, and it is the first of it, or the last for which there is room."""
+        self._effects = []
+        at_once = False
+        if self.open.rows == 1:
+            self.open.begun_at = now
+            if self._look_at is None:
+                self._look_at = now + self._limits.timeout / LOOKS
+                self._wake_by(self._look_at)
+            at_once = self._is_serial and not self._queue and not self._is_turn_due
+        if self.open.rows >= self._limits.batch_messages:
+            self._cut()
+        if at_once:
+            self._send_more(now)
+        else:
+            self._end_turn()
+        return self._effects
+
+    def encoded(self, parcel: D, size_bytes: int, now: float) -> list[Effect[D]]:
+        """As `Encode` has asked for."""
+        self._effects = []
+        self._take(parcel, size_bytes)
+        self._send_more(now)
+        return self._effects
+
+    def answered(self, parcel: D, generation: int, answer: object, now: float) -> list[Effect[D]]:
+        """With a receipt, which is opaque; an error; or None: nothing that answers a batch. `generation`: as sent."""
+        self._effects = []
+        if generation == self.generation:
+            self._judge(parcel, answer, now)
+        return self._effects
+
+    # --- everything else ----------------------------------------------------------------------------
+
     def step(self, event: Event[D], now: float) -> list[Effect[D]]:
         effects = self._effects = []
         match event:
-            case Answered(parcel, generation, answer):
-                if generation == self.generation:
-                    self._answered(parcel, answer, now)
-            case Encoded(parcel, size_bytes):
-                self._encoded(parcel, size_bytes)
-                self._send_more(now)
-            case Appended():
-                self._appended(now)
             case TurnEnded():
                 self._is_turn_due = False
                 self._send_more(now)
@@ -229,21 +254,6 @@ class ProducerMachine(Generic[D]):
 
     # --- gathering ----------------------------------------------------------------------------------
 
-    def _appended(self, now: float) -> None:
-        at_once = False
-        if self.open.rows == 1:
-            self.open.begun_at = now
-            if self._look_at is None:
-                self._look_at = now + self._limits.timeout / LOOKS
-                self._wake_by(self._look_at)
-            at_once = self._is_serial and not self._queue and not self._is_turn_due
-        if self.open.rows >= self._limits.batch_messages:
-            self._cut()
-        if at_once:
-            self._send_more(now)
-        else:
-            self._end_turn()
-
     def _cut(self) -> None:
         """The open parcel goes out as soon as there may be one more in flight."""
         if self.open.rows:
@@ -286,7 +296,7 @@ class ProducerMachine(Generic[D]):
             if self._encoding is not None:
                 self._effects.append(Encode(self._encoding))
 
-    def _encoded(self, parcel: D, size_bytes: int) -> None:
+    def _take(self, parcel: D, size_bytes: int) -> None:
         self._encoding = None
         if self.end is not None:
             self._effects.append(Fail(parcel, self.end))
@@ -311,7 +321,7 @@ class ProducerMachine(Generic[D]):
 
     # --- answers ------------------------------------------------------------------------------------
 
-    def _answered(self, parcel: D, answer: object, now: float) -> None:
+    def _judge(self, parcel: D, answer: object, now: float) -> None:
         place = self._sent - self._unanswered  # of the oldest without an answer; those before it were refused
         is_in_turn = self._unanswered > 0 and self._queue[place] is parcel
         self._unanswered -= 1

@@ -1,7 +1,8 @@
 """What the machine of a producer is told, and what it answers.
 
 Events are facts in the past tense, effects orders. The lane (client/partition_producer.py) feeds every event to
-`step(event, now)` and carries out the effects in order. `now` is in seconds of the event loop's clock.
+`step(event, now)`, calls the machine for what happens to every batch, and carries out the effects in order. `now` is in
+seconds of the event loop's clock.
 """
 
 from __future__ import annotations
@@ -51,11 +52,6 @@ class ProducerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
-    """A message was added to `open`, and it is the first of it, or the last for which there is room."""
-
-
-@dataclass(frozen=True, slots=True)
 class Overflowed:
     """The next message does not fit into `open`."""
 
@@ -78,12 +74,6 @@ class Ticked:
 @dataclass(frozen=True, slots=True)
 class Resumed:
     """As much time as `Pause` gives has passed."""
-
-
-@dataclass(slots=True)  # not frozen: one is made for every batch
-class Encoded(Generic[D]):
-    parcel: D
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +105,6 @@ class Opened:
     is_volatile: bool = False
 
 
-@dataclass(slots=True)
-class Answered(Generic[D]):
-    """`answer`: a receipt, which is opaque; an error; or None: nothing that answers a batch. `generation`: as sent."""
-
-    parcel: D
-    generation: int
-    answer: Any
-
-
 @dataclass(frozen=True, slots=True)
 class Leaving:
     """The broker is going away: it takes nothing more, and still answers."""
@@ -144,8 +125,8 @@ class Ended:
 
 
 Event: TypeAlias = (
-    Appended | Overflowed | Flushed | TurnEnded | Ticked | Resumed | Encoded[D] | NotEncoded[D] | Opening | SessionLost
-    | Opened | Answered[D] | Leaving | Lost | Ended
+    Overflowed | Flushed | TurnEnded | Ticked | Resumed | NotEncoded[D] | Opening | SessionLost | Opened | Leaving
+    | Lost | Ended
 )  # fmt: skip
 
 
@@ -173,14 +154,14 @@ class Pause:
 
 @dataclass(slots=True)
 class Encode(Generic[D]):
-    """Say `Encoded` or `NotEncoded`, now or later. Always the last effect but for `EndTurn`."""
+    """Call `encoded` or say `NotEncoded`, now or later. Always the last effect but for `EndTurn`."""
 
     parcel: D
 
 
 @dataclass(slots=True)
 class Send(Generic[D]):
-    """With the machine's session, and with the parcel's number. Say `Answered`, unless the handle is lost."""
+    """With the machine's session, and with the parcel's number. Call `answered`, unless the handle is lost."""
 
     parcel: D
     generation: int
