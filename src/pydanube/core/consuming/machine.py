@@ -616,7 +616,6 @@ class ConsumerMachine(Generic[A]):
         self._settled.clear()
         self._drop_all()
         self._forget_taken()
-        self.owed_messages = self.owed_bytes = 0
 
     def _ended(self, error: DanubeError) -> None:
         if self.state is State.ENDED:
