@@ -14,9 +14,9 @@ import pytest
 
 import pydanube
 import pydanube.testing
-from pydanube.client import partition_consumer
 from pydanube.client.connection import Link
 from pydanube.client.consumer import Consumer
+from pydanube.core.consuming import machine
 from pydanube.errors import (
     ClientClosed,
     ConfigError,
@@ -258,7 +258,7 @@ async def test_nacks_of_one_turn_travel_as_ranges_and_none_is_left_out(
 
 
 def test_nacks_are_left_out_only_if_there_is_no_connection_and_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_consumer, "UNSENT_MAX", 3)
+    monkeypatch.setattr(machine, "UNSENT_MAX", 3)
 
     @scripted()
     async def inside(broker: ScriptedBroker, consumer: Consumer) -> None:
@@ -706,23 +706,6 @@ async def test_seeking_drops_what_was_delivered_before(broker: ScriptedBroker, c
     assert (await consumer.receive()).payload == b"a"
     await consumer.seek(2)
     assert (await consumer.receive()).payload == b"fresh"
-
-
-@scripted()
-async def test_acks_and_nacks_that_were_not_sent_before_a_seek_are_not_sent_after_it(
-    broker: ScriptedBroker, consumer: Consumer
-) -> None:
-    broker.answers["seek"] = lambda peer, frame: peer.answer(frame, offset_found=pb.OffsetFound(offset=0))
-    broker.deliver(0, [b"a", b"b"])
-    first, second = await receive(consumer, 2)
-    [lane] = consumer._lanes
-    link, lane.link = lane.link, None  # as if there were none: seeking finds its own
-    await first.ack()
-    await second.nack()
-    await consumer.seek(0)
-    lane.link = link
-    await consumer.flush()
-    assert not {"ack", "nack"} & set(broker.kinds())
 
 
 @scripted()

@@ -20,12 +20,12 @@ from pydanube.broker.reservation import Reservation
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.take_over import Take
 from pydanube.broker.topic_table import TopicTable
-from pydanube.client.connection import Link
 from pydanube.client.messages import Receipt
-from pydanube.client.open_batch import Outgoing
-from pydanube.client.partition_consumer import ConsumerLane
+from pydanube.client.open_batch import OpenBatch
 from pydanube.client.partition_producer import ProducerLane
 from pydanube.core import keys
+from pydanube.core.consuming.machine import ConsumerMachine
+from pydanube.core.consuming.values import Settle
 from pydanube.core.dispatch.machine import Machine
 from pydanube.core.dispatch.range_dispatch import RangeDispatch
 from pydanube.core.dispatch.window import SavedPosition
@@ -34,6 +34,7 @@ from pydanube.core.history.ownership import Orphan, Start, reserve_to_bytes
 from pydanube.core.history.rescue import Brought
 from pydanube.core.history.tiers import Descriptor, Retention, epoch_of_name, first_kept, object_name
 from pydanube.core.names import ConsumerId, TopicName
+from pydanube.core.producing.machine import ProducerMachine
 from pydanube.errors import Conflict, DanubeError, OwnershipLost, Unavailable
 from pydanube.formats.parquet import Encoded, encode_object, read_raw
 from pydanube.history import maintenance
@@ -423,61 +424,60 @@ def acks_above_the_cursor_forgotten(patch: pytest.MonkeyPatch) -> Tweak:
 
 def resent_under_a_new_session(patch: pytest.MonkeyPatch) -> Tweak:
     """What has no answer when a connection ends is sent again as if it were new."""
-    on_lost = ProducerLane._on_lost
+    lost = ProducerMachine._lost
 
-    def careless(self: ProducerLane, error: DanubeError) -> None:
-        on_lost(self, error)
-        self._session = 0
+    def careless(self: ProducerMachine[Any], error: DanubeError) -> None:
+        lost(self, error)
+        self.session = 0
 
-    patch.setattr(ProducerLane, "_on_lost", careless)
+    patch.setattr(ProducerMachine, "_lost", careless)
     return None
 
 
 def resolved_before_the_receipt(patch: pytest.MonkeyPatch) -> Tweak:
     """A producer tells where its messages will be, when it has sent them."""
-    store, send = ProducerLane._store, ProducerLane._send
+    resolve, send = ProducerLane._resolve, ProducerLane._send
     ends: dict[str, tuple[int, int]] = {}  # by topic: the end of what was stored last, and its epoch
 
-    def noted(self: ProducerLane, outgoing: Outgoing, receipt: Any) -> None:
-        ends[self.topic] = receipt.offset + outgoing.rows, receipt.epoch
-        store(self, outgoing, receipt)
+    def noted(self: ProducerLane, batch: OpenBatch, receipt: Any) -> None:
+        ends[self.topic] = receipt.offset + batch.rows, receipt.epoch
+        resolve(self, batch, receipt)
 
-    def careless(self: ProducerLane, link: Link, outgoing: Outgoing) -> None:
-        send(self, link, outgoing)
+    def careless(self: ProducerLane, batch: OpenBatch, generation: int) -> None:
+        send(self, batch, generation)
         if self.topic in ends:
             offset, epoch = ends[self.topic]
-            for row, waiter, _ in outgoing.waiters:
+            for row, waiter, _ in batch.waiters:
                 if not waiter.done():
                     waiter.set_result(Receipt(self.topic, offset + row, epoch, "fsync"))
 
-    patch.setattr(ProducerLane, "_store", noted)
+    patch.setattr(ProducerLane, "_resolve", noted)
     patch.setattr(ProducerLane, "_send", careless)
     return None
 
 
 def acks_lost_with_the_connection(patch: pytest.MonkeyPatch) -> Tweak:
     """An ack that has no answer when its connection ends is taken for applied."""
-    on_lost = ConsumerLane._on_lost
+    lost = ConsumerMachine._lost
 
-    def careless(self: ConsumerLane, error: DanubeError) -> None:
-        for verdict in self._unconfirmed:
-            verdict.settle()
+    def careless(self: ConsumerMachine[Any]) -> None:
+        self._effects += [Settle(verdict) for verdict in self._unconfirmed]
         self._unconfirmed.clear()
-        on_lost(self, error)
+        lost(self)
 
-    patch.setattr(ConsumerLane, "_on_lost", careless)
+    patch.setattr(ConsumerMachine, "_lost", careless)
     return None
 
 
 def copies_of_the_next_owner_shown(patch: pytest.MonkeyPatch) -> Tweak:
     """What comes from the next owner, for the first time as it says, is shown whatever was acknowledged meanwhile."""
-    on_lost = ConsumerLane._on_lost
+    lost = ConsumerMachine._lost
 
-    def careless(self: ConsumerLane, error: DanubeError) -> None:
-        on_lost(self, error)
+    def careless(self: ConsumerMachine[Any]) -> None:
+        lost(self)
         self._seen_end = 0
 
-    patch.setattr(ConsumerLane, "_on_lost", careless)
+    patch.setattr(ConsumerMachine, "_lost", careless)
     return None
 
 

@@ -114,7 +114,8 @@ async def exchange(seed: int, faults: WireFaults, *, kills: bool = False, idempo
         await site.boot()
     async with pydanube.Client(URL, connector=wires.connector()) as client:
         lag = (await client.lag(TOPIC, "s")).messages
-        assert kills or lag == 0, "cursors are saved within seconds: a kill may come before"
+        # Cursors are saved within seconds: a kill may come before. What is stored twice may come after the consumer.
+        assert kills or not idempotent or lag == 0
         table = await client.fetch(TOPIC).table()
         stored = table.column("payload").to_pylist()
     site.kill()
