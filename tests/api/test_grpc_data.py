@@ -467,7 +467,8 @@ async def test_a_refused_message_comes_again(calls: Calls) -> None:
 
 
 @served()
-async def test_a_copy_of_what_was_acknowledged_while_it_waited_for_the_wire_is_not_sent(calls: Calls) -> None:
+async def test_what_was_acknowledged_while_it_waited_for_the_wire_is_not_sent(calls: Calls) -> None:
+    """Neither the copy nor the first: whoever had it from another owner may have acknowledged it here."""
     identity = await calls.create_producer()
     consumer = await calls.subscribe()
     await calls.send(identity, b"once")
@@ -486,7 +487,6 @@ async def test_a_copy_of_what_was_acknowledged_while_it_waited_for_the_wire_is_n
                 subscription.nack(0)
         subscription.ack(0)
         stream = calls.receive(consumer)
-        assert (await stream.read()).payload == b"once"
         await calls.send(identity, b"next")
         assert (await stream.read()).payload == b"next"
     stream.cancel()

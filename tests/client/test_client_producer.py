@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import pydanube
-from pydanube.client.partition_producer import RESEND_SECONDS
 from pydanube.client.producer import Producer
 from pydanube.core.names import partition_of_key
+from pydanube.core.producing.machine import RESEND_SECONDS
 from pydanube.errors import (
     BufferFull,
     ClientClosed,
@@ -326,7 +326,7 @@ async def test_a_deadline_holds_while_another_thread_encodes(broker: ScriptedBro
         is_slow_no_more.wait(5)
         return encode(draft)
 
-    lane._encode = slowly  # type: ignore[method-assign]
+    lane._encode = slowly  # type: ignore[assignment, method-assign]
     try:
         async with asyncio.timeout(2):
             with pytest.raises(DeadlineExceeded):
@@ -670,8 +670,8 @@ async def test_a_batch_in_doubt_is_not_sent_again_after_a_day(broker: ScriptedBr
     broker.hold()
     doubtful = asyncio.ensure_future(producer.send(b"b"))
     await broker.until("produce", 2)
-    lane = producer._lanes[0]
-    lane._queue[0].begun_at -= RESEND_SECONDS + 1
+    [batch] = producer._lanes[0]._machine.outstanding
+    batch.begun_at -= RESEND_SECONDS + 1
     broker.drop()
     broker.is_holding = False
     with pytest.raises(SessionUnknown):
@@ -686,7 +686,7 @@ async def test_a_broker_that_hangs_up_on_numbers_ahead_of_its_own_is_given_the_o
 ) -> None:
     """It forgot what it had only written, and not synced; nothing after that can be stored there."""
     await producer.send(b"a")
-    broker.sessions.opened(PRODUCER_ID, producer._lanes[0]._session)  # expects sequence 0 again
+    broker.sessions.opened(PRODUCER_ID, producer._lanes[0]._machine.session)  # expects sequence 0 again
 
     def hang_up(peer: Any, frame: Any) -> None:
         broker.judge(peer, frame)

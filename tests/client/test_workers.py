@@ -603,6 +603,6 @@ async def test_what_is_given_back_makes_room_for_as_many_bytes(wires: Wires) -> 
         await until_caught_up(client)
         await asyncio.sleep(1)
         first, _ = wires.subscription(TOPIC, SUB)._machine.windows.all
-        assert first.size_bytes + lane._owed_bytes == lane._settings.window_bytes
+        assert first.size_bytes + lane.machine.owed_bytes == lane._settings.window_bytes
         for task in (slowly, fastly):
             task.cancel()

@@ -20,7 +20,12 @@ from pydanube.broker.reservation import Reservation
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.take_over import Take
 from pydanube.broker.topic_table import TopicTable
+from pydanube.client.messages import Receipt
+from pydanube.client.open_batch import OpenBatch
+from pydanube.client.partition_producer import ProducerLane
 from pydanube.core import keys
+from pydanube.core.consuming.machine import ConsumerMachine
+from pydanube.core.consuming.values import Settle
 from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.range_dispatch import RangeDispatch
 from pydanube.core.dispatch.window import SavedPosition
@@ -29,6 +34,7 @@ from pydanube.core.history.ownership import LogStart, Orphan, reserve_to_bytes
 from pydanube.core.history.rescue import Brought
 from pydanube.core.history.tiers import Descriptor, Retention, epoch_of_name, first_kept, object_name
 from pydanube.core.names import ConsumerId, TopicName
+from pydanube.core.producing.machine import ProducerMachine
 from pydanube.errors import Conflict, DanubeError, OwnershipLost, Unavailable
 from pydanube.formats.parquet import read_raw
 from pydanube.formats.parquet_write import encode_object
@@ -402,6 +408,68 @@ def acks_above_the_cursor_forgotten(patch: pytest.MonkeyPatch) -> Tweak:
     return None
 
 
+# --- clients ------------------------------------------------------------------------------------------------
+
+
+def resent_under_a_new_session(patch: pytest.MonkeyPatch) -> Tweak:
+    """What has no answer when a connection ends is sent again as if it were new."""
+    lost = ProducerMachine._lost
+
+    def careless(self: ProducerMachine[Any], error: DanubeError) -> None:
+        lost(self, error)
+        self.session = 0
+
+    patch.setattr(ProducerMachine, "_lost", careless)
+    return None
+
+
+def resolved_before_the_receipt(patch: pytest.MonkeyPatch) -> Tweak:
+    """A producer tells where its messages will be, when it has sent them."""
+    resolve, send = ProducerLane._resolve, ProducerLane._send
+    ends: dict[str, tuple[int, int]] = {}  # by topic: the end of what was stored last, and its epoch
+
+    def noted(self: ProducerLane, batch: OpenBatch, receipt: Any) -> None:
+        ends[self.topic] = receipt.offset + batch.rows, receipt.epoch
+        resolve(self, batch, receipt)
+
+    def careless(self: ProducerLane, batch: OpenBatch, generation: int) -> None:
+        send(self, batch, generation)
+        if self.topic in ends:
+            offset, epoch = ends[self.topic]
+            for row, waiter, _ in batch.waiters:
+                if not waiter.done():
+                    waiter.set_result(Receipt(self.topic, offset + row, epoch, "fsync"))
+
+    patch.setattr(ProducerLane, "_resolve", noted)
+    patch.setattr(ProducerLane, "_send", careless)
+    return None
+
+
+def acks_lost_with_the_connection(patch: pytest.MonkeyPatch) -> Tweak:
+    """An ack that has no answer when its connection ends is taken for applied."""
+    lost = ConsumerMachine._lost
+
+    def careless(self: ConsumerMachine[Any]) -> None:
+        self._effects += [Settle(verdict) for verdict in self._unconfirmed]
+        self._unconfirmed.clear()
+        lost(self)
+
+    patch.setattr(ConsumerMachine, "_lost", careless)
+    return None
+
+
+def copies_of_the_next_owner_shown(patch: pytest.MonkeyPatch) -> Tweak:
+    """What comes from the next owner, for the first time as it says, is shown whatever was acknowledged meanwhile."""
+    lost = ConsumerMachine._lost
+
+    def careless(self: ConsumerMachine[Any]) -> None:
+        lost(self)
+        self._seen_end = 0
+
+    patch.setattr(ConsumerMachine, "_lost", careless)
+    return None
+
+
 PLANTED: dict[str, Callable[[pytest.MonkeyPatch], Tweak]] = {
     "ack before fsync": ack_before_fsync,
     "next owner starting at 0": next_owner_starts_at_0,
@@ -425,13 +493,17 @@ PLANTED: dict[str, Callable[[pytest.MonkeyPatch], Tweak]] = {
     "claims at the start of a lost broker, as they were": start_claims_from_anybody,
     "a claim behind the loss, as it was": claim_ends_behind_the_loss,
     "acks above the cursor forgotten": acks_above_the_cursor_forgotten,
+    "a client sends again under a new session": resent_under_a_new_session,
+    "a client resolves a send before its receipt": resolved_before_the_receipt,
+    "a client takes acks for applied when a connection ends": acks_lost_with_the_connection,
+    "a client shows copies of the next owner, as it was": copies_of_the_next_owner_shown,
 }
 
 # A seed that finds it. When the code changes it may be another one: the long test looks for the first.
 FOUND_BY: dict[str, int] = {
     "ack before fsync": 1,
     "next owner starting at 0": 0,
-    "a stale seal trusted": 4,
+    "a stale seal trusted": 2,
     "a reservation ignored": 0,
     "notification without heartbeat": 5,
     "cursor saved before ack": 2,
@@ -439,16 +511,20 @@ FOUND_BY: dict[str, int] = {
     "rescue that does not ask the owner": 1,
     "offsets before the reservation": 0,
     "retention takes one object too many": 966,
-    "any history key is an answer": 17,
+    "any history key is an answer": 62,
     "sweep of any epoch without a fence": 784,
-    "rest beside a commit": 6,
-    "reservation over any revision": 84,
-    "claim ignores the reservation it read": 56,
-    "adoption drops nothing": 323,
+    "rest beside a commit": 0,
+    "reservation over any revision": 931,
+    "claim ignores the reservation it read": 7,
+    "adoption drops nothing": 605,
     "claim without its registration": 378,
     "a move undone without reassert": 3,
     "rest beside extend, as it was": 768,
-    "claims at the start of a lost broker, as they were": 91,
-    "a claim behind the loss, as it was": 7,
+    "claims at the start of a lost broker, as they were": 623,
+    "a claim behind the loss, as it was": 1,
     "acks above the cursor forgotten": 1,
+    "a client sends again under a new session": 5,
+    "a client resolves a send before its receipt": 0,
+    "a client takes acks for applied when a connection ends": 0,
+    "a client shows copies of the next owner, as it was": 20,
 }

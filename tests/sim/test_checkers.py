@@ -21,6 +21,7 @@ from pydanube.testing.history import (
     Event,
     Fault,
     Fetched,
+    Flushed,
     Forgot,
     Given,
     Got,
@@ -138,6 +139,13 @@ PLANTED: dict[str, list[Event]] = {
         got("a", 0, epoch=2),
     ],
     "shown_again": [*BEGIN, got("a", 0), Done(TOPIC, "sub", 0, 1, consumer="c0"), got("a", 0)],
+    "flushed_in_vain": [
+        *BEGIN,
+        Done(TOPIC, "sub", 0, 1),
+        Flushed(TOPIC, "sub", 0, "c0"),
+        Flushed(TOPIC, "sub", 1, "c0"),
+        Done(TOPIC, "sub", 1, 1),
+    ],
     "key_order": [*BEGIN, got("b", 1, key="k"), got("a", 0, key="k")],
     "never_delivered": [*BEGIN, *sent("a", "b"), got("a", 0), kept({0: "a", 1: "b"})],
     "delivered_twice": [
@@ -360,3 +368,12 @@ def test_a_shortened_history_has_what_matters_and_nothing_else() -> None:
     assert {violation.rule for violation in found} == {"lost_write", "phantom"}
     assert shortened(history, found) == [*BEGIN, *sent("a"), acked("a", 0), got("a", 0)]
     assert str(found[0]).startswith("lost_write: /default/orders: 'a' was acknowledged at 0 in epoch 1")
+
+
+def test_acks_of_a_topic_that_is_gone_and_of_one_that_keeps_nothing_need_nobody_to_take_them() -> None:
+    assert not check(
+        History(
+            [*BEGIN, Created(f"{TOPIC}@2", True), Flushed(TOPIC, "sub", 0, "c0"), Created("/default/fanout", False)]
+        )
+    )
+    assert not check(History([Created("/default/fanout", False), Flushed("/default/fanout", "sub", 0, "c0")]))

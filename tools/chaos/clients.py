@@ -302,7 +302,7 @@ class Clients:
             await consumer.flush(timeout=PATIENCE_SECONDS)
             for delivery, epoch in taken:
                 # On another connection by now: another broker may have taken it.
-                known = epoch if delivery.generation == delivery.lane.generation else 0
+                known = epoch if delivery.generation == delivery.lane.machine.generation else 0
                 for first, end in delivery.ranges:
                     for offset in range(first, end):
                         done.add(offset)
@@ -310,7 +310,7 @@ class Clients:
 
     def _epoch(self, delivery: Delivery) -> int:
         link = delivery.lane.link
-        if link is None or delivery.generation != delivery.lane.generation:
+        if link is None or delivery.generation != delivery.lane.machine.generation:
             return 0
         return self._recorder.epoch_of(delivery.topic, self._numbers.get(link.url, 0))
 

@@ -70,6 +70,7 @@ class Clients:
         *,
         given: Callable[[Topic, int, int], None] = lambda topic, offset, epoch: None,
         hurry: float = 0.0,
+        subscribed: set[tuple[str, str]] | None = None,
     ) -> None:
         self._given = given  # called in the moment in which a broker has an answer
         self._hurry = hurry
@@ -79,7 +80,7 @@ class Clients:
         self.working = True
         self.publishing = True
         self.quiet = False
-        self._subscribed: set[tuple[str, str]] = set()
+        self._subscribed = set() if subscribed is None else subscribed  # topics and subscriptions, as recorded
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, client: Coroutine[Any, Any, None]) -> None:
@@ -129,12 +130,12 @@ class Clients:
         with contextlib.suppress(DanubeError, ProcessDied):
             await node.call(request)
 
-    async def _pause(self, low: float, high: float) -> None:
+    async def pause(self, low: float, high: float) -> None:
         await asyncio.sleep(self.dice.uniform(low, high))
 
-    async def _between(self) -> None:
+    async def between(self) -> None:
         """Until the next message."""
-        await self._pause(*(HURRY_SECONDS if self._hurry and self.dice.random() < self._hurry else PAUSE_SECONDS))
+        await self.pause(*(HURRY_SECONDS if self._hurry and self.dice.random() < self._hurry else PAUSE_SECONDS))
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -145,11 +146,11 @@ class Clients:
         """An idempotent producer: one batch in flight, sent again unchanged until it is answered."""
         name = f"native-{number_of(topic)}"
         session = sequence = number = 0
-        await self._pause(0.0, PAUSE_SECONDS[1])
+        await self.pause(0.0, PAUSE_SECONDS[1])
         while self.publishing and self.now() < until:
-            texts = [self._text(name, number + row) for row in range(self.dice.choice((1, 1, 2, 3)))]
+            texts = [self.text(name, number + row) for row in range(self.dice.choice((1, 1, 2, 3)))]
             number += len(texts)
-            self._sent(topic, texts, once=True)
+            self.sent(topic, texts, once=True)
             time_us = self.town.clock.time_us()  # once: what is sent again is the same, byte for byte
             answered = False
             while not answered and self.working:
@@ -161,35 +162,35 @@ class Clients:
                     answer = await self._ask(topic, submission)
                 except (SessionUnknown, OutOfSequence, ProducerFenced):
                     session = 0
-                    self._sent(topic, texts, once=True)
+                    self.sent(topic, texts, once=True)
                 except (DanubeError, TimeoutError, ProcessDied):
-                    await self._pause(0.2, 2.0)
+                    await self.pause(0.2, 2.0)
                 else:
                     self._acked(texts, answer)
                     sequence += len(texts)
                     answered = True
-            await self._between()
+            await self.between()
 
     async def produce_plainly(self, topic: TopicName, *, until: float) -> None:
         """As the official clients do: no session, so what is sent again may be a second message."""
         name = f"plain-{number_of(topic)}"
         number = 0
-        await self._pause(0.0, PAUSE_SECONDS[1])
+        await self.pause(0.0, PAUSE_SECONDS[1])
         while self.publishing and self.now() < until:
-            text = self._text(name, number)
+            text = self.text(name, number)
             number += 1
             await self.send(topic, name, text)
-            await self._between()
+            await self.between()
 
     async def send(self, topic: TopicName, name: str, text: str) -> None:
         """Until it is answered. Many who never wait longer would keep a slow disk busy with their copies for ever."""
-        self._sent(topic, [text])
+        self.sent(topic, [text])
         patience = 0.125
         while self.working:
             try:
                 answer = await self._ask(topic, _publication(text, name, self._given))
             except (DanubeError, TimeoutError, ProcessDied):
-                await self._pause(0.2, 2.0)
+                await self.pause(0.2, 2.0)
                 patience = min(2 * patience, 30.0)
                 if patience > 4.0:
                     await asyncio.sleep(patience)
@@ -202,17 +203,17 @@ class Clients:
         name = f"fanout-{number_of(topic)}"
         number = 0
         while self.publishing and self.now() < until:
-            await self._pause(*PAUSE_SECONDS)
+            await self.pause(*PAUSE_SECONDS)
             texts = [f"{name}:{number + row}" for row in range(self.dice.choice((1, 1, 2)))]
             number += len(texts)
-            self._sent(topic, texts)
+            self.sent(topic, texts)
             with contextlib.suppress(DanubeError, TimeoutError, ProcessDied):
                 await self._ask(topic, _publication(texts[0], name) if len(texts) == 1 else _shouting(texts, name))
 
-    def _text(self, name: str, number: int) -> str:
+    def text(self, name: str, number: int) -> str:
         return f"{name}:{number}{POISON if self.dice.random() < 0.04 else ''}"
 
-    def _sent(self, topic: TopicName, texts: list[str], *, once: bool = False) -> None:
+    def sent(self, topic: TopicName, texts: list[str], *, once: bool = False) -> None:
         now = self.now()
         for text in texts:
             self.history.add(Sent(topic, text, key_of(text), once, now))
@@ -228,7 +229,7 @@ class Clients:
         """Reads the log by offsets, from its beginning on, and waits a moment at its head for more."""
         at = {"": 0}
         while self.working:
-            await self._pause(*FETCH_SECONDS)
+            await self.pause(*FETCH_SECONDS)
             with contextlib.suppress(DanubeError, TimeoutError, ProcessDied):
                 await self._ask(topic, lambda node, found: self._fetch(found, at))
 
@@ -249,7 +250,7 @@ class Clients:
     async def visit(self, topic: TopicName) -> None:
         """Now and then somebody with a subscription of his own, who goes where he likes, looks around, and leaves."""
         while self.working:
-            await self._pause(*VISIT_SECONDS)
+            await self.pause(*VISIT_SECONDS)
             if self.quiet:
                 continue
             with contextlib.suppress(DanubeError, TimeoutError, ProcessDied):
@@ -317,7 +318,7 @@ class Clients:
                 with contextlib.suppress(DanubeError, ProcessDied):
                     stream = self._stream(node, found, name, kind, consumer, self.now() + lasts, native=native)
                     await node.call(stream)
-            await self._pause(0.2, 2.0)
+            await self.pause(0.2, 2.0)
 
     async def _stream(
         self,
@@ -394,8 +395,9 @@ class Clients:
                     if (each.message.payload.endswith(b"!") and gives_up(subscription)) or (
                         not self.quiet and self.dice.random() < 0.03
                     ):
+                        if in_flight(subscription, each.offset, each.offset + 1):
+                            self.history.add(Nacked(label, name, each.offset, topic.ownership.epoch, self.now()))
                         subscription.nack(each.offset, 0.1)
-                        self.history.add(Nacked(label, name, each.offset, topic.ownership.epoch, self.now()))
                     else:
                         if native:
                             subscription.ack_ranges((OffsetRange(each.offset, each.offset + 1),))
@@ -454,6 +456,11 @@ async def _at_the_door(node: Node, topic: TopicName, request: Callable[[Node, An
     if node.broker is None:  # it was closed between the request and its turn: nothing listens there any more
         raise ProcessDied
     return await request(node, await node.broker.topics.require(topic))
+
+
+def in_flight(subscription: Subscription, first: int, end: int) -> list[tuple[int, int]]:
+    """Of which of these a refusal says something: others are on their way again, or done."""
+    return [(piece.first, piece.end) for piece in subscription._machine.in_flight.overlap(first, end)]
 
 
 def gives_up(subscription: AnySubscription) -> bool:

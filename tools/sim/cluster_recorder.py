@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Final
@@ -66,6 +67,7 @@ class Recorder:
         self._history = history
         self._reliable_below = reliable_below
         self._lives: dict[TopicName, str] = {}
+        self._made: dict[TopicName, list[int]] = {}  # in which epochs
         self._epochs: dict[TopicName, int] = {}  # of the last claim
         self._sealed: dict[TopicName, int] = {}  # next offset of the last seal
         self._owners: dict[TopicName, Owner] = {}
@@ -155,6 +157,7 @@ class Recorder:
         label = life(topic, owner.created)
         if self._lives.get(topic) != label:
             self._lives[topic] = label
+            self._made.setdefault(topic, []).append(owner.created)
             reliable = not topic[-1].isdecimal() or int(topic[-1]) < self._reliable_below
             self._history.add(Created(label, reliable, self._now()))
         number = next((node.number for node in self._town.nodes if node.known_id == owner.broker_id), 0)
@@ -182,6 +185,15 @@ class Recorder:
 
     def _life(self, topic: TopicName) -> str:
         return self._lives.get(topic, topic)
+
+    def life_of(self, topic: TopicName, epoch: int) -> str:
+        """The name under which the topic is recorded that had this epoch."""
+        made = self._made.get(topic, [])
+        return life(topic, made[max(0, bisect_right(made, epoch) - 1)] if made else 0)
+
+    def is_replaced(self, topic: TopicName, epoch: int) -> bool:
+        """Whether somebody has claimed the topic since."""
+        return epoch < self._epochs.get(topic, 0)
 
     def _now(self) -> float:
         return self._town.clock.elapsed()

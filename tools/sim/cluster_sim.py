@@ -21,8 +21,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Final
+from typing import Any, Final
 
+from pydanube.client import brokers
 from pydanube.cluster import assignment_reconciler
 from pydanube.core import keys
 from pydanube.core.dispatch import ranges
@@ -38,7 +39,8 @@ from pydanube.testing.checkers import Violation, check
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.history import Acked, Claimed, Got, Grew, History, Kept, Lease, Quiet, Stopped, Worked
 from pydanube.testing.loop import Deadlock, Livelock, ProcessDied, SimLoop
-from tools.sim import cluster_clients
+from pydanube.testing.wires import QUIET
+from tools.sim import cluster_clients, real_clients
 from tools.sim.cluster_clients import VISITOR, Clients
 from tools.sim.cluster_faults import DEAD_LETTERS, REDELIVERIES, RETURNS, Breaking, Planned, plan
 from tools.sim.cluster_operations import OPERATIONS
@@ -46,6 +48,8 @@ from tools.sim.cluster_pressure import Pressure, under
 from tools.sim.cluster_recorder import Recorder
 from tools.sim.coverage import counting
 from tools.sim.log_history import small_constants
+from tools.sim.native_watch import NativeWatch
+from tools.sim.real_clients import RealClients, wire_faults
 
 BROKERS: Final = 3
 RELIABLE: Final = 4
@@ -57,7 +61,7 @@ LIVENESS_SECONDS: Final = 200.0  # until everything is served again and nobody m
 DRAIN_SECONDS: Final = 60.0  # until everything that is served has been delivered
 PATIENCE_SECONDS: Final = 6.0  # a heartbeat, the longest wait for a redelivery, and a consumer that thinks
 LOOK_SECONDS: Final = 2.0
-LOOKS_SECONDS: Final = (3.0, 3.0, 8.0)  # see `seldom_looks`
+LOOKS_SECONDS: Final = (3.0, 3.0, 8.0, 0.4, 5.0)  # see `seldom_looks`
 STEPS_MAX: Final = 3_000_000
 CROWD_USED: Final = 8  # of a hundred topics and more
 MANY_BOOT_SECONDS: Final = 240.0
@@ -101,7 +105,7 @@ def settings() -> str:
     """What all runs have in common beside the program: other settings, other runs. What a seed has of its own is in
     `Pressure.of`.
     """
-    constants = {**vars(cluster_clients), **globals()}
+    constants = {**vars(cluster_clients), **vars(real_clients), **globals()}
     limits = ("STEPS_MAX", "CHECKED_MIN", "COUNTED_EVERY", "LOOKS", "OPERATIONS", "OWN_ROUNDS")
     return repr(sorted((name, value) for name, value in constants.items() if name.isupper() and name not in limits))
 
@@ -169,19 +173,28 @@ def left_in(node: Node) -> Counter[str]:
 
 @contextlib.contextmanager
 def seldom_looks() -> Iterator[None]:
-    """Where a broker looks every second whether it missed something, it looks every few seconds here.
+    """Where a broker looks every second whether it missed something, it looks every few seconds here, and so does a
+    client whose topic nobody serves.
 
     Most of those looks find nothing: without them a run is cheaper, and what does go wrong has more time to. And
     what is stored is compressed by what takes the least time for a few bytes.
     """
-    saved = assignment_reconciler.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS
-    codec, parquet_write.CODEC = parquet_write.CODEC, "lz4"  # type: ignore[misc]
-    assignment_reconciler.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS = LOOKS_SECONDS  # type: ignore[misc]
+    places: list[tuple[Any, str, Any]] = [
+        (assignment_reconciler, "IDLE_SECONDS", LOOKS_SECONDS[0]),
+        (uploader, "LOOK_SECONDS", LOOKS_SECONDS[1]),
+        (rescue, "LOOK_SECONDS", LOOKS_SECONDS[2]),
+        (brokers, "BACKOFF_FIRST_SECONDS", LOOKS_SECONDS[3]),
+        (brokers, "BACKOFF_MAX_SECONDS", LOOKS_SECONDS[4]),
+        (parquet_write, "CODEC", "lz4"),
+    ]
+    saved = [getattr(module, name) for module, name, _ in places]
+    for module, name, value in places:
+        setattr(module, name, value)
     try:
         yield
     finally:
-        parquet_write.CODEC = codec  # type: ignore[misc]
-        assignment_reconciler.IDLE_SECONDS, uploader.LOOK_SECONDS, rescue.LOOK_SECONDS = saved  # type: ignore[misc]
+        for (module, name, _), value in zip(places, saved, strict=True):
+            setattr(module, name, value)
 
 
 @contextlib.contextmanager
@@ -282,6 +295,8 @@ class _Run:
             rejoin = Random(self.seed ^ 0x4E01).choice(("drained", "active"))
             town.config = replace(town.config, cluster=replace(town.config.cluster, rejoin=rejoin))
         recorder = Recorder(town, self.history, reliable_below=RELIABLE)
+        watch = NativeWatch(town, self.history, recorder)
+        town.wires.faults = wire_faults(self.seed)
         if self._tweak is not None:
             self._tweak(town)
         await town.start(BROKERS)
@@ -292,9 +307,12 @@ class _Run:
             breaking.boot_seconds_max = MANY_BOOT_SECONDS
         self.hits = breaking.aims.hits
         self.history.add(Lease(TTL_SECONDS, self.now()))
-        clients = Clients(town, self.history, self.dice, given=recorder.given, hurry=pressure.hurry)
+        clients = Clients(
+            town, self.history, self.dice, given=recorder.given, hurry=pressure.hurry, subscribed=watch.subscribed
+        )
         breaking.clients = clients
-        await self._prepare(breaking, clients, reliable, others)
+        real = RealClients(clients, watch, self.dice)
+        await self._prepare(breaking, clients, real, reliable, others)
         crowd = await self._crowd(clients)
         watching = [
             asyncio.create_task(recorder.look_on([*reliable, *others]), name="look on"),
@@ -307,7 +325,7 @@ class _Run:
         clients.publishing = False
         await self._settle([*reliable, *others], [*reliable, DEAD_LETTERS], crowd)
         await clients.stop()
-        await self._look_for_growth([*reliable, *others])
+        await self._look_for_growth([*reliable, *others], real)
         for task in watching:
             task.cancel()
         for result in await asyncio.gather(*watching, return_exceptions=True):
@@ -338,7 +356,12 @@ class _Run:
         return ""
 
     async def _prepare(
-        self, breaking: Breaking, clients: Clients, reliable: Sequence[TopicName], others: Sequence[TopicName]
+        self,
+        breaking: Breaking,
+        clients: Clients,
+        real: RealClients,
+        reliable: Sequence[TopicName],
+        others: Sequence[TopicName],
     ) -> None:
         for topic in reliable:
             await breaking.make(topic)
@@ -361,16 +384,33 @@ class _Run:
                 kind = self.dice.choice(list(SubscriptionKind))
                 name = SubscriptionName(f"sub-{number}")
                 for consumer in range(1 if kind is SubscriptionKind.EXCLUSIVE else self.dice.choice((1, 2))):
-                    clients.start(clients.consume(topic, name, kind, f"c{consumer}"))
+                    if real.wants():
+                        real.consume(topic, name, kind, f"c{consumer}")
+                    else:
+                        clients.start(clients.consume(topic, name, kind, f"c{consumer}"))
         for topic in reliable:
             # Some fall silent while things still go wrong: then nothing but a heartbeat finds what was missed.
-            for produce in (clients.produce, clients.produce_plainly):
-                clients.start(produce(topic, until=self.dice.choice((0.5, 0.8, 1.0, 1.0)) * FAULTS_UNTIL))
-            clients.start(clients.fetch(topic))
+            for once in (True, False):
+                until = self.dice.choice((0.5, 0.8, 1.0, 1.0)) * FAULTS_UNTIL
+                if real.wants():
+                    real.produce(topic, until=until, once=once)
+                else:
+                    clients.start((clients.produce if once else clients.produce_plainly)(topic, until=until))
+            if real.wants():
+                real.fetch(topic)
+            else:
+                clients.start(clients.fetch(topic))
         for topic in (reliable[0], others[0]):
-            clients.start(clients.visit(topic))
+            if real.wants():
+                real.visit(topic)
+            else:
+                clients.start(clients.visit(topic))
         for topic in others:
-            clients.start(clients.shout(topic, until=FAULTS_UNTIL))
+            if real.wants():
+                real.shout(topic, until=FAULTS_UNTIL)
+            else:
+                clients.start(clients.shout(topic, until=FAULTS_UNTIL))
+        real.start()
 
     async def _supervise(self, breaking: Breaking) -> None:
         """Starts brokers again that ended by themselves."""
@@ -395,6 +435,7 @@ class _Run:
         """Nothing fails from now on, and every broker is there."""
         self.say("healing")
         await breaking.end()
+        self.town.wires.faults = QUIET
         if self.pressure.topics:
             self.town.store_seconds = 0.0
         for node in self.town.nodes:
@@ -485,7 +526,7 @@ class _Run:
                         return f"{topic} {subscription.name}: {subscription.explain()}"
         return ""
 
-    async def _look_for_growth(self, topics: Sequence[TopicName]) -> None:
+    async def _look_for_growth(self, topics: Sequence[TopicName], real: RealClients) -> None:
         """Clients come, wait, give up and leave: afterwards brokers have what they had before."""
         nodes = [node for node in self.town.living if node.broker is not None]
         before = [[left_in(node) for node in nodes]]
@@ -503,6 +544,10 @@ class _Run:
                     if VISITOR in found.subscriptions:  # it gave up in the middle
                         with contextlib.suppress(DanubeError, ProcessDied):
                             await node.call(found.unsubscribe(VISITOR))
+        with contextlib.suppress(DanubeError):
+            async with self.town.client() as client:
+                for topic in (topics[0], topics[-1]):
+                    await real.visit_once(client, topic)
         afterwards: list[list[Counter[str]]] = []
         grown: list[Grew] = []
         for look in range(40):

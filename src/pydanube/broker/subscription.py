@@ -156,8 +156,10 @@ class Subscription(Dispatcher):
         ]
 
     def is_wanted(self, consumer: ConsumerId, delivered: Delivered) -> bool:
-        """What comes again may have been answered while it was on its way to the wire: nobody is to see that."""
-        return delivered.attempt == 1 or bool(self.still_held(consumer, [(delivered.offset, delivered.offset + 1)]))
+        """It may have been answered while it was on its way to the wire, by somebody who had it from another owner too:
+        nobody is to see that.
+        """
+        return bool(self.still_held(consumer, [(delivered.offset, delivered.offset + 1)]))
 
     def _check_serving(self) -> None:
         if self._frozen is not None:

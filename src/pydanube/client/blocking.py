@@ -43,6 +43,7 @@ from pydanube.client.partition_producer import ProducerLane
 from pydanube.client.producer import Payload, Prepared
 from pydanube.client.thread import LoopThread
 from pydanube.client.working import Handled, stopped_by_sigterm
+from pydanube.core.consuming.values import TakingBegan
 from pydanube.errors import BufferFull, ClientClosed, NeverOpened
 
 T = TypeVar("T")
@@ -332,14 +333,14 @@ class Message(MessageView):
     def ack(self) -> None:
         """It is done. Acks travel together; `Consumer.flush` waits for them. Raises ClientClosed if it cannot count."""
         self._delivery.lane.check()
-        self._thread.soon(self._delivery.lane.ack, self.offset, self._delivery.seeks)
+        self._thread.soon(self._delivery.lane.ack, self.offset, self._delivery.era)
 
     def nack(self, delay: float | None = None, *, reason: str = "") -> None:
         """It failed: deliver it again after `delay` seconds, or as the subscription's failure policy says."""
         _check_nack(delay, reason)
         of = self._delivery
         of.lane.check()
-        self._thread.soon(of.lane.nack, ((self.offset, self.offset + 1),), delay, reason, of.seeks)
+        self._thread.soon(of.lane.nack, ((self.offset, self.offset + 1),), delay, reason, of.era)
 
     def extend(self, seconds: float) -> None:
         """It takes longer: the ack timeout is over in `seconds` from now, not before."""
@@ -358,7 +359,7 @@ class MessageBatch(BatchView):
 
     def ack(self) -> None:
         self._delivery.lane.check()
-        self._thread.soon(self._delivery.lane.ack_ranges, self._delivery.ranges, self._delivery.seeks)
+        self._thread.soon(self._delivery.lane.ack_ranges, self._delivery.ranges, self._delivery.era)
 
     def extend(self, seconds: float) -> None:
         self._thread.call(self._delivery.lane.extend(self._delivery.ranges, seconds, self._delivery))
@@ -366,7 +367,7 @@ class MessageBatch(BatchView):
     def nack(self, delay: float | None = None, *, reason: str = "") -> None:
         _check_nack(delay, reason)
         self._delivery.lane.check()
-        self._thread.soon(self._delivery.lane.nack, self._delivery.ranges, delay, reason, self._delivery.seeks)
+        self._thread.soon(self._delivery.lane.nack, self._delivery.ranges, delay, reason, self._delivery.era)
 
 
 def _check_nack(delay: float | None, reason: str) -> None:
@@ -421,8 +422,8 @@ class Consumer:
 
     def _taken(self) -> Message:
         message = self._current.popleft()
-        if not message.lane.is_telling:
-            self._thread.soon(message.lane.tell_soon)
+        if not message.lane.machine.is_telling:
+            self._thread.soon(message.lane.feed, TakingBegan())
         return message
 
     def receive(self, *, timeout: float | None = None) -> Message:
@@ -499,7 +500,7 @@ class Consumer:
         while await self._fill():
             with suppress(IndexError):  # another thread was faster
                 message = self._current.popleft()
-                message.lane.tell_soon()
+                message.lane.feed(TakingBegan())
                 return message
         raise self._consumer.ended
 

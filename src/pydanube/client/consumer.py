@@ -17,10 +17,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from pydanube.client.brokers import Brokers, within
-from pydanube.client.messages import Delivery, Message, MessageBatch, MessageView, Place
+from pydanube.client.inbox import Inbox
+from pydanube.client.messages import Delivery, Message, MessageBatch, Place
 from pydanube.client.partition_consumer import ConsumerLane, ConsumerSettings
 from pydanube.client.working import Handled, Handler, HandlerWork
-from pydanube.core.dispatch.ranges import OffsetRanges
+from pydanube.core.consuming.values import Closing, Hungered
 from pydanube.errors import ClientClosed, ConsumerStopped, DanubeError, DeadlineExceeded, NeverOpened
 
 # A consumer that never has to wait would never let anything else run.
@@ -62,19 +63,14 @@ class Consumer:
         self._partitions = partitions
         self._timeout = timeout
         self._lanes: list[ConsumerLane] = []
-        self._inbox: deque[Delivery] = deque()
-        self._current: deque[Message] = deque()  # of the delivery that is being handed over
-        self._taking: deque[Any] = self._current  # the same, or a facade's
-        self._delivery: Delivery | None = None
-        self._is_telling = False
+        self._inbox = Inbox()
+        self._current: deque[Message] = deque()  # of the delivery that is in hand
         self._is_stopped = False
-        self._all_answered = asyncio.Event()
         self._work: HandlerWork | None = None
         self._since_turn = 0
         self._is_open = False
         self._was_opened = False
         self._changing = asyncio.Lock()  # held while it opens or closes, so that nobody opens a second set of lanes
-        self._arrived = asyncio.Event()
         self._advancing = asyncio.Lock()
 
     # --- life ---------------------------------------------------------------------------------------
@@ -97,7 +93,7 @@ class Consumer:
                 window_bytes=max(1, settings.window_bytes // share),
             )
         self._is_stopped = False
-        lanes = [ConsumerLane(self._brokers, topic, settings, self._inbox, self) for topic in topics]
+        lanes = [ConsumerLane(self._brokers, topic, settings, self._inbox) for topic in topics]
         opening = [asyncio.ensure_future(lane.open(self._timeout)) for lane in lanes]
         try:
             await asyncio.gather(*opening)
@@ -132,7 +128,7 @@ class Consumer:
                 raise
             # The connection is gone, and with it everything that was not acknowledged: nothing comes any more.
         finally:
-            self._arrived.set()
+            self._inbox.arrived.set()
 
     async def close(self, *, timeout: float | None = None) -> None:
         """Receives no more, waits for answers to what the application has, sends them, and gives back the rest.
@@ -155,16 +151,16 @@ class Consumer:
             async with asyncio.timeout(seconds):
                 await self.stop()
                 while any(lane.has_out for lane in self._lanes):
-                    self._all_answered.clear()
-                    await self._all_answered.wait()
+                    self._inbox.all_answered.clear()
+                    await self._inbox.all_answered.wait()
         except (TimeoutError, DeadlineExceeded):
             pass
 
     async def _close(self, timeout: float | None) -> None:
         self._is_open = False
-        self._arrived.set()
+        self._inbox.arrived.set()
         for lane in self._lanes:
-            lane.refuse_answers()
+            lane.feed(Closing())
         closing = [asyncio.ensure_future(lane.close()) for lane in self._lanes]
         try:
             if closing:
@@ -196,11 +192,11 @@ class Consumer:
         return self._messages()
 
     async def _messages(self) -> AsyncIterator[Message]:
-        current = self._current
+        current, inbox = self._current, self._inbox
         while await self._advance():
             while current:
-                if not self._is_telling:
-                    self._tell()
+                if not inbox.is_telling:
+                    inbox.tell()
                 yield current.popleft()
 
     async def receive(self, *, timeout: float | None = None) -> Message:
@@ -214,7 +210,7 @@ class Consumer:
                 raise DeadlineExceeded(f"receiving from {self.topic}", seconds) from None
             if not is_open:
                 raise self.ended
-        self._tell()
+        self._inbox.tell()
         return self._current.popleft()
 
     async def batches(self) -> AsyncIterator[MessageBatch]:
@@ -237,16 +233,7 @@ class Consumer:
         caller puts them at once.
         """
         async with self._advancing:
-            self._hand_over()
-            if not await self._wait():
-                return None
-            delivery = self._inbox.popleft()
-            if taking is None:
-                delivery.lane.took(delivery, delivery.count)
-                delivery.lane.tell_soon()
-            else:
-                self._delivery, self._taking = delivery, taking
-            return delivery
+            return self._inbox.next(taking) if await self._wait() else None
 
     async def run(
         self,
@@ -306,12 +293,9 @@ class Consumer:
         async with self._advancing:
             if self._current:
                 return True  # another task was faster
-            self._hand_over()
             if not await self._wait():
                 return False
-            delivery = self._delivery = self._inbox.popleft()
-            self._taking = self._current
-            self._is_telling = False
+            delivery = self._inbox.next(self._current)
             self._since_turn += delivery.count
             base = delivery.batch.header.base_offset
             payloads = delivery.column("payload")
@@ -321,24 +305,13 @@ class Consumer:
                 )
             return True
 
-    def _tell(self) -> None:
-        """The application takes messages, and what it does not answer soon the broker is told of."""
-        self._is_telling = True  # until the lane asks how many
-        if self._delivery is not None:
-            self._delivery.lane.tell_soon()
-
-    def _hand_over(self) -> None:
-        """The delivery before has been handed over entirely: there is room for another."""
-        if self._delivery is not None and not self._taking:
-            self._delivery.lane.took(self._delivery, self._delivery.count)
-            self._delivery = None
-
     async def _wait(self) -> bool:
         """Returns when the inbox has something; False: the consumer is closed. Raises what ended one of its lanes."""
+        self._inbox.hand_over()
         self._check_opened()
         for lane in self._lanes:
-            if lane.is_starved:  # the others may never be empty
-                lane.hungry()
+            if lane.machine.is_starved:  # the others may never be empty
+                lane.feed(Hungered())
         if self._since_turn >= TURN_MESSAGES:
             self._since_turn = 0
             await asyncio.sleep(0)
@@ -348,9 +321,9 @@ class Consumer:
             for lane in self._lanes:
                 if lane.failure is not None:
                     raise copy(lane.failure)  # each time its own, or the tracebacks of all would pile up in one
-                lane.hungry()
-            self._arrived.clear()
-            await self._arrived.wait()
+                lane.feed(Hungered())
+            self._inbox.arrived.clear()
+            await self._inbox.arrived.wait()
             self._since_turn = 0
         return self._is_open
 
@@ -363,47 +336,6 @@ class Consumer:
     def ended(self) -> ClientClosed:
         """Why there are no more messages."""
         return (ConsumerStopped if self._is_open else ClientClosed)(f"the consumer of {self.topic}")
-
-    # --- for the lanes ------------------------------------------------------------------------------
-
-    def arrived(self) -> None:
-        self._arrived.set()
-
-    def account(self, lane: ConsumerLane) -> None:
-        delivery = self._delivery
-        if delivery is not None and delivery.lane is lane:
-            self._is_telling = False
-            lane.took(delivery, delivery.count - len(self._taking))
-
-    def withdraw(self, lane: ConsumerLane, wanted: OffsetRanges, *, copies: bool) -> OffsetRanges:
-        found, delivery = OffsetRanges(), self._delivery
-        if delivery is None or delivery.lane is not lane or (copies and delivery.attempt == 1):
-            return found
-        kept: list[MessageView] = []
-        while self._taking:  # from behind, as another thread may take from the front
-            try:
-                message = self._taking.pop()
-            except IndexError:
-                break
-            if wanted.overlap(message.offset, message.offset + 1):
-                found.add(message.offset, message.offset + 1)
-            else:
-                kept.append(message)
-        self._taking.extend(reversed(kept))
-        delivery.keep([gap for first, end in delivery.ranges for gap in found.gaps(first, end)])
-        if found and delivery.taken == delivery.count:
-            lane.emptied(delivery)
-        return found
-
-    def dropped(self, lane: ConsumerLane) -> None:
-        if self._delivery is not None and self._delivery.lane is lane:
-            self._taking.clear()
-            if self._delivery.taken < self._delivery.count:  # else its bytes were counted then
-                lane.unwanted(self._delivery)
-            self._delivery = None
-
-    def answered(self) -> None:
-        self._all_answered.set()
 
     @property
     def timeout(self) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from pydanube.core.consuming.values import Arrival
 from pydanube.core.history.tiers import Descriptor
 from pydanube.errors import ConfigError
 from pydanube.formats.batch import Batch, decode
@@ -60,23 +61,10 @@ def asked_by_header(who: str) -> tuple[str, bytes]:
 # --- messages ---------------------------------------------------------------------------------------
 
 
-class Delivery:
+class Delivery(Arrival):
     """One batch as it came, and which of its rows are meant for us; turned into values when they are asked for."""
 
-    __slots__ = (
-        "_columns",
-        "_rows",
-        "attempt",
-        "batch",
-        "count",
-        "generation",
-        "lane",
-        "ranges",
-        "seeks",
-        "size",
-        "taken",
-        "topic",
-    )
+    __slots__ = ("_columns", "_rows", "batch", "lane", "topic")
 
     def __init__(
         self,
@@ -87,38 +75,15 @@ class Delivery:
         size: int,
         seeks: int = 0,
     ) -> None:
+        generation = lane.machine.generation
+        super().__init__(
+            ranges, attempt=attempt, size=size, seeks=seeks, epoch=batch.header.epoch, generation=generation
+        )
         self.lane = lane
         self.topic: str = lane.topic
-        self.generation = lane.generation
         self.batch = batch
-        self.ranges = ranges
-        self.attempt = attempt
-        self.size = size
-        self.seeks = seeks  # how often the subscription was moved before
-        self.count = sum(end - first for first, end in ranges)
-        self.taken = 0  # of these, the first so many: the application has them, and the lane knows
         self._rows: pa.RecordBatch | None = None
         self._columns: dict[str, list[Any]] = {}
-
-    def keep(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Only these are for the application; returns how many are not."""
-        before, self.ranges = self.count, ranges
-        self.count = sum(end - first for first, end in ranges)
-        return before - self.count
-
-    def part(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The offsets of the messages number `start` to `stop`, as they are handed over."""
-        if start == 0 and stop == self.count:
-            return list(self.ranges)
-        found: list[tuple[int, int]] = []
-        for first, end in self.ranges:
-            low, high = first + max(0, start), min(end, first + stop)
-            if low < high:
-                found.append((low, high))
-            start, stop = start - (end - first), stop - (end - first)
-            if stop <= 0:
-                break
-        return found
 
     @property
     def rows(self) -> pa.RecordBatch:
@@ -226,7 +191,7 @@ class Message(MessageView):
         An ack that is lost with its connection is sent again on the next one; the message may have come again by then.
         Raises ClientClosed if the consumer is closed: the ack could not count.
         """
-        self._delivery.lane.ack(self.offset, self._delivery.seeks)
+        self._delivery.lane.ack(self.offset, self._delivery.era)
 
     async def extend(self, seconds: float) -> None:
         """It takes longer: the ack timeout is over in `seconds` from now, not before. Never shortens it.
@@ -251,7 +216,7 @@ class Message(MessageView):
         ...     print(again.payload, again.attempt)
         b'3' 2
         """
-        self._delivery.lane.nack(((self.offset, self.offset + 1),), delay, reason, self._delivery.seeks)
+        self._delivery.lane.nack(((self.offset, self.offset + 1),), delay, reason, self._delivery.era)
 
 
 class BatchView:
@@ -299,7 +264,7 @@ class MessageBatch(BatchView):
 
     async def ack(self) -> None:
         """All of them are done."""
-        self._delivery.lane.ack_ranges(self._delivery.ranges, self._delivery.seeks)
+        self._delivery.lane.ack_ranges(self._delivery.ranges, self._delivery.era)
 
     async def extend(self, seconds: float) -> None:
         """All of them take longer: as `Message.extend`."""
@@ -307,7 +272,7 @@ class MessageBatch(BatchView):
 
     async def nack(self, delay: float | None = None, *, reason: str = "") -> None:
         """All of them failed."""
-        self._delivery.lane.nack(self._delivery.ranges, delay, reason, self._delivery.seeks)
+        self._delivery.lane.nack(self._delivery.ranges, delay, reason, self._delivery.era)
 
 
 def messages_of(rows: Any) -> Iterator[list[tuple[bytes, str | None, dict[str, str] | None]]]:

@@ -1,14 +1,17 @@
-"""Messages before they are sent: drafts that still grow, and batches that never change again."""
+"""Messages on their way to a broker: columns that still grow, then one batch."""
 
 from __future__ import annotations
 
 import asyncio
 from array import array
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from pydanube.client.messages import Receipt
+from pydanube.core.producing.values import Parcel, ProducerLimits
+from pydanube.errors import DanubeError
 from pydanube.formats.batch import Batch, encode_columns
 
 MESSAGE_OVERHEAD_BYTES: Final = 64  # what a message without a payload takes, about
@@ -18,7 +21,7 @@ Waiter: TypeAlias = tuple[int, asyncio.Future[Receipt], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerSettings:
+class ProducerSettings(ProducerLimits):
     """As `Client.producer` describes them."""
 
     name: str
@@ -28,25 +31,22 @@ class ProducerSettings:
     exclusive: bool
     schema_subject: str
     compression: str
-    linger_seconds: float
-    batch_bytes: int
-    batch_messages: int
-    timeout: float
 
 
-class Draft:
-    """Messages that are not encoded yet, by column."""
+class OpenBatch(Parcel):
+    """Messages by column, until they are encoded; who waits for them, until they are answered."""
 
-    __slots__ = ("attributes", "begun_at", "done", "keys", "payloads", "size", "times", "waiters")
+    __slots__ = ("attributes", "batch", "done", "keys", "payloads", "times", "waiters")
 
-    def __init__(self, begun_at: float) -> None:
+    batch: Batch  # once it is encoded
+
+    def __init__(self, size_max: int, rows_max: int) -> None:
+        super().__init__(size_max, rows_max)
         self.payloads: list[bytes] = []
         self.times = array("q")
         self.keys: list[str | None] | None = None
         self.attributes: list[Mapping[str, str] | None] | None = None
         self.waiters: list[Waiter] = []
-        self.size = 0
-        self.begun_at = begun_at
         self.done: asyncio.Future[None] | None = None  # for `flush`: every message of it has its answer
 
     def encode(self, topic: str, settings: ProducerSettings, producer_id: int, session: int, sequence: int) -> Batch:
@@ -64,47 +64,54 @@ class Draft:
             codec=settings.compression,
         )
 
-    def halves(self) -> tuple[Draft, Draft]:
-        """The same messages in two drafts; together they have the same size."""
-        middle = len(self.payloads) // 2
-        first, second = Draft(self.begun_at), Draft(self.begun_at)
-        for half, rows in ((first, slice(0, middle)), (second, slice(middle, None))):
-            half.payloads = self.payloads[rows]
-            half.times = self.times[rows]
-            half.keys = self.keys and self.keys[rows]
-            half.attributes = self.attributes and self.attributes[rows]
-        first.waiters = [each for each in self.waiters if each[0] < middle]
-        second.waiters = [(row - middle, waiter, own) for row, waiter, own in self.waiters if row >= middle]
+    def forget_columns(self) -> None:
+        """The batch has them."""
+        self.payloads = []
+        self.keys = self.attributes = None
+
+    def halves(self) -> tuple[OpenBatch, OpenBatch]:
+        middle = self.rows // 2
+        first, second = self._part(range(middle)), self._part(range(middle, self.rows))
         first.size = self.size // 2
         second.size = self.size - first.size
         second.done = self.done  # answers come in order: whoever waits for both waits for the second
         return first, second
 
-    def without(self, gone: set[int]) -> Draft:
-        """Only the other rows, and who waits for them."""
-        rest = Draft(self.begun_at)
-        kept = [row for row in range(len(self.payloads)) if row not in gone]
-        places = {row: place for place, row in enumerate(kept)}
-        rest.done = self.done if kept else None
-        rest.waiters = [(places[row], waiter, own) for row, waiter, own in self.waiters if row in places]
-        rest.payloads = [self.payloads[row] for row in kept]
-        rest.times.extend(self.times[row] for row in kept)
-        rest.keys = self.keys and [self.keys[row] for row in kept]
-        rest.attributes = self.attributes and [self.attributes[row] for row in kept]
-        rest.size = sum(MESSAGE_OVERHEAD_BYTES + len(payload) for payload in rest.payloads)
-        return rest
+    def expire(self, error: DanubeError) -> int:
+        """Those who wait, and leave the deadline to us, are told, and their rows are taken out. Returns how many bytes
+        are free.
+        """
+        gone = {row for row, waiter, own_deadline in self.waiters if waiter.done() or not own_deadline}
+        if not gone:
+            return 0
+        rest = self._part([row for row in range(self.rows) if row not in gone])
+        self.tell(error)
+        freed = self.size - rest.size
+        self.payloads, self.times, self.keys, self.attributes = rest.payloads, rest.times, rest.keys, rest.attributes
+        self.rows, self.size, self.waiters = rest.rows, rest.size, rest.waiters
+        return freed
 
+    def tell(self, error: DanubeError, *, all_of_them: bool = False) -> None:
+        """Whoever leaves the deadline to us, or everybody. Each gets an error of his own, to which his traceback is
+        added.
+        """
+        for _, waiter, own_deadline in self.waiters:
+            if not waiter.done() and (all_of_them or not own_deadline):
+                waiter.set_exception(copy(error))
 
-class Outgoing:
-    """A batch that was encoded; never changed while its fate is unknown."""
+    def finish(self) -> None:
+        if self.done is not None and not self.done.done():
+            self.done.set_result(None)
 
-    __slots__ = ("batch", "begun_at", "done", "is_doubtful", "rows", "size", "waiters")
-
-    def __init__(self, batch: Batch, draft: Draft) -> None:
-        self.batch = batch
-        self.is_doubtful = False  # it was sent, and nobody said that it was not stored
-        self.rows = batch.header.rows
-        self.size = draft.size
-        self.waiters = draft.waiters
-        self.begun_at = draft.begun_at
-        self.done = draft.done
+    def _part(self, rows: range | list[int]) -> OpenBatch:
+        part = OpenBatch(self.size_max, self.rows_max)
+        places = {row: place for place, row in enumerate(rows)}
+        part.begun_at = self.begun_at
+        part.rows = len(rows)
+        part.payloads = [self.payloads[row] for row in rows]
+        part.times.extend(self.times[row] for row in rows)
+        part.keys = self.keys and [self.keys[row] for row in rows]
+        part.attributes = self.attributes and [self.attributes[row] for row in rows]
+        part.waiters = [(places[row], waiter, own) for row, waiter, own in self.waiters if row in places]
+        part.size = sum(MESSAGE_OVERHEAD_BYTES + len(payload) for payload in part.payloads)
+        return part

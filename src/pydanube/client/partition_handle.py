@@ -32,7 +32,6 @@ class Lane:
         self.topic = topic
         self.link: Link | None = None
         self.handle = 0
-        self.generation = 0  # of handles: what came for an older one is not looked at
         self.failure: DanubeError | None = None
         self._brokers = brokers
         self._task: asyncio.Task[None] | None = None
@@ -62,6 +61,7 @@ class Lane:
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self._on_failed(self.failure)
         self._detach()
         if not self._first_open.done():
             self._first_open.cancel()
@@ -89,7 +89,7 @@ class Lane:
         """The handle is gone; `link` is still the old one."""
 
     def _on_failed(self, error: DanubeError) -> None:
-        """It will never be open again."""
+        """It will never be open again. Said twice if it had failed before it was stopped."""
 
     def _forget_handle(self, link: Link) -> None:
         """The link has nothing to tell us any more."""
@@ -98,7 +98,6 @@ class Lane:
     def _attach(self, link: Link, handle: int) -> None:
         self.link = link
         self.handle = handle
-        self.generation += 1
         self._lost.clear()
 
     def _detach(self) -> None:
@@ -106,7 +105,6 @@ class Lane:
         if self.link is not None:
             self._forget_handle(self.link)
         self.link = None
-        self.generation += 1
 
     def _reopen(self, error: DanubeError) -> None:
         """The handle cannot be used any more: find the topic and open it again."""

@@ -26,7 +26,7 @@ class WalConfig:
     sessions_max: int = field(default=SESSIONS_DEFAULT, repr=False)  # of one topic: then no producer opens another
     session_seconds: float = field(default=IDLE_HOURS_DEFAULT * 3600.0, repr=False)  # unused for so long it ends
     # And only when this process has itself had the log open for so long: a clock that is wrong at the start must not
-    # end a session of which something may be resent. Clients resend for a day (client/partition_producer.py).
+    # end a session of which something may be resent. Clients resend for a day (core/producing/machine.py).
     watched_seconds: float = field(default=36 * 3600.0, repr=False)
     # Of the segments of all topics: then publishes are refused. 0: the disk is the bound. No part of a seed's meaning.
     bytes_max: int = field(default=0, repr=False)

@@ -24,6 +24,7 @@ from pydanube.testing.history import (
     Done,
     Event,
     Fetched,
+    Flushed,
     Forgot,
     Given,
     Got,
@@ -333,6 +334,24 @@ def shown_again(history: History) -> Found:
                 yield got.topic, what, (got.offset,), (got.message,)
 
 
+def flushed_in_vain(history: History) -> Found:
+    """An acknowledgement that a client reports as taken was taken by a broker, unless its topic is gone meanwhile."""
+    done: set[tuple[str, str, int]] = set()
+    newest: dict[str, str] = {}  # by plain name
+    reliable = set(_reliable(history, Flushed))
+    for event in history.events:
+        if isinstance(event, Done):
+            done.add((event.topic, event.subscription, event.offset))
+        elif isinstance(event, Created):
+            newest[event.topic.partition("@")[0]] = event.topic
+        elif isinstance(event, Flushed):
+            plain = event.topic.partition("@")[0]
+            known = (event.topic, event.subscription, event.offset) in done
+            if not known and event.topic in reliable and newest.get(plain, event.topic) == event.topic:
+                what = f"{event.consumer} of {event.subscription} was told that its ack of {event.offset} was taken"
+                yield event.topic, what, (event.offset,), ()
+
+
 def key_order(history: History) -> Found:
     """Messages of one key come in the order of the log, the first time; only what was rescued may come late."""
     for topic in _reliable(history, Got):
@@ -465,6 +484,7 @@ RULES: Final[Sequence[Callable[[History], Found]]] = (
     cursor_back,
     repeated_after_move,
     shown_again,
+    flushed_in_vain,
     key_order,
     never_delivered,
     delivered_twice,

@@ -6,10 +6,16 @@
     await town.produce(orders, 100)
     await town.unload(orders)
     town.node(1).kill()
+    async with town.client() as client, client.producer(orders) as producer:      # a real one
+        await producer.send(b"2 coffees")
     ...
 
 Brokers are the real ones, on memory ports; each node's way to the shared stores can be cut, slowed or made to lose
 answers. A node that is killed leaves its disk; booting it again is a restart on the same directory.
+
+Every node serves the native protocol on simulated wires (wires.py), at the address that it tells its clients: real
+clients find topics there, follow them, and lose their connections. `wires.faults` is what happens to all of these,
+`Node.wire` to those of one node.
 """
 
 from __future__ import annotations
@@ -21,11 +27,13 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Final, TypeVar
 
+from pydanube.api.native.server import NativeServer
 from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.catalog import Live
 from pydanube.broker.dead_letters import append_to
 from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
+from pydanube.client.client import Client
 from pydanube.config import BrokerConfig, ClusterConfig, Config, DispatchConfig, LoadManagerConfig, StorageConfig
 from pydanube.core import keys
 from pydanube.core.dispatch.lag import Heartbeat
@@ -48,26 +56,27 @@ from pydanube.testing.faulty_metadata import FaultyMetadata
 from pydanube.testing.faulty_objects import FaultyObjects
 from pydanube.testing.loop import Process, ProcessDied, SimClock, SimWork
 from pydanube.testing.process_disk import ProcessDisk
+from pydanube.testing.wires import Path, WireConnector, Wires
 
 T = TypeVar("T")
 
 TTL: Final = 8.0
 CALL_SECONDS: Final = 3.0  # how long one broker waits for another
+STREAM_PORT: Final = 6651
+GOODBYE_SECONDS: Final = 1.0  # for the connections of a broker that stops
 TIER: Final = TierConfig(upload_seconds=5.0, object_bytes=256 * 1024, retention_check_seconds=30.0)
 
 
-class Wire:
+class Wire(Path):
     """The network between clients, or other brokers, and one node."""
 
     def __init__(self) -> None:
-        self.requests_lost = False  # one way: nothing reaches the node
-        self.answers_lost = False  # the other way: nothing comes back
-        self.delay_max_seconds = 0.0
-        self.duplicates = 0.0  # of the requests, this part arrives twice, as after a reconnect
+        super().__init__()
+        self.duplicates = 0.0  # of the requests that are no bytes, this part arrives twice, as after a reconnect
 
     def heal(self) -> None:
-        self.requests_lost = self.answers_lost = False
-        self.delay_max_seconds = self.duplicates = 0.0
+        super().heal()
+        self.duplicates = 0.0
 
 
 class Node:
@@ -76,6 +85,7 @@ class Node:
     def __init__(self, town: Cluster, number: int) -> None:
         self.town = town
         self.number = number
+        self.host = f"node{number}"  # its name in the network
         self.disk: MemoryDisk | FaultyDisk
         self.disk = FaultyDisk(Random(town.dice.getrandbits(62))) if town.faulty_disks else MemoryDisk()
         if isinstance(self.disk, FaultyDisk):
@@ -88,6 +98,7 @@ class Node:
         self.objects: FaultyObjects
         self.wire = Wire()
         self.clock = SimClock()
+        self._server: NativeServer
         self.known_id = 0  # its broker's, from the first boot on
         self.paused_at = -1.0  # when it was paused last
         self.failed_at = -1.0  # when a call of its disk failed last, in this process
@@ -132,31 +143,44 @@ class Node:
         config = replace(
             town.config,
             broker=BrokerConfig(
-                client_addr=f"node{self.number}:6650",
-                stream_addr=f"node{self.number}:6651",
-                admin_addr=f"node{self.number}:50051",
-                metrics_addr=f"node{self.number}:9040",
+                client_addr=f"{self.host}:6650",
+                stream_addr=f"{self.host}:{STREAM_PORT}",
+                admin_addr=f"{self.host}:50051",
+                metrics_addr=f"{self.host}:9040",
             ),
         )
         self.broker = None
-        broker = await self.process.call(
-            Broker.start_on(
-                config,
-                disk=town.wrap_disk(WatchedDisk(self._access, town.dice, self._aim, self._disk_failed)),
-                metadata=self.metadata,
-                clock=self.clock,
-                work=self.work,
-                objects=self.objects,
-                home=f"node{self.number}",
-                wal=town.wal,
-                reach=lambda broker: _Neighbours(self, broker),
-            )
-        )
+        broker = await self.process.call(self._start(config))
         if broker.cluster is not None and broker.cluster.ended is not None:
             broker.cluster.ended.add_done_callback(lambda _: self._note_end(broker))
         self.broker = broker
         self.known_id = broker.broker_id
         return broker
+
+    async def _start(self, config: Config) -> Broker:
+        town = self.town
+        broker = await Broker.start_on(
+            config,
+            disk=town.wrap_disk(WatchedDisk(self._access, town.dice, self._aim, self._disk_failed)),
+            metadata=self.metadata,
+            clock=self.clock,
+            work=self.work,
+            objects=self.objects,
+            home=self.host,
+            wal=town.wal,
+            reach=lambda broker: _Neighbours(self, broker),
+        )
+        self._server = town.make_server(broker)
+        self._server.start()
+        town.wires.listen(self.host, STREAM_PORT, self._server.accept, self.wire)
+        return broker
+
+    async def _stop(self, broker: Broker) -> None:
+        """In the order of a real process (api/process.py): clients follow the topics, and then lose the rest."""
+        await broker.hand_over()
+        self.town.wires.close(self.host, STREAM_PORT)
+        await self._server.close(GOODBYE_SECONDS)
+        await broker.stop()
 
     def _aim(self, call: str, about: Sequence[str]) -> Shot | None:
         aims = self.town.aims
@@ -187,14 +211,16 @@ class Node:
             self.kill()
 
     def power_cut(self) -> None:
-        """What was not synced is there in any part."""
-        self._end()
+        """What was not synced is there in any part, and nobody tells its clients that it is gone."""
+        self._end(silent=True)
         if isinstance(self.disk, FaultyDisk):
             self.disk.crash()
 
-    def _end(self) -> None:
+    def _end(self, *, silent: bool = False) -> None:
         assert self.process is not None
         self.process.kill()
+        self.town.wires.close(self.host, STREAM_PORT)
+        self.town.wires.break_all(self.host, STREAM_PORT, silent=silent)
         if isinstance(self._access, MemoryDisk):
             self._access.end_process()
 
@@ -202,7 +228,7 @@ class Node:
         """SIGTERM."""
         assert self.process is not None and self.broker is not None
         process = self.stopping = self.process
-        await process.call(self.broker.stop())
+        await process.call(self._stop(self.broker))
         if process.alive:
             self.kill()
 
@@ -340,6 +366,8 @@ class Cluster:
         self.faulty_disks = faulty_disks
         self._step_seconds = step_seconds  # how often `until` looks
         self.wrap_disk: Callable[[Disk], Disk] = lambda disk: disk  # stands between the log and its disk
+        self.make_server: Callable[[Broker], NativeServer] = NativeServer  # of the native protocol
+        self.wires = Wires(Random(seed ^ 0x3153))
         self.nodes: list[Node] = []
         self.config = Config(
             mode="cluster",
@@ -424,6 +452,16 @@ class Cluster:
         items = await self.metadata.list(keys.storage_objects(topic))
         found = [json.loads(item.value) for item in items]
         return [(each["start_offset"], each["end_offset"]) for each in found]
+
+    # --- clients ----------------------------------------------------------------------------------------------
+
+    def client(self, *, timeout: float = 60.0, connector: WireConnector | None = None) -> Client:
+        """A real client of this cluster, on its wires. It knows the addresses of all nodes there are now.
+
+        `connector`: from `wires.connector()`, for whoever wants to break this client's connections.
+        """
+        urls = [f"danube://{node.host}:{STREAM_PORT}" for node in self.nodes]
+        return Client(urls, timeout=timeout, connector=connector or self.wires.connector())
 
     # --- simple clients ---------------------------------------------------------------------------------------
 

@@ -148,6 +148,16 @@ class Done(NamedTuple):
     consumer: str = ""
 
 
+class Flushed(NamedTuple):
+    """A consumer's client said that the broker has taken this acknowledgement."""
+
+    topic: str
+    subscription: str
+    offset: int
+    consumer: str
+    at: float = 0.0
+
+
 class Nacked(NamedTuple):
     """The broker took a consumer's refusal."""
 
@@ -312,6 +322,7 @@ Event: TypeAlias = (
     | Policy
     | Got
     | Done
+    | Flushed
     | Nacked
     | Cursor
     | Claimed
@@ -344,6 +355,7 @@ KINDS: Final[Mapping[str, type[Any]]] = {
         Policy,
         Got,
         Done,
+        Flushed,
         Nacked,
         Cursor,
         Claimed,

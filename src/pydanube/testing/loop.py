@@ -249,11 +249,12 @@ class SimLoop(asyncio.AbstractEventLoop):
         hooks = sys.get_asyncgen_hooks()
         # A generator dropped half-way is closed by a task of its own, as asyncio does.
         sys.set_asyncgen_hooks(firstiter=None, finalizer=self._finish_generator)
+        outside = asyncio._get_running_loop()  # whoever simulates inside of a real loop holds that up meanwhile
         asyncio._set_running_loop(self)
         try:
             self._run(main)
         finally:
-            asyncio._set_running_loop(None)
+            asyncio._set_running_loop(outside)
             sys.set_asyncgen_hooks(*hooks)
             self._running = False
         return main.result()

@@ -11,6 +11,10 @@ after some time; a write that the peer does not take stops the writer; a connect
 and its two ends learn of that at different times. So a client may be back on a new connection while the broker still
 serves the old one. Callbacks of each end run in the context of the process that it belongs to: one that is paused hears
 nothing, and one that was killed never will (`break_all` then tells its peers).
+
+A `Path` is the network to one address. While it loses what goes one way, or both, bytes wait, as TCP sends them again;
+an end that has no more patience gives up, and its peer learns of that when the network is back. A machine whose power
+is cut tells nobody (`break_all(silent=True)`): what its peers still write is answered with a reset once it is back.
 """
 
 from __future__ import annotations
@@ -51,9 +55,55 @@ class WireFaults:
 QUIET: Final = WireFaults()
 
 
+class Path:
+    """The network between clients and one address."""
+
+    def __init__(self) -> None:
+        self.delay_max_seconds = 0.0  # beside that of the wires
+        self._requests_lost = self._answers_lost = False
+        self._waiting: dict[End, None] = {}  # something is on its way to them
+
+    @property
+    def requests_lost(self) -> bool:
+        """One way: nothing reaches the address."""
+        return self._requests_lost
+
+    @requests_lost.setter
+    def requests_lost(self, lost: bool) -> None:
+        self._requests_lost = lost
+        self._go_on()
+
+    @property
+    def answers_lost(self) -> bool:
+        """The other way: nothing comes back."""
+        return self._answers_lost
+
+    @answers_lost.setter
+    def answers_lost(self, lost: bool) -> None:
+        self._answers_lost = lost
+        self._go_on()
+
+    def heal(self) -> None:
+        self.requests_lost = self.answers_lost = False
+        self.delay_max_seconds = 0.0
+
+    def holds(self, end: End) -> bool:
+        """Whether nothing reaches this end now; it is called when something may."""
+        lost = self._answers_lost if end.is_client else self._requests_lost
+        if lost:
+            self._waiting[end] = None
+        return lost
+
+    def _go_on(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for end in waiting:
+            end.arrive_soon()
+
+
 class _Listener(NamedTuple):
     accept: Callable[[], asyncio.Protocol]
     context: Context
+    path: Path
 
 
 class Wires:
@@ -64,12 +114,15 @@ class Wires:
         self.faults = faults
         self.connections = self.broken = 0
         self._listeners: dict[tuple[str, int], _Listener] = {}
-        self._ends: dict[End, tuple[str, int]] = {}  # the clients', by age, and where they lead
+        self._ends: dict[End, WireConnector] = {}  # the clients', by age, and whose they are
         self._digest = hashlib.sha256()
 
-    def listen(self, host: str, port: int, accept: Callable[[], asyncio.Protocol]) -> None:
+    def listen(self, host: str, port: int, accept: Callable[[], asyncio.Protocol], path: Path | None = None) -> None:
         """Connections to that address are served by the protocol that `accept` makes, in the process of the caller."""
-        self._listeners[host, port] = _Listener(accept, copy_context())
+        self._listeners[host, port] = _Listener(accept, copy_context(), path or Path())
+
+    def listens(self, place: tuple[str, int]) -> bool:
+        return place in self._listeners
 
     def close(self, host: str, port: int) -> None:
         """Takes no more connections there. Those that exist go on."""
@@ -79,10 +132,18 @@ class Wires:
         """For one client."""
         return WireConnector(self, Random(self.dice.getrandbits(62)))
 
-    def break_all(self, host: str = "", port: int = 0) -> None:
-        """All connections break, or those to one address."""
-        for end, place in list(self._ends.items()):
-            if not host or place == (host, port):
+    def break_all(self, host: str = "", port: int = 0, *, silent: bool = False) -> None:
+        """All connections break, or those to one address. `silent`: nobody tells the clients."""
+        for end in list(self._ends):
+            if not host or end.place == (host, port):
+                if silent:
+                    end.go_dark()
+                else:
+                    end.break_()
+
+    def break_of(self, connector: WireConnector) -> None:
+        for end, dialed_by in list(self._ends.items()):
+            if dialed_by is connector:
                 end.break_()
 
     @property
@@ -96,24 +157,30 @@ class Wires:
     def chance(self, part: float) -> bool:
         return part > 0 and self.dice.random() < part
 
-    def delay(self) -> float:
-        return self.dice.uniform(self.faults.delay_seconds, self.faults.delay_max_seconds)
+    def delay(self, path: Path) -> float:
+        seconds = self.dice.uniform(self.faults.delay_seconds, self.faults.delay_max_seconds)
+        return seconds + self.dice.random() * path.delay_max_seconds if path.delay_max_seconds else seconds
 
-    async def dial(self, make: Callable[[], P], host: str, port: int) -> P:
+    async def dial(self, make: Callable[[], P], host: str, port: int, connector: WireConnector) -> P:
         """As a loop's `create_connection`. Raises OSError."""
-        await asyncio.sleep(self.delay())
+        listener = self._listeners.get((host, port))
+        if listener is not None and (listener.path.requests_lost or listener.path.answers_lost):
+            await asyncio.Event().wait()  # until the client gives up
+        await asyncio.sleep(self.delay(listener.path if listener is not None else Path()))
         listener = self._listeners.get((host, port))
         if listener is None or self.chance(self.faults.refuse):
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         self.connections += 1
         number = self.connections
-        ours, theirs = End(self, f"client {number}", copy_context()), End(self, f"server {number}", listener.context)
+        place, path = (host, port), listener.path
+        ours = End(self, f"client {number}", copy_context(), place, path, is_client=True)
+        theirs = End(self, f"server {number}", listener.context, place, path, is_client=False)
         ours.other, theirs.other = theirs, ours
         self.note("connected", number)
         asyncio.get_running_loop().call_soon(theirs.open, listener.accept, context=listener.context.copy())
         if self.chance(self.faults.lose):
             await asyncio.Event().wait()  # until the client gives up
-        self._ends[ours] = (host, port)
+        self._ends[ours] = connector
         protocol = make()
         ours.open(lambda: protocol)
         return protocol
@@ -136,7 +203,11 @@ class WireConnector:
 
     async def connect(self, make: Callable[[], P], host: str, port: int, tls: ssl.SSLContext | None) -> P:
         assert tls is None, "wires are plain"
-        return await self._wires.dial(make, host, port)
+        return await self._wires.dial(make, host, port, self)
+
+    def break_all(self) -> None:
+        """All connections of this client break, as when its process is killed."""
+        self._wires.break_of(self)
 
     def run(self, function: Callable[[], T]) -> asyncio.Future[T]:
         async def later() -> T:
@@ -149,15 +220,20 @@ class WireConnector:
 class End(asyncio.Transport):
     """One end of a wire."""
 
-    def __init__(self, wires: Wires, name: str, context: Context) -> None:
+    def __init__(
+        self, wires: Wires, name: str, context: Context, place: tuple[str, int], path: Path, *, is_client: bool
+    ) -> None:
         super().__init__()
         self.name = name
+        self.is_client = is_client
         self.other: End
         self._wires = wires
+        self.place = place
+        self._path = path
         self._context = context.copy()
         self._loop = asyncio.get_running_loop()
         self._protocol: asyncio.Protocol | None = None
-        self._coming: deque[tuple[float, bytes | None]] = deque()  # None: the peer has closed
+        self._coming: deque[tuple[float, bytes | Exception | None]] = deque()  # None: the peer has closed
         self._came: deque[bytes | None] = deque()
         self._last_at = 0.0  # when the last of what was written arrives
         self._untaken_bytes = 0  # written here, and not taken by the peer
@@ -165,6 +241,7 @@ class End(asyncio.Transport):
         self._is_paused = False  # the protocol was told to stop writing
         self._is_reading = True
         self._is_breaking = False  # what is written from now on does not get far
+        self._is_dark = False  # the peer's machine is gone, and nobody has said so
         self._is_closing = self._is_over = False
 
     def open(self, make: Callable[[], asyncio.Protocol]) -> None:
@@ -181,15 +258,28 @@ class End(asyncio.Transport):
         self._wires.broken += 1
         linger = self._wires.dice.uniform(0, self._wires.faults.linger_max_seconds)
         first, second = (self, self.other) if self._wires.dice.random() < 0.5 else (self.other, self)
-        for end in (first, second):
-            end._coming.clear()  # what is under way is lost; what has arrived is not
+        for end, seconds in ((first, 0.0), (second, linger)):
             end._is_closing = True
-        self._loop.call_soon(first._lost, _reset(), context=first._context)
-        self._loop.call_later(linger, second._lost, _reset(), context=second._context)
+            end._reset_in(seconds)
+
+    def go_dark(self) -> None:
+        """The peer's machine has no power."""
+        self._wires.broken += 1
+        self._is_dark = self.other._is_over = True
+        self._coming.clear()
+
+    def _reset_in(self, seconds: float) -> None:
+        """What is under way to this end is lost; what has arrived is not."""
+        self._coming.clear()
+        self._coming.append((self._loop.time() + seconds, _reset()))
+        self._loop.call_later(seconds, self._arrive, context=self._context)
 
     # --- writing ------------------------------------------------------------------------------------
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """`name` is the connection's, at both ends."""
+        if name == "name":
+            return self.name.partition(" ")[2]
         return (self.other.name.replace(" ", "-"), 1) if name == "peername" else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -201,6 +291,11 @@ class End(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         if self._is_closing or self._is_breaking or not data:
+            return
+        if self._is_dark:
+            if self._wires.listens(self.place):  # it is back, and knows of no connection
+                self._is_breaking = True
+                self._reset_in(self._wires.delay(self._path))
             return
         wires, data = self._wires, bytes(data)
         is_last = wires.chance(wires.faults.drop)
@@ -222,7 +317,7 @@ class End(asyncio.Transport):
 
     def _transmit(self, data: bytes | None) -> None:
         self._untaken_bytes += len(data or b"")
-        self._last_at = max(self._last_at, self._loop.time() + self._wires.delay())
+        self._last_at = max(self._last_at, self._loop.time() + self._wires.delay(self._path))
         self.other._coming.append((self._last_at, data))
         self._loop.call_at(self._last_at, self.other._arrive, context=self.other._context)
 
@@ -252,10 +347,19 @@ class End(asyncio.Transport):
     def is_reading(self) -> bool:
         return self._is_reading
 
+    def arrive_soon(self) -> None:
+        self._soon(self._arrive)
+
     def _arrive(self) -> None:
         now = self._loop.time()
         while self._coming and self._coming[0][0] <= now:
-            self._came.append(self._coming.popleft()[1])
+            if self._path.holds(self):
+                return
+            came = self._coming.popleft()[1]
+            if isinstance(came, Exception):
+                self._lost(came)
+                return
+            self._came.append(came)
         self._push()
 
     def _push(self) -> None:
@@ -285,9 +389,8 @@ class End(asyncio.Transport):
         """What was written and has not arrived is lost."""
         if not self._is_over:
             self._is_closing = True
-            self.other._coming.clear()
             self._soon(self._lost, None)
-            self._loop.call_later(self._wires.delay(), self.other._lost, _reset(), context=self.other._context)
+            self.other._reset_in(self._wires.delay(self._path))
 
     def _lost(self, error: Exception | None) -> None:
         if self._is_over:

@@ -16,7 +16,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, Never, cast
 
 from pydanube.api.native.handle_table import HandleTable
+from pydanube.api.native.handles import Consuming
 from pydanube.api.native.intake import BatchIntake
+from pydanube.api.native.pump import Pump
 from pydanube.api.native.requests import NativeRequests
 from pydanube.broker.outbox import Caller
 from pydanube.errors import (
@@ -232,6 +234,10 @@ class NativeConnection(asyncio.Protocol):
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self.throttle()
+
+    def pump(self, consuming: Consuming) -> Pump:
+        """What sends the deliveries of a consumer of this connection."""
+        return Pump(self, self._handles, consuming)
 
     def throttle(self) -> None:
         """Stops reading while the peer has asked for more than it may have under way, or does not take its answers."""

@@ -253,13 +253,16 @@ class Consuming:
             self.subscription.give_back(self.consumer_id, ranges, seeks, stop=stop, taken=taken)
 
     def wanted(self, item: DeliveredBatch) -> DeliveredBatch | None:
-        """What comes again may have been answered while it waited here: the peer is not to see that any more."""
-        if item.attempt == 1 or not self.subscription.reliable:
+        """What has been answered while it waited here is not sent any more. Also of what was never sent: a peer
+        that had it from another owner may acknowledge it.
+        """
+        if not self.subscription.reliable:
             return item
         still = self.subscription.still_held(self.consumer_id, item.ranges)
         spared = sum(end - first for first, end in item.ranges) - sum(end - first for first, end in still)
-        if spared:
-            self.subscription.grant(self.consumer_id, Permits(spared, 0 if still else item.batch.header.size_bytes))
+        if not spared:
+            return item
+        self.subscription.grant(self.consumer_id, Permits(spared, 0 if still else item.batch.header.size_bytes))
         return item._replace(ranges=tuple(still)) if still else None
 
     # --- what it gets -------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydanube.api.native.handle_table import HandleTable
 from pydanube.api.native.handles import DELIVER_OVERHEAD_BYTES, DURABILITIES, Consuming, Producing, fetched
-from pydanube.api.native.pump import Pump
 from pydanube.api.operations import TopicOperations, offset_of
 from pydanube.api.orders import tell_native
 from pydanube.api.topic_addresses import here, locate, position_of
@@ -287,7 +286,7 @@ class NativeRequests:
 
     def _start_pump(self, consuming: Consuming) -> None:
         self.pumps += 1
-        task = self._connection.spawn(Pump(self._connection, self._handles, consuming).run())
+        task = self._connection.spawn(self._connection.pump(consuming).run())
 
         def ended(_: object) -> None:
             self.pumps -= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydanube.client.pacing import FIRST_MESSAGES, GROWTH, Pacing
+from pydanube.core.consuming.pacing import FIRST_MESSAGES, GROWTH, Pacing
 
 
 def worked(
