@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from pydanube.broker.outbox import Delivered, Outbox
+from pydanube.broker.outbox import DeliveredMessage, Outbox
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
@@ -74,7 +74,7 @@ class Reader:
         self.at: dict[int, float] = {}
         self._news = asyncio.Event()
         self._subscription = subscription
-        self._outbox: Outbox[Delivered] = subscription.attach(consumer)
+        self._outbox: Outbox[DeliveredMessage] = subscription.attach(consumer)
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:

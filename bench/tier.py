@@ -107,7 +107,7 @@ async def read(url: str, options: dict[str, object], payload_bytes: int) -> dict
     from pydanube.api.memory import give_back_large_blocks
     from pydanube.broker.service import READING_THREADS
     from pydanube.core import keys
-    from pydanube.core.history.tiers import History, TierConfig
+    from pydanube.core.history.tiers import TierConfig, TopicHistory
     from pydanube.core.names import TopicName
     from pydanube.history.reader import CloudReader
     from pydanube.history.snapshots import read_snapshot
@@ -127,7 +127,7 @@ async def read(url: str, options: dict[str, object], payload_bytes: int) -> dict
     clock, work = SystemClock(), SystemWork(READING_THREADS)
     metadata = MemoryMetadataStore(clock)
     puts = [Put(keys.storage_object(topic, each.start_offset), each.to_bytes()) for each in snapshot.objects]
-    history = History(first_offset=snapshot.first_offset, manifest=snapshot.manifest)
+    history = TopicHistory(first_offset=snapshot.first_offset, manifest=snapshot.manifest)
     await metadata.transact([], [*puts, Put(keys.history(topic), history.to_bytes())])
 
     async def nobody_writes(compares: object, operations: object) -> None:

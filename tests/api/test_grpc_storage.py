@@ -13,7 +13,7 @@ from pydanube.broker.topic import Topic
 from pydanube.config import StorageConfig
 from pydanube.core import keys
 from pydanube.core.history.object_keys import path_of
-from pydanube.core.history.tiers import History, Retention
+from pydanube.core.history.tiers import Retention, TopicHistory
 from pydanube.core.names import TopicName
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import Unreachable
@@ -115,7 +115,7 @@ async def test_segments_of_a_topic_that_is_not_loaded_come_from_metadata_and_man
     await store.put("default/orders/manifest-1-1.json", [manifest])
     await topic.close("it moves")
     calls.broker.topics._open.clear()
-    history = Put(keys.history(ORDERS), History(manifest="manifest-1-1.json").to_bytes())
+    history = Put(keys.history(ORDERS), TopicHistory(manifest="manifest-1-1.json").to_bytes())
     await metadata.transact([], [history, *(Delete(item.key) for item in items[:2])])
     assert await segments(calls) == found
     await store.delete("default/orders/manifest-1-1.json")

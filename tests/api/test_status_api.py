@@ -11,7 +11,7 @@ from grpc import StatusCode
 import pydanube
 from pydanube.broker.events import KEPT_MAX, MINUTE_MAX, Events
 from pydanube.core import keys
-from pydanube.core.cluster.lifecycle import BrokerState, Mode
+from pydanube.core.cluster.lifecycle import BrokerMode, BrokerState
 from pydanube.core.cluster.presence import Happening, Presence
 from pydanube.core.names import BrokerId
 from pydanube.ports import Put
@@ -238,7 +238,7 @@ async def test_a_broker_that_is_gone_stays_listed_until_it_is_forgotten(town: To
     await town.metadata.transact([], [Put(keys.seen(BrokerId(99)), gone.to_bytes())])
     await town.until(lambda: BrokerId(99) in first.cluster.view.seen)
     found = await status(town.calls(2))
-    left = BrokerState(mode=Mode.ACTIVE, session=1, has_left=True)
+    left = BrokerState(mode=BrokerMode.ACTIVE, session=1, has_left=True)
     assert found.brokers_known == 3 and "10.0.0.9:6650 is gone since" in sentences(found)["DanubeBrokerDown"]
     await town.metadata.transact([], [Put(keys.broker_state(BrokerId(99)), left.to_bytes())])
     await town.until(lambda: BrokerId(99) in first.cluster.view.states)

@@ -9,7 +9,7 @@ import pytest
 
 from pydanube.broker import outbox as outboxes
 from pydanube.broker.kept import IDLE_SECONDS, KeptBytes
-from pydanube.broker.outbox import Budget, Delivered, MessageOutbox
+from pydanube.broker.outbox import Budget, DeliveredMessage, MessageOutbox
 from pydanube.broker.service import Broker
 from pydanube.broker.timer import Timer
 from pydanube.broker.topic import Topic
@@ -149,7 +149,7 @@ async def test_one_message_larger_than_every_bound_is_delivered() -> None:
     budget = Budget(10)
     outbox = MessageOutbox(budget)
     assert outbox.room_bytes > 0
-    outbox.put([Delivered(0, Envelope(bytes(1000)), 1)])
+    outbox.put([DeliveredMessage(0, Envelope(bytes(1000)), 1)])
     assert outbox.room_bytes == 0
     assert len(await outbox.get()) == 1
     outbox.end()

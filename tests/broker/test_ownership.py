@@ -11,7 +11,7 @@ from pydanube.api.grpc.extensions import peek, peek_newest
 from pydanube.broker.ownership import Ownership, look
 from pydanube.core import keys
 from pydanube.core.history.ownership import RESERVE_OFFSETS_MIN, Owner, reserve_to_bytes
-from pydanube.core.history.tiers import History
+from pydanube.core.history.tiers import TopicHistory
 from pydanube.core.names import BrokerId
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import Conflict, LogClosed, NotServed, OwnershipLost
@@ -102,7 +102,10 @@ async def test_a_claim_fails_if_the_owner_reserved_or_described_more_after_the_l
     """It believes that it is one; where we would begin, and what we would leave to it, is not what we saw."""
     host = Host()
     _, topic = await one_topic(host)
-    for key, value in ((keys.reserve(ORDERS), reserve_to_bytes(40_000)), (keys.history(ORDERS), History().to_bytes())):
+    for key, value in (
+        (keys.reserve(ORDERS), reserve_to_bytes(40_000)),
+        (keys.history(ORDERS), TopicHistory().to_bytes()),
+    ):
         seen = await look(host.metadata, ORDERS, BrokerId(1))
         await topic.ownership.write([Put(key, value)])
         with pytest.raises(Conflict):

@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from pydanube.core import keys
-from pydanube.core.cluster.lifecycle import BrokerRegistration, BrokerState, Mode
+from pydanube.core.cluster.lifecycle import BrokerMode, BrokerRegistration, BrokerState
 from pydanube.core.names import BrokerId
 from pydanube.errors import NodeIdInUse
 from pydanube.ports import Delete, Put
@@ -488,7 +488,7 @@ async def test_joining_brokers_are_drained_until_they_are_activated() -> None:
     town = Town()
     [a] = await town.boot(1)
     [b] = await town.boot(2, join=True)
-    assert b.cluster.mode is Mode.DRAINED or await town.state(2) == ("drained", "join")
+    assert b.cluster.mode is BrokerMode.DRAINED or await town.state(2) == ("drained", "join")
     await town.create("/default/x", "/default/y")
     await asyncio.sleep(3.0)
     assert len(a.owned) == 2 and b.owned == {}

@@ -18,7 +18,7 @@ from pydanube.broker.ownership import Ownership
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.cluster.leader import FAILED_SECONDS
-from pydanube.core.history.tiers import History, TierConfig
+from pydanube.core.history.tiers import TierConfig, TopicHistory
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import MoveFailed, NotServed, Unreachable
@@ -189,7 +189,7 @@ async def test_a_seal_that_is_refused_leaves_the_topic_as_it_was_and_the_next_mo
 
     async def overtaken(owned: Ownership, *arguments: Any) -> None:
         monkeypatch.setattr(Ownership, "release", release)
-        late = Put(keys.history(topic), History().to_bytes())
+        late = Put(keys.history(topic), TopicHistory().to_bytes())
         assert await town.metadata.transact([owned.compare], [late]) is not None
         await release(owned, *arguments)
 

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from pydanube.core import keys
-from pydanube.core.cluster.lifecycle import BrokerState, Mode
+from pydanube.core.cluster.lifecycle import BrokerMode, BrokerState
 from pydanube.core.names import BrokerId
 from pydanube.errors import MoveRefused
 from pydanube.ports import Put
@@ -25,7 +25,7 @@ async def reboot(town: Town, node: Node, seconds: float = 2 * TTL) -> Node:
     return await town.boot_one(node.broker)
 
 
-def returns(town: Town, broker: int) -> tuple[Mode, int] | None:
+def returns(town: Town, broker: int) -> tuple[BrokerMode, int] | None:
     """What it is, and how often it came back by itself."""
     value = town.store.at(keys.broker_state(BrokerId(broker)))
     state = BrokerState.from_bytes(value) if value else None
@@ -34,7 +34,7 @@ def returns(town: Town, broker: int) -> tuple[Mode, int] | None:
 
 async def until_back(town: Town, broker: int, times: int) -> None:
     for _ in range(20 * round(TTL)):
-        if returns(town, broker) == (Mode.ACTIVE, times):
+        if returns(town, broker) == (BrokerMode.ACTIVE, times):
             return
         await asyncio.sleep(1)
     raise AssertionError(f"it is {returns(town, broker)}")
@@ -105,7 +105,7 @@ async def test_a_broker_that_an_operator_drained_stays_so_though_nobody_is_activ
     await two.process.call(two.cluster.requests.drain(BrokerId(1)))
     await asyncio.sleep(30)
     one = await reboot(town, one)
-    assert (one.entry.mode, one.entry.reason) == (Mode.DRAINED, "drain_complete")
+    assert (one.entry.mode, one.entry.reason) == (BrokerMode.DRAINED, "drain_complete")
     two.kill()
     await asyncio.sleep(4 * TTL)
     assert await town.state(1) == ("drained", "drain_complete")
@@ -224,7 +224,7 @@ async def test_with_rejoin_active_a_broker_takes_topics_again_by_itself(caplog: 
     town.rejoins = True
     one, _ = await town.boot(1, 2)
     one = await reboot(town, one)
-    assert (one.entry.mode, one.entry.reason) == (Mode.DRAINED, "stale_restart")
+    assert (one.entry.mode, one.entry.reason) == (BrokerMode.DRAINED, "stale_restart")
     await asyncio.sleep(15)
     assert await town.state(1) == ("active", "rejoined")
     assert "it takes topics by itself" in caplog.text
@@ -287,4 +287,4 @@ async def test_how_often_a_broker_came_back_is_kept_over_its_restarts() -> None:
     for times in (1, 2):
         one = await reboot(town, one)
         await asyncio.sleep(10 * TTL)
-        assert returns(town, 1) == (Mode.ACTIVE, times)
+        assert returns(town, 1) == (BrokerMode.ACTIVE, times)

@@ -21,11 +21,11 @@ from pydanube.core.commit.values import (
     TIME,
     Answers,
     Commit,
+    CommitReceipt,
     CommitTarget,
     GroupPart,
     JournalState,
-    Receipt,
-    Refuse,
+    RefusePart,
     Route,
     Stop,
     WriteAgain,
@@ -141,8 +141,8 @@ def sequenced(sequence: int, rows: int = 1, crc: int = 0, session: int = S) -> d
     return {"producer_id": P, "session": session, "first_sequence": sequence, "rows": rows, "body_crc": crc}
 
 
-def outcomes(answers: Answers[Caller]) -> list[Receipt | type[DanubeError]]:
-    return [outcome if isinstance(outcome, Receipt) else type(outcome) for _, outcome in answers]
+def outcomes(answers: Answers[Caller]) -> list[CommitReceipt | type[DanubeError]]:
+    return [outcome if isinstance(outcome, CommitReceipt) else type(outcome) for _, outcome in answers]
 
 
 def next_sequence(of: Target) -> int:
@@ -170,7 +170,7 @@ def test_the_head_moves_when_the_group_is_written_and_receipts_have_the_offsets(
     scene = Scene()
     first, second = scene.submit(rows=3, max_publish_time=9), scene.submit(rows=2, max_publish_time=4)
     effect = scene.commit(scene.part(now=77))
-    assert effect.answers == [(first, Receipt(0, 1, "fsync")), (second, Receipt(3, 1, "fsync"))]
+    assert effect.answers == [(first, CommitReceipt(0, 1, "fsync")), (second, CommitReceipt(3, 1, "fsync"))]
     assert (scene.orders.head, scene.orders.append_time, scene.orders.max_publish_time) == (5, 77, 9)
 
 
@@ -211,7 +211,7 @@ def test_a_caller_that_left_before_its_batch_was_formed_takes_no_offset() -> Non
     gone = scene.submit(rows=5)
     gone.left = True
     stays = scene.submit()
-    assert scene.commit(scene.part()).answers == [(stays, Receipt(0, 1, "fsync"))]
+    assert scene.commit(scene.part()).answers == [(stays, CommitReceipt(0, 1, "fsync"))]
 
 
 def test_a_batch_beyond_the_reservation_waits_for_a_larger_one() -> None:
@@ -219,13 +219,13 @@ def test_a_batch_beyond_the_reservation_waits_for_a_larger_one() -> None:
     scene.orders.reserved_end = 2
     first = scene.submit(rows=2)
     scene.submit(rows=1)
-    assert scene.commit(scene.part()).answers == [(first, Receipt(0, 1, "fsync"))]
+    assert scene.commit(scene.part()).answers == [(first, CommitReceipt(0, 1, "fsync"))]
     assert scene.form() == ([], []), "the line has not heard of it yet"
     assert list(scene.machine.waiting) == [scene.orders] and not scene.machine.awaits_turn(scene.orders)
     assert not scene.machine.ready
     scene.orders.reserved_end = 3
     assert scene.machine.reservation_grew(scene.orders) and not scene.machine.reservation_grew(scene.orders)
-    assert scene.commit(scene.part()).answers[0][1] == Receipt(2, 1, "fsync")
+    assert scene.commit(scene.part()).answers[0][1] == CommitReceipt(2, 1, "fsync")
 
 
 # --- sessions ---------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_a_repetition_of_what_is_stored_is_answered_without_a_write() -> None:
     scene.submit(**sequenced(0, rows=2, crc=5))
     scene.commit(scene.part())
     again = scene.submit(**sequenced(0, rows=2, crc=5))
-    assert scene.form() == ([], [(again, Receipt(0, 1, "fsync", duplicate=True))])
+    assert scene.form() == ([], [(again, CommitReceipt(0, 1, "fsync", duplicate=True))])
 
 
 def test_a_repetition_of_what_is_in_the_same_group_shares_its_fate() -> None:
@@ -245,8 +245,8 @@ def test_a_repetition_of_what_is_in_the_same_group_shares_its_fate() -> None:
     part = scene.part()
     assert len(part.batches) == 1
     assert scene.commit(part).answers == [
-        (first, Receipt(0, 1, "fsync")),
-        (again, Receipt(0, 1, "fsync", duplicate=True)),
+        (first, CommitReceipt(0, 1, "fsync")),
+        (again, CommitReceipt(0, 1, "fsync", duplicate=True)),
     ]
 
 
@@ -255,7 +255,7 @@ def test_a_repetition_in_a_group_that_finds_no_room_is_refused_with_it() -> None
     scene.submit(**sequenced(0, crc=5))
     scene.submit(**sequenced(0, crc=5))
     effect = scene.machine.not_written(scene.part(), FULL)
-    assert isinstance(effect, Refuse) and outcomes(effect.answers) == [DiskFull, DiskFull]
+    assert isinstance(effect, RefusePart) and outcomes(effect.answers) == [DiskFull, DiskFull]
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_batch_that_is_not_next_is_refused_and_those_behind_it_go_on(
     wrong, right = scene.submit(**header), scene.submit(**sequenced(0))
     (part,), answers = scene.form()
     assert [caller for caller, _ in answers] == [wrong] and outcomes(answers) == [refusal]
-    assert scene.commit(part).answers == [(right, Receipt(0, 1, "fsync"))]
+    assert scene.commit(part).answers == [(right, CommitReceipt(0, 1, "fsync"))]
 
 
 def test_an_unknown_session_is_adopted_but_not_one_that_only_a_later_owner_can_issue() -> None:
@@ -285,7 +285,7 @@ def test_an_unknown_session_is_adopted_but_not_one_that_only_a_later_owner_can_i
     later = scene.submit(producer_id=8, session=(2 << 32) + 1)
     (part,), answers = scene.form()
     assert [(caller, type(error)) for caller, error in answers] == [(later, SessionUnknown)]
-    assert scene.commit(part).answers == [(known, Receipt(0, 1, "fsync"))]
+    assert scene.commit(part).answers == [(known, CommitReceipt(0, 1, "fsync"))]
 
 
 def test_a_session_that_would_be_adopted_is_refused_where_there_are_too_many() -> None:
@@ -451,8 +451,8 @@ def resent(scene: Scene) -> Commit[Caller]:
 def test_no_room_undo_and_refused(failure: DiskFull) -> None:
     scene, part, caller = formed()
     effect = scene.machine.not_written(part, failure)
-    assert effect == Refuse([(caller, failure)], failure)
-    assert is_as_before(scene) and resent(scene).answers[0][1] == Receipt(0, 1, "fsync")
+    assert effect == RefusePart([(caller, failure)], failure)
+    assert is_as_before(scene) and resent(scene).answers[0][1] == CommitReceipt(0, 1, "fsync")
 
 
 def test_no_room_for_the_end_of_a_session_it_goes_on() -> None:
@@ -473,7 +473,7 @@ def test_a_batch_behind_a_refused_one_meets_the_state_without_it() -> None:
 def test_sync_of_a_segment_fails_the_group_goes_once_to_a_new_one() -> None:
     scene, part, caller = formed()
     assert scene.machine.not_written(part, BROKEN) == WriteAgain(BROKEN)
-    assert scene.machine.committed(part, may_answer=True) == Commit([(caller, Receipt(0, 1, "fsync"))], ())
+    assert scene.machine.committed(part, may_answer=True) == Commit([(caller, CommitReceipt(0, 1, "fsync"))], ())
     assert (scene.orders.head, next_sequence(scene.orders)) == (1, 1)
 
 
@@ -510,7 +510,7 @@ def test_a_write_of_a_topic_that_is_not_synced_fails_stopped() -> None:
 def test_sync_of_the_journal_fails_a_new_journal_and_the_record_once_more(failure: DiskFull | DiskFailed) -> None:
     scene, part, caller = formed()
     assert scene.machine.not_recorded([part], failure) == WriteAgain(failure)
-    assert scene.commit(part).answers == [(caller, Receipt(0, 1, "fsync"))]
+    assert scene.commit(part).answers == [(caller, CommitReceipt(0, 1, "fsync"))]
 
 
 @pytest.mark.parametrize("again", [BROKEN, FULL, SHORT], ids=["fails again", "no room", "no descriptor"])
@@ -522,13 +522,13 @@ def test_the_journal_fails_again_stopped(again: DiskFull | DiskFailed) -> None:
 
 def test_no_descriptor_for_a_record_every_part_is_refused() -> None:
     scene, part, caller = formed()
-    assert scene.machine.not_recorded([part], SHORT) == Refuse([(caller, SHORT)], SHORT)
+    assert scene.machine.not_recorded([part], SHORT) == RefusePart([(caller, SHORT)], SHORT)
     assert is_as_before(scene)
 
 
 def test_no_room_for_the_next_journal_every_part_is_refused() -> None:
     scene, part, caller = formed()
-    assert scene.machine.journal_not_made([part], FULL) == Refuse([(caller, FULL)], FULL)
+    assert scene.machine.journal_not_made([part], FULL) == RefusePart([(caller, FULL)], FULL)
     assert is_as_before(scene)
 
 
@@ -602,7 +602,7 @@ def test_stored_rows_are_contiguous_and_every_sequence_is_stored_once(
                 answered += [caller for caller, _ in scene.machine.given_up([part], "EIO")]
             elif fate == "no room":
                 effect = scene.machine.not_written(part, FULL)
-                assert isinstance(effect, Refuse)
+                assert isinstance(effect, RefusePart)
                 answered += [caller for caller, _ in effect.answers]
             else:
                 if fate == "once more":

@@ -15,7 +15,7 @@ from pydanube.core.cluster.conditions import (
     LatencyBuckets,
     OrphanedRanges,
     Severity,
-    SubscriptionCounts,
+    SubscriptionNumbers,
 )
 from pydanube.core.dispatch.behind import LagCourse, Trend
 
@@ -24,18 +24,18 @@ ALERTS = Path(__file__).resolve().parents[2] / "deploy" / "alerts.yml"
 NOT_OURS = {"DanubeBrokersAbsent"}  # Prometheus has no targets: the product cannot know
 
 
-def subscription(**numbers: int) -> SubscriptionCounts:
-    known = dict.fromkeys(SubscriptionCounts._fields[2:], 0) | numbers
-    return SubscriptionCounts("/default/orders", "billing", **known)
+def subscription(**numbers: int) -> SubscriptionNumbers:
+    known = dict.fromkeys(SubscriptionNumbers._fields[2:], 0) | numbers
+    return SubscriptionNumbers("/default/orders", "billing", **known)
 
 
 def looks(
-    watch: BrokerWatch, numbers: SubscriptionCounts | BrokerNumbers, seconds: float, *, start: float = 0.0
+    watch: BrokerWatch, numbers: SubscriptionNumbers | BrokerNumbers, seconds: float, *, start: float = 0.0
 ) -> float:
     """The same again and again, every ten seconds. Returns when the last look was."""
     at = start
     broker = numbers if isinstance(numbers, BrokerNumbers) else BrokerNumbers()
-    subscriptions = [numbers] if isinstance(numbers, SubscriptionCounts) else []
+    subscriptions = [numbers] if isinstance(numbers, SubscriptionNumbers) else []
     while at <= start + seconds:
         watch.look(at, NOW_MS + int(at * 1000), broker, subscriptions)
         at += 10

@@ -12,10 +12,10 @@ from pydanube.core.dispatch.events import (
     Activated,
     Available,
     Blocked,
+    CursorReset,
     DeadLetter,
     DeadLettered,
     DeadLetterFailed,
-    Dropped,
     Effect,
     Expired,
     Granted,
@@ -25,10 +25,10 @@ from pydanube.core.dispatch.events import (
     Left,
     LogTrimmed,
     NackReceived,
+    PoisonDropped,
     PolicyChanged,
     SendRanges,
     Shipped,
-    Sought,
     Ticked,
     Voided,
     WakeAt,
@@ -277,7 +277,7 @@ def test_poison_blocks_the_whole_subscription_and_loses_nothing() -> None:
     assert step(dispatch, AckReceived(offsets(1)), 1.0) == []
     dropping = replace(POLICY, poison_policy=PoisonPolicy.DROP)
     assert step(dispatch, PolicyChanged(policy=dropping), 2.0) == [
-        Dropped(offsets(0)[0], Tries(2, 2, "bad")),
+        PoisonDropped(offsets(0)[0], Tries(2, 2, "bad")),
         SendRanges(A, ranges((2, 5)), 1),
     ]
     assert dispatch.progress.next_unacked == 2
@@ -388,7 +388,7 @@ def test_what_retention_removed_is_reported_and_not_waited_for() -> None:
 def test_a_seek_forgets_acks_and_delivers_from_there() -> None:
     dispatch = exclusive(committed=5)
     step(dispatch, AckReceived(ranges((0, 3))))
-    assert step(dispatch, Sought(1)) == [SendRanges(A, ranges((1, 5)), 1)]
+    assert step(dispatch, CursorReset(1)) == [SendRanges(A, ranges((1, 5)), 1)]
     assert dispatch.progress.next_unacked == 1
 
 

@@ -19,7 +19,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadataUtil, TableMetadataV2
 from pyiceberg.types import IntegerType, LongType, TimestamptzType
 
-from pydanube.core.history.tiers import RAW, Descriptor, History, Objects
+from pydanube.core.history.tiers import RAW, Descriptor, Objects, TopicHistory
 from pydanube.core.iceberg import avro
 from pydanube.core.iceberg.manifests import CUT, FOLDER, cut, manifest, schema
 from pydanube.core.iceberg.table import Derived, Share, derived, snapshot_id, table
@@ -50,7 +50,7 @@ def row_of(count: int, rows: int = 10) -> list[Descriptor]:
 
 
 def share(objects: Sequence[Descriptor], change: int = 1, part: int | None = None, **history: Any) -> Share:
-    told = History(epoch=3, change=change, changed_at=NOON + change * 1_000_000)
+    told = TopicHistory(epoch=3, change=change, changed_at=NOON + change * 1_000_000)
     return Share(part, 1, replace(told, **history), Objects(objects))
 
 
@@ -218,7 +218,7 @@ def test_an_older_history_key_that_does_not_say_when_is_as_old_as_its_newest_obj
 
 def test_a_change_of_any_partition_makes_a_greater_snapshot() -> None:
     def of(*changes: tuple[int, int]) -> int:
-        return snapshot_id([History(epoch=epoch, change=change) for epoch, change in changes])
+        return snapshot_id([TopicHistory(epoch=epoch, change=change) for epoch, change in changes])
 
     assert of((1, 1)) < of((1, 2)) < of((2, 1))
     assert of((1, 9), (1, 1)) < of((1, 9), (1, 2)) < of((2, 1), (1, 2)) < of((2, 1), (1, 2), (1, 1))

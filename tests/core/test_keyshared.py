@@ -9,6 +9,7 @@ from pydanube.core.dispatch.events import (
     AckRefused,
     Available,
     Blocked,
+    CursorReset,
     DeadLetter,
     DeadLettered,
     DeadLetterFailed,
@@ -26,7 +27,6 @@ from pydanube.core.dispatch.events import (
     Returned,
     SendRanges,
     Shipped,
-    Sought,
     Ticked,
     WakeAt,
     offsets,
@@ -226,7 +226,7 @@ def test_a_message_that_retention_takes_holds_its_key_no_longer_than_its_consume
     assert step(dispatch, Ticked(), 31.0) == [SendRanges(B, offsets(3), 1)]
     step(dispatch, LogTrimmed(4), 31.0)
     commit(dispatch, "x")
-    assert step(dispatch, Sought(4), 31.0) == [ReadKeys(ranges((4, 5))[0])]
+    assert step(dispatch, CursorReset(4), 31.0) == [ReadKeys(ranges((4, 5))[0])]
     assert dispatch.progress.next_unacked == 4
     assert dispatch.in_flight.count == 0
 

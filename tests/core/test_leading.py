@@ -20,7 +20,7 @@ from pydanube.core.cluster.leader import (
     plan_moves,
     start_of,
 )
-from pydanube.core.cluster.lifecycle import BrokerState, Drain, Lost, Mode
+from pydanube.core.cluster.lifecycle import BrokerLoss, BrokerMode, BrokerState, Drain
 from pydanube.core.cluster.load import LoadReport, LoadTally, TopicLoad, measure
 from pydanube.core.cluster.placement import Marker, Move, Rules
 from pydanube.core.names import BrokerId, TopicName
@@ -39,7 +39,7 @@ def world(
     **more: Any,
 ) -> World:
     """Three brokers, active and seen alive, unless it is said otherwise."""
-    modes = {b: BrokerState(mode=Mode.ACTIVE, session=SESSIONS[b]) for b in (A, B, C)}
+    modes = {b: BrokerState(mode=BrokerMode.ACTIVE, session=SESSIONS[b]) for b in (A, B, C)}
     empty: dict[str, Any] = {"lost": {}, "assigned": {}, "markers": {}, "reports": {}, "history": []}
     return World(
         alive={broker: SESSIONS[broker] for broker in alive},
@@ -92,20 +92,20 @@ def test_a_broker_seen_in_another_life_only_has_one_ttl_too() -> None:
 
 def test_a_broker_that_stopped_in_order_has_one_ttl_to_come_back() -> None:
     leader = leading()
-    left = world([A, B], states={C: BrokerState(mode=Mode.ACTIVE, session=30, has_left=True)})
+    left = world([A, B], states={C: BrokerState(mode=BrokerMode.ACTIVE, session=30, has_left=True)})
     assert step(leader, 0.0, left) == []
     assert step(leader, TTL, left) == [Declare(C, 30)]
 
 
 def test_nobody_is_declared_dead_twice() -> None:
-    assert step(leading(), 0.0, world([A, B], lost={C: (Lost(session=30), 9)})) == []
-    assert step(leading(), 0.0, world([A, B], lost={C: (Lost(session=29), 9)})) == [Declare(C, 30)]
+    assert step(leading(), 0.0, world([A, B], lost={C: (BrokerLoss(session=30), 9)})) == []
+    assert step(leading(), 0.0, world([A, B], lost={C: (BrokerLoss(session=29), 9)})) == [Declare(C, 30)]
 
 
 def test_what_a_dead_session_had_loses_its_owner_and_what_was_claimed_later_does_not() -> None:
     """Also when the broker is back already, and the leader that declared it died half-way."""
     for alive in ([A, B], [A, B, C]):
-        lost = {C: (Lost(session=30), 9)}
+        lost = {C: (BrokerLoss(session=30), 9)}
         assigned = {C: {T: 8, U: 10, V: 3}}
         assert step(leading(), 0.0, world(alive, lost=lost, assigned=assigned)) == [Abandon(C, (T, V))]
 
@@ -121,7 +121,7 @@ def test_new_topics_are_spread_over_active_brokers() -> None:
 
 def test_a_topic_without_a_candidate_waits_until_one_appears() -> None:
     leader = leading()
-    drained = BrokerState(mode=Mode.DRAINED)
+    drained = BrokerState(mode=BrokerMode.DRAINED)
     markers = {T: Marker(reason="unload", from_broker=A, ready=True)}
     nobody = world(states={B: drained, C: drained}, markers=markers)
     assert step(leader, 0.0, nobody) == []
@@ -130,9 +130,9 @@ def test_a_topic_without_a_candidate_waits_until_one_appears() -> None:
 
 def test_that_nobody_can_have_a_topic_is_said_once_after_a_moment_with_what_to_do() -> None:
     leader = leading()
-    drained = BrokerState(mode=Mode.DRAINED)
+    drained = BrokerState(mode=BrokerMode.DRAINED)
     lost = {T: Marker(reason="broker_lost", from_broker=C), V: Marker(reason="broker_lost", from_broker=C, wait=True)}
-    nobody = world([A, B], states={A: drained, B: drained}, lost={C: (Lost(session=30), 9)}, markers=lost)
+    nobody = world([A, B], states={A: drained, B: drained}, lost={C: (BrokerLoss(session=30), 9)}, markers=lost)
     assert step(leader, 0.0, nobody) == [] and leader.due == 1.0
     [said] = step(leader, 1.0, nobody)
     assert isinstance(said, NoBroker) and said.topics == (T,), "one that waits for its own broker is no error"
@@ -141,14 +141,14 @@ def test_that_nobody_can_have_a_topic_is_said_once_after_a_moment_with_what_to_d
     more = nobody._replace(markers={**lost, U: Marker(reason="broker_lost", from_broker=C)})
     [said] = [*step(leader, 51.0, more), *step(leader, 52.0, more)]
     assert isinstance(said, NoBroker) and said.topics == (U,)
-    assert step(leader, 53.0, world(lost={C: (Lost(session=30), 9)})) == []
+    assert step(leader, 53.0, world(lost={C: (BrokerLoss(session=30), 9)})) == []
     assert step(leader, 54.0, nobody) == []
     assert [type(each) for each in step(leader, 55.0, nobody)] == [NoBroker], "it is so again"
 
 
 def test_a_topic_that_leaves_the_only_active_broker_is_told_so() -> None:
     leader = leading()
-    drained = BrokerState(mode=Mode.DRAINED)
+    drained = BrokerState(mode=BrokerMode.DRAINED)
     nobody = world(states={B: drained, C: drained}, markers={T: Marker(reason="unload", from_broker=A, ready=True)})
     step(leader, 0.0, nobody)
     [said] = step(leader, 1.0, nobody)
@@ -159,7 +159,7 @@ def test_a_target_that_dies_or_is_drained_is_replaced_at_once() -> None:
     marker = Marker(reason="unload", from_broker=A, to=B)
     for waiting in (marker, marker.as_ready()):
         assert step(leading(), 0.0, world([A, C], saw=[A, C], markers={T: waiting})) == [Direct(T, C)]
-        drained = world(states={B: BrokerState(mode=Mode.DRAINED)}, markers={T: waiting})
+        drained = world(states={B: BrokerState(mode=BrokerMode.DRAINED)}, markers={T: waiting})
         assert step(leading(), 0.0, drained) == [Direct(T, C)]
 
 
@@ -189,7 +189,7 @@ def test_a_target_that_claims_one_topic_after_the_other_keeps_those_that_wait_ho
     """It has a topic every two seconds; the last of ten waits for twenty, and none is given to anybody else."""
     leader = leading()
     waiting = told(B, *(f"t{number}" for number in range(10)))
-    lost = {A: (Lost(session=10), 1)}
+    lost = {A: (BrokerLoss(session=10), 1)}
     claimed: dict[TopicName, int] = {}
     for number in range(200):
         if number and number % 20 == 0:
@@ -202,7 +202,7 @@ def test_a_target_that_claims_one_topic_after_the_other_keeps_those_that_wait_ho
 def test_a_target_that_claims_nothing_more_for_three_seconds_is_replaced_for_all_that_wait() -> None:
     leader = leading()
     waiting = told(B, "t0", "t1", "t2")
-    lost = {A: (Lost(session=10), 1)}
+    lost = {A: (BrokerLoss(session=10), 1)}
     first = world([B, C], saw=[B, C], lost=lost, markers=waiting)
     assert step(leader, 0.0, first) == []
     waiting = told(B, "t1", "t2")
@@ -241,7 +241,7 @@ def test_a_topic_that_somebody_else_took_is_no_claim_of_the_target() -> None:
 def test_a_broker_with_very_many_topics_loses_them_in_pieces() -> None:
     """So that the first are claimed while the others are still being written down."""
     topics = [TopicName(f"/default/t{number:03}") for number in range(450)]
-    lost, assigned = {C: (Lost(session=30), 9)}, dict.fromkeys(topics, 8)
+    lost, assigned = {C: (BrokerLoss(session=30), 9)}, dict.fromkeys(topics, 8)
     pieces = []
     while assigned:
         [abandon] = step(leading(), 0.0, world([A, B], lost=lost, assigned={C: dict(assigned)}))
@@ -307,7 +307,9 @@ def test_when_nobody_claims_everybody_is_asked_again_and_given_longer_each_round
 
 def test_the_only_candidate_is_waited_for() -> None:
     leader = leading()
-    asked = world([A], saw=[A], lost={b: (Lost(session=SESSIONS[b]), 1) for b in (B, C)}, markers={T: Marker(to=A)})
+    asked = world(
+        [A], saw=[A], lost={b: (BrokerLoss(session=SESSIONS[b]), 1) for b in (B, C)}, markers={T: Marker(to=A)}
+    )
     now = 0.0
     for _ in range(10):
         assert step(leader, now, asked) == []
@@ -318,16 +320,16 @@ def test_after_a_crash_the_broker_with_the_log_is_preferred_if_it_is_back_and_ac
     marker = Marker(reason="broker_lost", from_broker=C)
     loaded = {C: {TopicName(f"/default/c{n}"): 99 for n in range(5)}}
     assert step(leading(), 0.0, world(assigned=loaded, markers={T: marker})) == [Direct(T, C)]
-    drained = world(states={C: BrokerState(mode=Mode.DRAINED)}, markers={T: marker})
+    drained = world(states={C: BrokerState(mode=BrokerMode.DRAINED)}, markers={T: marker})
     [direct] = step(leading(), 0.0, drained)
     assert isinstance(direct, Direct) and direct.to in (A, B)
 
 
 def test_a_topic_that_waits_for_its_broker_goes_to_no_other_and_to_that_one_even_drained() -> None:
     marker = Marker(reason="broker_lost", from_broker=C, wait=True)
-    lost = {C: (Lost(session=30), 9)}
+    lost = {C: (BrokerLoss(session=30), 9)}
     assert step(leading(), 0.0, world([A, B], lost=lost, markers={T: marker})) == []
-    back = world(states={C: BrokerState(mode=Mode.DRAINED)}, markers={T: marker})
+    back = world(states={C: BrokerState(mode=BrokerMode.DRAINED)}, markers={T: marker})
     assert step(leading(), 0.0, back) == [Direct(T, C)]
 
 
@@ -344,7 +346,7 @@ def test_a_failed_move_is_forgotten_after_ten_seconds() -> None:
 
 def draining(parallel_max: int = 2, **filters: tuple[str, ...]) -> dict[BrokerId, BrokerState]:
     drain = Drain(parallel_max=parallel_max, **filters)
-    return {A: BrokerState(mode=Mode.DRAINING, reason="admin_unload", session=10, drain=drain)}
+    return {A: BrokerState(mode=BrokerMode.DRAINING, reason="admin_unload", session=10, drain=drain)}
 
 
 MANY = {A: {TopicName(f"/default/a{n}"): n + 1 for n in range(5)}}
@@ -380,7 +382,7 @@ def test_a_drain_of_some_namespaces_leaves_the_others() -> None:
 
 
 def test_a_drain_without_a_target_waits() -> None:
-    drained = BrokerState(mode=Mode.DRAINED)
+    drained = BrokerState(mode=BrokerMode.DRAINED)
     assert step(leading(), 0.0, world(states={**draining(), B: drained, C: drained}, assigned=MANY)) == []
 
 

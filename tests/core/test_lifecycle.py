@@ -8,12 +8,12 @@ import pytest
 
 from pydanube.core.cluster.lifecycle import (
     TTL_SECONDS,
+    BrokerLoss,
+    BrokerMode,
     BrokerRegistration,
     BrokerState,
     Drain,
     Known,
-    Lost,
-    Mode,
     RegistrationDecision,
     RegistrationVerdict,
     enter_running,
@@ -25,13 +25,13 @@ from pydanube.core.cluster.lifecycle import (
 
 HOME = "host-c:/data"
 OLD, NEW = 11, 22  # sessions
-ACTIVE = BrokerState(mode=Mode.ACTIVE, reason="boot", session=OLD)
-DEAD = Lost(session=OLD)
-LONG_AGO = Lost(session=5)  # some other life
+ACTIVE = BrokerState(mode=BrokerMode.ACTIVE, reason="boot", session=OLD)
+DEAD = BrokerLoss(session=OLD)
+LONG_AGO = BrokerLoss(session=5)  # some other life
 
 
 def entered(mode: str, reason: str, *, declared_dead: bool = False) -> RegistrationDecision:
-    return RegistrationDecision(RegistrationVerdict.ENTER, Mode(mode), reason, declared_dead)
+    return RegistrationDecision(RegistrationVerdict.ENTER, BrokerMode(mode), reason, declared_dead)
 
 
 # --- it runs, and its lease has run out -----------------------------------------------------------------------
@@ -62,7 +62,7 @@ def test_a_running_broker_is_drained_only_if_it_was_declared_dead(
 
 
 @pytest.mark.parametrize("lost", [None, DEAD])
-def test_a_running_broker_whose_id_another_process_has_stops(lost: Lost | None) -> None:
+def test_a_running_broker_whose_id_another_process_has_stops(lost: BrokerLoss | None) -> None:
     assert enter_running(Known(ACTIVE, lost, NEW, "elsewhere"), session=OLD).verdict is RegistrationVerdict.REPLACED
 
 
@@ -80,9 +80,10 @@ def test_a_running_broker_whose_id_another_process_has_stops(lost: Lost | None) 
         ("4: everything was down", Known(ACTIVE, None), entered("active", "full_cluster_restart")),
         ("4: the same, long after a life that was declared dead", Known(ACTIVE, LONG_AGO),
          entered("active", "full_cluster_restart")),
-        ("stopped in order and back in time", Known(BrokerState(mode=Mode.ACTIVE, session=OLD, has_left=True)),
+        ("stopped in order and back in time", Known(BrokerState(mode=BrokerMode.ACTIVE, session=OLD, has_left=True)),
          entered("active", "fast_restart")),
-        ("stopped in order, back too late", Known(BrokerState(mode=Mode.ACTIVE, session=OLD, has_left=True), DEAD),
+        ("stopped in order, back too late",
+         Known(BrokerState(mode=BrokerMode.ACTIVE, session=OLD, has_left=True), DEAD),
          entered("drained", "stale_restart", declared_dead=True)),
         ("drained by an operator, restarted at once", Known(ACTIVE.drained("drain_complete"), None, OLD, HOME),
          entered("drained", "drain_complete")),
@@ -104,7 +105,7 @@ def test_a_starting_broker_is_drained_only_if_it_was_declared_dead(
 
 def test_a_joining_broker_is_drained_at_its_first_start_and_what_it_was_at_later_ones() -> None:
     assert enter_starting(Known(), home=HOME, join=True) == entered("drained", "join")
-    joined = BrokerState(mode=Mode.DRAINED, reason="join", session=OLD)
+    joined = BrokerState(mode=BrokerMode.DRAINED, reason="join", session=OLD)
     assert enter_starting(Known(joined), home=HOME, join=True) == entered("drained", "join")
     active = joined.activated("admin_activate")
     assert enter_starting(Known(active, None, OLD, HOME), home=HOME, join=True) == entered("active", "fast_restart")
@@ -156,7 +157,7 @@ def test_values_come_back_as_they_were_written() -> None:
     assert BrokerRegistration.from_bytes(registration.to_bytes()) == registration
     assert json.loads(registration.to_bytes())["stream_url"] == "danube://b:6651"
     state = BrokerState(
-        mode=Mode.DRAINING,
+        mode=BrokerMode.DRAINING,
         reason="admin_unload",
         session=3,
         drain=Drain(parallel_max=2, include=("a",), exclude=("b",)),
@@ -165,18 +166,18 @@ def test_values_come_back_as_they_were_written() -> None:
     back = ACTIVE.rejoined("rejoined", 3, 1_700_000_000_000)
     assert BrokerState.from_bytes(back.to_bytes()) == back
     assert b"rejoin" not in ACTIVE.to_bytes() and b"rejoins" not in back.activated("admin_activate").to_bytes()
-    assert Lost.from_bytes(Lost(session=9, timestamp=4).to_bytes()) == Lost(session=9, timestamp=4)
+    assert BrokerLoss.from_bytes(BrokerLoss(session=9, timestamp=4).to_bytes()) == BrokerLoss(session=9, timestamp=4)
 
 
 def test_a_state_has_the_fields_of_the_document() -> None:
     stored = json.loads(ACTIVE.drained("registration_expired").to_bytes())
     assert (stored["mode"], stored["reason"]) == ("drained", "registration_expired")
-    assert BrokerState.from_bytes(b'{"mode": "active"}') == BrokerState(mode=Mode.ACTIVE)
+    assert BrokerState.from_bytes(b'{"mode": "active"}') == BrokerState(mode=BrokerMode.ACTIVE)
 
 
-@pytest.mark.parametrize("kind", [BrokerRegistration, BrokerState, Lost])
+@pytest.mark.parametrize("kind", [BrokerRegistration, BrokerState, BrokerLoss])
 @pytest.mark.parametrize("value", [b"", b"null", b"[]", b"7", b'{"mode": "busy"}', b'{"session": "x"}', b"\xff"])
-def test_foreign_values_are_nobodys(kind: type[BrokerRegistration | BrokerState | Lost], value: bytes) -> None:
+def test_foreign_values_are_nobodys(kind: type[BrokerRegistration | BrokerState | BrokerLoss], value: bytes) -> None:
     assert kind.from_bytes(value) is None
 
 

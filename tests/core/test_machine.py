@@ -24,10 +24,10 @@ from pydanube.core.dispatch.events import (
     Available,
     Blocked,
     ConsumerFinished,
+    CursorReset,
     DeadLetter,
     DeadLettered,
     DeadLetterFailed,
-    Dropped,
     Effect,
     Event,
     Expired,
@@ -42,6 +42,7 @@ from pydanube.core.dispatch.events import (
     LogTrimmed,
     NackReceived,
     NotHeld,
+    PoisonDropped,
     PolicyChanged,
     Ranges,
     ReadKeys,
@@ -49,7 +50,6 @@ from pydanube.core.dispatch.events import (
     Returned,
     SendRanges,
     Shipped,
-    Sought,
     Ticked,
     Voided,
     WakeAt,
@@ -135,8 +135,8 @@ class World:
     # --- one step, checked ------------------------------------------------------------------------------
 
     def step(self, event: Event) -> list[Effect]:
-        sought = isinstance(event, Sought)
-        if isinstance(event, Sought):
+        sought = isinstance(event, CursorReset)
+        if isinstance(event, CursorReset):
             self.held.clear()
             self.unseen.clear()
             self.done = set(range(max(event.offset, self.trimmed)))
@@ -162,7 +162,7 @@ class World:
             self.done |= acked
         self.forget_landed(event, held_before)
         self.forget_taken_from_silent()
-        if isinstance(event, PolicyChanged | Sought):
+        if isinstance(event, PolicyChanged | CursorReset):
             self.look_for_blocked()
         self.find_skipped(effects)
         for effect in effects:
@@ -192,7 +192,7 @@ class World:
 
     def find_skipped(self, effects: list[Effect]) -> None:
         """What is settled, and neither acknowledged nor given up, had a key that no consumer accepts."""
-        given_up = [effect.range for effect in effects if isinstance(effect, Dropped)]
+        given_up = [effect.range for effect in effects if isinstance(effect, PoisonDropped)]
         given_up += [part for effect in effects if isinstance(effect, Expired) for part in effect.ranges]
         settled = {*range(self.machine.progress.next_unacked), *flat(tuple(self.machine.progress.settled))}
         for offset in settled - self.done - set(flat(tuple(given_up))):
@@ -259,9 +259,9 @@ class World:
             case SendRanges(consumer, parts, attempt, _):
                 self.check_send(consumer, flat(parts), attempt)
                 self.shipping.append(effect)
-            case Dropped(part) | DeadLetter(part):
+            case PoisonDropped(part) | DeadLetter(part):
                 assert not set(flat((part,))) & self.held.keys()
-                if isinstance(effect, Dropped):
+                if isinstance(effect, PoisonDropped):
                     self.done |= set(flat((part,)))
                 else:
                     self.dead_letters |= set(flat((part,)))
@@ -486,7 +486,7 @@ class World:
             case "policy":
                 self.change(POISONS[b % 4])
             case "seek":
-                self.step(Sought(below_head[0].first))
+                self.step(CursorReset(below_head[0].first))
             case "dead lettered" if self.dead_letters:
                 offset = min(self.dead_letters)
                 self.dead_letters.discard(offset)

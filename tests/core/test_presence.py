@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pydanube.core.cluster.cluster_conditions import STALE_MS
-from pydanube.core.cluster.lifecycle import BrokerRegistration, BrokerState, Mode
+from pydanube.core.cluster.lifecycle import BrokerMode, BrokerRegistration, BrokerState
 from pydanube.core.cluster.presence import Attendance, Happening, Presence, PresenceChange
 from pydanube.core.names import BrokerId
 
@@ -71,7 +71,7 @@ def test_a_broker_that_dies_stays_listed_for_a_day_and_is_told_once() -> None:
 def test_one_that_stopped_in_order_did_not_die() -> None:
     story = Story()
     story.step(0, A)
-    left = BrokerState(mode=Mode.ACTIVE, has_left=True)
+    left = BrokerState(mode=BrokerMode.ACTIVE, has_left=True)
     (gone,) = story.step(5, states={A: left})
     assert gone.kind == "stopped" and story.records[A].in_order
     assert story.records[A].gone_ms == 5_000
@@ -94,7 +94,7 @@ def test_a_new_leader_gives_brokers_that_it_has_not_seen_the_time_of_a_lease() -
 
 
 def crashed(times: int) -> dict[BrokerId, BrokerState]:
-    return {A: BrokerState(mode=Mode.ACTIVE, crashes=times)}
+    return {A: BrokerState(mode=BrokerMode.ACTIVE, crashes=times)}
 
 
 def test_starts_that_follow_no_orderly_stop_are_counted() -> None:
@@ -113,7 +113,7 @@ def test_starts_that_follow_no_orderly_stop_are_counted() -> None:
 def test_orderly_restarts_are_not_counted_whether_or_not_the_leader_saw_them_stop() -> None:
     story = Story()
     story.step(0, A)
-    story.step(10, states={A: BrokerState(mode=Mode.ACTIVE, has_left=True)})
+    story.step(10, states={A: BrokerState(mode=BrokerMode.ACTIVE, has_left=True)})
     (back,) = story.step(20, A, session=8)
     (unseen,) = story.step(30, A, session=9)
     assert "is back" in back.sentence and "was restarted, in order" in unseen.sentence
@@ -122,10 +122,10 @@ def test_orderly_restarts_are_not_counted_whether_or_not_the_leader_saw_them_sto
 
 def test_a_broker_that_is_drained_or_activated_is_told() -> None:
     story = Story()
-    story.step(0, A, states={A: BrokerState(mode=Mode.ACTIVE)})
-    (drained,) = story.step(5, A, states={A: BrokerState(mode=Mode.DRAINED, reason="stale_restart")})
+    story.step(0, A, states={A: BrokerState(mode=BrokerMode.ACTIVE)})
+    (drained,) = story.step(5, A, states={A: BrokerState(mode=BrokerMode.DRAINED, reason="stale_restart")})
     assert drained.sentence == "broker host:6650 is drained (stale_restart)"
-    (active,) = story.step(6, A, states={A: BrokerState(mode=Mode.ACTIVE, reason="admin_activate")})
+    (active,) = story.step(6, A, states={A: BrokerState(mode=BrokerMode.ACTIVE, reason="admin_activate")})
     assert active.kind == "active"
 
 

@@ -12,36 +12,44 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube.core.commit.sessions import Sessions
-from pydanube.core.producing.machine import EAGER, LOOKS, RESEND_SECONDS, Meaning, ProducerMachine, State, meaning
+from pydanube.core.producing.machine import (
+    EAGER,
+    LOOKS,
+    RESEND_SECONDS,
+    Meaning,
+    ProducerMachine,
+    ProducingState,
+    meaning,
+)
 from pydanube.core.producing.values import (
+    AwaitTurn,
     Effect,
     Encode,
-    Ended,
-    EndTurn,
     Event,
     Expire,
     Fail,
-    Flushed,
+    FlushRequested,
     GiveUp,
+    HandleLost,
     Leaving,
-    Lost,
     NotEncoded,
     NoteNumbered,
     Opened,
-    Opening,
+    OpeningBegan,
     Overflowed,
     Parcel,
     Pause,
+    ProducerEnded,
     ProducerLimits,
     Reopen,
     Resolve,
     Resumed,
-    Send,
+    SendParcel,
     SessionLost,
+    SetTimer,
     TellLate,
-    Ticked,
-    TurnEnded,
-    WakeAt,
+    TimerFired,
+    TurnCame,
 )
 from pydanube.errors import (
     ClientClosed,
@@ -106,8 +114,8 @@ class Scene:
     encodes_at_once: bool = True
     machine: ProducerMachine[Box] = field(init=False)
     now: float = 100.0
-    sent: deque[Send[Box]] = field(default_factory=deque)  # without an answer, on this handle
-    effects: list[Effect[Box]] = field(default_factory=list)  # all but EndTurn, since the last look
+    sent: deque[SendParcel[Box]] = field(default_factory=deque)  # without an answer, on this handle
+    effects: list[Effect[Box]] = field(default_factory=list)  # all but AwaitTurn, since the last look
     stored: list[int] = field(default_factory=list)
     failed: dict[int, DanubeError] = field(default_factory=dict)
     encoding: Box | None = None
@@ -132,10 +140,10 @@ class Scene:
 
     def carry_out(self, effects: list[Effect[Box]]) -> None:
         for effect in effects:
-            if not isinstance(effect, EndTurn):
+            if not isinstance(effect, AwaitTurn):
                 self.effects.append(effect)
             match effect:
-                case EndTurn():
+                case AwaitTurn():
                     assert not self.turn_is_due, "a turn ends once"
                     self.turn_is_due = True
                 case Encode(box):
@@ -143,7 +151,7 @@ class Scene:
                     self.encoding = box
                     if self.encodes_at_once:
                         self.encode()
-                case Send():
+                case SendParcel():
                     self.sent.append(effect)
                     assert len(self.sent) <= self.in_flight_max
                 case Resolve(box):
@@ -153,8 +161,8 @@ class Scene:
                 case Reopen(error):
                     self.lose(error)
                 case GiveUp(error):
-                    self.feed(Ended(error))
-                case WakeAt(at):
+                    self.feed(ProducerEnded(error))
+                case SetTimer(at):
                     self.wake_at = at
                 case _:
                     pass
@@ -190,17 +198,17 @@ class Scene:
     def turn(self) -> None:
         while self.turn_is_due:
             self.turn_is_due = False
-            self.feed(TurnEnded())
+            self.feed(TurnCame())
 
     def send(self, *sizes: int) -> None:
         """Batches of so many messages, each at the end of a turn; the machine sends what it may."""
         for size in sizes:
             self.append(size)
-            self.feed(Flushed())
+            self.feed(FlushRequested())
             self.turn()
 
     def open(self, session: int = S, **changes: Any) -> Scene:
-        self.feed(Opening())
+        self.feed(OpeningBegan())
         event = Opened(
             producer_id=P if session else 0,
             session=session,
@@ -214,7 +222,7 @@ class Scene:
 
     def lose(self, error: DanubeError = AWAY) -> None:
         self.sent.clear()
-        self.feed(Lost(error))
+        self.feed(HandleLost(error))
 
     def answer(self, *answers: object) -> None:
         for answer in answers:
@@ -225,7 +233,7 @@ class Scene:
         until = self.now + seconds
         while self.wake_at is not None and self.wake_at <= until:
             self.now, self.wake_at = self.wake_at, None
-            self.feed(Ticked())
+            self.feed(TimerFired())
             self.turn()
         self.now = until
 
@@ -285,7 +293,7 @@ def test_a_batch_is_cut_before_the_message_that_does_not_fit() -> None:
     scene.append(1, size=41)
     scene.append(1, size=59)
     scene.append(1, size=1)
-    scene.feed(Flushed())
+    scene.feed(FlushRequested())
     scene.turn()
     assert scene.in_flight == [[0], [1, 2], [3]], "two messages of 100 bytes fit exactly"
 
@@ -295,7 +303,7 @@ def test_a_message_larger_than_a_batch_goes_alone() -> None:
     scene.append(1, size=10)
     scene.append(1, size=500)
     scene.append(1, size=10)
-    scene.feed(Flushed())
+    scene.feed(FlushRequested())
     scene.turn()
     assert scene.in_flight == [[0], [1], [2]]
 
@@ -323,7 +331,7 @@ def test_a_batch_lingers_and_flush_does_not_wait_for_it() -> None:
     scene.pass_time(0.1)
     assert scene.in_flight == [[0]]
     scene.append()
-    scene.feed(Flushed())
+    scene.feed(FlushRequested())
     scene.turn()
     assert scene.in_flight == [[0], [1]]
 
@@ -368,7 +376,7 @@ def test_nothing_is_sent_or_encoded_while_a_batch_is_being_encoded_elsewhere() -
     scene.turn()
     assert scene.look() == []
     scene.encode()
-    assert scene.in_flight == [[0, 1]] and [type(each) for each in scene.look()] == [Send, Encode]
+    assert scene.in_flight == [[0, 1]] and [type(each) for each in scene.look()] == [SendParcel, Encode]
 
 
 def test_a_batch_that_was_encoded_before_a_new_session_gets_its_number_there() -> None:
@@ -415,7 +423,9 @@ def test_what_passes_is_waited_for_and_then_everything_is_sent_again_unchanged(e
     scene.answer(error)
     scene.append()
     scene.turn()
-    assert scene.look()[1:] == [] and scene.machine.state is State.DRAINING, "nothing is sent before the last answer"
+    assert scene.look()[1:] == [] and scene.machine.state is ProducingState.DRAINING, (
+        "nothing is sent before the last answer"
+    )
     scene.answer(OutOfSequence(P, 2, 0))
     assert scene.look() == [Pause(error)] and scene.in_flight == []
     scene.turn()
@@ -538,7 +548,7 @@ def test_what_has_no_answer_is_sent_again_first_unchanged_and_in_order() -> None
     late = scene.sent[0]
     scene.lose()
     scene.append()
-    assert scene.in_flight == [] and scene.machine.state is State.AWAY
+    assert scene.in_flight == [] and scene.machine.state is ProducingState.AWAY
     scene.turn()
     scene.open()
     assert scene.in_flight == [[1, 2], [3]] and scene.sequences == [1, 3]
@@ -579,7 +589,7 @@ def test_a_stopped_log_is_left_and_everything_sent_again_elsewhere() -> None:
     scene.send(1)
     scene.answer(LogStopped("twice"))
     assert isinstance(scene.look()[-1], Reopen)
-    assert scene.machine.state is State.AWAY and scene.failed == {}
+    assert scene.machine.state is ProducingState.AWAY and scene.failed == {}
     scene.open()
     assert scene.in_flight == [[0]] and scene.sequences == [0]
 
@@ -623,7 +633,7 @@ def test_what_is_in_doubt_is_not_sent_again_after_a_day() -> None:
     scene.lose()
     scene.now += RESEND_SECONDS + 1
     scene.append()
-    scene.feed(Opening())
+    scene.feed(OpeningBegan())
     assert isinstance(scene.failed[0], SessionUnknown) and scene.machine.session == 0
     scene.open(session=S + 1)
     assert scene.in_flight == [[1]]
@@ -714,7 +724,7 @@ def test_an_error_that_passes_is_forgotten_with_its_connection() -> None:
     scene.answer(SLOW)
     scene.lose()
     scene.open()
-    assert scene.in_flight == [[0], [1]] and scene.machine.state is State.OPEN
+    assert scene.in_flight == [[0], [1]] and scene.machine.state is ProducingState.OPEN
 
 
 # --- ends ---------------------------------------------------------------------------------------------
@@ -726,7 +736,7 @@ def test_everything_fails_when_it_ends_wherever_it_is() -> None:
     scene.turn()
     scene.encode()
     [send] = scene.sent
-    scene.feed(Ended(closed))
+    scene.feed(ProducerEnded(closed))
     assert sorted(scene.failed) == [0, 1, 4], "the second is being encoded"
     scene.encode()
     assert sorted(scene.failed) == [0, 1, 2, 3, 4] and list(scene.machine.outstanding) == []
@@ -736,9 +746,18 @@ def test_everything_fails_when_it_ends_wherever_it_is() -> None:
 
 def test_after_the_end_nothing_happens_any_more() -> None:
     scene = Scene().open()
-    scene.feed(Ended(ClientClosed("it")))
+    scene.feed(ProducerEnded(ClientClosed("it")))
     scene.look()
-    for event in (Flushed(), TurnEnded(), Ticked(), Resumed(), Lost(AWAY), Opening(), Leaving(), Ended(AWAY)):
+    for event in (
+        FlushRequested(),
+        TurnCame(),
+        TimerFired(),
+        Resumed(),
+        HandleLost(AWAY),
+        OpeningBegan(),
+        Leaving(),
+        ProducerEnded(AWAY),
+    ):
         scene.feed(event)
     assert scene.look() == [] and not scene.turn_is_due
 
@@ -771,7 +790,7 @@ def test_who_goes_on_sending_is_told_in_time_all_the_same() -> None:
     scene = Scene(timeout=8.0)
     for _ in range(20):
         scene.append()
-        scene.feed(Flushed())
+        scene.feed(FlushRequested())
         scene.pass_time(0.5)
     assert any(isinstance(each, Expire) for each in scene.effects)
 
@@ -809,7 +828,7 @@ class ModelBroker:
     sessions: Sessions = field(default_factory=Sessions)
     session: int = 0
     stored: list[tuple[int, ...]] = field(default_factory=list)
-    asked: deque[tuple[Send[Box], int]] = field(default_factory=deque)  # with the number that it has
+    asked: deque[tuple[SendParcel[Box], int]] = field(default_factory=deque)  # with the number that it has
     is_well: bool = False
     hole: int | None = None  # was refused on this connection: what is behind it is not looked at
 
@@ -852,7 +871,7 @@ def test_whatever_a_broker_does_messages_end_once_and_in_order(seed: int, idempo
 
     def open_again() -> None:
         broker.hole = None
-        scene.feed(Opening())
+        scene.feed(OpeningBegan())
         if idempotent and (
             not scene.machine.session or not broker.session or (dice.random() < 0.1 and not broker.is_well)
         ):
@@ -903,25 +922,25 @@ def test_whatever_a_broker_does_messages_end_once_and_in_order(seed: int, idempo
         if choice < 0.4:
             scene.append(dice.randint(1, 5), size=dice.choice([1, 10, 400]))
         elif choice < 0.5:
-            scene.feed(Flushed())
+            scene.feed(FlushRequested())
         elif choice < 0.8 and broker.asked:
             answer()
-        elif choice < 0.85 and scene.machine.state is not State.AWAY:
+        elif choice < 0.85 and scene.machine.state is not ProducingState.AWAY:
             lose()
         elif choice < 0.9:
             scene.encode()
-        elif scene.machine.state is State.AWAY:
+        elif scene.machine.state is ProducingState.AWAY:
             open_again()
-        elif scene.machine.state is State.PAUSED:
+        elif scene.machine.state is ProducingState.PAUSED:
             scene.feed(Resumed())
         scene.turn()
         collect()
     broker.is_well = True
     while list(scene.machine.outstanding):
-        if scene.machine.state is State.AWAY:
+        if scene.machine.state is ProducingState.AWAY:
             open_again()
         scene.feed(Resumed())
-        scene.feed(Flushed())
+        scene.feed(FlushRequested())
         scene.turn()
         scene.encode()
         collect()

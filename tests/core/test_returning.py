@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pydanube.core.cluster.leader import Activate, Leading, World
-from pydanube.core.cluster.lifecycle import BrokerState, Lost, Mode
+from pydanube.core.cluster.lifecycle import BrokerLoss, BrokerMode, BrokerState
 from pydanube.core.cluster.placement import Rules
 from pydanube.core.cluster.returning import Waiting, delay, returned
 from pydanube.core.names import BrokerId
@@ -19,11 +19,11 @@ TTL = 32.0
 
 
 def active(broker: BrokerId, reason: str = "boot", **more: Any) -> BrokerState:
-    return BrokerState(mode=Mode.ACTIVE, reason=reason, session=SESSIONS[broker], **more)
+    return BrokerState(mode=BrokerMode.ACTIVE, reason=reason, session=SESSIONS[broker], **more)
 
 
 def drained(broker: BrokerId, reason: str = "stale_restart", **more: Any) -> BrokerState:
-    return BrokerState(mode=Mode.DRAINED, reason=reason, session=SESSIONS[broker], **more)
+    return BrokerState(mode=BrokerMode.DRAINED, reason=reason, session=SESSIONS[broker], **more)
 
 
 def world(states: Mapping[BrokerId, BrokerState], *gone: BrokerId, lost: Mapping[BrokerId, int] = {}) -> World:
@@ -31,7 +31,7 @@ def world(states: Mapping[BrokerId, BrokerState], *gone: BrokerId, lost: Mapping
         alive={broker: SESSIONS[broker] for broker in states if broker not in gone},
         witnessed={},
         states=states,
-        lost={broker: (Lost(session=session), 1) for broker, session in lost.items()},
+        lost={broker: (BrokerLoss(session=session), 1) for broker, session in lost.items()},
         assigned={},
         markers={},
         reports={},
@@ -64,14 +64,15 @@ def test_a_broker_that_was_away_is_activated_when_nobody_is_active(reason: str) 
 def test_a_broker_that_an_operator_drained_is_never_activated(reason: str) -> None:
     assert activated(leading(), 0.0, world({A: drained(A, reason)})) == []
     assert activated(leading(), 0.0, world({A: drained(A, reason), B: drained(B)})) == [B]
-    draining = BrokerState(mode=Mode.DRAINING, reason="stale_restart", session=10)
+    draining = BrokerState(mode=BrokerMode.DRAINING, reason="stale_restart", session=10)
     assert activated(leading(), 0.0, world({A: draining})) == []
 
 
 def test_a_broker_that_leaves_or_registers_anew_is_not_activated() -> None:
     assert activated(leading(), 0.0, world({A: drained(A, has_left=True)})) == []
     assert (
-        activated(leading(), 0.0, world({A: BrokerState(mode=Mode.DRAINED, reason="stale_restart", session=1)})) == []
+        activated(leading(), 0.0, world({A: BrokerState(mode=BrokerMode.DRAINED, reason="stale_restart", session=1)}))
+        == []
     )
 
 

@@ -139,7 +139,7 @@ def event(command: str, words: list[str], options: dict[str, str]) -> e.Event:
         case "trim":
             return e.LogTrimmed(int(words[0]))
         case "seek":
-            return e.Sought(int(words[0]))
+            return e.CursorReset(int(words[0]))
         case "keys":
             return e.Keyed(tuple((int(offset), key) for offset, key in options.items()))
         case "dead-lettered":
@@ -165,7 +165,7 @@ def text(effect: e.Effect) -> str:
         case e.Blocked(offset, tries, key):
             of_key = "" if key is None else f" key {key}"
             return f"blocked at {offset}{of_key} after {tries.deliveries}: {tries.reason or '-'}"
-        case e.Dropped(part, tries):
+        case e.PoisonDropped(part, tries):
             return f"drop {shown((part,))} after {tries.deliveries}: {tries.reason or '-'}"
         case e.Expired(gone):
             return f"expired {shown(gone)}"

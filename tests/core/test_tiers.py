@@ -18,11 +18,11 @@ from pydanube.core.history.tiers import (
     MIB,
     RAW,
     Descriptor,
-    History,
     Objects,
     Retention,
     SteadyTime,
     TierConfig,
+    TopicHistory,
     descriptors_to_move,
     epoch_of_name,
     first_kept,
@@ -71,13 +71,13 @@ def test_descriptor_and_history_survive_storing_and_ignore_what_a_newer_version_
     assert Descriptor.from_bytes(one.to_bytes()) == one
     newer = json.dumps({**one.to_json(), "colour": "green"}).encode()
     assert Descriptor.from_bytes(newer) == one
-    history = History(first_offset=5, manifest="m", manifest_end=9, manifest_crc=1, epoch=2, change=3)
-    assert History.from_bytes(history.to_bytes()) == history
-    assert History.from_bytes(b"{}") == History()
+    history = TopicHistory(first_offset=5, manifest="m", manifest_end=9, manifest_crc=1, epoch=2, change=3)
+    assert TopicHistory.from_bytes(history.to_bytes()) == history
+    assert TopicHistory.from_bytes(b"{}") == TopicHistory()
 
 
 def test_a_history_says_when_it_was_changed_and_a_clock_that_was_set_back_does_not_move_it_back() -> None:
-    before = History.from_bytes(b'{"first_offset": 5, "epoch": 2, "change": 3}')
+    before = TopicHistory.from_bytes(b'{"first_offset": 5, "epoch": 2, "change": 3}')
     assert before.changed_at == 0  # written by an older version
     changed = before.changed(2, 4, 1_000)
     assert (changed.first_offset, changed.epoch, changed.change, changed.changed_at) == (5, 2, 4, 1_000)

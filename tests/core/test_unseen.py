@@ -9,6 +9,7 @@ from pydanube.core.dispatch.events import (
     Activated,
     Available,
     ConsumerFinished,
+    CursorReset,
     Effect,
     Granted,
     Handed,
@@ -20,7 +21,6 @@ from pydanube.core.dispatch.events import (
     Returned,
     SendRanges,
     Shipped,
-    Sought,
     Ticked,
     WakeAt,
     offsets,
@@ -254,7 +254,7 @@ def test_a_stopped_consumer_gets_nothing_and_may_acknowledge() -> None:
 
 def test_a_seek_and_a_takeover_leave_nothing_unseen() -> None:
     machine = shared(5, joined(A, 5))
-    told(machine, Sought(5))
+    told(machine, CursorReset(5))
     assert machine.standing().unseen == 0
     machine = shared(5, joined(A, 5))
     told(machine, joined(A, 0), 1.0)

@@ -14,6 +14,7 @@ from pydanube.core.dispatch.delivery import FailurePolicy, PoisonPolicy
 from pydanube.core.dispatch.events import (
     AckReceived,
     Available,
+    CursorReset,
     Effect,
     Event,
     Expired,
@@ -26,7 +27,6 @@ from pydanube.core.dispatch.events import (
     ReadKeys,
     SendRanges,
     Shipped,
-    Sought,
     Ticked,
     WakeAt,
     offsets,
@@ -177,7 +177,7 @@ def test_a_policy_change_and_a_seek_are_short_too() -> None:
     subscription = Subscription("shared", scattered())
     subscription.hear(Joined(A))
     subscription.hear(PolicyChanged(policy=FailurePolicy(max_redelivery_count=1)))
-    subscription.hear(Sought(0))
+    subscription.hear(CursorReset(0))
     assert subscription.costliest[0] <= TOUCHED_MAX, subscription.costliest
 
 

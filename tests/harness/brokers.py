@@ -24,7 +24,7 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 from pydanube.broker import service
-from pydanube.broker.outbox import Delivered, Outbox
+from pydanube.broker.outbox import DeliveredMessage, Outbox
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
@@ -262,7 +262,7 @@ async def publish_many(topic: Topic, count: int, *, at_once: int = 100) -> None:
 
 class Arrival(NamedTuple):
     at: float
-    delivered: Delivered
+    delivered: DeliveredMessage
 
 
 class Stream:

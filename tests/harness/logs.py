@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
-from pydanube.core.commit.values import Receipt
+from pydanube.core.commit.values import CommitReceipt
 from pydanube.errors import DiskFailed
 from pydanube.formats.batch import Batch, Envelope, encode, messages, rows_of
 from pydanube.formats.segment import (
@@ -381,7 +381,7 @@ def texts(batches: Sequence[Batch]) -> list[str]:
     return [message.payload.decode().rstrip(".") for each in batches for message in messages(each)]
 
 
-async def fill(log: TopicLog, *payloads: str) -> list[Receipt]:
+async def fill(log: TopicLog, *payloads: str) -> list[CommitReceipt]:
     """Appends one batch after the other: each is a group of its own."""
     return [await log.append(batch(payload, topic=log.topic)) for payload in payloads]
 

@@ -25,7 +25,7 @@ from typing import Any, Final, cast
 from pydanube.cluster import ClusterNode, Identity
 from pydanube.config import LoadManagerConfig
 from pydanube.core import keys
-from pydanube.core.cluster.lifecycle import BrokerState, Lost, RegistrationDecision
+from pydanube.core.cluster.lifecycle import BrokerLoss, BrokerState, RegistrationDecision
 from pydanube.core.cluster.load import LoadReport, TopicLoad
 from pydanube.core.cluster.placement import BROKER_LOST, Marker
 from pydanube.core.history.ownership import Owner
@@ -376,7 +376,7 @@ class Town:
         if before is None or before.session == state.session or before.reason == state.reason:
             return  # it was so before
         item = self.store.at(keys.lost(broker))
-        lost = Lost.from_bytes(item) if item else None
+        lost = BrokerLoss.from_bytes(item) if item else None
         if lost is None or lost.session != before.session:
             self.complain(f"{now()}: broker {broker} is drained, and nobody declared it dead")
 

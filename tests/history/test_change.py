@@ -12,10 +12,10 @@ import pytest
 from pydanube.core import keys
 from pydanube.core.commit.sessions import Sessions, Stored
 from pydanube.core.history.ownership import void_to_bytes
-from pydanube.core.history.tiers import Descriptor, History, Objects, TierConfig
+from pydanube.core.history.tiers import Descriptor, Objects, TierConfig, TopicHistory
 from pydanube.core.names import TopicName
 from pydanube.errors import Conflict, OwnershipLost, Unreachable
-from pydanube.history.change import HistoryChange, Known, StoredManifest, Void
+from pydanube.history.change import HistoryChange, KnownHistory, StoredManifest, Void
 from pydanube.history.tier import TopicTier
 from pydanube.ports import Compare, Delete, Put, Revision
 from pydanube.stores.metadata.memory import MemoryMetadataStore
@@ -115,7 +115,7 @@ def test_a_change_writes_descriptors_then_deletes_then_voids_and_what_else_goes_
 
 
 def test_objects_that_are_replaced_are_undescribed_and_so_is_the_manifest_before() -> None:
-    known = Known(History(manifest="old", manifest_end=10), Objects([described(0, 10), described(10, 20)]))
+    known = KnownHistory(TopicHistory(manifest="old", manifest_end=10), Objects([described(0, 10), described(10, 20)]))
     merge = HistoryChange(added=[described(0, 20, "both")], replaced=list(known.objects))
     assert known.undescribed(merge) == [each.object_id for each in known.objects]
     assert [each.object_id for each in known.after(merge).objects] == ["both"]
@@ -128,19 +128,19 @@ def test_objects_that_are_replaced_are_undescribed_and_so_is_the_manifest_before
 
 def test_history_that_begins_later_has_expired_keys_and_no_manifest_that_lists_nothing() -> None:
     objects = Objects([described(0, 10), described(10, 20), described(20, 30)], {described(0, 10).object_id})
-    known = Known(History(manifest="list", manifest_end=10, manifest_crc=7), objects)
+    known = KnownHistory(TopicHistory(manifest="list", manifest_end=10, manifest_crc=7), objects)
     change = HistoryChange(first_offset=20)
     after = known.after(change)
     assert list(after.objects) == [described(20, 30)]
     assert list(after.expired) == [described(10, 20)]  # the other one has no key
-    assert after.history == History(first_offset=20)
+    assert after.history == TopicHistory(first_offset=20)
     assert known.undescribed(change) == [described(0, 10).object_id, described(10, 20).object_id, "list"]
     assert after.after(HistoryChange(expired=after.expired)).expired == []
 
 
 def test_a_change_that_makes_objects_overlap_is_refused_before_it_is_written() -> None:
     with pytest.raises(ValueError, match="overlaps"):
-        Known(objects=Objects([described(0, 10)])).after(HistoryChange(added=[described(9, 12)]))
+        KnownHistory(objects=Objects([described(0, 10)])).after(HistoryChange(added=[described(9, 12)]))
 
 
 # --- the table of `TopicTier.apply` ---------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.history.coverage import CoverageRange, Where
 from pydanube.core.history.ownership import Orphan, Owner, void_to_bytes
-from pydanube.core.history.tiers import RAW, Descriptor, History, Retention, TierConfig
+from pydanube.core.history.tiers import RAW, Descriptor, Retention, TierConfig, TopicHistory
 from pydanube.core.names import TopicName
 from pydanube.errors import OwnershipLost, TopicUnknown, Unreachable
 from pydanube.formats.batch import load
@@ -339,7 +339,7 @@ async def test_without_its_manifest_nothing_is_known_and_nothing_goes() -> None:
     listed = [(await scene.descriptor(start)).to_json() for start in (0, 50)]
     await scene.objects.put(f"default/orders/{name}", [json.dumps({"format": 1, "objects": listed}).encode()])
     await scene.write(
-        Put(keys.history(ORDERS), History(manifest=name, manifest_end=100).to_bytes()),
+        Put(keys.history(ORDERS), TopicHistory(manifest=name, manifest_end=100).to_bytes()),
         *(Delete(keys.storage_object(ORDERS, start)) for start in (0, 50)),
     )
     assert (await scene.verify()).ok

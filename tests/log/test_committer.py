@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pydanube.core.commit.values import Receipt
+from pydanube.core.commit.values import CommitReceipt
 from pydanube.errors import ConfigError, DiskFull, LogClosed, LogStopped, OutOfSequence
 from pydanube.formats.batch import Batch
 from pydanube.log.commit_context import EncodedPart
@@ -34,13 +34,13 @@ async def topics(wal: Wal, count: int, epoch: int = 1) -> list[TopicLog]:
     return [await wal.topic(f"/default/t{n}", epoch=epoch) for n in range(count)]
 
 
-async def append_together(logs: Sequence[TopicLog], *payloads: str) -> list[Receipt]:
+async def append_together(logs: Sequence[TopicLog], *payloads: str) -> list[CommitReceipt]:
     """One batch per topic and payload, all queued before anything is written."""
     futures = [log.submit(batch(payload, topic=log.topic)) for payload in payloads for log in logs]
     return [await future for future in futures]
 
 
-def outcomes(futures: Sequence[asyncio.Future[Receipt]]) -> list[object]:
+def outcomes(futures: Sequence[asyncio.Future[CommitReceipt]]) -> list[object]:
     """Offsets of the stored ones, error types of the refused."""
     found: list[object] = []
     for future in futures:
@@ -125,7 +125,7 @@ async def test_nothing_is_acknowledged_or_visible_before_the_sync_has_returned()
     assert await log.read(1) == []
     assert log.held() == [(0, 1)]
     machine.disk.release_syncs()
-    assert await done == Receipt(1, 1, "fsync")
+    assert await done == CommitReceipt(1, 1, "fsync")
     assert log.current_offset() == 3
     assert texts([await following]) == ["a", "b"]
     assert await contents(log) == numbered("before", "a", "b")
@@ -370,7 +370,7 @@ async def test_durability_os_acknowledges_without_a_sync_and_says_so_in_the_rece
     log = await wal.topic(TOPIC, epoch=1, durability="os")
     await fill(log, "first")
     machine.disk.hold_syncs()
-    assert await log.append(batch("a")) == Receipt(1, 1, "os")
+    assert await log.append(batch("a")) == CommitReceipt(1, 1, "os")
     assert await contents(log) == numbered("first", "a")
     machine.disk.release_syncs()
 
@@ -417,7 +417,7 @@ async def test_a_failed_sync_ends_the_segment_at_its_last_good_sync_and_the_grou
     (old,) = log.segments
     end = old.end
     machine.disk.sync_failures = [old.path]
-    assert await log.append(batch("c", "d")) == Receipt(2, 1, "fsync")
+    assert await log.append(batch("c", "d")) == CommitReceipt(2, 1, "fsync")
     first, second = log.segments
     assert (first.end, second.header.previous_id, second.header.previous_end) == (end, first.segment_id, end)
     await fill(log, "e")
@@ -748,7 +748,7 @@ async def test_too_much_in_the_queue_makes_appends_wait_their_turn() -> None:
     made: list[Batch] = [batch(f"{n}") for n in range(30)]
     appends = [asyncio.ensure_future(log.append(each)) for each in made]
     await settle()
-    waiting: list[asyncio.Future[Receipt]] = [asyncio.ensure_future(log.append(batch("more")))]
+    waiting: list[asyncio.Future[CommitReceipt]] = [asyncio.ensure_future(log.append(batch("more")))]
     await settle()
     assert wal.committer.pending_bytes <= 31 * made[0].header.size_bytes
     machine.disk.release_syncs()

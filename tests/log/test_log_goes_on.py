@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pydanube.core.commit.values import Receipt
+from pydanube.core.commit.values import CommitReceipt
 from pydanube.core.names import TopicName
 from pydanube.errors import DiskFull, LogStopped
 from pydanube.history.leftovers import remove_files
@@ -26,7 +26,7 @@ async def topics(wal: Wal, count: int, epoch: int = 1) -> list[TopicLog]:
     return [await wal.topic(f"/default/t{n}", epoch=epoch) for n in range(count)]
 
 
-async def append_together(logs: Sequence[TopicLog], payload: str) -> list[Receipt]:
+async def append_together(logs: Sequence[TopicLog], payload: str) -> list[CommitReceipt]:
     futures = [log.submit(batch(payload, topic=log.topic)) for log in logs]
     return [await future for future in futures]
 

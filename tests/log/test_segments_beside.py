@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pydanube.core.commit.machine import ROLL_EARLY
-from pydanube.core.commit.values import Receipt
+from pydanube.core.commit.values import CommitReceipt
 from pydanube.errors import DiskFailed, DiskFull, LogClosed, LogStopped, ResourcesShort
 from pydanube.log.committer import Committer
 from pydanube.log.layout import JOURNALS
@@ -53,7 +53,7 @@ def slow_names(machine: Machine, seconds: float, part: str = "cold") -> list[int
 
 
 async def longest_commit(
-    machine: Machine, busy: TopicLog, while_: Sequence[asyncio.Future[Receipt]], pause: float = 0.001
+    machine: Machine, busy: TopicLog, while_: Sequence[asyncio.Future[CommitReceipt]], pause: float = 0.001
 ) -> float:
     """Of appends to `busy`, one after the other, as long as those are undecided."""
     longest = 0.0

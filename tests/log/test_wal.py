@@ -12,7 +12,7 @@ import pytest
 from crc32c import crc32c
 
 from pydanube.core.commit import machine as commit_machine
-from pydanube.core.commit.values import Receipt
+from pydanube.core.commit.values import CommitReceipt
 from pydanube.errors import (
     ConfigError,
     DirectoryInUse,
@@ -230,7 +230,7 @@ async def test_a_topic_that_moved_in_starts_where_the_seal_says_and_the_hole_nam
     # Another broker had it from 3 to 21; its seal says so.
     log = await wal.topic(TOPIC, epoch=3, start_offset=22)
     assert log.current_offset() == 22
-    assert (await fill(log, "22"))[0] == Receipt(22, 3, "fsync")
+    assert (await fill(log, "22"))[0] == CommitReceipt(22, 3, "fsync")
     assert log.held() == [(0, 3), (22, 23)]
     assert log.first_offset == 0
     for offset in (3, 21):
@@ -338,7 +338,7 @@ async def test_a_resent_batch_gets_its_old_receipt_and_is_not_stored_twice_also_
         assert [await log.append(each) for each in made] == [each._replace(duplicate=True) for each in receipts]
         assert log.current_offset() == 16
         receipt = await log.append(producer.make("next"))
-        assert receipt == Receipt(16, 2, "fsync")
+        assert receipt == CommitReceipt(16, 2, "fsync")
 
 
 @simulated
@@ -373,7 +373,10 @@ async def test_a_duplicate_inside_one_group_shares_the_fate_of_the_first() -> No
     assert machine.disk.syncs_waiting == 1
     assert not any(each.done() for each in twice)
     machine.disk.release_syncs()
-    assert [await each for each in twice] == [Receipt(0, 1, "fsync"), Receipt(0, 1, "fsync", duplicate=True)]
+    assert [await each for each in twice] == [
+        CommitReceipt(0, 1, "fsync"),
+        CommitReceipt(0, 1, "fsync", duplicate=True),
+    ]
     assert await contents(log) == numbered("a")
 
 
@@ -392,8 +395,8 @@ async def test_a_duplicate_inside_a_group_that_fails_fails_too_and_can_be_sent_a
     assert [type(each.exception()).__name__ for each in twice] == ["DiskFull", "DiskFull"]
     machine.hardware.capacity_bytes = None
     await machine.clock.sleep(1)
-    assert await log.append(made) == Receipt(1, 1, "fsync")
-    assert await log.append(made) == Receipt(1, 1, "fsync", duplicate=True)
+    assert await log.append(made) == CommitReceipt(1, 1, "fsync")
+    assert await log.append(made) == CommitReceipt(1, 1, "fsync", duplicate=True)
     assert log.current_offset() == 2
 
 

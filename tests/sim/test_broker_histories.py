@@ -25,7 +25,7 @@ import pytest
 
 from pydanube.broker import topic_reader
 from pydanube.broker.cursors import Cursors
-from pydanube.broker.outbox import Delivered, Outbox
+from pydanube.broker.outbox import DeliveredMessage, Outbox
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
@@ -229,7 +229,7 @@ class History:
                 if not self.calm and self.dice.random() < 0.1:
                     await self.clock.sleep(12)  # subscribed, and no stream
                     continue
-                outbox: Outbox[Delivered] = self.process.run(subscription.attach, identity)
+                outbox: Outbox[DeliveredMessage] = self.process.run(subscription.attach, identity)
             except (ProcessDied, DanubeError):
                 if not self.process.alive:
                     return
@@ -243,7 +243,7 @@ class History:
             await self.clock.sleep(self.dice.choice((0.0, 0.3)))
 
     async def _read(
-        self, ledger: Ledger, subscription: Subscription, outbox: Outbox[Delivered], until: float | None
+        self, ledger: Ledger, subscription: Subscription, outbox: Outbox[DeliveredMessage], until: float | None
     ) -> None:
         while True:
             try:

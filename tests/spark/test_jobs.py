@@ -27,7 +27,7 @@ from pydanube.pipeline.report import QueryWatch
 from pydanube.pipeline.run import reason
 from pydanube.pipeline.tables import QUERY
 from pydanube.spark.options import CONNECTION_OPTIONS, BrokerOptions, QueryOptions
-from pydanube.spark.plan import Share, layout
+from pydanube.spark.plan import TaskShare, layout
 from pydanube.spark.reach import Reach
 from pydanube.spark.rows import Wanted, read_share
 from tests.e2e.processes import until
@@ -270,7 +270,7 @@ def test_compaction_makes_few_objects_of_many_and_readers_notice_nothing(spark: 
         place.upload(topic)
     with Reach(BrokerOptions.of(QueryOptions({"service.url": place.url}, CONNECTION_OPTIONS))) as reach:
         [state] = reach.states([topic])
-        share = Share(tuple(layout(state, 0, 60).pieces))
+        share = TaskShare(tuple(layout(state, 0, 60).pieces))
         reading = read_share(reach, share, Wanted(("payload",), urls={topic: place.storage_url}))
         seen = next(reading).column("payload").to_pylist()
         consuming = Consuming(place, topic)

@@ -12,7 +12,7 @@ import pytest
 from pydanube.errors import DeadlineExceeded, InvalidObject, ObjectDamaged, TopicUnknown, Unreachable
 from pydanube.history import object_builder
 from pydanube.spark.options import CONNECTION_OPTIONS, BrokerOptions, QueryOptions
-from pydanube.spark.plan import Share, TopicState, layout
+from pydanube.spark.plan import TaskShare, TopicState, layout
 from pydanube.spark.reach import Reach
 from pydanube.spark.rows import Wanted, read_share
 from tests.e2e.objectstores import S3Server
@@ -24,7 +24,7 @@ def reach(**options: str) -> Reach:
 
 
 def payloads(through: Reach, state: TopicState) -> list[bytes]:
-    share = Share(tuple(layout(state, state.first_offset, state.head).pieces))
+    share = TaskShare(tuple(layout(state, state.first_offset, state.head).pieces))
     wanted = Wanted(("payload",), urls={state.topic: state.storage_url or ""})
     return [text for batch in read_share(through, share, wanted) for text in batch.column("payload").to_pylist()]
 
@@ -109,7 +109,7 @@ def test_a_range_that_changes_its_place_while_it_is_read_comes_once_and_in_order
     place.send(topic, numbers(90, 100))
     with reach(**{"service.url": place.url}) as through:
         [state] = through.states([topic])
-        share = Share(tuple(layout(state, 0, 100).pieces))
+        share = TaskShare(tuple(layout(state, 0, 100).pieces))
         seen: list[bytes] = []
         for batch in read_share(through, share, Wanted(("payload",), urls={topic: place.storage_url})):
             seen += batch.column("payload").to_pylist()
@@ -138,7 +138,7 @@ def test_history_in_s3_is_read_from_there_with_the_keys_that_the_query_was_given
         with reach(**{"storage.url": far.storage_url, **options}) as offline:
             [state] = offline.states([topic])
             assert payloads(offline, state) == numbers(0, 40)
-            some = Share(tuple(layout(state, 15, 25).pieces))
+            some = TaskShare(tuple(layout(state, 15, 25).pieces))
             wanted = Wanted(("offset",), urls={topic: far.storage_url})
             found = [
                 offset for batch in read_share(offline, some, wanted) for offset in batch.column("offset").to_pylist()

@@ -25,7 +25,7 @@ from random import Random
 from typing import Any, Final, NamedTuple, cast
 
 import pydanube
-from pydanube.client.messages import Delivery, MessageBatch, SubscriptionType
+from pydanube.client.messages import MessageBatch, ReceivedBatch, SubscriptionType
 from pydanube.errors import DanubeError
 from pydanube.testing.history import Acked, Done, Got, Sent, Subscribed
 from tools.chaos.net import Network
@@ -255,7 +255,7 @@ class Clients:
                 async with self._client.consumer(
                     wanted.topic, subscription=wanted.name, name=name, type=wanted.kind, timeout=PATIENCE_SECONDS
                 ) as consumer:
-                    acked: list[tuple[Delivery, int]] = []
+                    acked: list[tuple[ReceivedBatch, int]] = []
                     flushing = asyncio.create_task(self._flush(consumer, wanted, acked))
                     try:
                         await self._receive(consumer, wanted, name, acked)
@@ -268,7 +268,7 @@ class Clients:
                 await asyncio.sleep(1.0)
 
     async def _receive(
-        self, consumer: pydanube.Consumer, wanted: Wanted, name: str, acked: list[tuple[Delivery, int]]
+        self, consumer: pydanube.Consumer, wanted: Wanted, name: str, acked: list[tuple[ReceivedBatch, int]]
     ) -> None:
         recorder = self._recorder
         while (delivery := await consumer.next_delivery()) is not None:
@@ -287,7 +287,7 @@ class Clients:
             await MessageBatch(delivery).ack()
             acked.append((delivery, epoch))
 
-    async def _flush(self, consumer: pydanube.Consumer, wanted: Wanted, acked: list[tuple[Delivery, int]]) -> None:
+    async def _flush(self, consumer: pydanube.Consumer, wanted: Wanted, acked: list[tuple[ReceivedBatch, int]]) -> None:
         """Acknowledgements travel together; they count when the broker has applied them."""
         recorder = self._recorder
         done = recorder.done.setdefault((wanted.topic, wanted.name), set())
@@ -308,7 +308,7 @@ class Clients:
                         done.add(offset)
                         recorder.add(Done(wanted.topic, wanted.name, offset, known, recorder.now()))
 
-    def _epoch(self, delivery: Delivery) -> int:
+    def _epoch(self, delivery: ReceivedBatch) -> int:
         link = delivery.lane.link
         if link is None or delivery.generation != delivery.lane.machine.generation:
             return 0

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pydanube.broker.any_topic import AnySubscription, AnyTopic
-from pydanube.broker.outbox import AnyOutbox, Delivered, DeliveredBatch, Recalled
+from pydanube.broker.outbox import AnyOutbox, DeliveredBatch, DeliveredMessage, RecalledRanges
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.core.dispatch.consumer_window import Permits
@@ -335,7 +335,7 @@ class Clients:
         label = life(topic.name, topic.ownership.created)
         native = native and topic.reliable
         hands_over = native and consumer == "c0"  # others are of before that was possible
-        unseen: deque[Delivered] = deque()  # in the consumer's own queue
+        unseen: deque[DeliveredMessage] = deque()  # in the consumer's own queue
         if topic.reliable:
             identity = await topic.subscribe(name, kind, consumer, (), 0, native=native, hands_over=hands_over)
         else:
@@ -356,7 +356,7 @@ class Clients:
                 items: list[Any] = await outbox.get() if len(outbox) or outbox.is_over or not unseen else []
                 if not items and (outbox.is_over or not unseen):
                     return
-                messages: list[Delivered] = items
+                messages: list[DeliveredMessage] = items
                 if native and subscription.reliable:
                     messages = _rows([each for each in items if isinstance(each, DeliveredBatch)])
                 if subscription.reliable:
@@ -424,13 +424,13 @@ class Clients:
 def _taken(
     subscription: Subscription,
     identity: ConsumerId,
-    unseen: deque[Delivered],
-    came: list[Delivered],
+    unseen: deque[DeliveredMessage],
+    came: list[DeliveredMessage],
     items: list[Any],
-) -> list[Delivered]:
+) -> list[DeliveredMessage]:
     """A consumer with a queue of its own: takes half of it at a time, says so, and gives back what it is asked for."""
     unseen.extend(came)
-    for recalled in (each for each in items if isinstance(each, Recalled)):
+    for recalled in (each for each in items if isinstance(each, RecalledRanges)):
         back = [each for each in unseen if any(first <= each.offset < end for first, end in recalled.ranges)]
         for each in back:
             unseen.remove(each)
@@ -442,12 +442,12 @@ def _taken(
     return taken
 
 
-def _rows(items: Sequence[DeliveredBatch]) -> list[Delivered]:
+def _rows(items: Sequence[DeliveredBatch]) -> list[DeliveredMessage]:
     """What is meant of batches, message by message."""
-    found: list[Delivered] = []
+    found: list[DeliveredMessage] = []
     for batch, ranges, attempt, _ in items:
         base, rows = batch.header.base_offset, messages_of(batch)
-        found += [Delivered(at, rows[at - base], attempt) for first, end in ranges for at in range(first, end)]
+        found += [DeliveredMessage(at, rows[at - base], attempt) for first, end in ranges for at in range(first, end)]
     return found
 
 

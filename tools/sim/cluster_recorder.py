@@ -18,8 +18,7 @@ from pydanube.core import keys, policies
 from pydanube.core.cluster.lifecycle import BrokerRegistration
 from pydanube.core.dispatch.delivery import FailurePolicy, PoisonPolicy
 from pydanube.core.history.ownership import Orphan, Owner, Seal, reserve_from_bytes, void_end
-from pydanube.core.history.tiers import Descriptor
-from pydanube.core.history.tiers import History as Past
+from pydanube.core.history.tiers import Descriptor, TopicHistory
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import DataDamaged, OffsetOutOfRange
 from pydanube.ports import Clock, Delete, Put
@@ -96,7 +95,7 @@ class Recorder:
                 case "objects":
                     self._described(topic, Descriptor.from_bytes(value))
                 case "history":
-                    self._moved_first(topic, Past.from_bytes(value).first_offset)
+                    self._moved_first(topic, TopicHistory.from_bytes(value).first_offset)
                 case "state":
                     self._sealed[topic] = Seal.from_bytes(value).next_offset
                 case "orphans":

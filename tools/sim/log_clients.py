@@ -15,7 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from pydanube.core.commit.sessions import RECENT_MAX
-from pydanube.core.commit.values import Receipt
+from pydanube.core.commit.values import CommitReceipt
 from pydanube.errors import (
     DanubeError,
     DiskFull,
@@ -59,7 +59,7 @@ class IdempotentProducer:
         self._sent_at: dict[int, float] = {}  # by number
         self._unknown: set[int] = set()  # perhaps stored, by an owner that was not allowed to say so
         # Batch, answer, and whether nothing was before it: then there is no excuse for refusing it.
-        self._in_flight: deque[tuple[Sent, asyncio.Future[Receipt], bool]] = deque()
+        self._in_flight: deque[tuple[Sent, asyncio.Future[CommitReceipt], bool]] = deque()
         self._limit = dice.choice((IN_FLIGHT_MAX, dice.randint(1, IN_FLIGHT_MAX)))
         self._left = 3 if history.crowded else dice.choice((5, 20, 60))
         self._twice = dice.choice((0.05, 0.05, 0.4))  # of the batches: somebody on the way sends it twice
@@ -224,7 +224,7 @@ class IdempotentProducer:
                 continue
             self._acknowledged(sent, receipt)
 
-    def _acknowledged(self, sent: Sent, receipt: Receipt) -> None:
+    def _acknowledged(self, sent: Sent, receipt: CommitReceipt) -> None:
         self._model.receipt(sent, receipt.offset, receipt.epoch)
         if not receipt.duplicate:  # else it is not used: it was stored long ago, perhaps
             self._used_at = max(self._used_at, self._sent_at[sent.number])
@@ -301,7 +301,7 @@ class PlainProducer:
         self._left -= 1
         return self._model.make(self._dice, self._history.next_number(), 0, 0, 0)
 
-    def _acknowledged(self, sent: Sent, receipt: Receipt) -> None:
+    def _acknowledged(self, sent: Sent, receipt: CommitReceipt) -> None:
         self._model.receipt(sent, receipt.offset, receipt.epoch)
         self._history.outcome.counts["acknowledged"] += 1
         self._history.say(f"ack {self._model.topic} {sent.number} at {receipt.offset}")
@@ -309,23 +309,28 @@ class PlainProducer:
 
 def _submit(
     history: History, model: TopicModel, boot: Boot, log: TopicLog, sent: Sent, *, told: bool = False
-) -> asyncio.Future[Receipt]:
+) -> asyncio.Future[CommitReceipt]:
     """Sends it. The receipt counts from the moment it is given, also if whoever sent it does not look any more."""
-    answer: asyncio.Future[Receipt] | None = None
+    answer: asyncio.Future[CommitReceipt] | None = None
 
     def tell() -> None:
         history.outcome.counts["receipts told"] += 1
         if answer is None or not answer.done():
             history.fail(f"Broken: {model._name(sent.number)} was told to be stored before there was a receipt")
 
-    submit: Callable[..., asyncio.Future[Receipt]] = log.submit
+    submit: Callable[..., asyncio.Future[CommitReceipt]] = log.submit
     answer = boot.process.run(submit, sent.batch, tell if told else None)
     answer.add_done_callback(partial(_answered, history, model, log, sent, len(model.reservations)))
     return answer
 
 
 def _answered(
-    history: History, model: TopicModel, log: TopicLog, sent: Sent, reservations: int, answer: asyncio.Future[Receipt]
+    history: History,
+    model: TopicModel,
+    log: TopicLog,
+    sent: Sent,
+    reservations: int,
+    answer: asyncio.Future[CommitReceipt],
 ) -> None:
     if answer.cancelled() or answer.exception() is not None:
         return

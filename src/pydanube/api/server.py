@@ -37,7 +37,7 @@ from pydanube.broker.sources import program_version
 from pydanube.broker.tables import TableDesk
 from pydanube.config import BrokerConfig, open_files
 from pydanube.config.stream import StreamLimits
-from pydanube.core.cluster.lifecycle import Mode
+from pydanube.core.cluster.lifecycle import BrokerMode
 from pydanube.errors import ConfigError
 from pydanube.wire._pb.danube import DanubeAdmin_pb2, DanubeApi_pb2, SchemaRegistry_pb2
 from pydanube.wire._pb.pydanube import admin_pb2, peers_pb2, status_pb2
@@ -231,7 +231,7 @@ class BrokerServers:
         if not cluster.may_serve():
             return "the broker is fenced: its lease was not renewed in time"
         state = cluster.state_of(self._broker.broker_id)
-        if state is None or state.mode is Mode.ACTIVE or state.is_away:
+        if state is None or state.mode is BrokerMode.ACTIVE or state.is_away:
             return None
         return f"the broker is {state.mode.value}: {state.reason}"
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from pydanube.broker.cursors import Cursors
 from pydanube.broker.kept import KeptBytes
-from pydanube.broker.outbox import AnyOutbox, Budget, ConsumerRegistration, Delivered, MessageOutbox, Outbox
+from pydanube.broker.outbox import AnyOutbox, Budget, ConsumerRegistration, DeliveredMessage, MessageOutbox, Outbox
 from pydanube.broker.timer import Timer
 from pydanube.core.names import ConsumerId, SubscriptionName, TopicName, consumer_id
 from pydanube.core.policies import SubscriptionKind
@@ -141,7 +141,7 @@ class BaseSubscription:
             raise
         return identity
 
-    def is_wanted(self, consumer: ConsumerId, delivered: Delivered) -> bool:
+    def is_wanted(self, consumer: ConsumerId, delivered: DeliveredMessage) -> bool:
         """Whether a message on its way to the wire is still to be shown to this consumer."""
         return True
 

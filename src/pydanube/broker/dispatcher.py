@@ -31,7 +31,6 @@ from pydanube.core.dispatch.events import (
     Available,
     Blocked,
     DeadLetter,
-    Dropped,
     Event,
     Expired,
     Forgotten,
@@ -40,6 +39,7 @@ from pydanube.core.dispatch.events import (
     Left,
     LogTrimmed,
     NotHeld,
+    PoisonDropped,
     ReadKeys,
     Recall,
     SendRanges,
@@ -271,7 +271,7 @@ class Dispatcher(BaseSubscription):
                 case Blocked(offset, tries, key):
                     self._count_poison(1)
                     self._say(logging.ERROR, "subscription blocked by poison", offset=offset, key=key, tries=tries)
-                case Dropped(dropped, tries):
+                case PoisonDropped(dropped, tries):
                     self._count_poison(dropped.size)
                     self._say(logging.WARNING, "messages dropped by policy", offsets=dropped, tries=tries)
                 case Expired(expired):

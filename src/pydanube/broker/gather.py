@@ -12,7 +12,7 @@ from typing import Final
 from pydanube.broker.reservation import Reservation
 from pydanube.errors import DanubeError, InvalidBatch
 from pydanube.formats.batch import Batch, Envelope, encode_messages
-from pydanube.log.wal import Receipt, TopicLog
+from pydanube.log.wal import CommitReceipt, TopicLog
 
 ROWS_MAX: Final = 2_000
 SIZE_MAX_BYTES: Final = 4 * 1024 * 1024
@@ -94,7 +94,7 @@ class Gatherer:
     def _submit(self, batch: Batch, taken: list[tuple[Envelope, asyncio.Future[int]]]) -> None:
         self._reservation.need(len(taken))
 
-        def decided(receipt: asyncio.Future[Receipt]) -> None:
+        def decided(receipt: asyncio.Future[CommitReceipt]) -> None:
             if receipt.cancelled():
                 self._fail(taken, InvalidBatch("it was cancelled"))
             elif error := receipt.exception():

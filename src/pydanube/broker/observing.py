@@ -26,7 +26,7 @@ from pydanube.core.cluster.conditions import (
     BrokerWatch,
     LatencyBuckets,
     OrphanedRanges,
-    SubscriptionCounts,
+    SubscriptionNumbers,
 )
 from pydanube.core.dispatch.behind import CatchUp, LagCourse, Trend
 from pydanube.core.dispatch.lag import Standing
@@ -120,7 +120,7 @@ class Observer:
                 for subscription in list(topic.subscriptions.values()):
                     yield topic, subscription
 
-    async def _subscriptions(self, now: float, now_us: int) -> tuple[list[SubscriptionCounts], int]:
+    async def _subscriptions(self, now: float, now_us: int) -> tuple[list[SubscriptionNumbers], int]:
         found, lag = [], 0
         behind: dict[tuple[str, str], _Behind] = {}
         for number, (topic, subscription) in enumerate(self._all()):
@@ -133,7 +133,7 @@ class Observer:
             each.head, each.head_us = standing.head, now_us
             lag += standing.lag
             found.append(
-                SubscriptionCounts(
+                SubscriptionNumbers(
                     *place,
                     lag=standing.lag,
                     consumers=standing.consumers,

@@ -22,7 +22,7 @@ CHUNK_BYTES: Final = 1024 * 1024  # that a stream takes at a time
 MESSAGE_OVERHEAD_BYTES: Final = 512
 
 
-class Delivered(NamedTuple):
+class DeliveredMessage(NamedTuple):
     """One message as a consumer gets it. `attempt` is 1 the first time."""
 
     offset: int
@@ -39,7 +39,7 @@ class DeliveredBatch(NamedTuple):
     seeks: int = 0  # how often the subscription was moved before
 
 
-class Recalled(NamedTuple):
+class RecalledRanges(NamedTuple):
     """Between batches: the consumer should give back what its application has not seen of these offsets."""
 
     ranges: tuple[tuple[int, int], ...]
@@ -121,7 +121,7 @@ def cost_bytes(message: Envelope) -> int:
     return len(message.payload) + MESSAGE_OVERHEAD_BYTES
 
 
-class MessageOutbox(Outbox[Delivered]):
+class MessageOutbox(Outbox[DeliveredMessage]):
     """Of a gRPC stream, which goes by the subscription's window. What it has taken counts until it asks for more."""
 
     __slots__ = ("_budget", "_size_bytes", "_taken_bytes", "_when_room")
@@ -142,13 +142,13 @@ class MessageOutbox(Outbox[Delivered]):
         """Once, when the consumer has taken so much that more may be put."""
         self._when_room = call
 
-    def put(self, items: Iterable[Delivered]) -> None:
+    def put(self, items: Iterable[DeliveredMessage]) -> None:
         if not self._is_over:
             added = list(items)
             self._count(sum(cost_bytes(each.message) for each in added))
             super().put(added)
 
-    def clear(self) -> list[Delivered]:
+    def clear(self) -> list[DeliveredMessage]:
         dropped = super().clear()
         self._count(-sum(cost_bytes(each.message) for each in dropped))
         return dropped
@@ -159,7 +159,7 @@ class MessageOutbox(Outbox[Delivered]):
         self._when_room = None
         super().end(error)
 
-    async def get(self) -> list[Delivered]:
+    async def get(self) -> list[DeliveredMessage]:
         """About CHUNK_BYTES of what is queued, at least one; waits for something. Empty: it has ended."""
         self._count(-self._taken_bytes)
         self._taken_bytes = 0
@@ -167,7 +167,7 @@ class MessageOutbox(Outbox[Delivered]):
             when_room, self._when_room = self._when_room, None
             when_room()
         await self._something()
-        items: list[Delivered] = []
+        items: list[DeliveredMessage] = []
         while self._queue and self._taken_bytes < CHUNK_BYTES:
             items.append(self._queue.popleft())
             self._taken_bytes += cost_bytes(items[-1].message)
@@ -178,7 +178,7 @@ class MessageOutbox(Outbox[Delivered]):
         self._budget.size_bytes += more_bytes
 
 
-BatchOutbox: TypeAlias = Outbox[DeliveredBatch | Recalled]  # of native streams, which grant permits
+BatchOutbox: TypeAlias = Outbox[DeliveredBatch | RecalledRanges]  # of native streams, which grant permits
 AnyOutbox: TypeAlias = Outbox[Any]
 
 

@@ -24,7 +24,7 @@ from pydanube.core.history.ownership import (
     void_end,
     void_to_bytes,
 )
-from pydanube.core.history.tiers import Descriptor, History
+from pydanube.core.history.tiers import Descriptor, TopicHistory
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import Conflict, OwnershipLost
 from pydanube.ports import Compare, Delete, Item, MetadataStore, Put
@@ -99,7 +99,7 @@ async def look(metadata: MetadataStore, topic: TopicName, broker_id: BrokerId) -
             orphans.append(Orphan.from_bytes(start, each.value))
         else:
             voids.append((start, void_end(each.value)))
-    past = History.from_bytes(history.value) if history else History()
+    past = TopicHistory.from_bytes(history.value) if history else TopicHistory()
     following = next_epoch(
         owner,
         seal,

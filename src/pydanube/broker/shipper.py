@@ -22,10 +22,10 @@ from pydanube.broker.outbox import (
     AnyOutbox,
     BatchOutbox,
     ConsumerRegistration,
-    Delivered,
     DeliveredBatch,
+    DeliveredMessage,
     MessageOutbox,
-    Recalled,
+    RecalledRanges,
     cost_bytes,
 )
 from pydanube.broker.ownership import Ownership
@@ -165,7 +165,7 @@ class Shipper:
                     case Recall(consumer, ranges, taken):
                         registration = self._consumers.get(consumer)
                         if outbox is not None and registration is not None and registration.outbox is outbox:
-                            outbox.put([Recalled(ranges, self.seeks, taken)])  # behind what it speaks of
+                            outbox.put([RecalledRanges(ranges, self.seeks, taken)])  # behind what it speaks of
                     case ReadKeys(wanted):
                         await self._read_keys(wanted)
                     case DeadLetter():
@@ -205,7 +205,7 @@ class Shipper:
         if registration.outbox is not outbox or self.seeks != seeks:
             return  # it left while we read, or wants something else now
         if rows:
-            outbox.put(Delivered(offset, message, send.attempt) for offset, message in rows)
+            outbox.put(DeliveredMessage(offset, message, send.attempt) for offset, message in rows)
             self._count(send, len(rows), sum(len(message.payload) for _, message in rows))
         if parked and isinstance(outbox, MessageOutbox):
             self._parked[outbox] = deque([replace(send, ranges=parked)])

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from pydanube.cluster.cluster import ClusterNode
-from pydanube.core.cluster.lifecycle import Mode, serve_until
+from pydanube.core.cluster.lifecycle import BrokerMode, serve_until
 from pydanube.ports import Clock
 from pydanube.telemetry import ClusterNow
 
@@ -35,6 +35,6 @@ def cluster_now(cluster: ClusterNode, clock: Clock, moving: int) -> ClusterNow:
         unassigned=sum(seen.value.is_free for seen in cluster.view.markers.values()),
         moving=moving,
         imbalance=cluster.requests.balance().variation if cluster.leader == cluster.broker else None,
-        drained_for=state.reason if state is not None and state.mode is Mode.DRAINED else "",
+        drained_for=state.reason if state is not None and state.mode is BrokerMode.DRAINED else "",
         crashes=state.crashes if state is not None else 0,
     )

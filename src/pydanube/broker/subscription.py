@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from pydanube.broker.dispatcher import Dispatcher
-from pydanube.broker.outbox import BatchOutbox, Delivered, DeliveredBatch
+from pydanube.broker.outbox import BatchOutbox, DeliveredBatch, DeliveredMessage
 from pydanube.broker.registrations import LEASE_OVER
 from pydanube.core import keys
 from pydanube.core.dispatch.consumer_window import DispatchLimits, Permits
@@ -20,6 +20,7 @@ from pydanube.core.dispatch.events import (
     AckRefused,
     Available,
     ConsumerFinished,
+    CursorReset,
     Granted,
     Handed,
     HistoryAvailable,
@@ -28,7 +29,6 @@ from pydanube.core.dispatch.events import (
     PolicyChanged,
     Ranges,
     Returned,
-    Sought,
     Ticked,
     Voided,
 )
@@ -155,7 +155,7 @@ class Subscription(Dispatcher):
             if piece.value.consumer == consumer
         ]
 
-    def is_wanted(self, consumer: ConsumerId, delivered: Delivered) -> bool:
+    def is_wanted(self, consumer: ConsumerId, delivered: DeliveredMessage) -> bool:
         """It may have been answered while it was on its way to the wire, by somebody who had it from another owner too:
         nobody is to see that.
         """
@@ -210,7 +210,7 @@ class Subscription(Dispatcher):
         """
         sends = self._shipper.seek()
         unsent = {each.consumer_id: each.outbox.clear() for each in self._consumers.values() if each.outbox is not None}
-        self._step(Sought(offset))
+        self._step(CursorReset(offset))
         for send in sends:
             self._shipper.take_back(send)
         for consumer, items in unsent.items():

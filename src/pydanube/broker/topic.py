@@ -54,7 +54,7 @@ from pydanube.history.change import HistoryChange, Void
 from pydanube.history.compaction import swap
 from pydanube.history.leftovers import is_uncovered
 from pydanube.history.served import Storage
-from pydanube.log.wal import Receipt, TopicLog
+from pydanube.log.wal import CommitReceipt, TopicLog
 from pydanube.ports import Compare, Delete, Item, MetadataStore, Put
 from pydanube.telemetry import Telemetry
 
@@ -273,7 +273,7 @@ class Topic(TopicReader):
         self.metrics.sizes.add(size_bytes)
         return offset
 
-    def submit_batch(self, batch: Batch, on_decided: Callable[[], None] | None = None) -> asyncio.Future[Receipt]:
+    def submit_batch(self, batch: Batch, on_decided: Callable[[], None] | None = None) -> asyncio.Future[CommitReceipt]:
         """A native producer's batch, which was parsed; the future gets its receipt once it is on disk. Never waits.
 
         `on_decided` may be called before the future calls back: see `Committer.submit`.

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from pydanube.broker.base_subscription import BaseSubscription, Services
 from pydanube.broker.base_topic import BaseTopic
-from pydanube.broker.outbox import AnyOutbox, ConsumerRegistration, Delivered, MessageOutbox
+from pydanube.broker.outbox import AnyOutbox, ConsumerRegistration, DeliveredMessage, MessageOutbox
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.registrations import StoredSubscription, subscription_put, subscriptions_in
 from pydanube.core import keys
@@ -61,7 +61,7 @@ class VolatileSubscription(BaseSubscription):
         for each in self._choose(connected, message):
             assert isinstance(each.outbox, MessageOutbox)
             if len(each.outbox) < QUEUE_MAX and each.outbox.room_bytes > 0:
-                each.outbox.put([Delivered(0, message, 1)])
+                each.outbox.put([DeliveredMessage(0, message, 1)])
                 each.sent += 1
                 self.metrics.delivered.inc()
                 return

@@ -24,7 +24,7 @@ QUIET_SECONDS: Final = 0.2  # nothing came for so long: perhaps there is nothing
 FOR_EVER_SECONDS: Final = 3600.0  # and then again
 
 
-class SubscriptionProgress(NamedTuple):
+class PartitionProgress(NamedTuple):
     """Of a subscription in one partition."""
 
     cursor: int | None  # the last acknowledged offset
@@ -40,7 +40,7 @@ class CatchingUp:
         self,
         options: ConsumeOptions,
         note: Callable[[str], None],
-        progress: Callable[[], Awaitable[Mapping[str, SubscriptionProgress]]],
+        progress: Callable[[], Awaitable[Mapping[str, PartitionProgress]]],
     ) -> None:
         self._options = options
         self._note = note

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from pydanube.cli.catching_up import CatchingUp, SubscriptionProgress
+from pydanube.cli.catching_up import CatchingUp, PartitionProgress
 from pydanube.cli.exits import NotThere, UsageError
 from pydanube.core.names import TopicName
 
@@ -56,7 +56,7 @@ class MessageSource(Protocol[M]):
 
     async def ack(self, message: M) -> None: ...
 
-    async def progress(self) -> Mapping[str, SubscriptionProgress]:
+    async def progress(self) -> Mapping[str, PartitionProgress]:
         """Of every partition. Raises UsageError if the brokers do not tell."""
 
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from pydanube.cli.catching_up import SubscriptionProgress
+from pydanube.cli.catching_up import PartitionProgress
 from pydanube.cli.consuming import ConsumeOptions, Received, consume_from, no_topic, nothing_kept
 from pydanube.cli.exits import UsageError
 from pydanube.cli.producing import KeyedPayload, ProduceOptions, SendResult
@@ -198,11 +198,11 @@ class NativeSource:
     async def ack(self, message: Message) -> None:
         await message.ack()
 
-    async def progress(self) -> Mapping[str, SubscriptionProgress]:
+    async def progress(self) -> Mapping[str, PartitionProgress]:
         await self._consumer.flush()
         lags = {str(topic): await self._client.lag(topic, self._subscription) for topic in self._topics}
         return {
-            topic: SubscriptionProgress(lag.cursor, lag.head, lag.messages, lag.sentence) for topic, lag in lags.items()
+            topic: PartitionProgress(lag.cursor, lag.head, lag.messages, lag.sentence) for topic, lag in lags.items()
         }
 
     def shown(self, message: Message) -> Received:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from pydanube.admin import calls
-from pydanube.cli.catching_up import SubscriptionProgress
+from pydanube.cli.catching_up import PartitionProgress
 from pydanube.cli.consuming import ConsumeOptions, Received, consume_from, no_topic, nothing_kept
 from pydanube.cli.exits import UsageError
 from pydanube.cli.producing import KeyedPayload, ProduceOptions, SendResult
@@ -145,7 +145,7 @@ class GrpcSource:
             bool(message.offset),
         )
 
-    async def progress(self) -> Mapping[str, SubscriptionProgress]:
+    async def progress(self) -> Mapping[str, PartitionProgress]:
         """The reference's services do not tell how far a subscription is; a broker of ours does, on this port too.
 
         Raises UsageError for a topic that keeps nothing, and for a broker that does not tell.
@@ -165,5 +165,5 @@ class GrpcSource:
                 raise
             lag = answer.lag
             cursor = lag.cursor if lag.HasField("cursor") else None
-            found[topic] = SubscriptionProgress(cursor, lag.head, lag.lag_messages, answer.sentence)
+            found[topic] = PartitionProgress(cursor, lag.head, lag.lag_messages, answer.sentence)
         return found

@@ -30,12 +30,12 @@ from pydanube.client import admin, client, consumer, messages, producer
 from pydanube.client.brokers import OnConnection, within
 from pydanube.client.messages import (
     BatchView,
-    Delivery,
     Lag,
     Located,
     MessageView,
     Place,
     Receipt,
+    ReceivedBatch,
     Statistics,
     TopicInfo,
 )
@@ -326,7 +326,7 @@ class Message(MessageView):
 
     __slots__ = ("_thread",)
 
-    def __init__(self, thread: LoopThread, delivery: Delivery, row: int, offset: int, payload: bytes) -> None:
+    def __init__(self, thread: LoopThread, delivery: ReceivedBatch, row: int, offset: int, payload: bytes) -> None:
         super().__init__(delivery, row, offset, payload)
         self._thread = thread
 
@@ -353,7 +353,7 @@ class MessageBatch(BatchView):
 
     __slots__ = ("_thread",)
 
-    def __init__(self, thread: LoopThread, delivery: Delivery) -> None:
+    def __init__(self, thread: LoopThread, delivery: ReceivedBatch) -> None:
         super().__init__(delivery)
         self._thread = thread
 
@@ -504,7 +504,7 @@ class Consumer:
                 return message
         raise self._consumer.ended
 
-    def _unpack(self, delivery: Delivery) -> None:
+    def _unpack(self, delivery: ReceivedBatch) -> None:
         base, payloads = delivery.batch.header.base_offset, delivery.column("payload")
         for first, end in delivery.ranges:
             for offset in range(first, end):

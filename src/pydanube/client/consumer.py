@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 from pydanube.client.brokers import Brokers, within
 from pydanube.client.inbox import Inbox
-from pydanube.client.messages import Delivery, Message, MessageBatch, Place
+from pydanube.client.messages import Message, MessageBatch, Place, ReceivedBatch
 from pydanube.client.partition_consumer import ConsumerLane, ConsumerSettings
 from pydanube.client.working import Handled, Handler, HandlerWork
 from pydanube.core.consuming.values import Closing, Hungered
@@ -226,7 +226,7 @@ class Consumer:
         while (delivery := await self.next_delivery()) is not None:
             yield MessageBatch(delivery)
 
-    async def next_delivery(self, taking: deque[Any] | None = None) -> Delivery | None:
+    async def next_delivery(self, taking: deque[Any] | None = None) -> ReceivedBatch | None:
         """The next batch as it came; None: there will be no more. For facades.
 
         It counts as handed over; with `taking` its messages do one by one, as they leave that queue, into which the

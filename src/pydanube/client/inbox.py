@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from pydanube.client.messages import Delivery, MessageView
+from pydanube.client.messages import MessageView, ReceivedBatch
 from pydanube.core.consuming.values import Dropped, Emptied, TakingBegan, Took
 from pydanube.core.dispatch.ranges import OffsetRanges
 
@@ -29,8 +29,8 @@ class Inbox:
             asyncio.Event()
         )  # nothing that the application has from one of the lanes is without an answer
         self.is_telling = False  # the lane knows that messages are being taken
-        self._line: deque[Delivery] = deque()
-        self._in_hand: Delivery | None = None
+        self._line: deque[ReceivedBatch] = deque()
+        self._in_hand: ReceivedBatch | None = None
         self._taking: deque[Any] = deque()  # its messages, until they are taken
 
     def __bool__(self) -> bool:
@@ -38,7 +38,7 @@ class Inbox:
 
     # --- for the consumer ---------------------------------------------------------------------------
 
-    def next(self, taking: deque[Any] | None) -> Delivery:
+    def next(self, taking: deque[Any] | None) -> ReceivedBatch:
         """The next in line. It counts as handed over; with `taking` its messages do, as they leave that queue."""
         delivery = self._line.popleft()
         if taking is None:
@@ -65,7 +65,7 @@ class Inbox:
 
     # --- for the lanes ------------------------------------------------------------------------------
 
-    def put(self, delivery: Delivery) -> None:
+    def put(self, delivery: ReceivedBatch) -> None:
         self._line.append(delivery)
         self.arrived.set()
 
@@ -96,7 +96,7 @@ class Inbox:
                 found.add(first, end)
         return found
 
-    def _take_from_hand(self, delivery: Delivery, wanted: OffsetRanges) -> OffsetRanges:
+    def _take_from_hand(self, delivery: ReceivedBatch, wanted: OffsetRanges) -> OffsetRanges:
         found = OffsetRanges()
         kept: list[MessageView] = []
         while self._taking:  # from behind, as another thread may take from the front

@@ -61,7 +61,7 @@ def asked_by_header(who: str) -> tuple[str, bytes]:
 # --- messages ---------------------------------------------------------------------------------------
 
 
-class Delivery(Arrival):
+class ReceivedBatch(Arrival):
     """One batch as it came, and which of its rows are meant for us; turned into values when they are asked for."""
 
     __slots__ = ("_columns", "_rows", "batch", "lane", "topic")
@@ -113,7 +113,7 @@ class MessageView:
 
     __slots__ = ("_delivery", "_row", "offset", "payload")
 
-    def __init__(self, delivery: Delivery, row: int, offset: int, payload: bytes) -> None:
+    def __init__(self, delivery: ReceivedBatch, row: int, offset: int, payload: bytes) -> None:
         self._delivery = delivery
         self._row = row
         self.offset = offset
@@ -125,7 +125,7 @@ class MessageView:
         return self._delivery.lane
 
     @property
-    def parts(self) -> tuple[Delivery, int, int, bytes]:
+    def parts(self) -> tuple[ReceivedBatch, int, int, bytes]:
         """What another view of the same message is made of. For facades."""
         return self._delivery, self._row, self.offset, self.payload
 
@@ -227,7 +227,7 @@ class BatchView:
 
     __slots__ = ("_delivery", "arrow")
 
-    def __init__(self, delivery: Delivery) -> None:
+    def __init__(self, delivery: ReceivedBatch) -> None:
         self._delivery = delivery
         self.arrow: pa.RecordBatch = delivery.table()
 

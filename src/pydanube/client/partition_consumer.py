@@ -20,7 +20,7 @@ from typing import Final, assert_never
 from pydanube.client.brokers import Brokers
 from pydanube.client.connection import Link
 from pydanube.client.inbox import Inbox
-from pydanube.client.messages import Delivery, Place, place_of
+from pydanube.client.messages import Place, ReceivedBatch, place_of
 from pydanube.client.partition_handle import Lane
 from pydanube.core.consuming import values
 from pydanube.core.consuming.machine import ConsumerMachine, Hold, Mode
@@ -54,7 +54,7 @@ class ConsumerLane(Lane):
 
     def __init__(self, brokers: Brokers, topic: str, settings: ConsumerSettings, inbox: Inbox) -> None:
         super().__init__(brokers, topic)
-        self.machine: ConsumerMachine[Delivery] = ConsumerMachine(settings, ranges_max=frames.RANGES_MAX)
+        self.machine: ConsumerMachine[ReceivedBatch] = ConsumerMachine(settings, ranges_max=frames.RANGES_MAX)
         self._run = self.machine.run
         self._settings = settings
         self._inbox = inbox
@@ -86,7 +86,7 @@ class ConsumerLane(Lane):
         delay_ms = 0 if delay_seconds is None else max(1, min(round(delay_seconds * 1000), 2**32 - 1))
         self.feed(values.Nacked(ranges, era, delay_ms, reason))
 
-    async def extend(self, ranges: Sequence[tuple[int, int]], seconds: float, delivery: Delivery) -> None:
+    async def extend(self, ranges: Sequence[tuple[int, int]], seconds: float, delivery: ReceivedBatch) -> None:
         """Returns when the broker has taken note. Raises if it has not."""
         if not 0 < seconds <= EXTEND_SECONDS_MAX:
             raise ConfigError("seconds", seconds, f"more than 0, and at most {EXTEND_SECONDS_MAX:g}")
@@ -166,11 +166,11 @@ class ConsumerLane(Lane):
 
     # --- the machine --------------------------------------------------------------------------------
 
-    def feed(self, event: values.Event[Delivery]) -> None:
+    def feed(self, event: values.Event[ReceivedBatch]) -> None:
         for effect in self.machine.step(event, self._loop.time()):
             self._carry_out(effect)
 
-    def _carry_out(self, effect: values.Effect[Delivery]) -> None:
+    def _carry_out(self, effect: values.Effect[ReceivedBatch]) -> None:
         match effect:
             case values.Show(delivery):
                 self._inbox.put(delivery)
@@ -270,7 +270,7 @@ class ConsumerLane(Lane):
         if ranges[0][0] < header.base_offset or ranges[-1][1] > header.end_offset:
             raise ProtocolViolation(f"ranges {ranges} are not in the batch delivered with them")
         self._progressed()
-        delivery = Delivery(self, batch, ranges, attempt, len(body), seeks)
+        delivery = ReceivedBatch(self, batch, ranges, attempt, len(body), seeks)
         if self.machine.is_copy(delivery):
             self._inbox.account(self)
         self.feed(values.Delivered(delivery))

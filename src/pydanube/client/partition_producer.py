@@ -23,32 +23,32 @@ from pydanube.client.open_batch import OpenBatch, ProducerSettings
 from pydanube.client.partition_handle import Lane
 from pydanube.core.producing.machine import ProducerMachine
 from pydanube.core.producing.values import (
+    AwaitTurn,
     Effect,
     Encode,
-    Ended,
-    EndTurn,
     Event,
     Expire,
     Fail,
-    Flushed,
+    FlushRequested,
     GiveUp,
+    HandleLost,
     Leaving,
-    Lost,
     NotEncoded,
     NoteNumbered,
     Opened,
-    Opening,
+    OpeningBegan,
     Overflowed,
     Pause,
+    ProducerEnded,
     Reopen,
     Resolve,
     Resumed,
-    Send,
+    SendParcel,
     SessionLost,
+    SetTimer,
     TellLate,
-    Ticked,
-    TurnEnded,
-    WakeAt,
+    TimerFired,
+    TurnCame,
 )
 from pydanube.errors import DanubeError, DeadlineExceeded, InvalidBatch, SessionUnknown, Unavailable
 from pydanube.formats.batch import Batch, renumber
@@ -127,7 +127,7 @@ class ProducerLane(Lane):
             batch.done = batch.done or self._loop.create_future()
             waiting.append(batch.done)
         if waiting:
-            self._feed(Flushed())
+            self._feed(FlushRequested())
             await asyncio.wait(waiting)
 
     def raise_lost(self) -> None:
@@ -145,7 +145,7 @@ class ProducerLane(Lane):
 
     def abandon(self, error: DanubeError) -> None:
         """Everything that has no receipt has failed. One that comes all the same is not looked at."""
-        self._feed(Ended(error))
+        self._feed(ProducerEnded(error))
         while self._timers:
             self._timers.popitem()[1].cancel()
 
@@ -157,14 +157,14 @@ class ProducerLane(Lane):
     def _carry_out(self, effects: list[Effect[OpenBatch]]) -> None:
         for effect in effects:
             match effect:
-                case Send(batch, generation):
+                case SendParcel(batch, generation):
                     self._send(batch, generation)
                 case Resolve(batch, receipt):
                     self._resolve(batch, receipt)
                 case Encode(batch):
                     self._start_encoding(batch)
-                case EndTurn():
-                    self._loop.call_soon(self._feed, TurnEnded())
+                case AwaitTurn():
+                    self._loop.call_soon(self._feed, TurnCame())
                 case Fail(batch, error):
                     batch.tell(error, all_of_them=True)
                     if len(batch.waiters) < batch.rows:
@@ -177,8 +177,8 @@ class ProducerLane(Lane):
                     self._released(batch.expire(self._late()))
                     if not batch.rows:
                         batch.finish()
-                case WakeAt(at):
-                    self._set_timer("wake", at, Ticked())
+                case SetTimer(at):
+                    self._set_timer("wake", at, TimerFired())
                 case Pause(error):
                     self._last_error = error  # whoever waits in vain is told
                     self._set_timer("pause", self._loop.time() + self._backoff.seconds(), Resumed())
@@ -272,7 +272,7 @@ class ProducerLane(Lane):
             self._feed(Leaving())  # the link ends with the last answer
 
     def _on_lost(self, error: DanubeError) -> None:
-        self._feed(Lost(error))
+        self._feed(HandleLost(error))
 
     def _on_failed(self, error: DanubeError) -> None:
         self.abandon(error)
@@ -288,7 +288,7 @@ class ProducerLane(Lane):
         return await super()._find()
 
     async def _open_at(self, link: Link) -> None:
-        self._feed(Opening())
+        self._feed(OpeningBegan())
         settings = self._settings
         request = pb.OpenProducer(
             topic=self.topic,

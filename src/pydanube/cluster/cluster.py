@@ -21,7 +21,13 @@ from pydanube.cluster.returning import Returning
 from pydanube.cluster.upkeep import Upkeep
 from pydanube.cluster.view import RELIST_SECONDS, View
 from pydanube.config import LoadManagerConfig
-from pydanube.core.cluster.lifecycle import TTL_SECONDS, BrokerRegistration, BrokerState, Mode, RegistrationDecision
+from pydanube.core.cluster.lifecycle import (
+    TTL_SECONDS,
+    BrokerMode,
+    BrokerRegistration,
+    BrokerState,
+    RegistrationDecision,
+)
 from pydanube.core.cluster.placement import THRESHOLDS, Marker, Rules
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import Unavailable
@@ -196,9 +202,9 @@ class ClusterNode:
         return seen.value if seen else None
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> BrokerMode:
         state = self.state_of(self.broker)
-        return state.mode if state else Mode.DRAINED
+        return state.mode if state else BrokerMode.DRAINED
 
     def host_of(self, topic: TopicName) -> BrokerId | None:
         """Who serves the topic, by exactly this name."""

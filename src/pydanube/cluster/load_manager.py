@@ -27,7 +27,7 @@ from pydanube.core.cluster.leader import (
     Remove,
     StartMove,
 )
-from pydanube.core.cluster.lifecycle import NO_ACTIVE_BROKER, Lost
+from pydanube.core.cluster.lifecycle import NO_ACTIVE_BROKER, BrokerLoss
 from pydanube.core.cluster.placement import BROKER_LOST, WAIT, Marker, Rules, old_entries
 from pydanube.core.cluster.returning import away, returned
 from pydanube.core.names import BrokerId, TopicName
@@ -146,7 +146,7 @@ class LoadManager:
     # --- one decision each ---
 
     async def _declare(self, broker: BrokerId, session: int) -> bool:
-        lost = Lost(session=session, timestamp=self._clock.time_us() // 1000)
+        lost = BrokerLoss(session=session, timestamp=self._clock.time_us() // 1000)
         # Either the broker is registered again, or it is dead: both compare what the other one writes.
         # The state names the session: one that the view missed would not find itself declared, and would go on serving.
         seen = [self._view.compare(key) for key in (keys.lost(broker), keys.broker_state(broker))]

@@ -26,11 +26,11 @@ from pydanube.core.cluster.lifecycle import (
     REGISTRATION_EXPIRED,
     STALE_RESTART,
     TTL_SECONDS,
+    BrokerLoss,
+    BrokerMode,
     BrokerRegistration,
     BrokerState,
     Known,
-    Lost,
-    Mode,
     RegistrationDecision,
     RegistrationVerdict,
     enter_running,
@@ -74,7 +74,7 @@ class _Read(NamedTuple):
 
     def found(self) -> Known:
         state = BrokerState.from_bytes(self.state.value) if self.state else None
-        lost = Lost.from_bytes(self.lost.value) if self.lost else None
+        lost = BrokerLoss.from_bytes(self.lost.value) if self.lost else None
         if self.registration is None:
             return Known(state, lost)
         registration = BrokerRegistration.from_bytes(self.registration.value)
@@ -261,7 +261,7 @@ class Membership:
             home=identity.home,
             lease=lease,
         ).to_bytes()
-        drain = before.state.drain if before.state and entry.mode is Mode.DRAINING else None
+        drain = before.state.drain if before.state and entry.mode is BrokerMode.DRAINING else None
         is_crash = self.entry is None and before.state is not None and not before.state.has_left
         state = replace(
             before.state or BrokerState(mode=entry.mode),

@@ -16,7 +16,7 @@ from pydanube.cluster.membership import Membership
 from pydanube.cluster.view import View
 from pydanube.core import keys
 from pydanube.core.cluster.leader import next_move, plan_moves, start_of
-from pydanube.core.cluster.lifecycle import ADMIN_ACTIVATE, NO_TOPICS, Drain, Mode
+from pydanube.core.cluster.lifecycle import ADMIN_ACTIVATE, NO_TOPICS, BrokerMode, Drain
 from pydanube.core.cluster.load import Balance, balance, measure, rank
 from pydanube.core.cluster.placement import (
     BUSY_RULE,
@@ -249,7 +249,7 @@ class ClusterOperations:
             progress = self.drain_progress(broker, topics)
             state = self._view.states.get(broker)
             if not progress.pending:
-                if progress.failed or state is None or state.value.mode is not Mode.DRAINING:
+                if progress.failed or state is None or state.value.mode is not BrokerMode.DRAINING:
                     return progress
                 deadline = min(deadline, self._clock.elapsed() + DRAINED_SECONDS)
             left = deadline - self._clock.elapsed()
@@ -362,6 +362,6 @@ class ClusterOperations:
         """Rebalancing moves, newest first."""
         return sorted(self._view.history.values(), key=lambda move: -move.timestamp)
 
-    def mode_of(self, broker: BrokerId) -> Mode | None:
+    def mode_of(self, broker: BrokerId) -> BrokerMode | None:
         state = self._view.states.get(broker)
         return state.value.mode if state else None

@@ -19,7 +19,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from pydanube.core import keys
 from pydanube.core.cluster.leader import World
-from pydanube.core.cluster.lifecycle import BrokerRegistration, BrokerState, Lost, silent_before_end
+from pydanube.core.cluster.lifecycle import BrokerLoss, BrokerRegistration, BrokerState, silent_before_end
 from pydanube.core.cluster.load import LoadReport, LoadTally
 from pydanube.core.cluster.placement import Marker, Move
 from pydanube.core.cluster.presence import Presence
@@ -66,7 +66,7 @@ class View:
         self.version = 0
         self.registrations: dict[BrokerId, Seen[BrokerRegistration]] = {}
         self.states: dict[BrokerId, Seen[BrokerState]] = {}
-        self.lost: dict[BrokerId, Seen[Lost]] = {}
+        self.lost: dict[BrokerId, Seen[BrokerLoss]] = {}
         self.seen: dict[BrokerId, Seen[Presence]] = {}  # who was there in the last day
         self.assigned: dict[BrokerId, dict[TopicName, Revision]] = {}
         self.hosts: dict[TopicName, BrokerId] = {}
@@ -269,7 +269,7 @@ class View:
         elif (broker := keys.broker_of_state(key)) is not None:
             _put(self.states, broker, self._read(event, BrokerState.from_bytes(value) if value else None))
         elif (broker := keys.broker_of_lost(key)) is not None:
-            _put(self.lost, broker, self._read(event, Lost.from_bytes(value) if value else None))
+            _put(self.lost, broker, self._read(event, BrokerLoss.from_bytes(value) if value else None))
         elif (broker := keys.broker_of_seen(key)) is not None:
             _put(self.seen, broker, self._read(event, Presence.from_bytes(value) if value else None))
         elif (broker := keys.broker_of_load(key)) is not None:

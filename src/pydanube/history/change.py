@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pydanube.core import keys
 from pydanube.core.commit.sessions import Sessions
 from pydanube.core.history.ownership import void_to_bytes
-from pydanube.core.history.tiers import Descriptor, History, Objects
+from pydanube.core.history.tiers import Descriptor, Objects, TopicHistory
 from pydanube.core.names import TopicName
 from pydanube.ports import Delete, Put
 
@@ -70,15 +70,15 @@ class HistoryChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownHistory:
     """What is known of a topic's history. `objects` has what the manifest lists only if that was read."""
 
-    history: History = field(default_factory=History)
+    history: TopicHistory = field(default_factory=TopicHistory)
     objects: Objects = field(default_factory=Objects)
     sessions: Sessions = field(default_factory=Sessions)
     expired: Sequence[Descriptor] = ()  # below first_offset, and their keys are still there
 
-    def after(self, change: HistoryChange) -> Known:
+    def after(self, change: HistoryChange) -> KnownHistory:
         """What is known when the change is made. Raises ValueError if objects would overlap."""
         history, objects, expired = self.history, self.objects, self.expired
         if change.replaced:
@@ -104,7 +104,7 @@ class Known:
         if change.appears:
             history = replace(history, history_version=history.history_version + 1)
         sessions = self.sessions if change.sessions is None else change.sessions
-        return Known(history, objects, sessions, expired)
+        return KnownHistory(history, objects, sessions, expired)
 
     def undescribed(self, change: HistoryChange) -> list[str]:
         """Names of objects that the change leaves without a descriptor."""

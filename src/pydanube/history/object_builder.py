@@ -30,7 +30,7 @@ READ_BACK_BYTES: Final = 4 * 1024 * 1024
 BATCHES_AT_ONCE: Final = 32  # at most half a megabyte is copied, with the interpreter lock held
 
 
-class Run(Protocol):
+class RunInWorker(Protocol):
     """Calls the function where it disturbs nobody."""
 
     def __call__(self, function: Callable[[], T], /) -> Awaitable[T]: ...
@@ -105,7 +105,9 @@ def build_object(recipe: Recipe, parts: Sequence[Buffer] = ()) -> Made:
     return _checked(encode_object(recipe.topic, recipe.epoch, batches))
 
 
-async def store_object(key: str, recipe: Recipe, store: ObjectStore, build: Run, run: Run) -> Built | NotBuilt:
+async def store_object(
+    key: str, recipe: Recipe, store: ObjectStore, build: RunInWorker, run: RunInWorker
+) -> Built | NotBuilt:
     """Builds the object, puts it, reads it back and has it compared; `build` is for what takes long.
 
     Raises what the store does, or InvalidObject if it has something else than it was given.
@@ -132,7 +134,7 @@ async def store_elsewhere(key: str, recipe: Recipe, elsewhere: Elsewhere) -> Bui
         return await store_object(key, recipe, store, _run_here, _run_here)
 
 
-async def _put_checked(store: ObjectStore, key: str, data: Buffer, run: Run) -> ObjectInfo:
+async def _put_checked(store: ObjectStore, key: str, data: Buffer, run: RunInWorker) -> ObjectInfo:
     """Piece by piece: to free 64 MiB stops everybody for some milliseconds."""
     info = await store.put(key, [data], create=True)
     given = memoryview(data)

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from pydanube.core.history.tiers import Descriptor, History, Objects
+from pydanube.core.history.tiers import Descriptor, Objects, TopicHistory
 from pydanube.errors import DanubeError
 from pydanube.ports import ObjectStore
 
@@ -45,7 +45,7 @@ class HistorySnapshot(NamedTuple):
     def of(
         cls,
         topic: str,
-        history: History,
+        history: TopicHistory,
         objects: Objects,
         orphans: Sequence[tuple[int, int]],
         voids: Sequence[tuple[int, int]],

@@ -22,12 +22,12 @@ from typing import Final, NamedTuple, Protocol
 from pydanube.core import keys
 from pydanube.core.commit.sessions import Sessions, Stored
 from pydanube.core.history.ownership import Orphan
-from pydanube.core.history.tiers import Descriptor, History, Objects, TierConfig, epoch_of_name
+from pydanube.core.history.tiers import Descriptor, Objects, TierConfig, TopicHistory, epoch_of_name
 from pydanube.core.iceberg.manifests import FOLDER, created_of
 from pydanube.core.names import TopicName
 from pydanube.errors import Conflict, InvalidObject, ObjectDamaged, Unreachable
 from pydanube.formats.batch import Batch
-from pydanube.history.change import HistoryChange, Known
+from pydanube.history.change import HistoryChange, KnownHistory
 from pydanube.history.garbage import Garbage
 from pydanube.history.snapshots import HistorySnapshot, Snapshots, epoch_of_snapshot
 from pydanube.history.tier_state import fetch_manifest, manifest_damaged, read_gaps, topic_prefix
@@ -53,7 +53,7 @@ class Prepared(NamedTuple):
     """A change, and what it writes if the compare holds: all of it."""
 
     change: HistoryChange
-    history: History
+    history: TopicHistory
     compare: Compare
     operations: Sequence[Put | Delete]
 
@@ -86,7 +86,7 @@ class TopicTier:
         self._metrics = metrics or WalMetrics()
         self._write = write
         self._metadata = metadata
-        self._known = Known()
+        self._known = KnownHistory()
         self._revision = 0  # of the history key
         self._changes = 0
         self._is_stale = False  # a change was given up before it was answered
@@ -98,7 +98,7 @@ class TopicTier:
     # --- knowing --------------------------------------------------------------------------------------
 
     @property
-    def history(self) -> History:
+    def history(self) -> TopicHistory:
         return self._known.history
 
     @property
@@ -127,13 +127,13 @@ class TopicTier:
         sessions = next((item for item in items if item.key == keys.sessions(self.topic)), None)
         objects = keys.storage_objects(self.topic)
         try:
-            stored = History.from_bytes(history.value) if history else History()
+            stored = TopicHistory.from_bytes(history.value) if history else TopicHistory()
             keyed = [Descriptor.from_bytes(item.value) for item in items if item.key.startswith(objects)]
             expired = [each for each in keyed if each.end <= stored.first_offset]
             kept = Objects(each for each in keyed if each.end > stored.first_offset)
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidObject(f"descriptors of {self.topic} in the metadata store", str(error)) from error
-        self._known = Known(stored, kept, self._read_sessions(sessions), expired)
+        self._known = KnownHistory(stored, kept, self._read_sessions(sessions), expired)
         self._revision = history.revision if history else 0
         self._unread = stored.manifest
         self._is_stale = False

@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from pydanube.core import keys
 from pydanube.core.history.ownership import Orphan, Owner, void_end
-from pydanube.core.history.tiers import Descriptor, History, manifest_from_bytes
+from pydanube.core.history.tiers import Descriptor, TopicHistory, manifest_from_bytes
 from pydanube.core.names import TopicName
 from pydanube.errors import ObjectDamaged
 from pydanube.ports import Item, MetadataStore, ObjectStore
@@ -30,7 +30,7 @@ class TierState:
 
     topic: TopicName
     owner: Owner | None = None
-    history: History = field(default_factory=History)
+    history: TopicHistory = field(default_factory=TopicHistory)
     keyed: list[Descriptor] = field(default_factory=list)
     orphans: list[Orphan] = field(default_factory=list)
     voids: list[tuple[int, int]] = field(default_factory=list)
@@ -78,7 +78,7 @@ def _take(state: TierState, item: Item) -> None:
     if item.key == keys.owner(state.topic):
         state.owner = Owner.from_bytes(item.value)
     elif item.key == keys.history(state.topic):
-        state.history = History.from_bytes(item.value)
+        state.history = TopicHistory.from_bytes(item.value)
     elif start is None:
         return
     elif item.key.startswith(keys.storage_objects(state.topic)):
@@ -97,7 +97,7 @@ async def read_manifest(store: ObjectStore, state: TierState) -> list[Descriptor
     return [each for each in listed if each.end > state.history.first_offset]
 
 
-async def fetch_manifest(store: ObjectStore, topic: TopicName, history: History) -> list[Descriptor]:
+async def fetch_manifest(store: ObjectStore, topic: TopicName, history: TopicHistory) -> list[Descriptor]:
     """All that it lists, also what lies below where history begins now. Raises as `read_manifest` does."""
     assert history.manifest is not None
     try:
@@ -110,7 +110,7 @@ async def fetch_manifest(store: ObjectStore, topic: TopicName, history: History)
         raise manifest_damaged(topic, history, why) from error
 
 
-def manifest_damaged(topic: TopicName, history: History, why: str) -> ObjectDamaged:
+def manifest_damaged(topic: TopicName, history: TopicHistory, why: str) -> ObjectDamaged:
     key = topic_prefix(topic) + (history.manifest or "")
     return ObjectDamaged(topic, key, history.first_offset, history.manifest_end, why)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from pydanube.core.commit.machine import CommitMachine
-from pydanube.core.commit.values import Answers, CommitLimits, CommitTarget, GroupPart, Receipt
+from pydanube.core.commit.values import Answers, CommitLimits, CommitReceipt, CommitTarget, GroupPart
 from pydanube.errors import DanubeError, LogStopped
 from pydanube.formats.batch import Batch, stamp
 from pydanube.formats.segment import SegmentGroup, encode_group
@@ -27,7 +27,7 @@ from pydanube.telemetry import WalMetrics
 
 log = logging.getLogger(__name__)
 
-Answer: TypeAlias = "asyncio.Future[Receipt]"
+Answer: TypeAlias = "asyncio.Future[CommitReceipt]"
 
 
 class CommitConfig(CommitLimits, Protocol):
@@ -156,7 +156,7 @@ class CommitContext:
         for waiter, outcome in answers:
             if waiter.done():
                 continue  # the caller left; its batch stays
-            if isinstance(outcome, Receipt):
+            if isinstance(outcome, CommitReceipt):
                 waiter.set_result(outcome)
             else:
                 waiter.set_exception(outcome)

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from pydanube.core.commit.values import PREPARED, ROOM, Receipt
+from pydanube.core.commit.values import PREPARED, ROOM, CommitReceipt
 from pydanube.errors import DiskFailed, DiskFull, LogClosed, LogFull, LogStopped
 from pydanube.formats.batch import Batch
 from pydanube.log import journal_writer
@@ -99,7 +99,7 @@ class Committer:
         called as soon as the receipt is there, if nothing else waits for the disk. It may be called for several
         batches at once, or not.
         """
-        done: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[CommitReceipt] = asyncio.get_running_loop().create_future()
         refused = self._machine.submit(to, batch, done, on_decided)
         if refused is not None:
             done.set_exception(refused)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pydanube.core.commit.values import JournalState, Refuse, Route, Stop
+from pydanube.core.commit.values import JournalState, RefusePart, Route, Stop
 from pydanube.errors import DiskFailed, DiskFull, ResourcesShort
 from pydanube.formats.journal import (
     END_OF_RECORDS,
@@ -119,7 +119,7 @@ class JournalWriter:
             await self._write_record(entries)
         except (DiskFull, DiskFailed) as failure:
             effect = machine.not_recorded(parts, failure)
-            if isinstance(effect, Refuse):
+            if isinstance(effect, RefusePart):
                 await self._refuse(effect)
                 return False
             log.error("journal sync failed", extra={"why": str(failure)})
@@ -132,7 +132,7 @@ class JournalWriter:
                 raise DiskFailed(JOURNALS, "sync", str(effect.error)) from again
         return True
 
-    async def _refuse(self, effect: Refuse[Answer]) -> None:
+    async def _refuse(self, effect: RefusePart[Answer]) -> None:
         self._context.answer(effect.answers)
         await self._space.disk_is_full(effect.error)
 

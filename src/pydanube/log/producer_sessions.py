@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from pydanube.core.commit.machine import SESSIONS
-from pydanube.core.commit.values import Receipt
+from pydanube.core.commit.values import CommitReceipt
 from pydanube.errors import LimitReached
 from pydanube.formats.batch import Batch, session_end, session_record
 from pydanube.log.commit_context import Answer, SegmentedLog
@@ -93,6 +93,6 @@ class ProducerSessions:
             log.info("idle sessions of producers end", extra={"topic": self._log.topic, "sessions": len(ending)})
         return ending
 
-    def _ended(self, ended: asyncio.Future[Receipt]) -> None:
+    def _ended(self, ended: asyncio.Future[CommitReceipt]) -> None:
         if not ended.cancelled() and ended.exception() is None:  # else it goes on: it was used since, or no room
             self._metrics.sessions_ended.inc()

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from pydanube.core.commit.sessions import Sessions
-from pydanube.core.commit.values import Receipt
+from pydanube.core.commit.values import CommitReceipt
 from pydanube.errors import InvalidBatch, LogClosed, LogStopped
 from pydanube.formats.batch import Batch, topic_hash
 from pydanube.log.cache import TailCache
@@ -127,7 +127,7 @@ class TopicLog(LogReading, SegmentedLog):
             raise InvalidBatch(f"it was made for another topic than {self.topic}")
         return self._committer.submit(self, batch, on_decided)
 
-    async def append(self, batch: Batch) -> Receipt:
+    async def append(self, batch: Batch) -> CommitReceipt:
         """Returns once the batch is as safe as `durability` says. Waits first while too much is queued."""
         committer = self._committer
         while committer.pending_bytes > self._config.pending_bytes and not (committer.stopped or self.closed):

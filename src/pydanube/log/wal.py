@@ -46,7 +46,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from pydanube.core.commit.values import Receipt
+from pydanube.core.commit.values import CommitReceipt
 from pydanube.errors import (
     ConfigError,
     DanubeError,
@@ -343,4 +343,4 @@ async def topics_on(disk: Disk) -> list[str]:
     ]
 
 
-__all__ = ["ClosedLog", "HandedOver", "LogClosed", "Receipt", "TopicLog", "Wal", "WalConfig", "topics_on"]
+__all__ = ["ClosedLog", "CommitReceipt", "HandedOver", "LogClosed", "TopicLog", "Wal", "WalConfig", "topics_on"]

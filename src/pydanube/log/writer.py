@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from pydanube.core.commit.machine import by_severity
-from pydanube.core.commit.values import Refuse, Stop, WriteAgain
+from pydanube.core.commit.values import RefusePart, Stop, WriteAgain
 from pydanube.errors import DiskFailed, DiskFull
 from pydanube.log.commit_context import Answer, CommitContext, EncodedPart
 from pydanube.log.journal_writer import JournalWriter
@@ -102,7 +102,7 @@ class GroupWriter:
             log.error("sync failed", extra={"topic": each.log.topic, "path": segment.path, "why": failure.why})
         effect = self._context.machine.not_written(each.part, failure, was_synced=segment.synced >= segment.end)
         match effect:
-            case Refuse():
+            case RefusePart():
                 await self._no_room(each, effect)
             case WriteAgain():
                 await self._write_again(each)
@@ -130,7 +130,7 @@ class GroupWriter:
             raise DiskFailed(segment.path, "sync", str(effect.error)) from again
         self._commit(each, synced=True)
 
-    async def _no_room(self, each: EncodedPart, effect: Refuse[Answer]) -> None:
+    async def _no_room(self, each: EncodedPart, effect: RefusePart[Answer]) -> None:
         """Part of the group stands behind the segment's end; it is no group and the next one overwrites it."""
         segment = each.segment
         self._context.answer(effect.answers)

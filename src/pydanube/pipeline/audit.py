@@ -23,7 +23,7 @@ from pydanube.pipeline import steps
 from pydanube.pipeline.report import JobReport, QueryWatch
 from pydanube.pipeline.settings import CONNECTION, TOPICS, JobSettings
 from pydanube.spark.options import BrokerOptions, QueryOptions
-from pydanube.spark.plan import RangeSource, Share, TopicState, layout
+from pydanube.spark.plan import RangeSource, TaskShare, TopicState, layout
 from pydanube.spark.reach import Reach
 from pydanube.spark.rows import Wanted, read_share
 
@@ -63,7 +63,7 @@ def check_piece(reach: Reach, piece: RangeSource, url: str | None) -> dict[str, 
     wanted = Wanted(COLUMNS, urls={piece.topic: url or ""})
     at, epoch = piece.first, -1
     try:
-        for batch in read_share(reach, Share((piece,)), wanted):
+        for batch in read_share(reach, TaskShare((piece,)), wanted):
             offsets, epochs = batch.column("offset").to_numpy(), batch.column("epoch").to_numpy()
             count = len(offsets)
             if not count:

@@ -31,7 +31,7 @@ from pydanube.errors import ConfigError, DataDamaged
 from pydanube.pipeline import steps
 from pydanube.pipeline.report import JobReport, QueryWatch
 from pydanube.pipeline.settings import CONNECTION, TOPICS, JobSettings, local_path
-from pydanube.pipeline.tables import IcebergTable, ParquetTable, Table, with_date
+from pydanube.pipeline.tables import IcebergTable, LakeTable, ParquetTable, with_date
 from pydanube.spark.rows import arrow_schema
 
 KNOWN: Final = (
@@ -123,15 +123,15 @@ def _schema(text: str) -> StructType:
         raise ConfigError("schema", text, f"columns as in SQL, `id string not null, amount double`: {why}") from error
 
 
-class Tables(NamedTuple):
+class LakeTables(NamedTuple):
     """The tables of a job. Without a schema there is only the raw one."""
 
-    raw: Table
-    typed: Table | None
-    quarantine: Table | None
+    raw: LakeTable
+    typed: LakeTable | None
+    quarantine: LakeTable | None
 
     @classmethod
-    def open(cls, spark: SparkSession, lake: Lake) -> Tables:
+    def open(cls, spark: SparkSession, lake: Lake) -> LakeTables:
         """Made if they are missing, with room for the columns that the settings say."""
         raw_schema = with_date(from_arrow_schema(arrow_schema(steps.RAW_COLUMNS)))
         raw = _table(spark, lake, "raw")
@@ -144,7 +144,7 @@ class Tables(NamedTuple):
         return cls(raw, typed, quarantine)
 
 
-def _table(spark: SparkSession, lake: Lake, kind: str) -> Table:
+def _table(spark: SparkSession, lake: Lake, kind: str) -> LakeTable:
     name = f"{lake.name}_{kind}".replace("-", "_")
     if lake.format == "iceberg":
         job = f"lake-{lake.name}"
@@ -183,7 +183,7 @@ class Writer:
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
-        self._tables: Tables | None = None
+        self._tables: LakeTables | None = None
         self.tallies: dict[int, RowTally] = {}  # by batch; those of a Spark Connect server stay there
 
     def __getstate__(self) -> dict[str, Any]:
@@ -201,15 +201,15 @@ class Writer:
             rows.unpersist()
         self.tallies[batch] = self._write_typed(self._tables, tally, batch)
 
-    def _claimed(self, spark: SparkSession, batch: int) -> Tables:
-        tables = Tables.open(spark, self._lake)
+    def _claimed(self, spark: SparkSession, batch: int) -> LakeTables:
+        tables = LakeTables.open(spark, self._lake)
         query = _query_of(spark, self._lake.checkpoint)
         for table in tables:
             if table is not None:
                 table.claim(query, batch)
         return tables
 
-    def _write_raw(self, tables: Tables, rows: DataFrame, batch: int) -> RowTally:
+    def _write_raw(self, tables: LakeTables, rows: DataFrame, batch: int) -> RowTally:
         messages = rows.count()
         earlier = tables.raw.before(batch) if self._lake.deduplicate_days else None
         known = None if earlier is None else _recent(earlier, rows, self._lake.deduplicate_days)
@@ -227,7 +227,7 @@ class Writer:
 
         return RowTally(messages, tables.raw.write(fresh, batch, check), copies)
 
-    def _write_typed(self, tables: Tables, tally: RowTally, batch: int) -> RowTally:
+    def _write_typed(self, tables: LakeTables, tally: RowTally, batch: int) -> RowTally:
         lake = self._lake
         if lake.schema is None or tables.typed is None or tables.quarantine is None:
             return tally
@@ -306,7 +306,7 @@ def start(spark: SparkSession, lake: Lake, writer: Writer | None = None) -> Stre
 def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
     """Runs until everything that is there is in the tables, or, with follow_seconds, until it is stopped."""
     lake = Lake.parse(values)
-    tables = Tables.open(spark, lake)  # a schema that does not fit is said before anything runs
+    tables = LakeTables.open(spark, lake)  # a schema that does not fit is said before anything runs
     writer = Writer(lake)
     query = start(spark, lake, writer)
     rows = batches = 0

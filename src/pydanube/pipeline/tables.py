@@ -58,7 +58,7 @@ WIDER: Final[dict[type[DataType], tuple[type[DataType], ...]]] = {
 Check: TypeAlias = Callable[[int], None]
 
 
-class Table(Protocol):
+class LakeTable(Protocol):
     """What jobs need of one."""
 
     path: str

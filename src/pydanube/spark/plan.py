@@ -2,8 +2,8 @@
 
     TopicState   what is known of a topic now: objects, orphans, voids, head
     Offsets      where a stream stands; its JSON is what Spark keeps in the checkpoint
-    RangeSource        offsets [first, end) that are in one object, or that a broker has
-    Share        pieces that one task reads
+    RangeSource  offsets [first, end) that are in one object, or that a broker has
+    TaskShare    pieces that one task reads
 
     offsets     0 ............ 4 999 | 5 000 .. 5 099 | 5 100 ...... 9 999 | 10 000 .... 12 345
                 object               | void           | object            | broker
@@ -487,7 +487,7 @@ class Bounds:
         return found
 
 
-class Share(NamedTuple):
+class TaskShare(NamedTuple):
     """What one task reads, in order."""
 
     pieces: Sequence[RangeSource]
@@ -497,7 +497,7 @@ class Share(NamedTuple):
         return sum(piece.rows for piece in self.pieces)
 
 
-def shares(pieces: Sequence[RangeSource], *, partitions_min: int = 1, rows_max: int | None = None) -> list[Share]:
+def shares(pieces: Sequence[RangeSource], *, partitions_min: int = 1, rows_max: int | None = None) -> list[TaskShare]:
     """Pieces for tasks: many small objects for one, a large object for several. Never two topics for one task."""
     total = sum(piece.rows for piece in pieces)
     limit = min(SHARE_ROWS, rows_max or SHARE_ROWS, max(1, -(-total // partitions_min)))
@@ -512,7 +512,7 @@ def shares(pieces: Sequence[RangeSource], *, partitions_min: int = 1, rows_max: 
         found[-1].append(piece)
         rows += piece.rows
         size += piece.size_bytes
-    return [Share(tuple(share)) for share in found]
+    return [TaskShare(tuple(share)) for share in found]
 
 
 def _cut(pieces: Sequence[RangeSource], rows_max: int) -> Iterator[RangeSource]:

@@ -34,7 +34,7 @@ from pydanube.spark.plan import (
     Mark,
     Offsets,
     RangeSource,
-    Share,
+    TaskShare,
     TopicState,
     between,
     last_pieces,
@@ -72,7 +72,7 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([fields[name] for name in columns])
 
 
-def read_share(reach: Reach, share: Share, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+def read_share(reach: Reach, share: TaskShare, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     """Every row of the share that passes the bounds, as far as pruning can tell."""
     todo = deque(share.pieces)
     failed_at, attempts = -1, 0
@@ -282,7 +282,7 @@ def first_since(reach: Reach, state: TopicState, time_us: int) -> int:
             Bounds().narrowed(time_first=time_us),
             urls={state.topic: state.storage_url or ""},
         )
-        for batch in read_share(reach, Share((piece,)), wanted):
+        for batch in read_share(reach, TaskShare((piece,)), wanted):
             times = batch.column("publish_time").cast(pa.int64()).to_pylist()
             for offset, time in zip(batch.column("offset").to_pylist(), times, strict=True):
                 if time >= time_us:

@@ -40,7 +40,7 @@ from pydanube.spark.plan import (
     Bounds,
     Mark,
     Offsets,
-    Share,
+    TaskShare,
     TopicState,
     advance,
     between,
@@ -106,7 +106,7 @@ def _has_end(options: Any) -> bool:
 class SparkPartition(InputPartition):
     """What one task reads."""
 
-    def __init__(self, share: Share, wanted: Wanted) -> None:
+    def __init__(self, share: TaskShare, wanted: Wanted) -> None:
         super().__init__(0)
         self.share = share
         self.wanted = wanted
@@ -157,7 +157,7 @@ class DanubeReader(DataSourceReader):
         chosen = shares(pieces, partitions_min=options.partitions_min, rows_max=options.partition_rows_max)
         wanted = Wanted(options.columns, self.bounds, options.fail_on_data_loss, urls, _epochs(marks))
         # Spark refuses a source without partitions.
-        return [SparkPartition(share, wanted) for share in chosen or [Share(())]]
+        return [SparkPartition(share, wanted) for share in chosen or [TaskShare(())]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self.options, partition)

@@ -50,7 +50,7 @@ class StagedFile(NamedTuple):
     rows: int
 
 
-class Manifest(NamedTuple):
+class BatchManifest(NamedTuple):
     """What a batch is. `heads`: where each topic ended before anything of it was published."""
 
     query: str
@@ -62,7 +62,7 @@ class Manifest(NamedTuple):
         return json.dumps({"format": FORMAT, **self._asdict(), "files": [list(each) for each in self.files]}).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Manifest:
+    def from_bytes(cls, data: bytes) -> BatchManifest:
         """Raises ValueError."""
         try:
             fields = json.loads(data)
@@ -139,16 +139,16 @@ class Publishing:
         found = [int(info.key.removeprefix(prefix)[:20]) async for info in self._store.list(prefix)]
         return max(found, default=None)
 
-    async def _manifest(self, batch: int, files: Sequence[StagedFile]) -> Manifest:
+    async def _manifest(self, batch: int, files: Sequence[StagedFile]) -> BatchManifest:
         """The manifest of the batch: ours, or the one of an earlier attempt."""
         key = _manifest_key(self._query, batch)
         heads = {topic: (await self._client.describe_topic(topic)).head for topic in {each.topic for each in files}}
-        manifest = Manifest(self._query, batch, sorted(files, key=lambda each: (each.partition, each.key)), heads)
+        manifest = BatchManifest(self._query, batch, sorted(files, key=lambda each: (each.partition, each.key)), heads)
         try:
             await self._store.put(key, [manifest.to_bytes()], create=True)
         except Conflict:
             try:
-                found = Manifest.from_bytes(await self._store.get(key))
+                found = BatchManifest.from_bytes(await self._store.get(key))
             except ValueError as error:
                 raise BatchRefused(self._query, batch, f"{key} cannot be understood: {error}") from error
             rows, ours = sum(each.rows for each in found.files), sum(each.rows for each in files)
@@ -159,7 +159,7 @@ class Publishing:
             return found
         return manifest
 
-    async def _publish_patiently(self, manifest: Manifest) -> int:
+    async def _publish_patiently(self, manifest: BatchManifest) -> int:
         stored = 0
         topics = sorted({each.topic for each in manifest.files})
         for topic in topics:
@@ -174,7 +174,7 @@ class Publishing:
                     await asyncio.sleep(PAUSE_SECONDS * 2**attempt)
         return stored
 
-    async def _publish(self, manifest: Manifest, topic: str) -> int:
+    async def _publish(self, manifest: BatchManifest, topic: str) -> int:
         """Sends what is not in the topic yet."""
         self._step("fence")
         stored = 0
@@ -196,7 +196,7 @@ class Publishing:
             await publisher.flush()
         return stored
 
-    async def _arrived(self, manifest: Manifest, topic: str) -> np.ndarray:
+    async def _arrived(self, manifest: BatchManifest, topic: str) -> np.ndarray:
         """The ids of the batch's rows that are in the topic, in order."""
         info = await self._client.describe_storage(topic)
         first = manifest.heads[topic]
@@ -231,7 +231,7 @@ class Publishing:
             raise BatchRefused(self._query, manifest.batch, f"rows of it are in {topic} twice already")
         return ids
 
-    async def _missing(self, manifest: Manifest, topic: str, arrived: np.ndarray) -> AsyncIterator[Batch]:
+    async def _missing(self, manifest: BatchManifest, topic: str, arrived: np.ndarray) -> AsyncIterator[Batch]:
         for file in manifest.files:
             if file.topic != topic:
                 continue

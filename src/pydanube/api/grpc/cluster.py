@@ -15,7 +15,7 @@ from pydanube.broker.quorum import Members, MetadataMember, MetadataMemberStatus
 from pydanube.broker.service import Broker
 from pydanube.cluster.cluster import ClusterNode
 from pydanube.cluster.operations import SINGLE_DRAIN, DrainProgress
-from pydanube.core.cluster.lifecycle import Mode
+from pydanube.core.cluster.lifecycle import BrokerMode
 from pydanube.core.names import parse_broker_id
 from pydanube.errors import BrokerUnknown, Refused
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
@@ -60,7 +60,7 @@ class BrokerAdmin:
                     broker_role=role,
                     admin_addr=registration.admin_addr,
                     metrics_addr=registration.prom_exporter,
-                    broker_status=(state.mode if state else Mode.DRAINED).value,
+                    broker_status=(state.mode if state else BrokerMode.DRAINED).value,
                 )
             )
         return pb.BrokerListResponse(brokers=found)
@@ -73,7 +73,7 @@ class BrokerAdmin:
             broker_role=LEADER,
             admin_addr=f"http://{addresses.admin_addr}",
             metrics_addr=addresses.metrics_addr,
-            broker_status=Mode.ACTIVE.value,
+            broker_status=BrokerMode.ACTIVE.value,
         )
 
     async def GetLeaderBroker(self, request: pb.Empty) -> pb.BrokerResponse:

@@ -31,13 +31,13 @@ ENDPOINTS: Final = (
 PREFIX: Final = "danube"
 
 
-class Reply(NamedTuple):
+class CatalogResponse(NamedTuple):
     code: int
     body: Mapping[str, Any] | None = None
     headers: Mapping[str, str] = {}
 
 
-async def answer(desk: TableDesk, path: str, headers: Mapping[str, str]) -> Reply:
+async def answer(desk: TableDesk, path: str, headers: Mapping[str, str]) -> CatalogResponse:
     """To a GET of `path`, which begins with ROOT and has no query. `headers` have names in lower case."""
     parts = [unquote(part) for part in path.removeprefix(ROOT).rstrip("/").split("/")]
     if parts[:1] == [PREFIX]:
@@ -56,31 +56,33 @@ async def answer(desk: TableDesk, path: str, headers: Mapping[str, str]) -> Repl
         return _error(500, type(error).__name__, str(error))
 
 
-async def _answer(desk: TableDesk, parts: list[str], headers: Mapping[str, str]) -> Reply:
+async def _answer(desk: TableDesk, parts: list[str], headers: Mapping[str, str]) -> CatalogResponse:
     match parts:
         case ["config"]:
-            return Reply(200, {"defaults": {}, "overrides": {"prefix": PREFIX}, "endpoints": list(ENDPOINTS)})
+            return CatalogResponse(200, {"defaults": {}, "overrides": {"prefix": PREFIX}, "endpoints": list(ENDPOINTS)})
         case ["namespaces"]:
-            return Reply(200, {"namespaces": [[each] for each in await desk.namespaces()]})
+            return CatalogResponse(200, {"namespaces": [[each] for each in await desk.namespaces()]})
         case ["namespaces", namespace]:
             await desk.tables(NamespaceName(namespace))
-            return Reply(200, {"namespace": [namespace], "properties": {}})
+            return CatalogResponse(200, {"namespace": [namespace], "properties": {}})
         case ["namespaces", namespace, "tables"]:
             found = await desk.tables(NamespaceName(namespace))
-            return Reply(200, {"identifiers": [{"namespace": [namespace], "name": each.name} for each in found]})
+            return CatalogResponse(
+                200, {"identifiers": [{"namespace": [namespace], "name": each.name} for each in found]}
+            )
         case ["namespaces", namespace, "tables", table]:
             loaded = await desk.load(TopicName(f"/{namespace}/{table}"))
             tag = f'"{loaded.etag}"'
             if headers.get("if-none-match") == tag:
-                return Reply(304, None, {"ETag": tag})
+                return CatalogResponse(304, None, {"ETag": tag})
             body = {"metadata-location": loaded.location, "metadata": loaded.metadata, "config": {}}
-            return Reply(200, body, {"ETag": tag})
+            return CatalogResponse(200, body, {"ETag": tag})
     return _error(404, "NotFoundException", f"nothing is served at {'/'.join(parts)}; this catalog is for readers")
 
 
-def _error(code: int, kind: str, message: str) -> Reply:
-    return Reply(code, {"error": {"message": message, "type": kind, "code": code}})
+def _error(code: int, kind: str, message: str) -> CatalogResponse:
+    return CatalogResponse(code, {"error": {"message": message, "type": kind, "code": code}})
 
 
-def encoded(reply: Reply) -> bytes:
+def encoded(reply: CatalogResponse) -> bytes:
     return b"" if reply.body is None else json.dumps(reply.body).encode()

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydanube.broker.any_topic import AnyTopic
-from pydanube.broker.outbox import AnyOutbox, Caller, Delivered, DeliveredBatch
+from pydanube.broker.outbox import AnyOutbox, Caller, DeliveredBatch, DeliveredMessage
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.volatile_topic import VolatileSubscription
 from pydanube.core.dispatch.consumer_window import Permits
@@ -22,7 +22,7 @@ from pydanube.core.dispatch.events import Ranges
 from pydanube.core.names import ConsumerId, ProducerId
 from pydanube.errors import DanubeError, InvalidBatch, MessageTooLarge, OutOfSequence, ProtocolViolation
 from pydanube.formats.batch import HEADER_SIZE, Batch, cut, encode, payload_size_max, rows_of
-from pydanube.log.wal import Receipt
+from pydanube.log.wal import CommitReceipt
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
@@ -41,7 +41,7 @@ class Undecided(NamedTuple):
     first_sequence: int
     rows: int
     size_bytes: int
-    outcome: asyncio.Future[Any]  # a Receipt, or None from a topic that keeps nothing
+    outcome: asyncio.Future[Any]  # a CommitReceipt, or None from a topic that keeps nothing
     came_at: float  # by perf_counter
 
 
@@ -138,7 +138,7 @@ class Producing:
         self.topic.touch_producer(self.producer_id)
 
     @staticmethod
-    def receipt(receipt: Receipt | None, rows: int) -> pb.Receipt:
+    def receipt(receipt: CommitReceipt | None, rows: int) -> pb.Receipt:
         if receipt is None:
             return pb.Receipt(rows=rows, durability=pb.MEMORY)
         return pb.Receipt(
@@ -267,7 +267,7 @@ class Consuming:
 
     # --- what it gets -------------------------------------------------------------------------------
 
-    def packed(self, items: list[Delivered]) -> list[DeliveredBatch]:
+    def packed(self, items: list[DeliveredMessage]) -> list[DeliveredBatch]:
         """Messages of a non-reliable topic as one batch: those that the peer has granted permits for."""
         assert not self.subscription.reliable
         wanted = items[: self._messages] if self._bytes > 0 else []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydanube.api.native.handle_table import HandleTable
 from pydanube.api.native.handles import Consuming, fits, groups_of, parts_of
 from pydanube.api.native.intake import PARSE_ON_LOOP_BYTES
-from pydanube.broker.outbox import DeliveredBatch, Recalled
+from pydanube.broker.outbox import DeliveredBatch, RecalledRanges
 from pydanube.errors import MessageTooLarge, NotServed, SubscriptionBusy
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -36,7 +36,7 @@ class Pump:
                 self._ended()
                 return
             for item in items if consuming.is_reliable else consuming.packed(items):
-                if isinstance(item, Recalled):
+                if isinstance(item, RecalledRanges):
                     ranges = frames.flat(item.ranges)
                     recall = pb.Recall(consumer=consuming.handle, ranges=ranges, seeks=item.seeks, taken=item.taken)
                     self._connection.send(pb.Command(recall=recall))

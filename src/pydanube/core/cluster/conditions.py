@@ -93,7 +93,7 @@ class LatencyBuckets(NamedTuple):
         return low + (self.bounds[place] - low) * (rank - before) / max(self.counts[place], 1)
 
 
-class SubscriptionCounts(NamedTuple):
+class SubscriptionNumbers(NamedTuple):
     topic: str
     name: str
     lag: int | None  # None: it has none
@@ -177,7 +177,9 @@ class BrokerWatch:
         self._before: BrokerNumbers | None = None
         self._earlier: BrokerNumbers | None = None
 
-    def look(self, now: float, now_ms: int, broker: BrokerNumbers, subscriptions: Iterable[SubscriptionCounts]) -> None:
+    def look(
+        self, now: float, now_ms: int, broker: BrokerNumbers, subscriptions: Iterable[SubscriptionNumbers]
+    ) -> None:
         for _ in self.look_in_steps(now, now_ms, broker, subscriptions):
             pass
 
@@ -186,7 +188,7 @@ class BrokerWatch:
         now: float,
         now_ms: int,
         broker: BrokerNumbers,
-        subscriptions: Iterable[SubscriptionCounts],
+        subscriptions: Iterable[SubscriptionNumbers],
         step: int = 250,
     ) -> Iterator[None]:
         """The same, for a loop that has other things to do."""
@@ -263,7 +265,7 @@ class BrokerWatch:
             )
 
     def _subscription(
-        self, now: float, each: SubscriptionCounts, counters: _Counters | None, turns: bool, judge: _Judge
+        self, now: float, each: SubscriptionNumbers, counters: _Counters | None, turns: bool, judge: _Judge
     ) -> _Counters:
         counts = (
             each.heartbeat_polls,

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
-from pydanube.core.cluster.lifecycle import DRAIN_COMPLETE, BrokerState, Drain, Lost, Mode
+from pydanube.core.cluster.lifecycle import DRAIN_COMPLETE, BrokerLoss, BrokerMode, BrokerState, Drain
 from pydanube.core.cluster.load import Figures, LoadReport, TopicLoad, loads_of_topics, measure, rank, weighs
 from pydanube.core.cluster.placement import (
     DRAIN,
@@ -57,7 +57,7 @@ class World(NamedTuple):
     alive: Mapping[BrokerId, int]  # registered brokers and their sessions
     witnessed: Mapping[BrokerId, int]  # the last session of each broker that this process certainly saw alive
     states: Mapping[BrokerId, BrokerState]
-    lost: Mapping[BrokerId, tuple[Lost, int]]
+    lost: Mapping[BrokerId, tuple[BrokerLoss, int]]
     assigned: Mapping[BrokerId, Mapping[TopicName, int]]
     markers: Mapping[TopicName, Marker]
     reports: Mapping[BrokerId, LoadReport]
@@ -453,4 +453,4 @@ def _abandoned(world: World) -> Iterator[Abandon]:
 
 
 def _draining(world: World) -> list[tuple[BrokerId, BrokerState]]:
-    return [(b, s) for b, s in sorted(world.states.items()) if s.mode is Mode.DRAINING and b in world.alive]
+    return [(b, s) for b, s in sorted(world.states.items()) if s.mode is BrokerMode.DRAINING and b in world.alive]

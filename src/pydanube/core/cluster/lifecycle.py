@@ -2,7 +2,7 @@
 
     /cluster/register/<broker>        leased: this process is alive           Registration
     /cluster/brokers/<broker>/state   what it is, and its last session        BrokerState
-    /cluster/lost/<broker>            the session that a leader declared dead Lost
+    /cluster/lost/<broker>            the session that a leader declared dead BrokerLoss
 
 The lease ends by time alone; whether that mattered is for the leader to say. It declares a session dead, and gives its
 topics away, only while the registration is gone; a broker registers only if the record is what it read. So of the two
@@ -46,7 +46,7 @@ REJOINED: Final = "rejoined"  # it activated itself
 AWAY: Final = frozenset({STALE_RESTART, REGISTRATION_EXPIRED})  # drained, and nobody wanted it
 
 
-class Mode(enum.Enum):
+class BrokerMode(enum.Enum):
     """Values are the stored names. Only an active broker is given topics."""
 
     ACTIVE = "active"
@@ -108,7 +108,7 @@ class BrokerState:
     `crashes`: how often it came back without having stopped in order before.
     """
 
-    mode: Mode
+    mode: BrokerMode
     reason: str = ""
     session: int = 0
     has_left: bool = False
@@ -136,7 +136,7 @@ class BrokerState:
             found = json.loads(value)
             drain = found.get("drain")
             return cls(
-                mode=Mode(found["mode"]),
+                mode=BrokerMode(found["mode"]),
                 reason=str(found.get("reason") or ""),
                 session=int(found.get("session", 0)),
                 has_left=found.get("has_left") is True,
@@ -156,30 +156,30 @@ class BrokerState:
 
     @property
     def takes_topics(self) -> bool:
-        return self.mode is Mode.ACTIVE and not self.has_left
+        return self.mode is BrokerMode.ACTIVE and not self.has_left
 
     @property
     def is_away(self) -> bool:
         """Drained for having been away, and for nothing else."""
-        return self.mode is Mode.DRAINED and self.reason in AWAY
+        return self.mode is BrokerMode.DRAINED and self.reason in AWAY
 
     def activated(self, reason: str) -> Self:
         """By an operator."""
-        return replace(self, mode=Mode.ACTIVE, reason=reason, drain=None, rejoins=0, rejoined_at=0)
+        return replace(self, mode=BrokerMode.ACTIVE, reason=reason, drain=None, rejoins=0, rejoined_at=0)
 
     def rejoined(self, reason: str, rejoins: int, now_ms: int) -> Self:
         """By the leader, or by itself."""
-        return replace(self, mode=Mode.ACTIVE, reason=reason, drain=None, rejoins=rejoins, rejoined_at=now_ms)
+        return replace(self, mode=BrokerMode.ACTIVE, reason=reason, drain=None, rejoins=rejoins, rejoined_at=now_ms)
 
     def draining(self, drain: Drain) -> Self:
-        return replace(self, mode=Mode.DRAINING, reason=ADMIN_UNLOAD, drain=drain)
+        return replace(self, mode=BrokerMode.DRAINING, reason=ADMIN_UNLOAD, drain=drain)
 
     def drained(self, reason: str) -> Self:
-        return replace(self, mode=Mode.DRAINED, reason=reason, drain=None)
+        return replace(self, mode=BrokerMode.DRAINED, reason=reason, drain=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class BrokerLoss:
     """A leader declared this session of a broker dead."""
 
     session: int
@@ -205,7 +205,7 @@ class Known(NamedTuple):
     """What the store says of this broker. `registered` and `home` are those of the registration that is there."""
 
     state: BrokerState | None = None
-    lost: Lost | None = None
+    lost: BrokerLoss | None = None
     registered: int | None = None  # its session
     home: str = ""
 
@@ -220,14 +220,14 @@ class RegistrationDecision(NamedTuple):
     """How to register. `declared_dead`: what this process served is given to others, and it needs a new session."""
 
     verdict: RegistrationVerdict
-    mode: Mode
+    mode: BrokerMode
     reason: str
     declared_dead: bool = False
 
 
 def enter_running(found: Known, *, session: int) -> RegistrationDecision:
     """The lease of a process that runs has run out, or may have."""
-    state = found.state or BrokerState(mode=Mode.ACTIVE, reason=BOOT)
+    state = found.state or BrokerState(mode=BrokerMode.ACTIVE, reason=BOOT)
     if found.registered not in (None, session):
         return RegistrationDecision(RegistrationVerdict.REPLACED, state.mode, state.reason)
     if found.lost is not None and found.lost.session == session:
@@ -241,22 +241,26 @@ def enter_starting(found: Known, *, home: str, join: bool) -> RegistrationDecisi
     state = found.state
     here_before = found.registered is not None and found.home == home
     if found.registered is not None and not here_before:
-        return RegistrationDecision(RegistrationVerdict.WAIT, Mode.DRAINED, "")
+        return RegistrationDecision(RegistrationVerdict.WAIT, BrokerMode.DRAINED, "")
     if state is None:
-        return RegistrationDecision(RegistrationVerdict.ENTER, *((Mode.DRAINED, JOIN) if join else (Mode.ACTIVE, BOOT)))
+        return RegistrationDecision(
+            RegistrationVerdict.ENTER, *((BrokerMode.DRAINED, JOIN) if join else (BrokerMode.ACTIVE, BOOT))
+        )
     if found.lost is not None and found.lost.session == state.session:
         return _entry_of_lost(state, STALE_RESTART)
-    if state.mode is not Mode.ACTIVE:
+    if state.mode is not BrokerMode.ACTIVE:
         return RegistrationDecision(RegistrationVerdict.ENTER, state.mode, state.reason)
     fast = here_before or state.has_left
-    return RegistrationDecision(RegistrationVerdict.ENTER, Mode.ACTIVE, FAST_RESTART if fast else FULL_CLUSTER_RESTART)
+    return RegistrationDecision(
+        RegistrationVerdict.ENTER, BrokerMode.ACTIVE, FAST_RESTART if fast else FULL_CLUSTER_RESTART
+    )
 
 
 def _entry_of_lost(state: BrokerState, reason: str) -> RegistrationDecision:
     """Its session was declared dead. What an operator ordered before holds: that it was away does not end it."""
-    is_ordered = state.mode is not Mode.ACTIVE and not state.is_away
+    is_ordered = state.mode is not BrokerMode.ACTIVE and not state.is_away
     return RegistrationDecision(
-        RegistrationVerdict.ENTER, Mode.DRAINED, state.reason if is_ordered else reason, declared_dead=True
+        RegistrationVerdict.ENTER, BrokerMode.DRAINED, state.reason if is_ordered else reason, declared_dead=True
     )
 
 

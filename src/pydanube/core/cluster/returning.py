@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from pydanube.core.cluster.lifecycle import NO_ACTIVE_BROKER, BrokerState, Lost, Mode
+from pydanube.core.cluster.lifecycle import NO_ACTIVE_BROKER, BrokerLoss, BrokerMode, BrokerState
 from pydanube.core.names import BrokerId
 
 # All in TTLs.
@@ -45,7 +45,7 @@ def returned(state: BrokerState, reason: str, now_ms: int, ttl_seconds: float) -
 def nobody_serves(
     alive: Mapping[BrokerId, int],
     states: Mapping[BrokerId, BrokerState],
-    lost: Mapping[BrokerId, Lost],
+    lost: Mapping[BrokerId, BrokerLoss],
     now_ms: int,
     ttl_seconds: float,
 ) -> bool:
@@ -53,7 +53,7 @@ def nobody_serves(
     leader has just activated for this reason.
     """
     for broker, state in states.items():
-        if state.mode is not Mode.ACTIVE or state.has_left:
+        if state.mode is not BrokerMode.ACTIVE or state.has_left:
             continue
         if broker in alive:
             is_recent = abs(now_ms - state.rejoined_at) < TOGETHER * ttl_seconds * 1000

@@ -3,7 +3,7 @@
     submit ─► pending ─► form ─► (the shell writes and syncs) ─┬─► committed ──► Commit: head, receipts
                   ▲       ▲                                    └─► not_written, not_recorded
                   │       │                                         │
-                  │       └── Refuse: undo, DiskFull ◄──────────────┤
+                  │       └── RefusePart: undo, DiskFull ◄──────────┤
                   │                                                 ├─► WriteAgain: to a new file, once
                   └─ making a segment: in no line until then        └─► Stop: nothing is acknowledged any more
 
@@ -38,12 +38,12 @@ from pydanube.core.commit.values import (
     BatchHeader,
     Commit,
     CommitLimits,
+    CommitReceipt,
     CommitTarget,
     GroupPart,
     JournalState,
     Pending,
-    Receipt,
-    Refuse,
+    RefusePart,
     Route,
     SegmentState,
     Stop,
@@ -234,7 +234,7 @@ class CommitMachine(Generic[T, B, W]):
                     if stored.base_offset >= of.head:  # still in this group: its fate is shared
                         part.waiters.append((waiter, stored.base_offset, True))
                     elif may_answer:
-                        receipt = Receipt(stored.base_offset, stored.epoch, of.durability, True)
+                        receipt = CommitReceipt(stored.base_offset, stored.epoch, of.durability, True)
                         answers.append((waiter, receipt))
                     else:
                         answers.append((waiter, _fenced(of)))
@@ -305,14 +305,14 @@ class CommitMachine(Generic[T, B, W]):
             return Commit(_refusals(part, _fenced(target)), ())
         epoch, durability = target.epoch, target.durability
         answers: Answers[W] = [
-            (waiter, Receipt(offset, epoch, durability, duplicate)) for waiter, offset, duplicate in part.waiters
+            (waiter, CommitReceipt(offset, epoch, durability, duplicate)) for waiter, offset, duplicate in part.waiters
         ]
         # While others wait for the disk, it is given work first.
         return Commit(answers, () if self.ready else tuple(part.on_decided))
 
     def not_written(
         self, part: GroupPart[T, B, W], failure: DiskFull | DiskFailed, *, was_synced: bool = True
-    ) -> Refuse[W] | WriteAgain | Stop:
+    ) -> RefusePart[W] | WriteAgain | Stop:
         """The part's write to its segment failed, or the sync behind it. `was_synced`: everything before it in that
         file was.
         """
@@ -329,7 +329,7 @@ class CommitMachine(Generic[T, B, W]):
 
     def not_recorded(
         self, parts: Sequence[GroupPart[T, B, W]], failure: DiskFull | DiskFailed
-    ) -> Refuse[W] | WriteAgain | Stop:
+    ) -> RefusePart[W] | WriteAgain | Stop:
         """The parts' record could not be written to the journal, or not be synced."""
         if parts[0].again:
             return Stop(failure)
@@ -339,7 +339,7 @@ class CommitMachine(Generic[T, B, W]):
             part.again = True
         return WriteAgain(failure)
 
-    def journal_not_made(self, parts: Sequence[GroupPart[T, B, W]], failure: DiskFull) -> Refuse[W]:
+    def journal_not_made(self, parts: Sequence[GroupPart[T, B, W]], failure: DiskFull) -> RefusePart[W]:
         """There is no room for the journal that the parts' record needs: nothing of it was written."""
         return self._refuse(parts, failure)
 
@@ -367,13 +367,13 @@ class CommitMachine(Generic[T, B, W]):
             part.target.sessions.put(producer_id, producer)
 
     @staticmethod
-    def _refuse(parts: Sequence[GroupPart[T, B, W]], error: DiskFull) -> Refuse[W]:
+    def _refuse(parts: Sequence[GroupPart[T, B, W]], error: DiskFull) -> RefusePart[W]:
         answers: Answers[W] = []
         for part in parts:
             part.decided = True
             part.take_back()
             answers += _refusals(part, error)
-        return Refuse(answers, error)
+        return RefusePart(answers, error)
 
 
 def by_severity(results: Sequence[DanubeError | None]) -> Sequence[int]:

@@ -141,7 +141,7 @@ T = TypeVar("T", bound="CommitTarget[Any, Any]")
 # --- what comes out -----------------------------------------------------------------------------------
 
 
-class Receipt(NamedTuple):
+class CommitReceipt(NamedTuple):
     """What an acknowledged batch got: its first offset, the owner's epoch, and how safe it is."""
 
     offset: int
@@ -150,7 +150,7 @@ class Receipt(NamedTuple):
     duplicate: bool = False  # it was stored before: this is where
 
 
-Answers: TypeAlias = list[tuple[W, Receipt | DanubeError]]
+Answers: TypeAlias = list[tuple[W, CommitReceipt | DanubeError]]
 
 
 @dataclass(slots=True, eq=False)
@@ -184,7 +184,7 @@ class Commit(Generic[W]):
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse(Generic[W]):
+class RefusePart(Generic[W]):
     """The part was not written, and nothing of it can reappear: its producers are told so."""
 
     answers: Answers[W]

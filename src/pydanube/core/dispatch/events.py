@@ -91,7 +91,7 @@ class Shipped:
 
     Required after every Send to a consumer with permits; after others only if something was not sent. Unsent
     ranges wait for the next tick or commit (a reader with nothing to give must not become a busy loop). After
-    `Sought` earlier Sends have nothing unsent; after `Left` and a takeover they are not answered at all.
+    `CursorReset` earlier Sends have nothing unsent; after `Left` and a takeover they are not answered at all.
     """
 
     consumer: ConsumerId
@@ -178,7 +178,7 @@ class PolicyChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Sought:
+class CursorReset:
     """Deliver from `offset` on, whatever was acknowledged; from the first kept offset if that is higher."""
 
     offset: int
@@ -217,7 +217,7 @@ Event: TypeAlias = (
     | Keyed
     | Ticked
     | PolicyChanged
-    | Sought
+    | CursorReset
     | DeadLettered
     | DeadLetterFailed
 )
@@ -275,7 +275,7 @@ class Blocked:
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class PoisonDropped:
     """By the poison policy Drop."""
 
     range: OffsetRange
@@ -331,7 +331,7 @@ Effect: TypeAlias = (
     | NotHeld
     | DeadLetter
     | Blocked
-    | Dropped
+    | PoisonDropped
     | Expired
     | Activated
     | JoinRefused

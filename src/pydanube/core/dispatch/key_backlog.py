@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from pydanube.core.dispatch.backlog import BacklogCounts
 from pydanube.core.dispatch.deliveries import StepContext
 from pydanube.core.dispatch.delivery import UNTRIED, PoisonPolicy, RetryAt, Tries, copy_delay_seconds, judge
-from pydanube.core.dispatch.events import Blocked, DeadLetter, Dropped
+from pydanube.core.dispatch.events import Blocked, DeadLetter, PoisonDropped
 from pydanube.core.dispatch.hash_ring import ring_hash
 from pydanube.core.dispatch.key_owners import KeyOwners
 from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, work
@@ -249,7 +249,7 @@ class KeyBacklog:
             case RetryAt(due):
                 self._wait(queue, due)
             case PoisonPolicy.DROP:
-                effects.append(Dropped(OffsetRange(offset, offset + 1), tries))
+                effects.append(PoisonDropped(OffsetRange(offset, offset + 1), tries))
                 self._progress.settle(offset, offset + 1)
                 self._free((offset,))
             case PoisonPolicy.DEAD_LETTER:

@@ -21,6 +21,7 @@ from pydanube.core.dispatch.consumer_window import ConsumerWindow, DispatchLimit
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.dispatch.events import (
     AckReceived,
+    CursorReset,
     Event,
     Forgotten,
     Joined,
@@ -28,7 +29,6 @@ from pydanube.core.dispatch.events import (
     NackReceived,
     Ranges,
     ReadKeys,
-    Sought,
     Ticked,
 )
 from pydanube.core.dispatch.key_backlog import KeyBacklog
@@ -83,7 +83,7 @@ class KeySharedDispatch(DispatchMachine):
             case Forgotten(consumer):
                 self.owners.forget(consumer)
                 self.backlog.look_for_unaccepted = True
-            case Ticked() | Sought():
+            case Ticked() | CursorReset():
                 self._asked = False  # in case the question or its answer was lost; a repeated answer does no harm
             case AckReceived(ranges) | NackReceived(ranges):
                 self._answer_gone(ranges)

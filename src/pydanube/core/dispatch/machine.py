@@ -39,6 +39,7 @@ from pydanube.core.dispatch.events import (
     AckRefused,
     Available,
     ConsumerFinished,
+    CursorReset,
     DeadLettered,
     DeadLetterFailed,
     Effect,
@@ -57,7 +58,6 @@ from pydanube.core.dispatch.events import (
     Ranges,
     Returned,
     Shipped,
-    Sought,
     Ticked,
     Voided,
     WakeAt,
@@ -263,7 +263,7 @@ class DispatchMachine(ABC):
             case DeadLetterFailed(ranges):
                 for first, end in ranges:
                     self.backlog.dead_letter_failed(first, end)
-            case Sought(offset):
+            case CursorReset(offset):
                 self._sought = True
                 self.deliveries.clear()
                 self.backlog.forget_all()

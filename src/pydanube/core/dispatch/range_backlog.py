@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pydanube.core.dispatch.backlog import BacklogCounts
 from pydanube.core.dispatch.deliveries import StepContext
 from pydanube.core.dispatch.delivery import UNTRIED, PoisonPolicy, RetryAt, Tries, copy_delay_seconds, judge
-from pydanube.core.dispatch.events import Blocked, DeadLetter, Dropped
+from pydanube.core.dispatch.events import Blocked, DeadLetter, PoisonDropped
 from pydanube.core.dispatch.ranges import OffsetRange, RangeMap, RangePiece
 from pydanube.core.dispatch.window import SubscriptionProgress
 
@@ -29,7 +29,7 @@ class Wait(NamedTuple):
     dead_letter: bool = False
 
 
-class Hold(NamedTuple):
+class PoisonHold(NamedTuple):
     """Poison. `blocks` False: the shipper is copying it to the dead-letter topic."""
 
     blocks: bool
@@ -46,7 +46,7 @@ class RangeBacklog:
         self._progress = progress
         self._ready: RangeMap[Tries] = RangeMap()
         self._waiting: RangeMap[Wait] = RangeMap()
-        self._held: RangeMap[Hold] = RangeMap()
+        self._held: RangeMap[PoisonHold] = RangeMap()
         self._due: list[tuple[float, int, int]] = []  # heap of (due, first, end); acked ones are found stale
         self.blocking = 0
 
@@ -94,20 +94,20 @@ class RangeBacklog:
                 self._wait(first, end, Wait(due, tries))
             case PoisonPolicy.DROP:
                 self._progress.settle(first, end)
-                effects.append(Dropped(OffsetRange(first, end), tries))
+                effects.append(PoisonDropped(OffsetRange(first, end), tries))
             case PoisonPolicy.DEAD_LETTER:
                 assert policy.dead_letter_topic is not None, "the policy was checked when it was made"
-                self._hold(first, end, Hold(False, tries))
+                self._hold(first, end, PoisonHold(False, tries))
                 effects.append(DeadLetter(OffsetRange(first, end), tries, policy.dead_letter_topic))
             case PoisonPolicy.BLOCK:
-                self._hold(first, end, Hold(True, tries))
+                self._hold(first, end, PoisonHold(True, tries))
                 effects.append(Blocked(first, tries))
 
     def _wait(self, first: int, end: int, wait: Wait) -> None:
         self._waiting.put(first, end, wait)
         heappush(self._due, (wait.due, first, end))
 
-    def _hold(self, first: int, end: int, hold: Hold) -> None:
+    def _hold(self, first: int, end: int, hold: PoisonHold) -> None:
         self._held.put(first, end, hold)
         self.blocking += (end - first) * hold.blocks
 

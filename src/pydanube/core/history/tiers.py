@@ -88,7 +88,7 @@ class Descriptor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class TopicHistory:
     """The `history` key: where kept history begins, and the object with the descriptors that have no key any more.
 
     It is written with every change of descriptors, and every change compares it with the one before. `epoch` and

@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from pydanube.core.history.tiers import Descriptor, History, Objects
+from pydanube.core.history.tiers import Descriptor, Objects, TopicHistory
 from pydanube.core.iceberg.manifests import (
     FORMAT_VERSION,
     LAST_COLUMN,
@@ -38,7 +38,7 @@ class Share(NamedTuple):
 
     part: int | None
     created: int
-    history: History
+    history: TopicHistory
     objects: Objects
 
 
@@ -64,7 +64,7 @@ class Derived(NamedTuple):
     metadata_name: str
 
 
-def snapshot_id(histories: Sequence[History]) -> int:
+def snapshot_id(histories: Sequence[TopicHistory]) -> int:
     return sum(each.epoch << CHANGE_BITS | each.change for each in histories)
 
 

@@ -6,28 +6,29 @@
                  Opened                an error is answered          all are answered: what the first error means
     AWAY ─────────────────────► OPEN ────────────────────► DRAINING ─┬─ NUMBER, DROP ─────────────────────► OPEN
      ▲                           ▲ ▲                                 ├─ WAIT ──► PAUSED ── Resumed ───────► OPEN
-     └── Lost, in any state ──   │ └─────────────────────────────────┤
-         (but ENDED)                                                 ├─ REOPEN, NEW_SESSION: Reopen ─► Lost ► AWAY
+     └── HandleLost, in any ──   │ └─────────────────────────────────┤
+         state but ENDED                                             ├─ REOPEN, NEW_SESSION: Reopen ─► HandleLost ► AWAY
                                                                      └─ END: GiveUp ──────────────────────► ENDED
 
-| event              | AWAY            | OPEN                                | DRAINING, PAUSED  | ENDED        |
-|--------------------|-----------------|-------------------------------------|-------------------|--------------|
-| appended (first)   | EndTurn         | EndTurn; serial: as TurnEnded       | EndTurn           | -            |
-| Overflowed, Flushed| cut, EndTurn    | cut, EndTurn                        | cut, EndTurn      | -            |
-| TurnEnded          | -               | Send the queue, Encode the next     | -                 | -            |
-| encoded            | queued or halved| the same, then as TurnEnded         | queued or halved  | Fail         |
-| NotEncoded         | Fail            | Fail, then as TurnEnded             | Fail              | Fail         |
-| Opening            | too old and in doubt: Fail | -                        | -                 | -            |
-| SessionLost        | in doubt: Fail  | -                                   | -                 | -            |
-| Opened             | OPEN, numbered, EndTurn | -                           | -                 | -            |
-| answered: receipt  | -               | Resolve, then as TurnEnded          | Resolve (*)       | -            |
-| answered: error    | -               | DRAINING                            | the last: see above | -          |
-| answered: neither  | -               | GiveUp, Fail all                    | GiveUp, Fail all  | -            |
-| Leaving            | -               | nothing is sent any more            | the same          | -            |
-| Lost               | -               | AWAY; volatile: Fail what was sent  | AWAY, or GiveUp   | -            |
-| Resumed            | -               | -                                   | PAUSED: OPEN, as TurnEnded | -   |
-| Ticked             | late: TellLate or Expire, WakeAt; EndTurn | the same  | the same          | -            |
-| Ended              | ENDED, Fail all | ENDED, Fail all                     | ENDED, Fail all   | -            |
+| event             | AWAY                       | OPEN                                 | DRAINING, PAUSED    | ENDED |
+|-------------------|----------------------------|--------------------------------------|---------------------|-------|
+| appended (first)  | AwaitTurn                  | AwaitTurn; serial: as TurnCame       | AwaitTurn           | -     |
+| Overflowed        | cut, AwaitTurn             | cut, AwaitTurn                       | cut, AwaitTurn      | -     |
+| FlushRequested    | cut, AwaitTurn             | cut, AwaitTurn                       | cut, AwaitTurn      | -     |
+| TurnCame          | -                          | SendParcel of the queue, Encode next | -                   | -     |
+| encoded           | queued or halved           | the same, then as TurnCame           | queued or halved    | Fail  |
+| NotEncoded        | Fail                       | Fail, then as TurnCame               | Fail                | Fail  |
+| OpeningBegan      | too old and in doubt: Fail | -                                    | -                   | -     |
+| SessionLost       | in doubt: Fail             | -                                    | -                   | -     |
+| Opened            | OPEN, numbered, AwaitTurn  | -                                    | -                   | -     |
+| answered: receipt | -                          | Resolve, then as TurnCame            | Resolve (*)         | -     |
+| answered: error   | -                          | DRAINING                             | the last: see above | -     |
+| answered: neither | -                          | GiveUp, Fail all                     | GiveUp, Fail all    | -     |
+| Leaving           | -                          | nothing is sent any more             | the same            | -     |
+| HandleLost        | -                          | AWAY; volatile: Fail what was sent   | AWAY, or GiveUp     | -     |
+| Resumed           | -                          | -                              | PAUSED: OPEN, as TurnCame | -     |
+| TimerFired        | late: TellLate or Expire, SetTimer; AwaitTurn | the same          | the same            | -     |
+| ProducerEnded     | ENDED, Fail all            | ENDED, Fail all                      | ENDED, Fail all     | -     |
 
 (*) In a session a receipt behind an error is a mistake, as is one out of turn: GiveUp.
 
@@ -53,34 +54,34 @@ from enum import Enum
 from typing import Final, Generic, assert_never
 
 from pydanube.core.producing.values import (
+    AwaitTurn,
     D,
     Effect,
     Encode,
-    Ended,
-    EndTurn,
     Event,
     Expire,
     Fail,
-    Flushed,
+    FlushRequested,
     GiveUp,
+    HandleLost,
     Leaving,
-    Lost,
     NotEncoded,
     NoteNumbered,
     Opened,
-    Opening,
+    OpeningBegan,
     Overflowed,
     Pause,
+    ProducerEnded,
     ProducerLimits,
     Reopen,
     Resolve,
     Resumed,
-    Send,
+    SendParcel,
     SessionLost,
+    SetTimer,
     TellLate,
-    Ticked,
-    TurnEnded,
-    WakeAt,
+    TimerFired,
+    TurnCame,
 )
 from pydanube.errors import (
     DanubeError,
@@ -108,7 +109,7 @@ LOOKS: Final = 8  # for late messages, in the time that one may take
 CERTAIN: Final = (Refused, DiskFull, LogBusy, LogClosed, LogFull, ProducerUnknown, RateLimited)
 
 
-class State(Enum):
+class ProducingState(Enum):
     AWAY = "not open at a broker"
     OPEN = "batches go out"
     DRAINING = "one was refused: nothing goes out until all are answered"
@@ -148,7 +149,7 @@ class ProducerMachine(Generic[D]):
     def __init__(self, new: Callable[[int, int], D], limits: ProducerLimits) -> None:
         self._new = new
         self._limits = limits
-        self.state = State.AWAY
+        self.state = ProducingState.AWAY
         self.generation = 0  # of handles: what was sent on an older one is sent again, and its answer not looked at
         self.producer_id = 0
         self.session = 0
@@ -210,12 +211,12 @@ class ProducerMachine(Generic[D]):
     def step(self, event: Event[D], now: float) -> list[Effect[D]]:
         effects = self._effects = []
         match event:
-            case TurnEnded():
+            case TurnCame():
                 self._is_turn_due = False
                 self._send_more(now)
-            case Overflowed() | Flushed():
+            case Overflowed() | FlushRequested():
                 self._cut()
-            case Ticked():
+            case TimerFired():
                 self._wake_at = None
                 if self.end is None:
                     self._look(now)
@@ -224,7 +225,7 @@ class ProducerMachine(Generic[D]):
                 self._encoding = None
                 effects.append(Fail(parcel, error))
                 self._send_more(now)
-            case Opening():
+            case OpeningBegan():
                 self._leave_old_session(now)
             case SessionLost(error):
                 self._leave_session(error)
@@ -232,13 +233,13 @@ class ProducerMachine(Generic[D]):
                 self._opened(event)
             case Leaving():
                 self._in_flight_max = 0
-            case Lost(error):
+            case HandleLost(error):
                 self._lost(error)
             case Resumed():
-                if self.state is State.PAUSED:
-                    self.state = State.OPEN
+                if self.state is ProducingState.PAUSED:
+                    self.state = ProducingState.OPEN
                     self._send_more(now)
-            case Ended(error):
+            case ProducerEnded(error):
                 self._fail_all(error)
             case _:
                 assert_never(event)
@@ -280,15 +281,15 @@ class ProducerMachine(Generic[D]):
     def _end_turn(self) -> None:
         if not self._is_turn_due:
             self._is_turn_due = True
-            self._effects.append(EndTurn())
+            self._effects.append(AwaitTurn())
 
     # --- sending ------------------------------------------------------------------------------------
 
     def _send_more(self, now: float) -> None:
-        if self.state is not State.OPEN or self._encoding is not None:
+        if self.state is not ProducingState.OPEN or self._encoding is not None:
             return
         for place in range(self._sent, min(len(self._queue), self._in_flight_max)):
-            self._effects.append(Send(self._queue[place], self.generation))
+            self._effects.append(SendParcel(self._queue[place], self.generation))
             self._sent += 1
             self._unanswered += 1
         if self._sent < self._in_flight_max:
@@ -328,7 +329,7 @@ class ProducerMachine(Generic[D]):
         if isinstance(answer, DanubeError):
             parcel.is_doubtful |= not isinstance(answer, CERTAIN)
             if self._trouble is None:
-                self.state, self._trouble = State.DRAINING, (answer, parcel)
+                self.state, self._trouble = ProducingState.DRAINING, (answer, parcel)
         elif answer is None or not is_in_turn or (place and self.session):
             self._give_up(ProtocolViolation("a batch was answered out of turn, or with no receipt"))
             return
@@ -345,7 +346,7 @@ class ProducerMachine(Generic[D]):
 
     def _recover(self, error: DanubeError, refused: D) -> None:
         """Every batch in flight is answered, and the first that was refused says why."""
-        self.state, self._trouble = State.OPEN, None
+        self.state, self._trouble = ProducingState.OPEN, None
         self._sent = 0
         match meaning(error):
             case Meaning.NEW_SESSION:
@@ -355,7 +356,7 @@ class ProducerMachine(Generic[D]):
                 if not self._renumbered(error):
                     self._give_up(error)
             case Meaning.WAIT:
-                self.state = State.PAUSED
+                self.state = ProducingState.PAUSED
                 self._effects.append(Pause(error))
             case Meaning.REOPEN:
                 self._reopen(error)
@@ -396,10 +397,10 @@ class ProducerMachine(Generic[D]):
             self._leave_session(SessionUnknown(self.producer_id, self.session))  # it may have ended meanwhile
 
     def _opened(self, event: Opened) -> None:
-        assert self.state in (State.AWAY, State.ENDED)
-        if self.state is State.ENDED:
+        assert self.state in (ProducingState.AWAY, ProducingState.ENDED)
+        if self.state is ProducingState.ENDED:
             return
-        self.state = State.OPEN
+        self.state = ProducingState.OPEN
         self.generation += 1
         self._in_flight_max = event.in_flight_max
         self._frame_room_bytes = event.frame_room_bytes
@@ -410,13 +411,13 @@ class ProducerMachine(Generic[D]):
         self._end_turn()
 
     def _reopen(self, error: DanubeError) -> None:
-        self.state = State.AWAY
+        self.state = ProducingState.AWAY
         self._effects.append(Reopen(error))
 
     def _lost(self, error: DanubeError) -> None:
-        if self.state is State.ENDED:
+        if self.state is ProducingState.ENDED:
             return
-        self.state = State.AWAY
+        self.state = ProducingState.AWAY
         self.generation += 1
         first, end, trouble = self._sent - self._unanswered, self._sent, self._trouble
         self._sent = self._unanswered = 0
@@ -447,9 +448,9 @@ class ProducerMachine(Generic[D]):
 
     def _fail_all(self, error: DanubeError) -> None:
         """Everything that has no receipt has failed. One that comes all the same is not looked at."""
-        if self.state is State.ENDED:
+        if self.state is ProducingState.ENDED:
             return
-        self.state, self.end, self._trouble = State.ENDED, error, None
+        self.state, self.end, self._trouble = ProducingState.ENDED, error, None
         self.generation += 1
         self._effects += [Fail(parcel, error) for parcel in self.outstanding if parcel is not self._encoding]
         self._queue.clear()
@@ -477,4 +478,4 @@ class ProducerMachine(Generic[D]):
     def _wake_by(self, at: float) -> None:
         if self._wake_at is None or at < self._wake_at:
             self._wake_at = at
-            self._effects.append(WakeAt(at))
+            self._effects.append(SetTimer(at))

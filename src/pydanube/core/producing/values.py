@@ -57,18 +57,18 @@ class Overflowed:
 
 
 @dataclass(frozen=True, slots=True)
-class Flushed:
+class FlushRequested:
     """Somebody waits for everything that was appended before."""
 
 
 @dataclass(frozen=True, slots=True)
-class TurnEnded:
-    """As `EndTurn` has asked for."""
+class TurnCame:
+    """As `AwaitTurn` has asked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
-    """The time that `WakeAt` named has come."""
+class TimerFired:
+    """The time that `SetTimer` named has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class NotEncoded(Generic[D]):
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class OpeningBegan:
     """A broker is about to be asked, with the session of the machine."""
 
 
@@ -111,22 +111,22 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class HandleLost:
     """The handle cannot be used any more."""
 
     error: DanubeError
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProducerEnded:
     """It will never be open again, or nobody wants it to be."""
 
     error: DanubeError
 
 
 Event: TypeAlias = (
-    Overflowed | Flushed | TurnEnded | Ticked | Resumed | NotEncoded[D] | Opening | SessionLost | Opened | Leaving
-    | Lost | Ended
+    Overflowed | FlushRequested | TurnCame | TimerFired | Resumed | NotEncoded[D] | OpeningBegan | SessionLost | Opened
+    | Leaving | HandleLost | ProducerEnded
 )  # fmt: skip
 
 
@@ -134,13 +134,13 @@ Event: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class EndTurn:
-    """Say `TurnEnded` when everybody else has had a turn."""
+class AwaitTurn:
+    """Say `TurnCame` when everybody else has had a turn."""
 
 
 @dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Say `Ticked` then. Replaces what was said before."""
+class SetTimer:
+    """Say `TimerFired` then. Replaces what was said before."""
 
     at: float
 
@@ -154,13 +154,13 @@ class Pause:
 
 @dataclass(slots=True)
 class Encode(Generic[D]):
-    """Call `encoded` or say `NotEncoded`, now or later. Always the last effect but for `EndTurn`."""
+    """Call `encoded` or say `NotEncoded`, now or later. Always the last effect but for `AwaitTurn`."""
 
     parcel: D
 
 
 @dataclass(slots=True)
-class Send(Generic[D]):
+class SendParcel(Generic[D]):
     """With the machine's session, and with the parcel's number. Call `answered`, unless the handle is lost."""
 
     parcel: D
@@ -206,7 +206,7 @@ class NoteNumbered:
 
 @dataclass(frozen=True, slots=True)
 class Reopen:
-    """Find the topic and open it again. Say `Lost` first. Always the last effect."""
+    """Find the topic and open it again. Say `HandleLost` first. Always the last effect."""
 
     error: DanubeError
 
@@ -219,6 +219,6 @@ class GiveUp:
 
 
 Effect: TypeAlias = (
-    EndTurn | WakeAt | Pause | Encode[D] | Send[D] | Resolve[D] | Fail[D] | TellLate[D] | Expire[D] | NoteNumbered
-    | Reopen | GiveUp
+    AwaitTurn | SetTimer | Pause | Encode[D] | SendParcel[D] | Resolve[D] | Fail[D] | TellLate[D] | Expire[D]
+    | NoteNumbered | Reopen | GiveUp
 )  # fmt: skip
