@@ -16,7 +16,7 @@ import pydanube
 import pydanube.testing
 from pydanube.client.connection import Link
 from pydanube.client.consumer import Consumer
-from pydanube.core.consuming import machine
+from pydanube.core.consuming import answers
 from pydanube.errors import (
     ClientClosed,
     ConfigError,
@@ -258,7 +258,7 @@ async def test_nacks_of_one_turn_travel_as_ranges_and_none_is_left_out(
 
 
 def test_nacks_are_left_out_only_if_there_is_no_connection_and_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "UNSENT_MAX", 3)
+    monkeypatch.setattr(answers, "UNSENT_MAX", 3)
 
     @scripted()
     async def inside(broker: ScriptedBroker, consumer: Consumer) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydanube.core.consuming import machine as consuming
+from pydanube.core.consuming import answers
 from pydanube.core.consuming.machine import SETTLED_SECONDS, TELL_SECONDS, ConsumerMachine, Hold, Mode, State
 from pydanube.core.consuming.pacing import FIRST_MESSAGES
 from pydanube.core.consuming.values import (
@@ -146,7 +146,7 @@ class Scene:
             generation=self.machine.generation,
         )
         self.permits -= arrival.count
-        if self.machine.is_copy(arrival):
+        if self.machine.repeats.is_copy(arrival):
             self.account()
         self.feed(Delivered(arrival))
         return arrival
@@ -392,8 +392,8 @@ def test_an_ack_is_done_when_the_broker_says_so() -> None:
     scene = Scene().open()
     scene.ack(0)
     [send] = of(Send, scene.turn())
-    assert scene.machine.verdicts == [send.verdict]
-    assert scene.answer() == [Settle(send.verdict)] and scene.machine.verdicts == []
+    assert scene.machine.answers.verdicts == [send.verdict]
+    assert scene.answer() == [Settle(send.verdict)] and scene.machine.answers.verdicts == []
     assert scene.feed(Answered(send.verdict, send.generation, None)) == [], "a second answer is none"
 
 
@@ -436,13 +436,13 @@ def test_acks_without_an_answer_go_first_on_the_next_connection_in_order() -> No
 
 
 def test_nacks_are_left_out_only_if_there_is_no_connection_and_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consuming, "UNSENT_MAX", 2)
+    monkeypatch.setattr(answers, "UNSENT_MAX", 2)
     scene = Scene().open()
     for offset in range(4):
         scene.feed(Nacked([(offset, offset + 1)], 0, offset))
     assert len(of(Send, scene.turn())) == 4
     scene.lose()
-    scene.machine._unsent.clear()
+    scene.machine.answers.unsent.clear()
     for offset in range(4):
         scene.feed(Nacked([(offset, offset + 1)], 0, offset))
     scene.open()
@@ -471,7 +471,7 @@ def test_a_flush_without_a_connection_knows_what_is_to_be_sent() -> None:
     scene.lose()
     scene.ack(0)
     scene.feed(Flushed())
-    assert len(scene.machine.verdicts) == 1 and scene.verdicts() == []
+    assert len(scene.machine.answers.verdicts) == 1 and scene.verdicts() == []
 
 
 # --- what is not shown again --------------------------------------------------------------------------
@@ -826,7 +826,7 @@ def test_an_end_settles_everything_with_its_error() -> None:
     scene.feed(Ended(GONE))
     assert list(scene.settled.values()) == [GONE] and scene.unseen == []
     assert scene.machine.ack(1, 0) == (Refuse(),)
-    assert len(scene.machine.verdicts) == 1, "who flushes hears of it"
+    assert len(scene.machine.answers.verdicts) == 1, "who flushes hears of it"
     assert scene.feed(Ended(GONE)) == [] and scene.feed(Lost()) == [] and scene.feed(Subscribed()) == []
 
 
@@ -981,7 +981,7 @@ def test_whatever_a_broker_does_nothing_is_shown_after_its_ack_and_the_window_ho
             broker.hear(scene.sent[0])
             scene.answer()
         check()
-        if broker.next_unacked >= broker.head and not scene.machine.verdicts:
+        if broker.next_unacked >= broker.head and not scene.machine.answers.verdicts:
             break
     assert broker.next_unacked >= broker.head, "everything is done in the end"
-    assert scene.machine.verdicts == [] and not any(scene.settled.values())
+    assert scene.machine.answers.verdicts == [] and not any(scene.settled.values())

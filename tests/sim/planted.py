@@ -450,8 +450,8 @@ def acks_lost_with_the_connection(patch: pytest.MonkeyPatch) -> Tweak:
     lost = ConsumerMachine._lost
 
     def careless(self: ConsumerMachine[Any]) -> None:
-        self._effects += [Settle(verdict) for verdict in self._unconfirmed]
-        self._unconfirmed.clear()
+        self._effects += [Settle(verdict) for verdict in self.answers.unconfirmed]
+        self.answers.unconfirmed.clear()
         lost(self)
 
     patch.setattr(ConsumerMachine, "_lost", careless)
@@ -464,7 +464,7 @@ def copies_of_the_next_owner_shown(patch: pytest.MonkeyPatch) -> Tweak:
 
     def careless(self: ConsumerMachine[Any]) -> None:
         lost(self)
-        self._seen_end = 0
+        self.repeats.seen_end = 0
 
     patch.setattr(ConsumerMachine, "_lost", careless)
     return None

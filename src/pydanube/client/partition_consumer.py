@@ -105,7 +105,7 @@ class ConsumerLane(Lane):
                 raise Refused(f"the broker of {self.topic} {why}")
         extend_ms = max(1, round(seconds * 1000))
         link = self._link_in_use()
-        for part in self.machine.in_parts(ranges):
+        for part in values.in_parts(ranges, frames.RANGES_MAX):
             flat = frames.flat(part)
             handed = pb.Handed(consumer=self.handle, ranges=flat, seeks=delivery.seeks, extend_ms=extend_ms)
             await link.request(pb.Command(handed=handed), "done")
@@ -126,13 +126,15 @@ class ConsumerLane(Lane):
         link = self.link
         if link is None or not link.usable or not self.machine.hands_over:
             return
-        for ranges in self.machine.in_parts(unseen) or [[]]:
+        for ranges in values.in_parts(unseen, frames.RANGES_MAX) or [[]]:
             await link.request(self._returned(ranges, stop=True), "done")
 
     async def flush(self) -> None:
         """Returns when the broker has applied every ack and nack so far. Raises if it will not."""
         self.feed(values.Flushed())
-        waiting = [self._flushing.setdefault(verdict, self._loop.create_future()) for verdict in self.machine.verdicts]
+        waiting = [
+            self._flushing.setdefault(verdict, self._loop.create_future()) for verdict in self.machine.answers.verdicts
+        ]
         if waiting and self.failure is not None:
             raise copy(self.failure)
         if waiting:
@@ -271,7 +273,7 @@ class ConsumerLane(Lane):
             raise ProtocolViolation(f"ranges {ranges} are not in the batch delivered with them")
         self._progressed()
         delivery = ReceivedBatch(self, batch, ranges, attempt, len(body), seeks)
-        if self.machine.is_copy(delivery):
+        if self.machine.repeats.is_copy(delivery):
             self._inbox.account(self)
         self.feed(values.Delivered(delivery))
 

@@ -34,17 +34,10 @@ adapts (`pacing.py`). The broker is told what the application has taken and not 
 timeout begins then (docs/adr/0007-workers.md). Brokers that do not know this count from sending.
 
 When the connection is lost it is dropped, because the broker delivers it again. Acks are kept until the broker says
-that it has applied them. Those without an answer go out first on the next connection; and if their messages come again
-all the same, from a broker that knows nothing of their delivery, the application does not see them twice: it has said
-that they are done. What only has the same offsets is not held back: messages of a newer epoch than any that came before
-(the topic was made anew), those of a non-reliable topic, and what comes again because somebody has sought back. Every
-delivery says how often the subscription was moved before it, and every ack the same number: what was delivered before
-a seek, by whomever, is void. So is what was delivered of a topic that was deleted, when the consumer is at another one
-of its name: each is an era of its own.
-
-What the application has when a connection is lost is delivered by the next owner as if for the first time. So whatever
-lies below the end of all that came on earlier connections, in no newer epoch, may be a copy: what is acknowledged is
-not shown from it.
+that it has applied them (`answers.py`); and if their messages come again all the same, the application does not see
+them twice (`repeats.py`). Every delivery says how often the subscription was moved before it, and every ack the same
+number: what was delivered before a seek, by whomever, is void. So is what was delivered of a topic that was deleted,
+when the consumer is at another one of its name: each is an era of its own.
 
 Invariant: on one handle, what was granted is what was delivered plus what may still come; everything delivered is
 taken, given back or dropped once, and owed to the broker as room once. So the broker never has more permits than the
@@ -53,14 +46,15 @@ window.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from enum import Enum, IntEnum
 from typing import Final, Generic, assert_never
 
+from pydanube.core.consuming.answers import Answers
 from pydanube.core.consuming.pacing import Pacing
+from pydanube.core.consuming.repeats import Repeats
+from pydanube.core.consuming.unanswered import Unanswered
 from pydanube.core.consuming.values import (
-    NO_END,
     A,
     Acked,
     AllAnswered,
@@ -75,7 +69,6 @@ from pydanube.core.consuming.values import (
     Effect,
     Emptied,
     Ended,
-    EndTurn,
     Event,
     Flushed,
     GiveBack,
@@ -84,15 +77,12 @@ from pydanube.core.consuming.values import (
     LagKnown,
     Lost,
     Nacked,
-    NoteRefused,
     Opening,
     Ranges,
     Recalled,
     Refuse,
     Reviewed,
-    Run,
     SayIn,
-    Send,
     Settle,
     SettledDue,
     Show,
@@ -106,14 +96,13 @@ from pydanube.core.consuming.values import (
     TellDue,
     Took,
     TurnEnded,
-    Verdict,
     Why,
+    in_parts,
 )
-from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges
-from pydanube.errors import AckOutdated, DanubeError
+from pydanube.core.dispatch.ranges import OffsetRanges
+from pydanube.errors import DanubeError
 
 TELL_SECONDS: Final = 0.05  # what is answered within it was never worth a word
-UNSENT_MAX: Final = 10_000  # commands kept while there is no connection; what is nacked beyond comes again anyway
 SETTLED_SECONDS: Final = 30.0
 
 
@@ -163,28 +152,16 @@ class ConsumerMachine(Generic[A]):
         self.lost_times = 0  # how often the broker gave our whole queue to others, as far as we know
         # What the application has.
         self.is_telling = False  # a timer runs
-        self._taken = OffsetRanges()  # since we told
-        self._answers = OffsetRanges()  # since we told
-        self._out = OffsetRanges()  # told, and not answered
+        self._unanswered = Unanswered()
         self._copies = OffsetRanges()  # in the inbox, or about to be handed over: what came before
         # What it has said.
-        self._is_turn_due = False
-        self._acks = OffsetRanges()
-        self.run = Run()
-        self._nacks: dict[tuple[int, str], OffsetRanges] = {}  # by delay and reason
-        self._unsent: deque[Verdict] = deque()
-        self._unconfirmed: dict[Verdict, None] = {}
-        # What is not shown again.
-        self._epoch = 0  # the newest of all batches so far
-        self._settled = OffsetRanges()  # acknowledged, and perhaps nobody knows of it
-        self._settled_epoch = 0  # their batches are not newer
-        self._known_end = 0  # the broker knew everything below to be acknowledged
+        self.answers = Answers(ranges_max)
+        self.run = self.answers.run
+        # What was delivered before.
+        self.repeats = Repeats()
         self.seeks = 0  # how often the subscription was moved before the newest delivery
         self._sought_to = 0  # the answer to a seek of ours on this connection had this number
         self.era = 0  # began with a seek, or with another topic of the name: only what was delivered in it counts
-        self._delivered_end = 0  # the end of all that came
-        self._seen_end = 0  # what lies below came on an earlier connection: the application may have it
-        self._seen_epoch = 0  # their batches are not newer
         self._effects: list[Effect[A]] = []
 
     def ack(self, offset: int, era: int) -> Sequence[Effect[A]]:
@@ -193,13 +170,10 @@ class ConsumerMachine(Generic[A]):
             return ()  # delivered before a seek: it comes again, or the subscription is beyond it
         if self._refuses:
             return (Refuse(),)
+        if not self._copies:
+            return self.answers.begin_run(offset, era)
         self._effects = []
-        if self._copies:
-            self._acked(((offset, offset + 1),))
-        else:
-            self._end_run()
-            self.run.first, self.run.end, self.run.era = offset, offset + 1, era
-            self._end_turn()
+        self._acked(((offset, offset + 1),))
         return self._effects
 
     def step(self, event: Event[A], now: float) -> list[Effect[A]]:
@@ -212,11 +186,13 @@ class ConsumerMachine(Generic[A]):
             case TakingBegan():
                 self._tell_soon()
             case TurnEnded():
-                self._is_turn_due = False
+                self.answers.turn_ended()
                 self._send_answers(now)
             case Answered(verdict, generation, error):
-                if generation == self.generation and verdict in self._unconfirmed:
-                    self._answered(verdict, error, now)
+                if generation == self.generation and verdict in self.answers.unconfirmed:
+                    if self._pacing is not None:
+                        self._pacing.round_trip(now - verdict.asked_at)
+                    effects += self.answers.confirmed(verdict, error)
             case Acked() | Nacked() if self._refuses:
                 effects.append(Refuse())
             case Acked(ranges, era):
@@ -224,7 +200,7 @@ class ConsumerMachine(Generic[A]):
                     self._acked(ranges)
             case Nacked():
                 if event.era == self.era:
-                    self._nacked(event)
+                    effects += self.answers.nack(event, is_open=self.state is State.OPEN)
             case Hungered():
                 self._hungered()
             case TellDue():
@@ -239,7 +215,7 @@ class ConsumerMachine(Generic[A]):
                 self._collect(now)
                 self._first_messages = 0 if self._pacing is None else self._pacing.window
                 # Acks that could not be sent come first, so that these messages are not delivered again.
-                self._is_clean = not self._unsent and self.mode is Mode.RECEIVING
+                self._is_clean = not self.answers.unsent and self.mode is Mode.RECEIVING
             case Recalled():
                 self._recalled(event)
             case TakenBack(found, why):
@@ -253,21 +229,20 @@ class ConsumerMachine(Generic[A]):
                 self.mode = max(self.mode, Mode.STOPPED)
             case Closing():
                 self.mode = Mode.CLOSING
-                self._end_run()
+                self.answers.end_run()
             case Subscribed():
                 self._subscribed(event, now)
             case LagKnown(generation, cursor):
                 if generation == self.generation:
-                    self._known_end = max(self._known_end, cursor + 1)
+                    self.repeats.known(cursor + 1)
             case SettledDue(generation):
                 if generation == self.generation:
-                    self._settled.clear()
+                    self.repeats.settled.clear()
             case Sought(seeks):
                 if seeks is None or seeks > self.seeks:
-                    self._sought(now)
                     if seeks is not None:
                         self._sought_to = seeks
-                        self._begin_era(seeks)
+                    self._sought(seeks, now)
             case Lost():
                 if self.state is State.OPEN:
                     self._lost()
@@ -294,13 +269,7 @@ class ConsumerMachine(Generic[A]):
     @property
     def has_out(self) -> bool:
         """Whether the application has something that it has not answered. Only known if the broker wants to know."""
-        unanswered = any(gap for first, end in self._taken for gap in self._answers.gaps(first, end))
-        return unanswered or bool(self._out)
-
-    @property
-    def verdicts(self) -> list[Verdict]:
-        """Whose answers have not come."""
-        return [*self._unconfirmed, *self._unsent]
+        return bool(self._unanswered)
 
     def hold(self, arrival: Arrival) -> Hold:
         if arrival.era != self.era:
@@ -308,17 +277,6 @@ class ConsumerMachine(Generic[A]):
         if self.state is not State.OPEN or arrival.generation != self.generation:
             return Hold.LOST
         return Hold.HELD if self.hands_over else Hold.UNTOLD
-
-    def is_copy(self, arrival: Arrival) -> bool:
-        """Whether the application may have some of it already."""
-        if arrival.attempt > 1:
-            return True
-        return arrival.ranges[0][0] < self._seen_end and 0 < arrival.epoch <= self._seen_epoch
-
-    def in_parts(self, ranges: Ranges | OffsetRanges) -> list[list[tuple[int, int]]]:
-        """As many ranges as a command may have."""
-        flat = list(ranges)
-        return [flat[at : at + self._ranges_max] for at in range(0, len(flat), self._ranges_max)]
 
     # --- permits ------------------------------------------------------------------------------------
 
@@ -331,7 +289,7 @@ class ConsumerMachine(Generic[A]):
             for first, end in arrival.part(arrival.taken, count):
                 self._copies.remove(first, end)
                 if self.hands_over:
-                    self._taken.add(first, end)
+                    self._unanswered.taken.add(first, end)
         arrival.taken = count
         self._owe(more, arrival.size if count == arrival.count else 0)
 
@@ -374,17 +332,21 @@ class ConsumerMachine(Generic[A]):
             self._dropped(arrival)  # it was on its way when we sought, and nobody wants it any more
             return
         if arrival.seeks != self.seeks:
-            self._sought(now)
-            self._begin_era(arrival.seeks)
-        arrival.era, arrival.is_copy = self.era, self.is_copy(arrival)
-        self._epoch = max(self._epoch, arrival.epoch)
-        if self._settled and not self._keep(arrival, self._without_settled(arrival)):
-            return
-        self._delivered_end = max(self._delivered_end, arrival.ranges[-1][1])
-        if arrival.is_copy:
-            if not self._keep(arrival, self._without_pending(arrival.ranges)):
+            self._sought(arrival.seeks, now)
+        repeats = self.repeats
+        arrival.era, arrival.is_copy = self.era, repeats.is_copy(arrival)
+        repeats.epoch = max(repeats.epoch, arrival.epoch)
+        if repeats.settled:
+            rest, settled = repeats.without_settled(arrival)
+            for each in settled:
+                self._acked((each,))
+            if not self._keep(arrival, rest):
                 return
-            self._end_run()  # from now on an ack may be of something that is there twice
+        repeats.delivered_end = max(repeats.delivered_end, arrival.ranges[-1][1])
+        if arrival.is_copy:
+            if not self._keep(arrival, self.answers.without_acked(arrival.ranges)):
+                return
+            self.answers.end_run()  # from now on an ack may be of something that is there twice
             older = [part for first, end in arrival.ranges for part in self._copies.overlap(first, end)]
             if older:
                 self._effects.append(TakeBack(OffsetRanges(older), Why.REPLACED))
@@ -406,31 +368,6 @@ class ConsumerMachine(Generic[A]):
             return False
         self.owed_messages += arrival.keep(rest)
         return True
-
-    def _without_pending(self, ranges: Ranges) -> Ranges:
-        """What the application has not acknowledged a moment ago: the broker had not heard of it when it sent this."""
-        acked = OffsetRanges(self._acks)
-        if self.run.end != NO_END:
-            acked.add(self.run.first, self.run.end)
-        for verdict in self.verdicts:
-            if verdict.is_ack and not verdict.is_void:
-                for first, end in verdict.ranges:
-                    acked.add(first, end)
-        return [gap for first, end in ranges for gap in acked.gaps(first, end)]
-
-    def _without_settled(self, arrival: A) -> Ranges:
-        """What the application has not acknowledged; the rest is acknowledged again."""
-        if arrival.ranges[0][0] < self._known_end:
-            self._settled.clear()  # somebody has sought back, and wants what is done to be done again
-        if not 0 < arrival.epoch <= self._settled_epoch:
-            return arrival.ranges  # other messages, which have the same offsets
-        rest: list[OffsetRange] = []
-        for first, end in arrival.ranges:
-            rest += self._settled.gaps(first, end)
-            for settled in self._settled.overlap(first, end):
-                self._settled.remove(*settled)
-                self._acked((settled,))
-        return rest
 
     def _recalled(self, event: Recalled) -> None:
         """What the application has not got of these is given back."""
@@ -454,7 +391,7 @@ class ConsumerMachine(Generic[A]):
 
     def _give_back(self, unseen: OffsetRanges) -> None:
         if self.state is State.OPEN:
-            self._effects += [GiveBack(ranges) for ranges in self.in_parts(unseen)]
+            self._effects += [GiveBack(ranges) for ranges in in_parts(unseen, self._ranges_max)]
 
     # --- what the application has -------------------------------------------------------------------
 
@@ -466,18 +403,14 @@ class ConsumerMachine(Generic[A]):
 
     def _tell(self, now: float) -> None:
         self._collect(now)
-        fresh = self._taken
-        for first, end in self._answers:
-            fresh.remove(first, end)
-        self._taken, self._answers = OffsetRanges(), OffsetRanges()
+        fresh = self._unanswered.take_untold()
         if self.state is State.OPEN and self.hands_over:
-            self._effects += [Tell(ranges) for ranges in self.in_parts(fresh)]
+            self._effects += [Tell(ranges) for ranges in in_parts(fresh, self._ranges_max)]
             for first, end in fresh:
-                self._out.add(first, end)
+                self._unanswered.out.add(first, end)
 
     def _forget_taken(self) -> None:
-        """Nobody waits for an answer to what the application has."""
-        self._taken, self._answers, self._out = OffsetRanges(), OffsetRanges(), OffsetRanges()
+        self._unanswered.forget()
         self._effects.append(AllAnswered())
 
     # --- what it says -------------------------------------------------------------------------------
@@ -489,81 +422,28 @@ class ConsumerMachine(Generic[A]):
     def _acked(self, ranges: Ranges) -> None:
         if self._copies and any(self._copies.overlap(first, end) for first, end in ranges):
             self._effects.append(TakeBack(OffsetRanges(ranges), Why.COPIES))  # what is acknowledged is not shown again
-        for first, end in ranges:
-            self._acks.add(first, end)
-        self._end_turn()
-
-    def _nacked(self, event: Nacked) -> None:
-        if self.state is State.OPEN or len(self._unsent) + len(self._nacks) < UNSENT_MAX:
-            nacks = self._nacks.setdefault((event.delay_ms, event.reason), OffsetRanges())
-            for first, end in event.ranges:
-                nacks.add(first, end)
-            self._end_turn()
-
-    def _end_turn(self) -> None:
-        if not self._is_turn_due:
-            self._is_turn_due = True
-            self._effects.append(EndTurn())
-
-    def _end_run(self) -> None:
-        if self.run.end != NO_END:
-            self._acks.add(self.run.first, self.run.end)
-            self.run.end = NO_END
+        self._effects += self.answers.ack(ranges)
 
     def _collect(self, now: float) -> None:
         """Nacks and acks so far, as commands may have them."""
-        self._end_run()
         answered = 0
-        nacks, self._nacks = self._nacks, {}
-        for (delay_ms, reason), offsets in nacks.items():
-            answered += self._count(offsets)
-            for ranges in self.in_parts(offsets):
-                self._unsent.append(Verdict(ranges, self.seeks, is_ack=False, delay_ms=delay_ms, reason=reason))
-        if self._acks:
-            answered += self._count(self._acks)
-            self._unsent.extend(Verdict(ranges, self.seeks, is_ack=True) for ranges in self.in_parts(self._acks))
-            self._acks.clear()
+        for offsets in self.answers.collect(self.seeks):
+            answered += offsets.count
+            if self.hands_over:
+                self._unanswered.answer(offsets)
+                self._tell_soon()  # and forget them then
+                if not self._unanswered.out:
+                    self._effects.append(AllAnswered())
         if answered:
             self._open = max(0, self._open - answered)
             self._pace(now, answered)
             if not self._open:
                 self._effects.append(AllAnswered())
 
-    def _count(self, offsets: OffsetRanges) -> int:
-        """The application has answered these; returns how many."""
-        if self.hands_over:
-            for first, end in offsets:
-                if self._out:
-                    self._out.remove(first, end)
-                self._answers.add(first, end)
-            self._tell_soon()  # and forget them then
-            if not self._out:
-                self._effects.append(AllAnswered())
-        return offsets.count
-
     def _send_answers(self, now: float) -> None:
-        if self.state is not State.OPEN:
-            return
-        self._collect(now)
-        while self._unsent:
-            verdict = self._unsent.popleft()
-            verdict.asked_at = now
-            self._unconfirmed[verdict] = None
-            self._effects.append(Send(verdict, self.generation))
-
-    def _answered(self, verdict: Verdict, error: DanubeError | None, now: float) -> None:
-        if self._pacing is not None:
-            self._pacing.round_trip(now - verdict.asked_at)
-        del self._unconfirmed[verdict]
-        if error is None or isinstance(error, AckOutdated) or verdict.is_void:
-            self._effects.append(Settle(verdict))
-        elif error.retryable:
-            self._unsent.append(verdict)
-            if not self._is_turn_due:
-                self._is_turn_due = True
-                self._effects.append(EndTurn(is_retry=True))
-        else:
-            self._effects += [NoteRefused(verdict, error), Settle(verdict, error)]
+        if self.state is State.OPEN:
+            self._collect(now)
+            self._effects += self.answers.send(self.generation, now)
 
     # --- the handle ---------------------------------------------------------------------------------
 
@@ -578,49 +458,36 @@ class ConsumerMachine(Generic[A]):
         self._window = self._first_messages if self._adapts else self._limits.window_messages
         self._sought_to = 0  # nothing of the connection before comes here, and the topic may have been made anew
         self._collect(now)
-        if 0 < self._epoch < event.created:
-            self._forget_unsent()
-            self._begin_era(self.seeks)
-        if self._epoch:
-            self._remember_acks(event.next_unacked)
+        repeats = self.repeats
+        if 0 < repeats.epoch < event.created:
+            self._effects += self.answers.forget_unsent()
+            self.era += 1
+        if repeats.epoch:
+            repeats.remember(self.answers.unsent, event.next_unacked)
+            if repeats.settled:
+                self._effects.append(SayIn(SETTLED_SECONDS, SettledDue(self.generation)))
         self._send_answers(now)
         if self.mode is not Mode.RECEIVING and self.hands_over:  # it came back for its acks alone
             self._effects.append(GiveBack((), stop=True))
         if not self._is_clean:
-            if self._settled:  # and nothing is under way to us, which the answer could overtake
+            if repeats.settled:  # and nothing is under way to us, which the answer could overtake
                 self._effects.append(AskLag(self.generation))
             self.owed_messages, self.owed_bytes = self._window, self._limits.window_bytes
             self._grant()
 
-    def _remember_acks(self, next_unacked: int) -> None:
-        """For as long as a broker may take to deliver again what it does not know to be done."""
-        self._settled_epoch = self._epoch
-        self._known_end = next_unacked
-        for verdict in self._unsent:
-            if verdict.is_ack:
-                for first, end in verdict.ranges:
-                    self._settled.add(max(first, next_unacked), end)
-        if self._settled:
-            self._effects.append(SayIn(SETTLED_SECONDS, SettledDue(self.generation)))
+    def _sought(self, seeks: int | None, now: float) -> None:
+        """Nothing of what was delivered before counts any more, and no ack of it may be sent again.
 
-    def _sought(self, now: float) -> None:
-        """Nothing of what was delivered before counts any more, and no ack of it may be sent again."""
+        `seeks` is None if the broker does not count them.
+        """
         self._collect(now)
-        self._forget_unsent()
-        for verdict in self._unconfirmed:
-            verdict.is_void = True
-        self._settled.clear()
+        self._effects += self.answers.void()
+        self.repeats.settled.clear()
         self._drop_all()
         self._forget_taken()
-
-    def _begin_era(self, seeks: int) -> None:
-        self.seeks = seeks
-        self.era += 1
-
-    def _forget_unsent(self) -> None:
-        """What these are about is not there any more: the topic was made anew, and its offsets are other messages."""
-        self._effects += [Settle(verdict) for verdict in self._unsent]
-        self._unsent.clear()
+        if seeks is not None:
+            self.seeks = seeks
+            self.era += 1
 
     def _drop_all(self) -> None:
         self._effects.append(DropAll())
@@ -630,22 +497,16 @@ class ConsumerMachine(Generic[A]):
     def _lost(self) -> None:
         self.state = State.AWAY
         self.generation += 1
-        for verdict in reversed(self._unconfirmed):
-            if verdict.is_void:
-                self._effects.append(Settle(verdict))
-            else:
-                self._unsent.appendleft(verdict)
-        self._unconfirmed.clear()
-        self._settled.clear()
+        self._effects += self.answers.lost()
         self._drop_all()
         self._forget_taken()
-        self._seen_end, self._seen_epoch = self._delivered_end, self._epoch
+        self.repeats.lost()
 
     def _ended(self, error: DanubeError) -> None:
         if self.state is State.ENDED:
             return
         self.state = State.ENDED
         self.generation += 1
-        self._end_run()
+        self.answers.end_run()
         self._drop_all()
-        self._effects += [Settle(verdict, error) for verdict in self.verdicts]
+        self._effects += [Settle(verdict, error) for verdict in self.answers.verdicts]

@@ -7,7 +7,7 @@ half-open, lowest first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Generic, TypeAlias, TypeVar
@@ -59,6 +59,12 @@ class Arrival:
 
 
 A = TypeVar("A", bound=Arrival)
+
+
+def in_parts(ranges: Iterable[tuple[int, int]], ranges_max: int) -> list[list[tuple[int, int]]]:
+    """As many ranges as a command may have."""
+    flat = list(ranges)
+    return [flat[at : at + ranges_max] for at in range(0, len(flat), ranges_max)]
 
 
 class Run:
