@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 import pydanube
 from pydanube.pipeline import lake
-from pydanube.pipeline.report import Watch
+from pydanube.pipeline.report import QueryWatch
 from pydanube.spark.session import session
 
 BROKERS = Path(__file__).resolve().parent.parent / "scripts" / "brokers"
@@ -96,7 +96,7 @@ def make_tables(spark: SparkSession, url: str, target: Path) -> dict[str, object
         "schema": "id string not null, country string, cents long",
         "key": ["id"],
     }
-    return lake.run(spark, settings, Watch("lake", as_json=True, stream=io.StringIO())).values
+    return lake.run(spark, settings, QueryWatch("lake", as_json=True, stream=io.StringIO())).values
 
 
 def ask(target: Path) -> None:

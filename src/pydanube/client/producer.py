@@ -136,9 +136,9 @@ class Producer:
         closed = ClientClosed(f"the producer of {self.topic}")
         for lane in self._lanes:
             lane.abandon(closed)
-        closing = [lane.close() for lane in self._lanes if lane.failure is None]
+        closing = [asyncio.ensure_future(self._close_quietly(each)) for each in self._lanes if each.failure is None]
         if closing:
-            await asyncio.wait([asyncio.ensure_future(self._quietly(each)) for each in closing], timeout=1.0)
+            await asyncio.wait(closing, timeout=1.0)
         for lane in self._lanes:
             await lane.stop()
         while self._room:
@@ -146,9 +146,9 @@ class Producer:
             if not waiter.done():
                 waiter.set_exception(closed)
 
-    async def _quietly(self, closing: Awaitable[None]) -> None:
+    async def _close_quietly(self, lane: ProducerLane) -> None:
         with suppress(DanubeError):  # the broker is gone: it closes by itself
-            await closing
+            await lane.close()
 
     # --- sending ------------------------------------------------------------------------------------
 

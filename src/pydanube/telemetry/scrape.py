@@ -381,7 +381,8 @@ class MetricsSnapshot(NamedTuple):
         yield gauge_family("danube_broker_topics_unopened", text, (), [((), self.broker.unopened)])
         crashes = self.cluster.crashes if self.cluster is not None else self.broker.crashes
         if crashes is not None:
-            text = "How often this broker began anew without an orderly stop before, in all its lives"
+            text = "How often this broker began anew without an orderly stop before, in all its lives; "
+            text += "also of one that is alone"
             yield gauge_family("danube_broker_unexpected_starts", text, (), [((), float(crashes))])
         text = "Ranges of offsets of the topics here that only the disk of a lost broker has"
         yield gauge_family(

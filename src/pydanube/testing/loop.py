@@ -306,17 +306,26 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.steps = self._steps_max - steps_left
 
     def close(self) -> None:
-        """Drops every task that is not done, in the order in which they were made."""
+        """Drops every task that is not done, in the order in which they were made.
+
+        Also those that a `finally` makes while its task is dropped: this loop is the current one until all are gone.
+        """
         if self._closed:
             return
         assert not self._running
         self._closed = True
         self._ready.clear()
         self._timers.clear()
-        for task in self._tasks:
-            if not task.done():
-                _drop(task)
-        self._tasks.clear()
+        current = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        try:
+            while self._tasks:
+                tasks, self._tasks = self._tasks, []
+                for task in tasks:
+                    if not task.done():
+                        _drop(task)
+        finally:
+            asyncio._set_running_loop(current)
 
     def waiting(self) -> list[str]:
         """One line for each live task that is not done: its name and the lines it waits at, outside in."""
@@ -341,8 +350,14 @@ class SimLoop(asyncio.AbstractEventLoop):
 def _drop(task: asyncio.Task[Any]) -> None:
     """Ends the task's coroutine without running the loop: a `finally` that waits is left at once."""
     task._log_destroy_pending = False  # type: ignore[attr-defined]
-    coroutine = cast(Coroutine[Any, Any, Any], task.get_coro())
+    _end(cast(Coroutine[Any, Any, Any], task.get_coro()))
+
+
+def _end(coroutine: Coroutine[Any, Any, Any]) -> None:
+    """The innermost first: one that waits again in a `finally` must not be left behind by those around it."""
     for _ in range(100):
+        if asyncio.iscoroutine(inner := getattr(coroutine, "cr_await", None)):
+            _end(inner)
         try:
             coroutine.close()
             return
