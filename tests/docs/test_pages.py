@@ -147,3 +147,22 @@ def test_the_heartbeats_on_the_operations_page_are_ours() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\d+) ms \|", (DOCS / "operations.md").read_text(), re.MULTILINE)
     assert {name: int(ms) for name, ms in rows if name != OBSERVE} == PROFILES
     assert f"| `{OFF}` | never |" in (DOCS / "operations.md").read_text()
+
+
+def test_the_walks_name_functions_that_are_there() -> None:
+    text = (REPOSITORY / "ARCHITECTURE.md").read_text()
+    walks = text[text.index("## Six walks") : text.index("## Words")]
+    path, steps = "", 0
+    for file, name in re.findall(r"([\w/]*(?:\.py)?):\d+ (\w+)", walks):
+        path = file or path
+        code = (REPOSITORY / "src/pydanube" / path).read_text()
+        assert re.search(rf"^ *(async )?def {name}\b", code, re.MULTILINE), f"{path} has no {name}"
+        steps += 1
+    assert steps > 200, "the walks are not written as this test reads them"
+
+
+def test_the_tour_names_files_that_are_there() -> None:
+    text = (REPOSITORY / "ARCHITECTURE.md").read_text()
+    roots = [REPOSITORY, REPOSITORY / "src/pydanube"]
+    for path in re.findall(r"`([\w/]+\.py)`", text):
+        assert any((root / path).exists() for root in roots), f"{path} does not exist"
