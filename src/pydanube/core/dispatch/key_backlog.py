@@ -23,7 +23,7 @@ from pydanube.core.dispatch.window import InFlight, SubscriptionProgress
 from pydanube.core.names import ConsumerId
 
 
-class Turn(enum.Enum):
+class Turn(enum.StrEnum):
     """What a key's first message does."""
 
     IDLE = "can be sent"

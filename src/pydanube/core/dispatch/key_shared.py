@@ -195,10 +195,9 @@ class KeySharedDispatch(DispatchMachine):
         self._reassign()
 
     def _leave(self, consumer: ConsumerId) -> None:
-        if self.owners.set_away(consumer):
-            self._reassign()
+        self.owners.set_away(consumer)
         super()._leave(consumer)
-        self._reassign()
+        self._reassign()  # once, with what came back: it looks at every key
 
     def _set_turn(self, window: ConsumerWindow, *, stopped: bool, stalled: bool) -> None:
         """The keys of one that is sent nothing go to others. What it holds of them stays in flight, and the rest of
