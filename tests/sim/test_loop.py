@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from random import Random
 
 import pytest
@@ -192,6 +193,50 @@ def test_a_call_returns_or_raises_what_the_process_does() -> None:
             await process.call(fail())
 
     run(main(), 1)
+
+
+def test_what_fails_after_its_caller_gave_up_and_was_killed_is_no_error_that_nobody_took() -> None:
+    """Nobody is there to look at it: neither was there on a real network."""
+    loop = SimLoop(Random(1))  # type: ignore[abstract]
+
+    async def fail() -> None:
+        await asyncio.sleep(2)
+        raise ValueError("no")
+
+    async def ask(process: Process) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await process.call(fail())
+
+    async def main() -> None:
+        caller, called = Process("caller"), Process("called")
+        caller.spawn(ask(called))
+        await asyncio.sleep(1)
+        caller.pause()
+        await asyncio.sleep(2)
+        caller.kill()
+        await asyncio.gather(*[asyncio.sleep(0) for _ in range(200)])  # the loop forgets the tasks that are done
+
+    loop.run_until_complete(main())
+    loop.close()
+    assert loop.problems == []
+
+
+def test_a_paused_caller_gets_its_answer_when_it_goes_on() -> None:
+    async def answer() -> int:
+        await asyncio.sleep(1)
+        return 42
+
+    async def main() -> tuple[int, float]:
+        loop = asyncio.get_running_loop()
+        caller, called = Process("caller"), Process("called")
+        asked = caller.spawn(called.call(answer()))
+        await asyncio.sleep(0.5)
+        caller.pause()
+        loop.call_later(5, caller.resume)
+        return await asked, loop.time()
+
+    assert run(main(), 1) == (42, 5.5)
 
 
 def test_a_paused_process_goes_on_where_it_stopped() -> None:

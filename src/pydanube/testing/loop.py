@@ -419,7 +419,9 @@ class Process:
             raise ProcessDied
         answer: asyncio.Future[T] = self._loop.create_future()
         self._callers[answer] = None
-        future.add_done_callback(partial(_pass_on, answer))
+        # In no process, as a network is in none: in a caller's that is paused and then killed it would never run, and
+        # an error that comes after the caller gave up would be one that nobody took.
+        future.add_done_callback(partial(_pass_on, answer), context=Context())
         try:
             return await answer
         finally:
