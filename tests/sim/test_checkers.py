@@ -17,6 +17,7 @@ from pydanube.testing.history import (
     Cursor,
     Damaged,
     Dead,
+    Departed,
     Done,
     Event,
     Fault,
@@ -316,6 +317,16 @@ def test_a_message_that_was_received_and_never_answered_for_was_not_delivered() 
 def test_what_lies_before_a_subscriptions_start_need_not_be_delivered() -> None:
     events = [Created(TOPIC, True), Subscribed(TOPIC, "sub", "Shared", start=1), *sent("a", "b")]
     assert broken([*events, got("b", 1), kept({0: "a", 1: "b"})]) == set()
+
+
+def test_what_was_stored_when_the_consumers_had_left_need_not_be_delivered() -> None:
+    events = [*BEGIN, *sent("a", "b"), got("a", 0), Done(TOPIC, "sub", 0, 1), Quiet(1.0, 3.0)]
+    end = kept({0: "a", 1: "b"})
+    assert broken([*events, Departed(TOPIC, 1, 4.0), end]) == set()
+    assert broken([*events, Departed(TOPIC, 2, 4.0), end]) == {"never_delivered"}, "it was there before they left"
+    late = [got("b", 1, at=9.0), Done(TOPIC, "sub", 1, 1)]
+    assert broken([*events, Departed(TOPIC, 1, 4.0), *late, end]) == set(), "who has not gone yet may get it"
+    assert broken([*events, *late, Departed(TOPIC, 2, 9.5), end]) == {"stuck"}
 
 
 def test_a_dead_letter_after_its_last_try_is_as_it_should_be() -> None:

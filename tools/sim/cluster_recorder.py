@@ -29,6 +29,7 @@ from pydanube.testing.history import (
     Created,
     Cursor,
     Dead,
+    Departed,
     Forgot,
     Given,
     Got,
@@ -222,6 +223,14 @@ class Recorder:
             self._history.add(Serving(self._life(topic), serving, self._now()))
 
     # --- the end ----------------------------------------------------------------------------------------------
+
+    def departed(self, topics: Sequence[TopicName]) -> None:
+        """The consumers of these topics are about to leave. Somebody may still send, or a broker still store it."""
+        for topic in topics:
+            node = self._town.any_host(topic)
+            found = node.topic(topic) if node is not None else None
+            if found is not None and found.reliable:
+                self._history.add(Departed(life(topic, found.ownership.created), found.head, self._now()))
 
     async def read(self, topics: Sequence[TopicName], dead_letters: TopicName) -> None:
         """Every topic that is served, as it is now, and what was given up."""

@@ -324,6 +324,7 @@ class _Run:
         await self._heal(breaking, [*reliable, *others])
         clients.publishing = False
         await self._settle([*reliable, *others], [*reliable, DEAD_LETTERS], crowd)
+        recorder.departed(reliable)
         await clients.stop()
         await self._look_for_growth([*reliable, *others], real)
         for task in watching:

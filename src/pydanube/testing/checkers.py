@@ -2,8 +2,9 @@
 
     violations = check(History.read(path))
 
-What counts as an exception is what is recorded as one, and nothing else: voids, orphans, rescued messages. Each rule
-says nothing where there is no evidence, so a history may leave out what its recorder could not see.
+What counts as an exception is what is recorded as one, and nothing else: voids, orphans, rescued messages, what came
+when the consumers had left. Each rule says nothing where there is no evidence, so a history may leave out what its
+recorder could not see.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pydanube.testing.history import (
     Cursor,
     Damaged,
     Dead,
+    Departed,
     Done,
     Event,
     Fetched,
@@ -372,7 +374,7 @@ def key_order(history: History) -> Found:
 
 
 def never_delivered(history: History) -> Found:
-    """At least once: every message from a subscription's start on reached one of its consumers.
+    """At least once: every message from a subscription's start on reached one of its consumers, while it had any.
 
     Once everything has come to rest it was also acknowledged, or is a dead letter: what a consumer received and never
     answered for was not delivered.
@@ -383,14 +385,14 @@ def never_delivered(history: History) -> Found:
         for got in history.of(Got, kept.topic):
             received[got.subscription].add(got.offset)
         for event in history.of(Subscribed, kept.topic):
-            first = max(event.start, kept.first)
-            missing = sorted(at for at in kept.messages if at >= first and at not in received[event.subscription])
+            meant = _meant_for(history, event, kept)
+            missing = sorted(meant - received[event.subscription])
             if missing:
                 what = f"{event.subscription} never received {len(missing)} messages, the first at {missing[0]}"
                 yield kept.topic, what, tuple(missing[:3]), (kept.messages[missing[0]],)
             settled = {each.offset for each in history.of(Done, kept.topic) if each.subscription == event.subscription}
             settled |= {each.offset for each in history.of(Dead, kept.topic) if each.subscription == event.subscription}
-            skipped = sorted(at for at in kept.messages if at >= first and at not in settled and at not in missing)
+            skipped = sorted(meant - settled - set(missing))
             if skipped and at_rest:
                 what = f"{event.subscription} acknowledged everything but {len(skipped)}, the first at {skipped[0]}"
                 yield kept.topic, what, tuple(skipped[:3]), (kept.messages[skipped[0]],)
@@ -451,7 +453,7 @@ def stuck(history: History) -> Found:
     for kept in history.all(Kept):
         for event in history.of(Subscribed, kept.topic):
             deliveries = [got for got in history.of(Got, kept.topic) if got.subscription == event.subscription]
-            waiting = {at for at in kept.messages if at >= max(event.start, kept.first)}
+            waiting = _meant_for(history, event, kept)
             waiting -= {got.offset for got in deliveries if got.at <= quiet.at}
             waiting -= {acked.offset for acked in history.of(Acked, kept.topic) if acked.at > quiet.at}
             last = quiet.at
@@ -509,6 +511,13 @@ def shortened(history: History, violations: Sequence[Violation], *, events_max: 
         return (getattr(event, "topic", None), getattr(event, "offset", None)) in offsets
 
     return [event for event in history.events if matters(event)][:events_max]
+
+
+def _meant_for(history: History, subscribed: Subscribed, kept: Kept) -> set[int]:
+    """The messages that are there at the end, and that a consumer of the subscription was to get."""
+    first = max(subscribed.start, kept.first)
+    ends = [departed.head for departed in history.of(Departed, kept.topic)]
+    return {at for at in kept.messages if at >= first and all(at < end for end in ends)}
 
 
 def _is_reliable(history: History, topic: str) -> bool:

@@ -290,6 +290,14 @@ class Quiet(NamedTuple):
     at: float = 0.0
 
 
+class Departed(NamedTuple):
+    """The consumers of a topic, which ends at `head`, leave for good: what is stored from there on is for nobody."""
+
+    topic: str
+    head: int
+    at: float = 0.0
+
+
 class Dead(NamedTuple):
     """A dead-letter topic has a copy of this message."""
 
@@ -338,6 +346,7 @@ Event: TypeAlias = (
     | Worked
     | Fault
     | Quiet
+    | Departed
     | Dead
     | Kept
 )
@@ -371,6 +380,7 @@ KINDS: Final[Mapping[str, type[Any]]] = {
         Worked,
         Fault,
         Quiet,
+        Departed,
         Dead,
         Kept,
     )
