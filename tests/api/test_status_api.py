@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
+import pytest
 from grpc import StatusCode
 
 import pydanube
@@ -14,6 +15,7 @@ from pydanube.core import keys
 from pydanube.core.cluster.lifecycle import BrokerMode, BrokerState
 from pydanube.core.cluster.presence import Happening, Presence
 from pydanube.core.names import BrokerId
+from pydanube.errors import Refused
 from pydanube.ports import Put
 from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.stores.work.memory_clock import LoopClock
@@ -190,8 +192,17 @@ async def test_what_was_done_through_another_port_is_an_order_when_it_is_noted(c
         pb.NoteOrderRequest(order="RedriveLetters", topic=TOPIC, to_topic="nothing"),
     ):
         assert (await refused(calls.status.NoteOrder(wrong))).code is StatusCode.INVALID_ARGUMENT
-    [noted] = await told(calls, 1)
-    assert (noted.kind, noted.sentence) == ("order", f"RedriveLetters topic={TOPIC} to_topic=/a/b count=3")
+    async with pydanube.connect(f"danube://{calls.doors.stream_addr}") as client:
+        assert await client.note_order("RedriveLetters", TOPIC, count=5)
+        for order, topic in (("rm -rf", TOPIC), ("RedriveLetters", "nothing")):
+            with pytest.raises(Refused):
+                await client.note_order(order, topic)
+    events = await told(calls, 2)
+    assert [each.sentence for each in events] == [
+        f"RedriveLetters topic={TOPIC} count=5",
+        f"RedriveLetters topic={TOPIC} to_topic=/a/b count=3",
+    ]
+    assert all(each.kind == "order" and each.by.startswith("127.0.0.1:") for each in events)
 
 
 # --- together --------------------------------------------------------------------------------------------

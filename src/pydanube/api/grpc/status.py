@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import re
 import resource
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from google.protobuf.message import Message
 from pydanube.api.grpc.adapter import RpcRefusal
 from pydanube.api.grpc.forward import is_forwarded
 from pydanube.api.grpc.peers import Peers
+from pydanube.api.orders import check_noted
 from pydanube.broker.observing import ORPHANS_MAX, Observer, is_wanted
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
@@ -40,7 +40,6 @@ from pydanube.wire.status import Code
 M = TypeVar("M", bound=Message)
 
 SERVICE: Final = "pydanube.admin.v1.Status"
-ORDER: Final = re.compile(r"[A-Z][A-Za-z]{1,39}")
 ASK_SECONDS: Final = 2.0  # a broker that does not answer for so long is silent
 LOOKS_APART_US: Final = 60_000_000  # further apart, two looks in vain may be two silences
 ROWS_DEFAULT: Final = 1_000
@@ -224,10 +223,7 @@ class StatusService:
 
     async def NoteOrder(self, request: pb.NoteOrderRequest) -> pb.NoteOrderResponse:
         """Like every order it is told when it has succeeded (`api/orders.py`): only its words are looked at here."""
-        if not ORDER.fullmatch(request.order):
-            raise RpcRefusal(Code.INVALID_ARGUMENT, f"order {request.order[:40]!r} is no name of a call")
-        for name in (request.topic, *filter(None, [request.to_topic])):
-            TopicName(name)
+        check_noted(request)
         return pb.NoteOrderResponse()
 
     async def ForgetBroker(self, request: pb.ForgetBrokerRequest) -> pb.ForgetBrokerResponse:
