@@ -13,8 +13,9 @@ import pydanube
 from pydanube.broker.events import KEPT_MAX, MINUTE_MAX, Events
 from pydanube.core import keys
 from pydanube.core.cluster.lifecycle import BrokerMode, BrokerState
+from pydanube.core.cluster.placement import BROKER_LOST, Marker
 from pydanube.core.cluster.presence import Happening, Presence
-from pydanube.core.names import BrokerId
+from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import Refused
 from pydanube.ports import Put
 from pydanube.stores.metadata.memory import MemoryMetadataStore
@@ -226,6 +227,14 @@ async def test_a_broker_that_does_not_answer_is_named_and_what_it_has_is_unknown
     assert silent.broker_id == second.id and not silent.HasField("status")
     listed = await first.status.ListSubscriptions(pb.ListSubscriptionsRequest())
     assert [(each.broker_id, each.topics) for each in listed.unknown] == [(second.id, 1)]
+    assert (list(listed.unanswered), listed.unserved) == (["/default/there"], 0)
+    free = Marker(reason=BROKER_LOST, from_broker=BrokerId(99), wait=True)
+    await town.metadata.transact([], [Put(keys.unassigned(TopicName("/other/free")), free.to_bytes())])
+    await town.until(lambda: TopicName("/other/free") in town.node(1).cluster.view.markers)
+    connected = await first.status.ListConnections(pb.ListConnectionsRequest())
+    assert (list(connected.unanswered), connected.unserved) == (["/default/there", "/other/free"], 1)
+    listed = await first.status.ListSubscriptions(pb.ListSubscriptionsRequest(namespace="default"))
+    assert (list(listed.unanswered), listed.unserved) == (["/default/there"], 0)
 
 
 @clustered(2)

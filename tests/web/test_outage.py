@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import pydanube
 from pydanube.admin.metrics_text import Numbers, SubscriptionCounts, TopicCounts
 from pydanube.core.cluster.conditions import Severity
+from pydanube.core.names import TopicName
 from pydanube.errors import Unreachable
 from pydanube.web import pages
 from pydanube.web.conditions import Banner
@@ -54,6 +55,33 @@ def test_a_broker_that_does_not_answer_is_said_in_red_and_its_share_is_unknown()
         assert "audit unknown" in subscription.text and "Out unknown" in subscription.text
         broker = browser.get(f"/brokers/{silent.id}")
         assert "In unknown" in broker.text and "Memory unknown" in broker.text
+
+
+def test_the_lag_of_a_partitioned_topic_is_unknown_while_a_partition_has_no_broker_that_answers() -> None:
+    with opened_town(2) as (browser, town):
+        browser.run(_subscribe_to_partitions(town, "/default/clicks"))
+        healthy = browser.get("/subscriptions")
+        assert "2 partitions" in healthy.text and "unknown" not in healthy.text
+        browser.run(town.node(2).doors._admin.stop(None))
+        page = browser.get("/subscriptions")
+        assert "1 of 2 partitions" in page.text and "unknown at least 0" in page.text
+        assert page.text.count("caught up") == 1  # the partition that answers
+
+
+async def _subscribe_to_partitions(town: Town, topic: str) -> None:
+    """One partition at each of two brokers."""
+    async with pydanube.connect(f"danube://{town.node(1).doors.stream_addr}") as client:
+        await client.create_topic(topic, partitions=2)
+    for on, part in enumerate(TopicName(topic).partition_names(2), 1):
+        await _host(town, part, on)
+    await _subscribe(town, topic)
+
+
+async def _host(town: Town, topic: TopicName, on: int) -> None:
+    await town.until(lambda: town.host(topic) is not None)
+    if town.host(topic) is not town.node(on):
+        await town.node(on).cluster.requests.unload(topic, town.node(on).broker.broker_id)
+    await town.settled(topic, on)
 
 
 def test_a_silence_begins_when_the_broker_falls_silent_and_not_when_somebody_opens_a_page() -> None:

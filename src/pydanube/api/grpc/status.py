@@ -48,6 +48,13 @@ EVENTS_DEFAULT: Final = 100
 CONDITIONS_MAX: Final = 200  # of one broker: a thousand lagging subscriptions are no longer read one by one
 
 
+class Absent(NamedTuple):
+    """Topics that are in no answer: their brokers are silent, or no broker serves them."""
+
+    topics: Sequence[str] = ()
+    unserved: int = 0
+
+
 class PeerAnswer(NamedTuple):
     """Of another broker: what it said, or why it did not."""
 
@@ -308,7 +315,7 @@ class StatusService:
             await self._check_names(request.topic, request.namespace)
         rows_max = min(request.count_max or ROWS_DEFAULT, ROWS_MAX)
         found = [row async for row in self._subscriptions(request)]
-        left_out, unknown = 0, []
+        left_out, unknown, absent = 0, [], Absent()
         if not is_forwarded(context):
             answers = await self._ask_all("ListSubscriptions", request, pb.ListSubscriptionsResponse)
             for answer in answers.values():
@@ -316,10 +323,15 @@ class StatusService:
                     found += answer.said.subscriptions
                     left_out += answer.said.left_out
             unknown = self._unknown(answers)
-        # What is not known comes first: it may be the furthest behind.
+            absent = self._absent(unknown, request.topic, request.namespace)
+        # Those of non-reliable topics have no lag, and come last.
         found.sort(key=lambda row: (-row.lag_messages if row.HasField("lag_messages") else 1, row.topic, row.name))
         return pb.ListSubscriptionsResponse(
-            subscriptions=found[:rows_max], left_out=left_out + max(len(found) - rows_max, 0), unknown=unknown
+            subscriptions=found[:rows_max],
+            left_out=left_out + max(len(found) - rows_max, 0),
+            unknown=unknown,
+            unanswered=absent.topics,
+            unserved=absent.unserved,
         )
 
     async def _subscriptions(self, request: pb.ListSubscriptionsRequest) -> Any:
@@ -383,7 +395,7 @@ class StatusService:
             )
             for each in self._observer.connected(request.topic)
         ]
-        left_out, unknown = 0, []
+        left_out, unknown, absent = 0, [], Absent()
         if not is_forwarded(context):
             answers = await self._ask_all("ListConnections", request, pb.ListConnectionsResponse)
             for answer in answers.values():
@@ -391,9 +403,14 @@ class StatusService:
                     found += answer.said.connections
                     left_out += answer.said.left_out
             unknown = self._unknown(answers)
+            absent = self._absent(unknown, request.topic)
         found.sort(key=lambda row: (row.topic, row.kind, row.subscription, row.name))
         return pb.ListConnectionsResponse(
-            connections=found[:rows_max], left_out=left_out + max(len(found) - rows_max, 0), unknown=unknown
+            connections=found[:rows_max],
+            left_out=left_out + max(len(found) - rows_max, 0),
+            unknown=unknown,
+            unanswered=absent.topics,
+            unserved=absent.unserved,
         )
 
     # --- what happened --------------------------------------------------------------------------------------
@@ -455,6 +472,17 @@ class StatusService:
             )
             for broker, why in sorted(silent.items())
         ]
+
+    def _absent(self, unknown: Sequence[pb.Unknown], topic: str, namespace: str = "") -> Absent:
+        """Of the topics that were asked for."""
+        cluster = self._broker.cluster
+        if cluster is None:
+            return Absent()
+        view = cluster.view
+        silent = {name for each in unknown for name in view.assigned.get(BrokerId(each.broker_id), ())}
+        free = {name for name, seen in view.markers.items() if seen.value.is_free and name not in view.hosts}
+        every = [name for name in silent | free if is_wanted(name, topic) and namespace in ("", name.namespace)]
+        return Absent(sorted(every)[:ROWS_MAX], sum(name in free for name in every))
 
 
 # --- messages -----------------------------------------------------------------------------------------------
