@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import html
+import json
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -84,11 +87,40 @@ async def _host(town: Town, topic: TopicName, on: int) -> None:
     await town.settled(topic, on)
 
 
+def test_the_chart_of_all_topics_does_not_draw_what_is_known_as_if_it_were_all() -> None:
+    with opened_town(2) as (browser, town):
+        samples = browser.site.sampler.samples
+        brokers = [str(town.node(number).id) for number in (1, 2)]
+        now = time.time()
+
+        def listen(ago: int, *heard: str) -> None:
+            for broker in heard:
+                counts = TopicCounts(messages_in=1_000.0 - ago)
+                samples.add(broker, Numbers({f"/default/of-{broker}": counts}, {}, {}), now - ago)
+            for broker in {*brokers} - {*heard}:
+                samples.failed(broker, "nobody answers")
+            samples.end_round(brokers, now - ago)
+
+        for ago in range(100, 50, -5):
+            listen(ago, *brokers)
+        healthy = browser.get("/cluster")
+        assert "at least so much" not in healthy.text and 'class="line part' not in healthy.body
+        for ago in range(50, -1, -5):
+            listen(ago, brokers[0])
+        page = browser.get("/cluster")
+        assert "in unknown , at least 1.0" in page.text and "not all brokers answered: at least so much" in page.text
+        assert page.body.count('class="line part c1"') == 1
+        [lines] = re.findall(r'data-lines="([^"]*)"', page.body)
+        into, _ = json.loads(html.unescape(lines))
+        assert into["values"][-1] is None and into["known"][-1] == 1.0
+        assert 2.0 in into["values"] and 1.0 not in into["values"]
+
+
 def test_a_silence_begins_when_the_broker_falls_silent_and_not_when_somebody_opens_a_page() -> None:
     with opened_town(2) as (browser, town):
         browser.run(town.node(2).doors._admin.stop(None))
         browser.sample()  # nobody looks
-        looked_us = browser.run(_now_us(town))
+        looked_us = browser.run(_later_us(town))
         found = browser.run(browser.site.gateway.status())
         [since_us] = [each.since_us for each in found.brokers if each.life == "silent"]
         assert since_us < looked_us
@@ -133,7 +165,11 @@ async def _begin(site: Site, subject: str, act: Callable[[Operation], Awaitable[
     await settle()
 
 
-async def _now_us(town: Town) -> int:
+async def _later_us(town: Town) -> int:
+    """The time, as soon as it is not what it was: the event loop's clock counts milliseconds."""
+    now = town.clock.time_us()
+    while town.clock.time_us() == now:  # noqa: ASYNC110
+        await asyncio.sleep(0)
     return town.clock.time_us()
 
 
