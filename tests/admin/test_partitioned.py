@@ -58,6 +58,7 @@ def test_the_lag_is_unknown_while_nobody_speaks_for_a_partition() -> None:
     [alone, one] = subscription_groups(of([*PARTS[:2], ORDERS], ["/default/other", "/default/clicks-part-1"]))[::-1]
     assert (one.unanswered, one.lag_at_least, partition_count(one)) == (1, 20, "2 of 3")
     assert not one.state.HasField("lag_messages") and not one.state.HasField("catch_up_seconds")
+    assert one.state.course == "unknown" and not one.state.HasField("lag_seconds")
     assert alone.state == ORDERS and alone.unanswered == 0
 
 

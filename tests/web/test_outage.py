@@ -143,6 +143,24 @@ def test_lag_beside_messages_that_wait_for_rescue_is_lag_all_the_same() -> None:
         assert "/default/orders orphan" in page.text
 
 
+def test_a_partitioned_topic_is_one_line_among_those_furthest_behind() -> None:
+    with opened() as web:
+        web.run(web.client.create_topic("/default/clicks", partitions=2))
+        samples = web.site.sampler.samples
+        [broker] = [each.broker_id for each in web.run(web.site.gateway.brokers())]
+        parts = [f"/default/clicks-part-{number}" for number in (0, 1)]
+        numbers = Numbers(
+            {part: TopicCounts() for part in parts},
+            {(part, "billing"): SubscriptionCounts(lag=700.0) for part in parts},
+            {},
+        )
+        samples.add(broker, numbers, time.time())
+        samples.end_round([broker], time.time())
+        page = web.get("/cluster")
+        assert "Lag 1,400 messages 1 topic is lagging" in page.text
+        assert page.text.index("/default/clicks 2 partitions lagging") < page.text.index("/default/clicks-part-0")
+
+
 def test_what_went_well_is_not_shown_above_an_outage() -> None:
     async def succeed(_: Operation) -> None:
         pass

@@ -97,7 +97,7 @@ def _subscription(base: str, parts: Sequence[values.SubscriptionState], unanswer
         lag_messages=_lag(parts) if has_lag and not unanswered else None,
         lag_seconds=None if unanswered else max(ages, default=None),
         catch_up_seconds=None if is_hopeless or unanswered else max(hopes, default=None),
-        course=min((part.course for part in parts), key=_rank),
+        course=min([part.course for part in parts] + ["unknown"] * bool(unanswered), key=_rank),
         consumers=max(part.consumers for part in parts),  # a consumer is connected to every partition
         unacked=sum(part.unacked for part in parts),
         waiting=sum(part.waiting for part in parts),

@@ -238,7 +238,7 @@ class Samples:
                     thing.put(slot, name, thing.levels.get(name, math.nan))
                 elif is_seen:
                     thing.put(slot, name, rate.of_slot(slot))
-        self._sum_up(slot, is_complete and not self.failures)
+        self._sum_up(slot, present - self.failures.keys(), is_complete and not self.failures)
         self._forget()
 
     def _everything(self) -> Iterator[tuple[Thing, tuple[str, ...]]]:
@@ -249,12 +249,14 @@ class Samples:
         for thing in list(self.subscriptions.values()):
             yield thing, ("messages_out", "lag", "redeliveries")
 
-    def _sum_up(self, slot: int, is_complete: bool) -> None:
+    def _sum_up(self, slot: int, heard: Iterable[str], is_complete: bool) -> None:
+        """What a broker said before it fell silent, or left, is no part of what flows now."""
         cluster = self.cluster
         cluster.seen_at = self.at
+        brokers = [self.brokers[each] for each in heard if each in self.brokers]
         for name in FLOWS:
-            cluster.levels[name] = sum(each.rate(name) for each in self.brokers.values())
-            if any(each.rates for each in self.brokers.values()):
+            cluster.levels[name] = sum(each.rate(name) for each in brokers)
+            if any(each.rates for each in brokers):
                 cluster.put(slot, name if is_complete else f"{AT_LEAST}{name}", cluster.levels[name])
         lags = [each.lag for each in self.topics.values() if each.lag is not None]
         cluster.levels["lag"] = float(sum(lags)) if lags else math.nan

@@ -71,7 +71,7 @@ class SubscriptionRow(NamedTuple):
         parts = [cls.of(part, addresses) for part in group.parts]
         is_partial = group.unanswered > 0
         return row._replace(
-            chip=PARTIAL if is_partial and row.chip.kind in ("ok", "moving", "idle") else row.chip,
+            chip=PARTIAL if is_partial and row.chip is COURSES["unknown"] else row.chip,
             lag_at_least=group.lag_at_least,
             owner=one_of({part.owner for part in parts}, "brokers"),
             parts=parts,
