@@ -351,7 +351,7 @@ class Moved(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., stream_url: _Optional[str] = ...) -> None: ...
 
 class OpenProducer(_message.Message):
-    __slots__ = ("topic", "producer_name", "reliable", "create", "exclusive", "schema_subject", "session", "without_session")
+    __slots__ = ("topic", "producer_name", "reliable", "create", "exclusive", "schema_subject", "session", "without_session", "seen_epoch")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
     RELIABLE_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +360,7 @@ class OpenProducer(_message.Message):
     SCHEMA_SUBJECT_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_SESSION_FIELD_NUMBER: _ClassVar[int]
+    SEEN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     topic: str
     producer_name: str
     reliable: bool
@@ -368,7 +369,8 @@ class OpenProducer(_message.Message):
     schema_subject: str
     session: int
     without_session: bool
-    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., reliable: bool = ..., create: bool = ..., exclusive: bool = ..., schema_subject: _Optional[str] = ..., session: _Optional[int] = ..., without_session: bool = ...) -> None: ...
+    seen_epoch: int
+    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., reliable: bool = ..., create: bool = ..., exclusive: bool = ..., schema_subject: _Optional[str] = ..., session: _Optional[int] = ..., without_session: bool = ..., seen_epoch: _Optional[int] = ...) -> None: ...
 
 class ProducerOpened(_message.Message):
     __slots__ = ("producer", "producer_id", "session", "topic_hash", "durability", "message_size_max")
