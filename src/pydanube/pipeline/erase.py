@@ -12,6 +12,7 @@ if it may hold the key, that is a problem, and the job fails.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -79,13 +80,17 @@ def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobRe
         flushed = _flush(reach, wanted, report, watch)
         report.values["topics"] = len(flushed)
         todo = {topic: log.head for topic, log in flushed.items()}
+        erased: Counter[str] = Counter()
         for number in range(ROUNDS_MAX):
-            todo = _round(spark, reach, connection, todo, keys, report, watch, is_first=number == 0)
+            todo = _round(spark, reach, connection, todo, keys, report, erased, watch, is_first=number == 0)
             if not todo:
                 break
         report.problems += [
             f"{topic}: objects changed in every one of {ROUNDS_MAX} rounds; run the job again" for topic in sorted(todo)
         ]
+        for topic, count in sorted(erased.items()):  # an operator's order, and no small one; the key stays out of it
+            reach.call(_note(reach, topic, count))
+    report.values["messages_erased"] = sum(erased.values())
     report.values["old_objects_gone_in_seconds"] = max((log.garbage_seconds for log in flushed.values()), default=0)
     report.values["not_reached"] = list(NOT_REACHED)
     return report
@@ -129,6 +134,7 @@ def _round(
     todo: dict[str, int],
     keys: Sequence[str],
     report: JobReport,
+    erased: Counter[str],
     watch: QueryWatch,
     *,
     is_first: bool,
@@ -156,12 +162,22 @@ def _round(
             problem = f"{found.topic}: {found.object_id}: {found.problem}"
             if problem not in report.problems:
                 report.problems.append(problem)
-        if found.made is not None and not _swap(reach, found, work, report):
+        if found.made is not None and not _swap(reach, found, work, report, erased):
             again[found.topic] = todo[found.topic]
     return again
 
 
-def _swap(reach: Reach, found: Finding, work: Sequence[tuple[str, str, Descriptor]], report: JobReport) -> bool:
+async def _note(reach: Reach, topic: str, count: int) -> None:
+    await (await reach.client()).note_order("EraseKeys", topic, count=count)
+
+
+def _swap(
+    reach: Reach,
+    found: Finding,
+    work: Sequence[tuple[str, str, Descriptor]],
+    report: JobReport,
+    erased: Counter[str],
+) -> bool:
     """Whether the owner took the new object; if not, what it has is looked at again."""
     made = found.made
     assert made is not None
@@ -185,7 +201,7 @@ def _swap(reach: Reach, found: Finding, work: Sequence[tuple[str, str, Descripto
             return True
         return False
     report.values["objects_rewritten"] += 1
-    report.values["messages_erased"] += found.rows
+    erased[found.topic] += found.rows
     return True
 
 
