@@ -137,7 +137,8 @@ def test_an_object_that_changed_in_between_is_erased_in_the_next_round(
         place.send(topic, numbers(first, first + 10), keys=["ann", "bob"])
         place.upload(topic)
     place.carried(topic).tier.config = replace(place.carried(topic).tier.config, merge_count_min=3)
-    really, rounds = erase._erased, []
+    really = erase._erased
+    rounds: list[int] = []
 
     def with_a_merge(*args: Any) -> Iterator[Finding]:
         found = list(really(*args))

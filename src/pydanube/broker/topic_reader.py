@@ -271,8 +271,8 @@ class TopicReader(BaseTopic[Subscription]):
         self._me = object()
 
     def _decode(self, batch: Batch) -> list[Envelope]:
-        # A batch of the log and one that the cloud tier made may begin at the same offset and be of different length. An
-        # erased one has another body.
+        # A batch of the log and one that the cloud tier made may begin at the same offset and be of different length.
+        # An erased one has another body.
         key = (self._me, batch.header.base_offset, batch.header.rows, batch.header.body_crc)
         decoded: list[Envelope] | None = self._kept.get(key)
         if decoded is None:

@@ -126,11 +126,11 @@ def check_raw_erasure(old: Buffer, new: Buffer) -> int:
         if _identity(was) != _identity(now):
             raise InvalidObject(where, "the batch is not the one that it replaces")
         try:
-            tables = [pa.Table.from_batches([decode(each)]) for each in (was, now)]
+            old_rows, new_rows = (pa.Table.from_batches([decode(each)]) for each in (was, now))
         except (InvalidBatch, pa.ArrowException, ValueError) as error:
             raise InvalidObject(where, f"the batch cannot be compared: {error}") from error
-        count += _compared(*tables, _KEPT_OF_BATCH, where)
-        if logical_crc(tables[1].column("payload").combine_chunks()) != now.header.logical_crc:
+        count += _compared(old_rows, new_rows, _KEPT_OF_BATCH, where)
+        if logical_crc(new_rows.column("payload").combine_chunks()) != now.header.logical_crc:
             raise InvalidObject(where, "the logical checksum is not that of its payloads")
     return count
 
