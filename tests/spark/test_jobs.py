@@ -23,9 +23,9 @@ from pydanube.core.history.tiers import Descriptor
 from pydanube.errors import DanubeError
 from pydanube.formats.batch import columns_of, encode
 from pydanube.pipeline import audit, compact, lake, replay, stats
+from pydanube.pipeline.iceberg import QUERY
 from pydanube.pipeline.report import QueryWatch
 from pydanube.pipeline.run import reason
-from pydanube.pipeline.tables import QUERY
 from pydanube.spark.options import CONNECTION_OPTIONS, BrokerOptions, QueryOptions
 from pydanube.spark.plan import TaskShare, layout
 from pydanube.spark.reach import Reach
