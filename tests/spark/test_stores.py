@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from pydanube.errors import ConfigError
-from pydanube.pipeline import lake, steps
+from pydanube.pipeline import lake, steps, task_files
 from pydanube.pipeline.table_files import table_files
 from tests.e2e.objectstores import S3Server
 from tests.spark.places import Place
@@ -185,3 +188,32 @@ def test_a_place_that_nothing_can_write_to_is_refused_without_spark(changes: dic
     with pytest.raises(ConfigError, match=says) as caught:
         lake.check(given)
     assert "hidden-one" not in json.dumps(str(caught.value))
+
+
+def test_a_task_holds_no_more_rows_than_it_may_and_a_file_no_more_than_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put: dict[str, pa.Table] = {}
+
+    class Kept:
+        @contextmanager
+        def open(self) -> Iterator[Kept]:
+            yield self
+
+        def put(self, path: str, data: pa.Buffer) -> None:
+            put[path] = pq.read_table(pa.BufferReader(data))
+
+        def get(self, path: str) -> pa.Buffer:
+            raise AssertionError(path)
+
+    days = [date(2026, 11, 1 + number % 3) for number in range(90)]
+    batch = pa.record_batch({"n": pa.array(range(90)), "text": pa.array(["x" * 1000] * 90), "date": pa.array(days)})
+    monkeypatch.setattr(task_files, "TASK_BYTES", 8_000)
+    [told] = task_files._write(Kept(), "d", 12, False, [batch.slice(0, 45), batch.slice(45)])
+    assert [put[path].num_rows for path in told.column("path").to_pylist()] == told.column("rows").to_pylist()
+    assert max(told.column("rows").to_pylist()) == 12 and len(put) > 9, "some were written before they were full"
+    for day in set(days):
+        rows = [table for path, table in put.items() if f"/date={day}/" in path]
+        found = sorted(n for table in rows for n in table.column("n").to_pylist())
+        assert found == [number for number in range(90) if days[number] == day]
+    assert all(table.column_names == ["n", "text"] for table in put.values())

@@ -31,6 +31,7 @@ from pydanube.pipeline.task_files import ObjectAccess, OpenObjects, WrittenFile,
 from pydanube.stores.objects.settings import StoreSettings, parse_url
 
 OBJECTS: Final = ("s3", "gs", "az")
+PLACES_MAX: Final = 256  # directories that are listed one by one; for more the whole table is
 _BATCH: Final = re.compile(r"batch=(\d+)")
 
 
@@ -125,6 +126,8 @@ class _SparkFiles:
     def read_among(self, schema: StructType, batches: list[int]) -> DataFrame:
         if not batches:
             return self._spark.createDataFrame([], _with_batch(schema))
+        if len(batches) > PLACES_MAX:
+            return self.read_before(schema).where(F.col("batch").isin(batches))
         places = [f"{self.url}/{batch_directory(batch)}" for batch in batches]
         return self._spark.read.option("basePath", self.url).schema(_with_batch(schema)).parquet(*places)
 
@@ -295,7 +298,11 @@ class ObjectFiles:
 
     def read_among(self, schema: StructType, batches: list[int]) -> DataFrame:
         with self._open() as files:
-            keys = [key for batch in batches for key in files.keys(f"{batch_directory(batch)}/")]
+            if len(batches) > PLACES_MAX:
+                wanted = set(batches)
+                keys = [key for key in files.keys("batch=") if wanted.issuperset(_numbers([key]))]
+            else:
+                keys = [key for batch in batches for key in files.keys(f"{batch_directory(batch)}/")]
         return self._frame(_with_batch(schema), keys)
 
     def _frame(self, schema: StructType, keys: list[str]) -> DataFrame:

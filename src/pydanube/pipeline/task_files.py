@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 from pydanube.client.thread import LoopThread
 from pydanube.stores.objects.urls import OpenObjectStore, open_object_store
 
-FILE_BYTES: Final = 128 << 20  # of rows in memory, per date that a task has open; their file is smaller
+TASK_BYTES: Final = 128 << 20  # of rows that wait in memory for their files, which are smaller
 ROW_GROUP_ROWS: Final = 131_072
 NO_DATE: Final = "__HIVE_DEFAULT_PARTITION__"
 _PARTITION: Final = re.compile(r"(?<![^/])(date|batch)[=-]([^/]+)/")
@@ -152,6 +152,7 @@ class _Writer:
         self._rows_per_file = rows_per_file
         self._date_inside = date_inside
         self._waiting: dict[date | None, list[pa.RecordBatch]] = {}
+        self._bytes: dict[date | None, int] = {}
         self._done: list[WrittenFile] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -164,12 +165,16 @@ class _Writer:
         while rows.num_rows:
             waiting = self._waiting.setdefault(day, [])
             space = self._rows_per_file - sum(each.num_rows for each in waiting)
-            waiting.append(rows.slice(0, space))
-            rows = rows.slice(space)
-            if rows.num_rows or space == waiting[-1].num_rows or sum(each.nbytes for each in waiting) >= FILE_BYTES:
+            part, rows = rows.slice(0, space), rows.slice(space)
+            waiting.append(part)
+            self._bytes[day] = self._bytes.get(day, 0) + part.nbytes
+            if part.num_rows == space:
                 self._write(day)
+        if sum(self._bytes.values()) >= TASK_BYTES:
+            self._write(max(self._bytes, key=lambda each: self._bytes[each]))
 
     def _write(self, day: date | None) -> None:
+        self._bytes.pop(day)
         table = pa.Table.from_batches(self._waiting.pop(day))
         if not self._date_inside:
             table = table.drop_columns(["date"])
