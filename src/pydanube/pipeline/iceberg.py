@@ -53,6 +53,7 @@ COMMITS_MAX: Final = 8  # one batch against writers that are always faster
 SNAPSHOT_AGE: Final = "history.expire.max-snapshot-age-ms"
 SNAPSHOTS_MIN: Final = "history.expire.min-snapshots-to-keep"
 EXPIRED_MIN: Final = 16  # snapshots go in dozens: finding what only they name costs requests
+EXPIRED_MAX: Final = 256  # and a table that has thousands, of an earlier version, gets rid of them batch by batch
 _BATCH: Final = re.compile(r"/batch-(\d{12})/")
 MAINTENANCE: Final = {
     "commit.manifest-merge.enabled": "true",
@@ -292,7 +293,7 @@ class IcebergTable:
         newest_ms = time() * 1000 - age_ms
         old = [each for each in line[: max(0, len(line) - least)] if each.timestamp_ms <= newest_ms]
         expired = [each for each in old if each.snapshot_id not in named]
-        return expired if len(expired) >= EXPIRED_MIN else []
+        return expired[:EXPIRED_MAX] if len(expired) >= EXPIRED_MIN else []
 
     def _forget(self, expired: list[Any]) -> None:
         """Deletes the manifest lists of expired snapshots, and manifests that only they named. Never fails a batch."""
