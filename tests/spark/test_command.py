@@ -53,6 +53,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(words: tuple[str, ...], said: str
         ("compact", "object_mb=0", "a whole number"),
         ("replay", "to_topic=/default/t", "another topic"),
         ("replay", "start_time=yesterday", "startingTimestamp"),
+        ("erase", "key=", "the routing key to erase"),
         ("stats", "top_keys=few", "a whole number"),
         ("stats", "spark=local", "Spark's own settings"),
     ],

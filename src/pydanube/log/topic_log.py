@@ -73,6 +73,7 @@ class TopicLog(LogReading, SegmentedLog):
         newest = recovered.epochs[-1] if recovered.epochs else RecoveredEpoch(0, "")
         known = handed_over or HandedOver(newest.sessions)
         known.sessions.adopts_unknown |= adopts_unknown
+        known.sessions.epoch = epoch
         SegmentedLog.__init__(
             self,
             recovered.topic,
@@ -223,6 +224,10 @@ class TopicLog(LogReading, SegmentedLog):
                 raise LogClosed(self.topic)
             await self._trimmer.truncate(before)
         return self.first_offset
+
+    def forget_dropped(self) -> None:
+        """Batches of segments that were dropped leave the memory, too: what they hold is not to be read here."""
+        self.tail = self._cache.without(self.tail, self.first_offset)
 
     def _dropped(self, segments: Sequence[SegmentFile]) -> None:
         for segment in segments:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 from pydanube.api.native.handle_table import HandleTable
 from pydanube.api.native.handles import DELIVER_OVERHEAD_BYTES, DURABILITIES, Consuming, Producing, fetched
 from pydanube.api.operations import TopicOperations, offset_of
-from pydanube.api.orders import tell_native
+from pydanube.api.orders import check_noted, tell_native
 from pydanube.api.topic_addresses import here, locate, position_of
 from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.overview import Overview
-from pydanube.broker.registrations import read_policy
+from pydanube.broker.registrations import read_policy, read_subscriptions
 from pydanube.broker.topic import Topic
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
@@ -68,8 +68,10 @@ class NativeRequests:
             "describe_topic": self._describe_topic,
             "describe_storage": self._describe_storage,
             "swap_objects": self._swap_objects,
+            "flush_log": self._flush_log,
             "list_topics": self._list_topics,
             "get_lag": self._get_lag,
+            "note_order": self._note_order,
         }
 
     def take(self, kind: str, command: pb.Command) -> None:
@@ -131,6 +133,10 @@ class NativeRequests:
         await self._operations.delete(TopicName(command.delete_topic.topic))
         return {"done": pb.Done()}
 
+    async def _note_order(self, command: pb.Command) -> dict[str, Any]:
+        check_noted(command.note_order)
+        return {"done": pb.Done()}  # and then it is told, as every order
+
     async def _describe_topic(self, command: pb.Command) -> dict[str, Any]:
         name = TopicName(command.describe_topic.topic)
         found = await self._operations.partitions(name)
@@ -182,6 +188,20 @@ class NativeRequests:
         await topic.swap_objects(request.old, described)
         return {"done": pb.Done()}
 
+    async def _flush_log(self, command: pb.Command) -> dict[str, Any]:
+        topic = await self._operations.reliable(TopicName(command.flush_log.topic))
+        head = topic.head
+        first_on_disk = await topic.flush_log()
+        stored = await read_subscriptions(self._broker.topics.rooms.metadata, topic.name)
+        letters = {each.config.policy.dead_letter_topic for each in stored if each.config.policy is not None}
+        flushed = pb.LogFlushed(
+            head=head,
+            first_on_disk=first_on_disk,
+            dead_letter_topics=sorted(name for name in letters if name),
+            garbage_seconds=round(topic.storage.tier.config.garbage_seconds) if topic.storage is not None else 0,
+        )
+        return {"log_flushed": flushed}
+
     async def _list_topics(self, command: pb.Command) -> dict[str, Any]:
         request = command.list_topics
         namespace = NamespaceName(request.namespace) if request.namespace else None
@@ -204,6 +224,8 @@ class NativeRequests:
             topic = await topics.create(name, delivery=wanted, schema_subject=request.schema_subject or None)
         if topic.delivery is not wanted:
             raise DeliveryMismatch(name, wanted.value, topic.delivery.value)
+        if topic.reliable:
+            topic.check_not_older(request.session, request.seen_epoch)
         producer_id = await topic.add_producer(request.producer_name, exclusive=request.exclusive)
         registered = topic.producers.get(producer_id)
         session = 0
