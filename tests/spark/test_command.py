@@ -31,7 +31,7 @@ def danube(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("run", "nothing"), "one of lake, compact, audit, replay, stats"),
+        (("run", "nothing"), "one of lake, compact, audit, replay, erase, stats"),
         (("run", "audit", "--conf", "no/such/file"), "a file that can be read"),
         (("run", "audit", "--set", "topic"), "name=value"),
     ],
@@ -103,7 +103,8 @@ def test_the_terminal_is_for_progress_and_what_spark_writes_is_in_a_file_if_the_
 def test_the_jobs_are_listed() -> None:
     done = danube("jobs")
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["lake", "compact", "audit", "replay", "stats"]
+    jobs = ["lake", "compact", "audit", "replay", "erase", "stats"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == jobs
 
 
 def test_a_remote_spark_without_its_packages_is_one_line_that_names_them(
