@@ -1,6 +1,7 @@
-"""A driver program for a cluster: reads a topic while one of its executors is killed, writes it to another, and tells.
+"""A driver program for a cluster: reads a topic while one of its executors is killed, writes it to another, makes a
+table of it in an object store, and tells.
 
-python cluster_query.py MASTER URL SOURCE TARGET STAGING
+python cluster_query.py MASTER URL SOURCE TARGET DIRECTORY S3_URL S3_OPTIONS
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from pydanube.pipeline.table_files import table_files
 from pydanube.spark.session import session
 
 
@@ -56,7 +59,7 @@ def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def main() -> None:
-    master, url, source, target, staging = sys.argv[1:]
+    master, url, source, target, directory, s3_url, s3_options = sys.argv[1:]
     conf = {
         "spark.executor.memory": "512m",
         "spark.executor.cores": "1",
@@ -73,10 +76,14 @@ def main() -> None:
     slow = messages.mapInArrow(slowly, messages.schema)
     row = slow.agg(F.count("*"), F.countDistinct("offset"), F.max("offset")).first()
     assert row is not None
-    messages.write.format("danube").options(**{"service.url": url, "topic": target, "staging": staging}).mode(
-        "append"
-    ).save()
-    print(json.dumps({"rows": row[0], "distinct": row[1], "last": row[2], "killed": len(killed)}))
+    messages.write.format("danube").options(
+        **{"service.url": url, "topic": target, "staging": f"{directory}/staging"}
+    ).mode("append").save()
+    files = table_files(spark, s3_url, json.loads(s3_options))
+    stored = files.replace(0, messages.withColumn("date", F.lit(date(2026, 11, 15))), 1000)
+    found = files.read(messages.schema, 0).distinct().count()
+    told = {"rows": row[0], "distinct": row[1], "last": row[2], "killed": len(killed)}
+    print(json.dumps({**told, "stored": stored, "found": found}))
     spark.stop()
 
 

@@ -20,6 +20,7 @@ import pyspark
 import pytest
 
 from pydanube.spark.java import java_home, packaged, version_of
+from tests.e2e.objectstores import S3Server
 from tests.spark.places import Place, free_port, numbers, without_us
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -81,7 +82,7 @@ def wait_for(port: int) -> None:
     raise AssertionError(f"nobody listens at port {port}")
 
 
-def check(place: Place, directory: Path, master: str) -> None:
+def check(place: Place, directory: Path, master: str, s3_server: S3Server) -> None:
     asked = [without_us(directory), "-c", "import pyarrow, obstore, pyspark; import pydanube"]
     answer = subprocess.run(asked, env=environment(directory), capture_output=True, text=True)
     assert answer.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'pydanube'"
@@ -90,7 +91,10 @@ def check(place: Place, directory: Path, master: str) -> None:
     place.upload(source)
     place.send(source, numbers(3000, 4000))
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), master, place.url, source, target, str(directory / "staging")],
+        [
+            *(sys.executable, str(PROGRAM), master, place.url, source, target),
+            *(str(directory), s3_server.url(), json.dumps(s3_server.options)),
+        ],
         env=environment(directory),
         capture_output=True,
         text=True,
@@ -98,17 +102,20 @@ def check(place: Place, directory: Path, master: str) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.strip().splitlines()[-1])
-    assert told == {"rows": 4000, "distinct": 4000, "last": 3999, "killed": 1}
+    read = {"rows": 4000, "distinct": 4000, "last": 3999, "killed": 1}
+    assert told == {**read, "stored": 4000, "found": 4000}, "executors write tables to an object store, without a jar"
     assert Counter(place.payloads(target)) == Counter(numbers(0, 4000))
 
 
-def test_executors_of_a_local_cluster_read_and_write_while_one_is_killed(place: Place, tmp_path: Path) -> None:
-    check(place, tmp_path, "local-cluster[2,1,1024]")
+def test_executors_of_a_local_cluster_read_and_write_while_one_is_killed(
+    place: Place, tmp_path: Path, s3_server: S3Server
+) -> None:
+    check(place, tmp_path, "local-cluster[2,1,1024]", s3_server)
 
 
-def test_a_standalone_master_and_worker_do_the_same(place: Place, tmp_path: Path) -> None:
+def test_a_standalone_master_and_worker_do_the_same(place: Place, tmp_path: Path, s3_server: S3Server) -> None:
     with standalone(tmp_path) as master:
-        check(place, tmp_path, master)
+        check(place, tmp_path, master, s3_server)
 
 
 def test_the_packaged_java_is_enough_for_spark(tmp_path: Path) -> None:

@@ -8,12 +8,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pydanube.errors import ConfigError
 from pydanube.pipeline.report import JobReport, QueryWatch
+from pydanube.pipeline.run import JobFailed, run_job
 from pydanube.spark.session import session
 from tests.e2e.processes import danube_here
 from tests.spark.places import Place, free_port, numbers
@@ -28,7 +31,7 @@ def danube(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("run", "nothing"), "one of lake, compact, audit, replay, stats"),
+        (("run", "nothing"), "one of lake, compact, audit, replay, erase, stats"),
         (("run", "audit", "--conf", "no/such/file"), "a file that can be read"),
         (("run", "audit", "--set", "topic"), "name=value"),
     ],
@@ -39,10 +42,69 @@ def test_a_mistake_is_one_line_and_exit_code_2(words: tuple[str, ...], said: str
     assert said in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("job", "wrong", "said"),
+    [
+        ("lake", "topik=x", "did you mean topic?"),
+        ("lake", "schema='id strng, amount double'", "id is of no type that there is: strng; string is one"),
+        ("lake", "start=sometime", "startingOffsets"),
+        ("lake", "batch_rows=many", "a whole number"),
+        ("audit", "problems_max=0", "a whole number"),
+        ("compact", "object_mb=0", "a whole number"),
+        ("replay", "to_topic=/default/t", "another topic"),
+        ("replay", "start_time=yesterday", "startingTimestamp"),
+        ("erase", "key=", "the routing key to erase"),
+        ("stats", "top_keys=few", "a whole number"),
+        ("stats", "spark=local", "Spark's own settings"),
+    ],
+)
+def test_settings_are_checked_before_spark_starts(
+    monkeypatch: pytest.MonkeyPatch, job: str, wrong: str, said: str
+) -> None:
+    started = Mock(side_effect=AssertionError("Spark was started"))
+    monkeypatch.setattr("pydanube.spark.session.session", started)
+    good = ("service.url=danube://127.0.0.1:1", "topic=/default/t", *(["target=/x"] if job == "lake" else []))
+    changes = (*good, *(["to_file=/x"] if job == "replay" and "to_topic" not in wrong else []), wrong)
+    with pytest.raises(ConfigError) as caught:
+        run_job(job, changes=changes)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_terminal_is_for_progress_and_what_spark_writes_is_in_a_file_if_the_job_fails(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path, fails: bool
+) -> None:
+    def started(*words: object, **named: object) -> Mock:
+        os.write(2, b"WARNING: Using incubator modules: jdk.incubator.vector\n")  # as a JVM does
+        return Mock()
+
+    def run(*words: object) -> JobReport:
+        if fails:
+            raise PySparkException("[NOT] today")
+        return JobReport("audit")
+
+    monkeypatch.setattr("pydanube.spark.session.session", started)
+    monkeypatch.setattr("pydanube.pipeline.audit.run", run)
+    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    changes = ("service.url=danube://127.0.0.1:1", "topic=/default/t")
+    if fails:
+        with pytest.raises(JobFailed, match=r"\[NOT\] today \(what Spark wrote is in "):
+            run_job("audit", changes=changes)
+        [log] = tmp_path.iterdir()
+        assert "incubator" in log.read_text()
+    else:
+        run_job("audit", changes=changes)
+        assert not list(tmp_path.iterdir())
+    [line] = capfd.readouterr().err.splitlines()
+    assert json.loads(line)["progress"] == "starting Spark"
+
+
 def test_the_jobs_are_listed() -> None:
     done = danube("jobs")
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["lake", "compact", "audit", "replay", "stats"]
+    jobs = ["lake", "compact", "audit", "replay", "erase", "stats"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == jobs
 
 
 def test_a_remote_spark_without_its_packages_is_one_line_that_names_them(
@@ -50,7 +112,8 @@ def test_a_remote_spark_without_its_packages_is_one_line_that_names_them(
 ) -> None:
     (tmp_path / "grpc_status.py").write_text("raise ImportError('No module named grpc_status')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    done = danube("run", "audit", "--set", "topic=/default/t", "--remote", "local[2]")
+    settings = ("--set", "topic=/default/t", "--set", "service.url=danube://127.0.0.1:1")
+    done = danube("run", "audit", *settings, "--remote", "local[2]")
     assert done.returncode == 2
     [line] = [line for line in done.stderr.splitlines() if not line.startswith("{")]
     assert "pip install 'pyspark[connect]'" in line

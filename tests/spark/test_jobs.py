@@ -23,9 +23,9 @@ from pydanube.core.history.tiers import Descriptor
 from pydanube.errors import DanubeError
 from pydanube.formats.batch import columns_of, encode
 from pydanube.pipeline import audit, compact, lake, replay, stats
+from pydanube.pipeline.iceberg import QUERY
 from pydanube.pipeline.report import QueryWatch
 from pydanube.pipeline.run import reason
-from pydanube.pipeline.tables import QUERY
 from pydanube.spark.options import CONNECTION_OPTIONS, BrokerOptions, QueryOptions
 from pydanube.spark.plan import TaskShare, layout
 from pydanube.spark.reach import Reach
@@ -340,6 +340,16 @@ def test_a_replay_is_made_once_into_a_topic_and_again_into_files(
     rows = place.table(target).to_pylist()
     assert sorted(row["payload"] for row in rows) == sorted(order(number) for number in range(10, 40, 2))
     assert dict(rows[0]["attributes"])["x-replayed-topic"] == source
+    said = {row["payload"]: (row["publish_time"], row["producer_name"], row["routing_key"]) for row in rows}
+    truth = {row["payload"]: row for row in place.table(source).to_pylist()}
+    for payload, carried in said.items():
+        assert carried == tuple(truth[payload][name] for name in ("publish_time", "producer_name", "routing_key"))
+    # A replay of the replay says where *it* came from.
+    again = {**settings, "topic": target, "start": None, "end": None, "filter": None, "to_topic": place.new_topic("b")}
+    replay.run(spark, again, quiet())
+    found = place.table(again["to_topic"]).to_pylist()
+    assert {dict(row["attributes"])["x-replayed-topic"] for row in found} == {target}
+    assert sorted(row["publish_time"] for row in found) == sorted(row["publish_time"] for row in rows)
     file = {**settings, "to_topic": None, "to_file": str(tmp_path / "out"), "staging": None, "rows_per_second": None}
     assert replay.run(spark, file, quiet()).values["messages"] == 15
 

@@ -72,7 +72,7 @@ def test_the_commands_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     [synopsis] = re.findall(r"^`danube pipeline run (.*)`$", PAGE, re.MULTILINE)
     told = set(re.findall(r"--\w+", synopsis))
     assert told == {name for each in pipeline["run"].params for name in each.opts if name.startswith("--")}
-    assert set(JOBS) == {"lake", *re.findall(r"^\| (compact|audit|replay|stats) \|", PAGE, re.MULTILINE)}
+    assert set(JOBS) == {"lake", *re.findall(r"^\| (compact|audit|erase|replay|stats) \|", PAGE, re.MULTILINE)}
 
 
 @pytest.mark.slow

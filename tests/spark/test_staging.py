@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -121,6 +122,48 @@ def test_a_batch_whose_driver_dies_is_there_once_after_it_comes_again_in_another
         assert await stored(client, topic) == Counter([*BATCH, b"more"])
 
     in_place(place, tmp_path, test)
+
+
+def test_rows_that_keep_their_producer_are_there_once_and_carry_what_they_carried(place: Place, tmp_path: Path) -> None:
+    topic = place.new_topic("kept")
+    others = [{"a": str(number), "x-spark-write": "of another query"} if number % 3 else {} for number in range(100)]
+    rows = columns_of(BATCH, np.arange(100).tobytes(), producer_name="till-7", attributes=others)
+
+    async def attempt(client: Client, store: ObjectStore, step: Callable[[str], None], attempt: str) -> None:
+        staging = Staging(
+            store, query=QUERY, batch=0, partition=0, attempt=attempt, file_bytes=1500, batch_rows=7, compression="lz4"
+        )
+        await staging.add(topic, rows.slice(0, 60))
+        await staging.add(topic, rows.slice(60))
+        await Publishing(QUERY, store, client, step).commit(0, await staging.finish())
+
+    async def test(client: Client, store: ObjectStore) -> None:
+        for number in range(3):
+            with pytest.raises(Died):
+                await attempt(client, store, dies_at("send", 3), f"a{number}")
+        await attempt(client, store, lambda name: None, "b")
+
+    in_place(place, tmp_path, test)
+    found = place.table(topic)
+    assert Counter(found.column("payload").to_pylist()) == Counter(BATCH)
+    assert set(found.column("producer_name").to_pylist()) == {"till-7"}
+    assert sorted(found.column("publish_time").cast("int64").to_pylist()) == list(range(100))
+    attributes = {row["payload"]: dict(row["attributes"]) for row in found.to_pylist()}
+    mark = f"spark.{QUERY}.0"
+    for payload, other in zip(BATCH, others, strict=True):
+        assert attributes[payload] == {**other, "x-spark-write": mark}
+
+
+def test_a_query_leaves_one_file_and_no_directory_per_batch(place: Place, tmp_path: Path) -> None:
+    topic = place.new_topic("tidy")
+
+    async def test(client: Client, store: ObjectStore) -> None:
+        for batch in range(5):
+            await commit(client, store, topic, batch, [b"%d" % batch])
+
+    in_place(place, tmp_path, test)
+    left = [path.relative_to(tmp_path / "staging" / QUERY) for path in (tmp_path / "staging" / QUERY).rglob("*")]
+    assert [str(path) for path in left] == ["done-00000000000000000004.json"]
 
 
 @pytest.mark.parametrize("seed", range(6))

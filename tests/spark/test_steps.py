@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, FloatType, IntegerType, LongType, StringType, StructType
 
 from pydanube.core.history.tiers import PARQUET, Descriptor
@@ -17,10 +18,12 @@ from pydanube.errors import ConfigError
 from pydanube.pipeline import audit, replay, steps
 from pydanube.pipeline.audit import falling_epochs
 from pydanube.pipeline.compact import groups
+from pydanube.pipeline.iceberg import QUERY, IcebergTable
 from pydanube.pipeline.lake import Lake
 from pydanube.pipeline.run import reason
 from pydanube.pipeline.settings import JobSettings, read_settings
-from pydanube.pipeline.tables import QUERY, IcebergTable, OlderCheckpoint, OtherCheckpoint, ParquetTable, widened
+from pydanube.pipeline.table_files import LocalFiles
+from pydanube.pipeline.tables import OlderCheckpoint, OtherCheckpoint, ParquetTable, widened
 from pydanube.spark.plan import RangeSource
 
 SCHEMA = (
@@ -28,6 +31,7 @@ SCHEMA = (
     "sequence long, epoch long, routing_key string, schema_id long, schema_version int, attributes map<string,string>, "
     "payload binary"
 )
+DAY = date(2026, 11, 15)
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
 
@@ -67,6 +71,43 @@ def test_only_copies_of_one_message_are_one_row(spark: SparkSession) -> None:
     assert sorted(row[0] for row in fresh) == [6, 7, 8, 10]
     with pytest.raises(ConfigError, match="columns as in SQL"):
         Lake.parse({"service.url": "danube://h:1", "topic": "/default/t", "target": "lake", "schema": "id strin"})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_first_of_a_key_is_the_one_that_was_appended_first_in_whatever_topic(spark: SparkSession) -> None:
+    schema = StructType().add("id", StringType())
+    later = datetime(2026, 11, 15, 13, tzinfo=UTC)
+    rows = messages(
+        spark,
+        message(3, b'{"id": "a"}', topic="/default/t-part-0", append_time=later),
+        message(9, b'{"id": "a"}', topic="/default/t-part-1"),  # a larger offset, and an earlier moment
+        message(8, b'{"id": "b"}', topic="/default/t-part-1"),
+        message(
+            7, b'{"id": "b"}', topic="/default/t-part-1", publish_time=later
+        ),  # the producer's clock does not count
+        message(5, b'{"id": "c"}', topic="/default/t-part-1"),
+        message(6, b'{"id": "c"}', topic="/default/t-part-0"),
+    )
+    typed = steps.typed(steps.decoded(steps.raw(rows), schema), schema)
+    found = steps.first_by_key(typed, ["id"]).orderBy("id").select("id", "_topic", "_offset").collect()
+    expected = [("a", "/default/t-part-1", 9), ("b", "/default/t-part-1", 7), ("c", "/default/t-part-0", 6)]
+    assert [tuple(row) for row in found] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_batch_of_one_date_is_written_by_many_tasks_and_a_small_date_by_one(spark: SparkSession) -> None:
+    rows = spark.range(200_000).selectExpr(
+        "id as offset", "if(id % 1000 = 0, date'2026-11-14', date'2026-11-15') as date"
+    )
+    dates = steps.count_dates(rows)
+    divided = steps.spread(rows, dates, offset="offset", tasks_max=3)
+    found = divided.groupBy(F.spark_partition_id().alias("task"), "date").count().collect()
+    large = sorted(row["count"] for row in found if row["date"].day == 15)
+    assert len(large) == 3 and large[0] > 60_000 and sum(large) == 199_800
+    assert [row["count"] for row in found if row["date"].day == 14] == [200]
+    assert steps.spread(rows, {DAY: 10}, offset="offset", tasks_max=3).rdd.getNumPartitions() == 1
 
 
 @pytest.mark.slow
@@ -131,13 +172,13 @@ def test_an_iceberg_table_says_which_column_cannot_become_what_is_asked_for(tmp_
     with pytest.raises(ConfigError, match=r"a string.* in danube.t .* add a column of another name") as caught:
         table.evolve(StructType().add("c", LongType()).add("a", StringType()))
     assert caught.value.value == "a string"
-    assert iceberg(tmp_path)._spark_schema().simpleString() == "struct<a:bigint,date:date,b:string>"
+    assert iceberg(tmp_path).schema().simpleString() == "struct<a:bigint,date:date,b:string>"
 
 
 @pytest.mark.parametrize("form", ["parquet", "iceberg"])
 def test_a_table_goes_on_with_the_checkpoint_that_wrote_it_and_with_no_other(tmp_path: Path, form: str) -> None:
     def opened() -> ParquetTable | IcebergTable:
-        return ParquetTable(Mock(), str(tmp_path / "t")) if form == "parquet" else iceberg(tmp_path)
+        return ParquetTable(LocalFiles(Mock(), str(tmp_path / "t"))) if form == "parquet" else iceberg(tmp_path)
 
     def add(batch: int) -> None:
         """As `write` does, without Spark."""
@@ -184,7 +225,7 @@ def test_settings_that_cannot_be_meant_are_refused() -> None:
     assert Lake.parse(good).name == "orders"
     assert Lake.parse(good).target == str(Path("lake").absolute()), "Spark may run in another directory"
     for wrong, said in (
-        ({"target": None}, "the directory for the tables"),
+        ({"target": None}, "where the tables are to be"),
         ({"topik": "x"}, "did you mean topic"),
         ({"key": ["id"]}, "a column of the schema"),
         ({"format": "csv"}, "parquet or iceberg"),

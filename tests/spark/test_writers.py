@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import BinaryType, IntegerType, MapType, StringType, StructType
+from pyspark.sql.types import BinaryType, IntegerType, LongType, MapType, StringType, StructType, TimestampType
 
 import pydanube
 from pydanube.errors import ConfigError
@@ -70,6 +70,30 @@ def test_columns_have_names_of_their_own_or_those_that_are_given() -> None:
     assert named["attributes"] == [[("e", "0")], [("e", "1")], [("e", "2")]]
 
 
+def test_what_a_message_carried_is_kept_where_there_are_columns_for_it() -> None:
+    carried = {
+        "publish_time": (TimestampType(), pa.array([7, None, 9], pa.timestamp("us", "UTC"))),
+        "producer_name": (StringType(), pa.array(["till", None, "app"])),
+        "schema_id": (IntegerType(), pa.array([1, None, 3], pa.int32())),
+        "schema_version": (LongType(), pa.array([4, None, 6], pa.int64())),
+    }
+    names = ("publishTimeColumn", "producerColumn", "schemaIdColumn", "schemaVersionColumn")
+    for prefix in ("", "my_"):
+        schema, rows = StructType().add("payload", BinaryType()), ROWS.select(["payload"])
+        for name, (kind, values) in carried.items():
+            schema.add(f"{prefix}{name}", kind)
+            rows = rows.append_column(f"{prefix}{name}", values)
+        given = {name: f"my_{column}" for name, column in zip(names, carried, strict=True)} if prefix else {}
+        options = SinkOptions.parse({"service.url": "danube://h:1", "topic": "/default/t", **given}, schema)
+        made = envelope(rows, options).to_pydict()
+        times = [round(each.timestamp() * 1e6) for each in made["publish_time"]]
+        assert times[::2] == [7, 9] and times[1] > 1e15, "without one: now"
+        assert made["producer_name"] == ["till", None, "app"]
+        assert (made["schema_id"], made["schema_version"]) == ([1, None, 3], [4, None, 6])
+    with pytest.raises(ConfigError, match=r"publishTimeColumn.*a column of type timestamp; it is string: cast"):
+        parse(publishTimeColumn="body")
+
+
 def test_a_column_names_the_topic_of_each_row() -> None:
     parts = split(ROWS, parse(topicColumn="where"), Unparted())  # type: ignore[arg-type]
     found = {topic: part.column("payload").to_pylist() for topic, part in parts}
@@ -105,6 +129,9 @@ def test_rows_are_staged_beside_the_checkpoint_unless_another_place_is_named(tmp
     assert parse(checkpointLocation=str(tmp_path)).staging == f"file://{tmp_path}/danube-sink"
     assert parse(checkpointLocation=str(tmp_path), staging="s3a://bucket/x").staging == "s3://bucket/x"
     assert parse(checkpointLocation=f"file:{tmp_path}").staging == f"file://{tmp_path}/danube-sink"
+    for options in ({"checkpointLocation": "viewfs://lake/x"}, {"checkpointLocation": "/x", "staging": "hdfs:/x"}):
+        with pytest.raises(ConfigError, match=r"that all executors and the driver see.*the option staging names it"):
+            parse(**options)
 
 
 async def staged(store: ObjectStore, payloads: list[bytes], **options: Any) -> list[Any]:

@@ -88,12 +88,17 @@ def check_piece(reach: Reach, piece: RangeSource, url: str | None) -> dict[str, 
     return found
 
 
-def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
+def check(values: dict[str, Any]) -> tuple[JobSettings, BrokerOptions, int]:
+    """The settings, checked without Spark: how to reach brokers, and how many problems are told. Raises ConfigError."""
     settings = JobSettings(values, KNOWN, "audit")
-    topics = settings.topics()
-    options = settings.connection()
-    connection = BrokerOptions.of(QueryOptions(options, CONNECTION))
-    problems_max = settings.number("problems_max", 100) or 100
+    settings.topics()
+    connection = BrokerOptions.of(QueryOptions(settings.connection(), CONNECTION))
+    return settings, connection, settings.number("problems_max", 100) or 100
+
+
+def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
+    settings, connection, problems_max = check(values)
+    topics, options = settings.topics(), settings.connection()
     report = JobReport("audit")
     with Reach(connection) as reach:
         states, broken = _states(reach, topics)

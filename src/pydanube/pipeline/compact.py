@@ -74,10 +74,16 @@ async def write_group(reach: Reach, topic: str, url: str, group: Sequence[Descri
     )
 
 
-def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
+def check(values: dict[str, Any]) -> tuple[JobSettings, BrokerOptions, int]:
+    """The settings, checked without Spark: how to reach brokers, and bytes per object. Raises ConfigError."""
     settings = JobSettings(values, KNOWN, "compact")
+    settings.topics()
     connection = BrokerOptions.of(QueryOptions(settings.connection(), CONNECTION))
-    object_bytes = (settings.number("object_mb", 256) or 256) * MIB
+    return settings, connection, (settings.number("object_mb", 256) or 256) * MIB
+
+
+def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
+    settings, connection, object_bytes = check(values)
     report = JobReport("compact", {"objects_before": 0, "objects_after": 0, "swapped": 0, "left_alone": 0})
     work: list[tuple[str, str, list[Descriptor]]] = []
     with Reach(connection) as reach:

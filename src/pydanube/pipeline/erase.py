@@ -68,10 +68,16 @@ def keys_of(settings: JobSettings) -> list[str]:
     return sorted(keys)
 
 
-def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
+def check(values: dict[str, Any]) -> tuple[JobSettings, BrokerOptions, list[str]]:
+    """The settings, checked without Spark: how to reach brokers, and the keys. Raises ConfigError."""
     settings = JobSettings(values, KNOWN, "erase")
-    keys, wanted = keys_of(settings), settings.topics()
-    connection = BrokerOptions.of(QueryOptions(settings.connection(), CONNECTION))
+    settings.topics()
+    return settings, BrokerOptions.of(QueryOptions(settings.connection(), CONNECTION)), keys_of(settings)
+
+
+def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
+    settings, connection, keys = check(values)
+    wanted = settings.topics()
     report = JobReport(
         "erase",
         {"topics": 0, "objects": 0, "objects_rewritten": 0, "messages_erased": 0, "old_objects_gone_in_seconds": 0},

@@ -15,23 +15,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import StructType
+from pyspark.sql.types import NullType, StructField, StructType
 
 from pydanube.core.declared import says
 from pydanube.errors import ConfigError, DataDamaged
-from pydanube.pipeline import steps
+from pydanube.pipeline import ddl, steps
+from pydanube.pipeline.iceberg import IcebergTable
+from pydanube.pipeline.known_keys import KnownKeys
 from pydanube.pipeline.report import JobReport, QueryWatch
-from pydanube.pipeline.settings import CONNECTION, TOPICS, JobSettings, local_path
-from pydanube.pipeline.tables import IcebergTable, LakeTable, ParquetTable, with_date
+from pydanube.pipeline.settings import CONNECTION, TOPICS, JobSettings, local_path, scheme_of
+from pydanube.pipeline.table_files import OBJECTS, check_objects, hadoop_of, table_files
+from pydanube.pipeline.tables import LakeTable, ParquetTable, with_date
+from pydanube.pipeline.task_files import parallelism
+from pydanube.spark.options import SourceOptions
 from pydanube.spark.rows import arrow_schema
 
 KNOWN: Final = (
@@ -39,6 +44,7 @@ KNOWN: Final = (
     *TOPICS,
     "name",
     "target",
+    "target_options",
     "format",
     "catalog",
     "schema",
@@ -55,6 +61,10 @@ KNOWN: Final = (
 )
 
 
+# What PyIceberg has a FileIO for, besides directories.
+WAREHOUSES: Final = ("s3", "s3a", "s3n", "gs", "abfs", "abfss", "wasb", "wasbs", "oss", "hdfs", "viewfs", "hf")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lake:
     """The job's settings, checked."""
@@ -62,8 +72,9 @@ class Lake:
     source: dict[str, str]
     name: str
     target: str
+    target_options: dict[str, Any] = field(repr=False)  # secrets
     format: str
-    catalog: dict[str, Any]
+    catalog: dict[str, Any] = field(repr=False)
     schema: StructType | None
     key: Sequence[str]
     time: str | None
@@ -73,14 +84,18 @@ class Lake:
     follow_seconds: int | None
 
     @classmethod
-    def parse(cls, values: dict[str, Any]) -> Lake:
+    def parse(cls, values: dict[str, Any], *, has_spark: bool = True) -> Lake:
+        """Without Spark the schema has names alone, which is what other settings are checked with."""
         settings = JobSettings(values, KNOWN, "lake")
         topics = settings.topics()
-        settings.required("target", "the directory for the tables")
-        target = settings.directory("target") or ""
+        settings.required("target", "where the tables are to be")
+        target = (settings.place("target") or "").rstrip("/")
+        form = settings.one_of("format", "parquet", ("parquet", "iceberg"))
+        catalog, options = settings.mapping("catalog"), settings.mapping("target_options")
+        _check_places(target, options, form, catalog)
         name = settings.text("name") or topics[0].rpartition("/")[2]
         text = settings.text("schema")
-        schema = _schema(text) if text is not None else None
+        schema = _schema(text, has_spark) if text is not None else None
         key, time = settings.texts("key"), settings.text("time")
         for column in [*key, *([time] if time else [])]:
             if schema is None or column not in schema.names:
@@ -99,27 +114,57 @@ class Lake:
             source=source,
             name=name,
             target=target,
-            format=settings.one_of("format", "parquet", ("parquet", "iceberg")),
-            catalog=settings.mapping("catalog"),
+            target_options=options,
+            format=form,
+            catalog=catalog,
             schema=schema,
             key=key,
             time=time,
             deduplicate_days=settings.number("deduplicate_days", 1, least=0) or 0,
-            checkpoint=settings.place("checkpoint") or f"{target}/_checkpoint-{name}",
+            checkpoint=settings.place("checkpoint") or _checkpoint(target, name),
             rows_per_file=settings.number("rows_per_file", 1_000_000) or 1_000_000,
             follow_seconds=settings.number("follow_seconds"),
         )
 
 
-def _schema(text: str) -> StructType:
+def _check_places(target: str, options: dict[str, Any], form: str, catalog: dict[str, Any]) -> None:
+    """What can be said of places without Spark. Raises ConfigError."""
+    scheme = scheme_of(target)
+    if scheme in OBJECTS:
+        check_objects("target", target, options)
+    elif options:
+        raise ConfigError("target_options", "(hidden)", "nothing: they are for a target on s3://, gs:// or az://")
+    elif scheme in ("", "file"):
+        local_path("target", target)
+    if form == "iceberg" and not catalog:
+        local_path("target", target)  # a SQLite file is in it
+    if isinstance(warehouse := catalog.get("warehouse"), str) and scheme_of(warehouse):
+        if scheme_of(warehouse) == "file":
+            local_path("catalog.warehouse", warehouse)
+        elif scheme_of(warehouse) not in WAREHOUSES or "://" not in warehouse:
+            what = f"a path or URL that PyIceberg can write to: file, {', '.join(WAREHOUSES)}"
+            raise ConfigError("catalog.warehouse", warehouse, what)
+
+
+def _checkpoint(target: str, name: str) -> str:
+    if scheme_of(target) in OBJECTS:
+        what = f"where Spark keeps what it has read: a directory, or a URL of its own; for {target} it has none"
+        raise ConfigError("checkpoint", None, what)
+    return f"{target}/_checkpoint-{name}"
+
+
+def _schema(text: str, has_spark: bool) -> StructType:
     """Columns as SQL writes them: `order_id string not null, amount double, at timestamp`."""
     try:
+        names = ddl.column_names(text)
+        if not has_spark:
+            return StructType([StructField(name, NullType()) for name in names])
         found = StructType.fromDDL(text)
         if not isinstance(found, StructType):
-            raise ValueError("these are no columns")
+            raise ddl.Unreadable("these are no columns")
         return found
     except Exception as error:  # Spark's parser has its own errors, and some are Java's
-        why = str(error).partition("\n")[0]
+        why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError("schema", text, f"columns as in SQL, `id string not null, amount double`: {why}") from error
 
 
@@ -149,7 +194,8 @@ def _table(spark: SparkSession, lake: Lake, kind: str) -> LakeTable:
     if lake.format == "iceberg":
         job = f"lake-{lake.name}"
         return IcebergTable(spark, catalog(lake), f"danube.{name}", job=job, rows_per_file=lake.rows_per_file)
-    return ParquetTable(spark, f"{lake.target}/{name}", rows_per_file=lake.rows_per_file)
+    files = table_files(spark, f"{lake.target}/{name}", lake.target_options)
+    return ParquetTable(files, rows_per_file=lake.rows_per_file)
 
 
 class RowTally(NamedTuple):
@@ -184,11 +230,12 @@ class Writer:
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
         self._tables: LakeTables | None = None
+        self._known = KnownKeys(lake.key)
         self.tallies: dict[int, RowTally] = {}  # by batch; those of a Spark Connect server stay there
 
     def __getstate__(self) -> dict[str, Any]:
         """A Spark Connect server gets a copy, and opens the tables in its own session."""
-        return {"_lake": self._lake, "_tables": None, "tallies": {}}
+        return {"_lake": self._lake, "_tables": None, "_known": KnownKeys(self._lake.key), "tallies": {}}
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         if self._tables is None:
@@ -210,9 +257,12 @@ class Writer:
         return tables
 
     def _write_raw(self, tables: LakeTables, rows: DataFrame, batch: int) -> RowTally:
-        messages = rows.count()
-        earlier = tables.raw.before(batch) if self._lake.deduplicate_days else None
-        known = None if earlier is None else _recent(earlier, rows, self._lake.deduplicate_days)
+        dates = steps.count_dates(rows)
+        messages, days = sum(dates.values()), self._lake.deduplicate_days
+        known = None
+        if days and dates:
+            # Copies are published about when the batch was.
+            known = tables.raw.before(batch, min(dates) - timedelta(days=days))
         fresh = steps.without_repetitions(rows)
         if known is not None:
             fresh = steps.unseen_messages(fresh, known)
@@ -225,43 +275,63 @@ class Writer:
             if stored + copies != messages:
                 raise RowsMissing(tables.raw.path, batch, messages, stored, copies)
 
-        return RowTally(messages, tables.raw.write(fresh, batch, check), copies)
+        return RowTally(messages, tables.raw.write(_spread(fresh, dates, "offset"), batch, check), copies)
 
     def _write_typed(self, tables: LakeTables, tally: RowTally, batch: int) -> RowTally:
         lake = self._lake
         if lake.schema is None or tables.typed is None or tables.quarantine is None:
             return tally
+        # Kept: payloads are parsed once, and then counted, written and put aside.
         decoded = steps.decoded(tables.raw.batch(batch), lake.schema, key=lake.key)
-        every = good = steps.typed(decoded, lake.schema, time=lake.time)
-        earlier = tables.typed.before(batch) if lake.key else None
-        if lake.key:
-            good = steps.first_by_key(good, lake.key)
-            if earlier is not None:
-                good = steps.unseen(good, earlier, lake.key)
-        path, copies = tables.typed.path, 0
-        quarantine = tables.quarantine.write(steps.quarantined(decoded), batch)
+        decoded = decoded.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            return self._write_decoded(tables.typed, tables.quarantine, decoded, lake.schema, tally, batch)
+        finally:
+            decoded.unpersist()
+
+    def _write_decoded(
+        self,
+        table: LakeTable,
+        aside: LakeTable,
+        decoded: DataFrame,
+        schema: StructType,
+        tally: RowTally,
+        batch: int,
+    ) -> RowTally:
+        key = self._lake.key
+        every = good = steps.typed(decoded, schema, time=self._lake.time)
+        dates = steps.count_dates(every)
+        earlier = None
+        if key:
+            good = steps.first_by_key(good, key)
+            if found := self._known.batches_with(table, every, batch):
+                earlier = table.among(found)
+                good = steps.unseen(good, earlier, key)
+        bad = steps.quarantined(decoded)
+        quarantine = aside.write(_spread(bad, steps.count_dates(bad), "offset"), batch)
+        copies = 0
 
         def check(typed: int) -> None:
             nonlocal copies
-            if typed + quarantine != tally.raw and lake.key:
-                copies = every.count() - steps.count_keys(every, earlier, lake.key)
+            if typed + quarantine != tally.raw and key:
+                copies = every.count() - steps.count_keys(every, earlier, key)
             if typed + quarantine + copies != tally.raw:
-                raise RowsMissing(path, batch, tally.raw, typed + quarantine, copies)
+                raise RowsMissing(table.path, batch, tally.raw, typed + quarantine, copies)
 
-        typed = tables.typed.write(good, batch, check)
+        typed = table.write(_spread(good, dates, "_offset"), batch, check)
+        if key:
+            self._known.added(table, batch)
         return tally._replace(typed=typed, quarantine=quarantine, typed_copies=copies)
+
+
+def _spread(rows: DataFrame, dates: dict[date, int], offset: str) -> DataFrame:
+    return steps.spread(rows, dates, offset=offset, tasks_max=parallelism(rows.sparkSession))
 
 
 def _query_of(spark: SparkSession, checkpoint: str) -> str:
     """The id that Spark gave the query when it made the checkpoint. By Spark: it may be where only Spark can read."""
     [row] = spark.read.option("wholetext", True).text(f"{checkpoint}/metadata").collect()
     return str(json.loads(row["value"])["id"])
-
-
-def _recent(known: DataFrame, rows: DataFrame, days: int) -> DataFrame:
-    """Rows of the table that may be copies: published about when the batch was."""
-    oldest = rows.agg(F.date_sub(F.min("date"), days).alias("__oldest"))
-    return known.join(F.broadcast(oldest), known["date"] >= oldest["__oldest"]).drop("__oldest")
 
 
 def _typed_schema(spark: SparkSession, schema: StructType, time: str | None) -> StructType:
@@ -279,16 +349,18 @@ def catalog(lake: Lake) -> Any:
     """The Iceberg catalog: as the settings say, or a SQLite file beside the tables."""
     from pyiceberg.catalog import load_catalog
 
-    target = Path(lake.target)
-    target.mkdir(parents=True, exist_ok=True)
-    chosen = lake.catalog or {
-        "type": "sql",
-        "uri": f"sqlite:///{target}/catalog.sqlite",
-        "warehouse": f"file://{target}",
-    }
-    if isinstance(warehouse := chosen.get("warehouse"), str) and ":" in warehouse:  # else its name in a catalog server
-        local_path("catalog.warehouse", warehouse)
+    chosen = lake.catalog
+    if scheme_of(lake.target) in ("", "file"):
+        target = Path(local_path("target", lake.target))
+        target.mkdir(parents=True, exist_ok=True)
+        sqlite = {"type": "sql", "uri": f"sqlite:///{target}/catalog.sqlite", "warehouse": f"file://{target}"}
+        chosen = chosen or sqlite
     return load_catalog("danube", **{name: str(value) for name, value in chosen.items()})
+
+
+def check(values: dict[str, Any]) -> None:
+    """The settings, checked without Spark. Raises ConfigError."""
+    SourceOptions.parse(Lake.parse(values, has_spark=False).source, streaming=True)
 
 
 def start(spark: SparkSession, lake: Lake, writer: Writer | None = None) -> StreamingQuery:
@@ -306,6 +378,10 @@ def start(spark: SparkSession, lake: Lake, writer: Writer | None = None) -> Stre
 def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
     """Runs until everything that is there is in the tables, or, with follow_seconds, until it is stopped."""
     lake = Lake.parse(values)
+    if lake.format == "parquet":
+        table_files(spark, lake.target, lake.target_options)  # opened, and nothing written yet
+    if scheme_of(lake.checkpoint) not in ("", "file") and getattr(spark, "_jvm", None) is not None:
+        hadoop_of(spark, lake.checkpoint, key="checkpoint")  # else a Spark Connect server says what it cannot
     tables = LakeTables.open(spark, lake)  # a schema that does not fit is said before anything runs
     writer = Writer(lake)
     query = start(spark, lake, writer)

@@ -1,7 +1,8 @@
 """Job *replay*: a range of a topic again, all of it or what passes a filter, to another topic or to a file.
 
-Into a topic it is exactly-once: the write has a name, and the same replay made again stores nothing twice. Into a file
-it replaces what an earlier attempt left. `rows_per_second` bounds how fast messages enter the other topic.
+Into a topic it is exactly-once: the write has a name, and the same replay made again stores nothing twice. Messages
+keep their time, producer, key and schema, and say in attributes where they come from. Into a file it replaces what an
+earlier attempt left. `rows_per_second` bounds how fast messages enter the other topic.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError
 from pydanube.pipeline.report import JobReport, QueryWatch
 from pydanube.pipeline.settings import CONNECTION, TOPICS, JobSettings
+from pydanube.spark.options import SourceOptions
+from pydanube.spark.staging import MARK
 
 KNOWN: Final = (
     *CONNECTION,
@@ -45,15 +48,12 @@ def chosen(messages: DataFrame, filter: str | None) -> DataFrame:
     except PySparkException as error:
         why = str(error).partition("\n")[0]
         raise ConfigError("filter", filter, f"a SQL expression over columns and `text`: {why}") from error
-    marked = F.map_concat(
-        F.col("attributes"),
-        F.create_map(
-            F.lit("x-replayed-topic"), F.col("topic"), F.lit("x-replayed-offset"), F.col("offset").cast("string")
-        ),
-    )
-    return passed.orderBy("topic", "offset").select(
-        "topic", "offset", "publish_time", "routing_key", marked.alias("attributes"), "payload"
-    )
+    # What a replay said before is replaced: a map has no key twice.
+    others = F.map_filter("attributes", lambda name, _: ~name.isin("x-replayed-topic", "x-replayed-offset", MARK))
+    place = (F.lit("x-replayed-topic"), F.col("topic"), F.lit("x-replayed-offset"), F.col("offset").cast("string"))
+    marked = F.map_concat(others, F.create_map(*place))
+    carried = ("publish_time", "producer_name", "routing_key", "schema_id", "schema_version")
+    return passed.orderBy("topic", "offset").select("topic", "offset", *carried, marked.alias("attributes"), "payload")
 
 
 def as_text(messages: DataFrame) -> DataFrame:
@@ -67,15 +67,18 @@ def as_text(messages: DataFrame) -> DataFrame:
     )
 
 
-def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
+def check(values: dict[str, Any]) -> tuple[JobSettings, dict[str, str]]:
+    """The settings, checked without Spark, and the source's options. Raises ConfigError."""
     settings = JobSettings(values, KNOWN, "replay")
     topics = settings.topics()
     to_topic, to_file = settings.text("to_topic"), settings.place("to_file")
     if (to_topic is None) == (to_file is None):
         raise ConfigError("to_topic", to_topic, "either to_topic or to_file")
-    if to_topic in topics:
+    if to_topic is not None and str(TopicName(to_topic)) in topics:
         raise ConfigError("to_topic", to_topic, "another topic: this one would be read and written at once")
-    reader = spark.read.format("danube").options(**settings.connection()).option("subscribe", ",".join(topics))
+    settings.one_of("file_format", "jsonl", ("jsonl", "parquet"))
+    settings.number("rows_per_second")
+    options = {**settings.connection(), "subscribe": ",".join(topics)}
     names = {
         "start": "startingOffsets",
         "end": "endingOffsets",
@@ -85,7 +88,15 @@ def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobRe
     for name, option in names.items():
         value = values.get(name)
         if value is not None:
-            reader = reader.option(option, json.dumps(value) if isinstance(value, dict) else str(value))
+            options[option] = json.dumps(value) if isinstance(value, dict) else str(value)
+    SourceOptions.parse(options, streaming=False)
+    return settings, options
+
+
+def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
+    settings, source = check(values)
+    to_topic, to_file = settings.text("to_topic"), settings.place("to_file")
+    reader = spark.read.format("danube").options(**source)
     frame = chosen(reader.load(), settings.text("filter"))
     watch.says("replaying")
     if to_file is not None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self, TextIO
 
 from pydanube.core.declared import says
 from pydanube.errors import ConfigError, DanubeError, Refused
@@ -49,7 +54,10 @@ def run_job(
     if job not in JOBS:
         raise ConfigError("JOB", job, f"one of {', '.join(JOBS)}")
     values = read_settings(conf, changes)
-    spark_conf = {str(name): str(value) for name, value in (values.pop("spark", None) or {}).items()}
+    given = values.pop("spark", None) or {}
+    if not isinstance(given, dict):
+        raise ConfigError("spark", given, "names and values of Spark's own settings")
+    spark_conf = {str(name): str(value) for name, value in given.items()}
     try:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
@@ -58,22 +66,68 @@ def run_job(
     except ImportError:
         raise SparkMissing from None
     module: Any = import_module(f"pydanube.pipeline.{job}")
-    with QueryWatch(job, as_json=as_json) as watch:
+    module.check(dict(values))  # a mistake is said at once: Spark takes seconds, or a cluster's minutes, to start
+    is_ours = SparkSession.getActiveSession() is None
+    if remote is None:  # a server has its own
+        spark_conf.setdefault("spark.log.level", "ERROR")
+    with SparkLog() as spark_log, QueryWatch(job, as_json=as_json, stream=spark_log.stderr) as watch:
         watch.says("starting Spark")
-        is_ours = SparkSession.getActiveSession() is None
-        if remote is None:  # a server has its own
-            spark_conf.setdefault("spark.log.level", "ERROR")
         try:
-            spark = session(f"danube {job}", master=master, remote=remote, conf=spark_conf)
+            with spark_log.catching() if is_ours and remote is None else nullcontext():
+                spark = session(f"danube {job}", master=master, remote=remote, conf=spark_conf)
             try:
                 report: JobReport = module.run(spark, values, watch)
             finally:
                 if is_ours:
                     spark.stop()
         except PySparkException as error:
-            raise JobFailed(job, reason(str(error))) from error
+            raise JobFailed(job, reason(str(error)) + spark_log.kept()) from error
         report.seconds = watch.seconds
         return report
+
+
+class SparkLog:
+    """What Spark's JVM and its Python workers write to stderr, in a file: the terminal is for progress and for us.
+
+    The file is named in the error of a job that failed, and removed otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.stderr: TextIO | None = None  # what was stderr before; None: it still is
+        self._file: Path | None = None
+        self._is_kept = False
+
+    def __enter__(self) -> Self:
+        with suppress(OSError, ValueError):  # without a stderr there is nothing to keep clean
+            self.stderr = os.fdopen(os.dup(sys.stderr.fileno()), "w")
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        if self.stderr is not None:
+            self.stderr.close()
+        if self._file is not None and not self._is_kept:
+            self._file.unlink(missing_ok=True)
+
+    @contextmanager
+    def catching(self) -> Iterator[None]:
+        """A JVM that starts inside has the file as its stderr, for as long as it lives."""
+        if self.stderr is None:
+            yield
+            return
+        sys.stderr.flush()
+        file, name = tempfile.mkstemp(prefix="danube-spark-", suffix=".log")
+        self._file = Path(name)
+        os.dup2(file, 2)
+        os.close(file)
+        try:
+            yield
+        finally:
+            os.dup2(self.stderr.fileno(), 2)
+
+    def kept(self) -> str:
+        """Words behind a reason that say where Spark's own words are."""
+        self._is_kept = self._file is not None and self._file.stat().st_size > 0
+        return f" (what Spark wrote is in {self._file})" if self._is_kept else ""
 
 
 def reason(text: str) -> str:

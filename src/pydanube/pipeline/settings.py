@@ -43,12 +43,7 @@ class JobSettings:
     def place(self, name: str) -> str | None:
         """A path or URL. Spark may run in another directory than the command: a relative path becomes a whole one."""
         value = self.text(name)
-        return value if value is None or "://" in value else str(Path(value).absolute())
-
-    def directory(self, name: str) -> str | None:
-        """A directory of this machine and the executors, as a whole path. Raises ConfigError for other places."""
-        value = self.text(name)
-        return None if value is None else local_path(name, value)
+        return value if value is None or scheme_of(value) else str(Path(value).absolute())
 
     def number(self, name: str, default: int | None = None, least: int = 1) -> int | None:
         value = self._values.get(name)
@@ -101,18 +96,21 @@ class JobSettings:
         return found
 
 
+def scheme_of(place: str) -> str:
+    """What stands before the colon of a URL, in small letters; empty for a path."""
+    scheme, separator, _ = place.partition(":")
+    return scheme.lower() if separator and _SCHEME.fullmatch(scheme) else ""
+
+
 def local_path(key: str, place: str) -> str:
     """The directory that a path, file:/path or file:///path names. Raises ConfigError, also for any other scheme."""
-    scheme, separator, _ = place.partition(":")
-    if not separator or not _SCHEME.fullmatch(scheme):
+    scheme = scheme_of(place)
+    if not scheme:
         return str(Path(place).absolute())
     parts = urlsplit(place)
-    if scheme.lower() != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+    if scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise ConfigError(
-            key,
-            place,
-            "a directory that this machine and all executors have, as a path or as file:///path; "
-            "tables are not written to other stores",
+            key, place, "a directory that this machine and all executors have, as a path or as file:///path"
         )
     return unquote(parts.path)
 

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from pydanube.pipeline import steps
 from pydanube.pipeline.report import JobReport, QueryWatch
 from pydanube.pipeline.settings import CONNECTION, TOPICS, JobSettings
+from pydanube.spark.options import SourceOptions
 
 KNOWN: Final = (*CONNECTION, *TOPICS, "start_time", "end_time", "top_keys", "page", "json")
 DEAD_LETTER: Final = "x-original-topic"  # an attribute that only dead letters have
@@ -24,15 +25,22 @@ WIDTH, HEIGHT, PAD = 900, 220, 46
 COLOURS: Final = ("#2463a5", "#b3541e", "#2f7d4f", "#7a4ba0", "#8a6d00", "#a03557")
 
 
-def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
+def check(values: dict[str, Any]) -> tuple[JobSettings, dict[str, str]]:
+    """The settings, checked without Spark, and the source's options. Raises ConfigError."""
     settings = JobSettings(values, KNOWN, "stats")
+    settings.number("top_keys", 10)
     columns = "topic,offset,publish_time,append_time,routing_key,attributes,payload"
-    reader = spark.read.format("danube").options(**settings.connection()).option("columns", columns)
-    reader = reader.option("subscribe", ",".join(settings.topics()))
+    options = {**settings.connection(), "columns": columns, "subscribe": ",".join(settings.topics())}
     for name, option in (("start_time", "startingTimestamp"), ("end_time", "endingTimestamp")):
         if name in settings:
-            reader = reader.option(option, settings.text(name) or "")
-    messages = reader.load()
+            options[option] = settings.text(name) or ""
+    SourceOptions.parse(options, streaming=False)
+    return settings, options
+
+
+def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
+    settings, options = check(values)
+    messages = spark.read.format("danube").options(**options).load()
     watch.says("counting")
     hours = [row.asDict() for row in steps.hourly(messages).orderBy("topic", "hour").collect()]
     keys = [row.asDict() for row in steps.top_keys(messages, settings.number("top_keys", 10) or 10).collect()]

@@ -5,7 +5,8 @@ None of them reads a clock, a file or a broker, collects, or keeps anything betw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
@@ -31,8 +32,9 @@ RAW_COLUMNS: Final = (
     "payload",
 )
 # What a row of a typed table carries besides its values: where it came from.
-ORIGIN: Final = ("_topic", "_offset", "_publish_time", "_key")
+ORIGIN: Final = ("_topic", "_offset", "_publish_time", "_append_time", "_key")
 QUARANTINE_COLUMNS: Final = (*RAW_COLUMNS, "reason", "date")
+ROWS_PER_TASK: Final = 50_000  # what is written by one task, and so one file: fewer are not worth another
 _BROKEN: Final = "__broken"
 _VALUE: Final = "__value"
 
@@ -90,6 +92,37 @@ def _first_by(rows: DataFrame, keys: Sequence[Column], order: Sequence[str]) -> 
     return ranked.where(F.col("__place") == 1).drop("__place")
 
 
+def count_dates(rows: DataFrame) -> dict[date, int]:
+    """How many rows each date has. Collects one row per date."""
+    return {row["date"]: row["count"] for row in rows.groupBy("date").count().collect()}
+
+
+def spread(rows: DataFrame, dates: Mapping[date, int], *, offset: str, tasks_max: int) -> DataFrame:
+    """Rows divided among tasks for writing: a date is in as many as its rows are worth, and in no more.
+
+    So a batch of one date is written by the whole cluster, and one of a hundred dates does not become a hundred files
+    per task. Rows of neighbouring offsets stay together. Nothing is random: a task that runs again has the same rows.
+    """
+    tasks = _tasks(sum(dates.values()), tasks_max)
+    if tasks == 1:
+        return rows.repartition(1)
+    first, places = 0, []
+    for day, count in sorted(dates.items()):
+        share = _tasks(count, tasks)
+        places += [F.lit(day), F.struct(F.lit(first).alias("first"), F.lit(share).alias("share"))]
+        first += share
+    place = F.create_map(*places)[F.col("date")]
+    block = F.floor(F.col(offset) / 1024)
+    task = F.coalesce(F.pmod(place["first"] + F.pmod(block, place["share"]), F.lit(tasks)), F.lit(0)).cast("int")
+    if hasattr(rows, "repartitionById"):
+        return rows.repartitionById(tasks, task)
+    return rows.repartition(tasks, task)  # Spark 4.0: by the number's hash, so two may fall together
+
+
+def _tasks(rows: int, tasks_max: int) -> int:
+    return max(1, min(tasks_max, -(-rows // ROWS_PER_TASK)))
+
+
 def decoded(rows: DataFrame, schema: StructType, *, key: Sequence[str] = ()) -> DataFrame:
     """Raw rows with their JSON as `__value`, and `reason`: why it cannot be one; null if it can.
 
@@ -136,6 +169,7 @@ def typed(rows: DataFrame, schema: StructType, *, time: str | None = None) -> Da
         F.col("topic").alias("_topic"),
         F.col("offset").alias("_offset"),
         F.col("publish_time").alias("_publish_time"),
+        F.col("append_time").alias("_append_time"),
         F.col("routing_key").alias("_key"),
         F.coalesce(F.to_date(moment), F.to_date("publish_time")).alias("date"),
     )
@@ -147,8 +181,12 @@ def quarantined(rows: DataFrame) -> DataFrame:
 
 
 def first_by_key(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """One row per business key: the first that was published. Typed rows in, typed rows out."""
-    return _first_by(rows, [F.col(name) for name in keys], ["_offset"])
+    """One row per business key: the first that a broker appended. Typed rows in, typed rows out.
+
+    In one topic that is the order of offsets. Offsets of several topics, or partitions, do not compare: there the
+    brokers' clocks decide, and of the same moment the smaller name.
+    """
+    return _first_by(rows, [F.col(name) for name in keys], ["_append_time", "_topic", "_offset"])
 
 
 def unseen(rows: DataFrame, table: DataFrame, keys: Sequence[str]) -> DataFrame:

@@ -3,12 +3,16 @@
     executors   record batches ─► envelope ─► split by topic and partition ─► staged files      Staging
     driver      files of the tasks that count ─► manifest ─► topics                             Publishing
 
-| column       | from                                                         | type             |
-|--------------|--------------------------------------------------------------|------------------|
-| payload      | payloadColumn, else payload, else value                      | binary or string |
-| routing_key  | keyColumn, else routing_key, else key; it may be missing     | string or binary |
-| attributes   | attributesColumn, else attributes, else headers; or missing  | map of strings   |
-| topic        | topicColumn; without it the option topic is meant            | string           |
+| column         | from                                                             | type             |
+|----------------|------------------------------------------------------------------|------------------|
+| payload        | payloadColumn, else payload, else value                          | binary or string |
+| routing_key    | keyColumn, else routing_key, else key; it may be missing         | string or binary |
+| attributes     | attributesColumn, else attributes, else headers; or missing      | map of strings   |
+| topic          | topicColumn; without it the option topic is meant                | string           |
+| publish_time   | publishTimeColumn, else publish_time; missing or null: now       | timestamp        |
+| producer_name  | producerColumn, else producer_name; missing or null: the query   | string           |
+| schema_id      | schemaIdColumn, else schema_id; it may be missing                | long or int      |
+| schema_version | schemaVersionColumn, else schema_version; it may be missing      | int or long      |
 """
 
 from __future__ import annotations
@@ -26,7 +30,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from pydanube.client.client import Client
 from pydanube.core.history.object_keys import is_part
@@ -36,6 +49,7 @@ from pydanube.formats.batch import ENVELOPE
 from pydanube.spark.options import SINK_OPTIONS, BrokerOptions, QueryOptions
 from pydanube.spark.reach import Reach
 from pydanube.spark.staging import Publishing, StagedFile, Staging
+from pydanube.stores.objects.settings import parse_url
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +59,12 @@ BATCH_ROWS: Final = 10_000
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 SINK: Final = "danube-sink"  # the folder in a checkpoint
+CARRIED: Final[Mapping[str, tuple[str, tuple[type[DataType], ...]]]] = {
+    "publish_time": ("publishTimeColumn", (TimestampType,)),
+    "producer_name": ("producerColumn", (StringType,)),
+    "schema_id": ("schemaIdColumn", (LongType, IntegerType)),
+    "schema_version": ("schemaVersionColumn", (IntegerType, LongType)),
+}
 
 
 class SinkOptions(NamedTuple):
@@ -56,6 +76,7 @@ class SinkOptions(NamedTuple):
     payload_column: str
     key_column: str | None
     attributes_column: str | None
+    carried: dict[str, str]  # what a message carried elsewhere: columns of the envelope, and whence they come
     staging: str
     write_id: str
     is_named: bool  # the write id was given, so the same write may come again
@@ -86,6 +107,12 @@ class SinkOptions(NamedTuple):
         _check(schema, "keyColumn", key, (StringType, BinaryType))
         _check(schema, "attributesColumn", attributes, (MapType,))
         _check(schema, "topicColumn", topic_column, (StringType,))
+        carried = {}
+        for name, (option, types) in CARRIED.items():
+            column = _column(given, option, (name,), schema)
+            _check(schema, option, column, types)
+            if column is not None:
+                carried[name] = column
         write_id = given.text("writeId")
         if write_id is not None and not is_part(write_id):
             raise ConfigError("writeId", write_id, "letters, digits, '_', '-', '.' and '='")
@@ -96,6 +123,7 @@ class SinkOptions(NamedTuple):
             payload,
             key,
             attributes,
+            carried,
             _staging(given),
             write_id or uuid4().hex,
             write_id is not None,
@@ -135,7 +163,15 @@ def _staging(given: QueryOptions) -> str:
         return f"file://{Path(place).absolute()}"
     if scheme == "file":
         return f"file:///{rest.lstrip('/')}"
-    return place.replace("s3a://", "s3://", 1)
+    url = place.replace("s3a://", "s3://", 1)
+    if scheme not in ("s3", "s3a", "gs", "az"):
+        # Tasks open it themselves, in Python: file systems of Spark's JVM are not there.
+        allowed = (
+            "a directory that all executors and the driver see, or s3://, gs:// or az://; the option staging names it"
+        )
+        raise ConfigError("staging" if given.text("staging") else "checkpointLocation", place, allowed)
+    parse_url("staging", url)
+    return url
 
 
 class Staged(WriterCommitMessage):
@@ -335,16 +371,15 @@ def envelope(rows: pa.RecordBatch, options: SinkOptions) -> pa.RecordBatch:
         attributes = nothing
     else:
         attributes = _attributes(rows.column(options.attributes_column), nothing, map_type)
-    columns: dict[str, Any] = {
-        "publish_time": pa.repeat(pa.scalar(time_ns() // 1000, ENVELOPE.field("publish_time").type), count),
-        "payload": payload,
-        "routing_key": key,
-        "producer_name": pa.nulls(count, pa.string()),
-        "attributes": attributes,
-        "schema_id": pa.nulls(count, pa.int64()),
-        "schema_version": pa.nulls(count, pa.int32()),
-        "request_id": pa.repeat(pa.scalar(0, pa.int64()), count),
-    }
+    columns: dict[str, Any] = {"payload": payload, "routing_key": key, "attributes": attributes}
+    for field in ENVELOPE:
+        if field.name in options.carried:
+            columns[field.name] = rows.column(options.carried[field.name]).cast(field.type)
+        elif field.name not in columns:
+            columns[field.name] = pa.nulls(count, field.type)
+    now = pa.scalar(time_ns() // 1000, ENVELOPE.field("publish_time").type)
+    columns["publish_time"] = pc.fill_null(columns["publish_time"], now)
+    columns["request_id"] = pa.repeat(pa.scalar(0, pa.int64()), count)
     return pa.RecordBatch.from_arrays([columns[field.name] for field in ENVELOPE], schema=ENVELOPE)
 
 

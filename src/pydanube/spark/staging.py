@@ -1,16 +1,17 @@
 """Batches of a query become visible in topics exactly once: staged by tasks, named by a manifest, sent behind a fence.
 
-    {query}/{batch:020}/{partition}-{attempt}-{n}.rows   what one task wrote for one topic: encoded batches, end to end
-    {query}/manifest-{batch:020}.json                     which of them count, their order, and where the topics ended
-    {query}/done-{batch:020}.json                         everything up to this batch is in the topics
+    {query}/rows-{batch:020}-{partition}-{attempt}-{n}.rows   what one task wrote for one topic: encoded batches
+    {query}/manifest-{batch:020}.json                          which of them count, their order, where the topics ended
+    {query}/done-{batch:020}.json                              everything up to this batch is in the topics
 
     staged ─► manifest created ─► session opened ─► not done yet? ─► read what arrived ─► send the rest ─► done
               (the first wins)    (the fence)       └───────────── all of it again after any failure ─────┘
 
-A row is known by what it carries: the producer's name says query and batch, `request_id` says partition and row of the
-attempt that the manifest names. Opening a session refuses whatever an older publisher of this query still has on its
-way, so what is read behind it is all that will ever have arrived, and what is not among it was never stored. Nothing
-rests on who published before, how far it came, or whether it is still alive. docs/adr/0004-spark.md has the table.
+A row is known by what it carries: the producer's name says query and batch (or an attribute does, if the row keeps a
+producer's name of its own), `request_id` says partition and row of the attempt that the manifest names. Opening a
+session refuses whatever an older publisher of this query still has on its way, so what is read behind it is all that
+will ever have arrived, and what is not among it was never stored. Nothing rests on who published before, how far it
+came, or whether it is still alive. docs/adr/0004-spark.md has the table.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 FORMAT: Final = 1
 ATTEMPTS: Final = 8
 PAUSE_SECONDS: Final = 0.25
+MARK: Final = "x-spark-write"  # the attribute that says query and batch where the producer's name does not
 ROW_BITS: Final = 40  # of request_id: so many rows per task, and 2**23 tasks
 
 
@@ -85,7 +87,8 @@ def fence_name(query: str) -> str:
 
 
 def staged_key(query: str, batch: int, partition: int, attempt: str, number: int) -> str:
-    return f"{query}/{batch:020}/{partition}-{attempt}-{number}.rows"
+    # No directory per batch: a store that is one keeps those that have become empty.
+    return f"{query}/rows-{batch:020}-{partition}-{attempt}-{number}.rows"
 
 
 def _manifest_key(query: str, batch: int) -> str:
@@ -220,12 +223,11 @@ class Publishing:
                 f"{topic} ends at offset {info.head}, and ended at {first} when the batch was staged: it was deleted "
                 "and made again, or has lost data; publish to it with a new checkpoint, or writeId",
             )
-        name = pa.scalar(producer_name(self._query, manifest.batch), pa.string())
         found: list[np.ndarray] = [np.empty(0, np.int64)]
         if info.head > first:
             async for rows in self._client.fetch(topic, first, info.head):
-                ours = rows.filter(pc.equal(rows.column("producer_name"), name))
-                found.append(ours.column("request_id").to_numpy())
+                ours = _is_of(rows, producer_name(self._query, manifest.batch))
+                found.append(rows.filter(ours).column("request_id").to_numpy())
         ids = np.sort(np.concatenate(found))
         if len(ids) and (np.diff(ids) == 0).any():
             raise BatchRefused(self._query, manifest.batch, f"rows of it are in {topic} twice already")
@@ -260,7 +262,8 @@ class Publishing:
         with suppress(DanubeError):
             async for info in self._store.list(f"{self._query}/"):
                 name = info.key.removeprefix(f"{self._query}/")
-                number = name.removeprefix("manifest-").removeprefix("done-")[:20]
+                # Without a prefix: the directories of staged files that earlier versions made.
+                number = name.removeprefix("rows-").removeprefix("manifest-").removeprefix("done-")[:20]
                 old = number.isdecimal() and int(number) <= batch
                 if old and info.key != _done_key(self._query, batch):
                     await self._store.delete(info.key)
@@ -270,6 +273,14 @@ class Publishing:
         for file in files:
             with suppress(DanubeError):
                 await self._store.delete(file.key)
+
+
+def _is_of(rows: pa.RecordBatch, name: str) -> pa.Array:
+    """Which rows a batch of this name has published. Both signs outlive a merge of objects; batches' headers do not."""
+    named = pc.equal(rows.column("producer_name"), pa.scalar(name, pa.string()))
+    marks = pc.map_lookup(rows.column("attributes"), pa.scalar(MARK, pa.string()), "last")
+    marked = pc.equal(marks, pa.scalar(name, pa.string()))
+    return pc.or_(pc.fill_null(named, False), pc.fill_null(marked, False))
 
 
 # --- the task's side ----------------------------------------------------------------------------------------
@@ -306,7 +317,7 @@ class Staging:
         self.files: list[StagedFile] = []
 
     async def add(self, topic: str, rows: pa.RecordBatch) -> None:
-        """Rows with the envelope's columns but the producer and the id, which are ours to give."""
+        """Rows with the envelope's columns but the id, which is ours to give, as is a producer's name that is null."""
         for first in range(0, rows.num_rows, self._batch_rows):
             part = rows.slice(first, self._batch_rows)
             batch = encode(self._named(part), topic=topic, codec=self._compression)
@@ -320,7 +331,9 @@ class Staging:
         base = self._partition << ROW_BITS | self._row
         self._row += count
         columns = {name: rows.column(name) for name in rows.schema.names}
-        columns["producer_name"] = pa.repeat(pa.scalar(self._name, pa.string()), count)
+        if columns["producer_name"].null_count < count:
+            columns["attributes"] = _marked(columns["attributes"], self._name)
+        columns["producer_name"] = pc.fill_null(columns["producer_name"], self._name)
         columns["request_id"] = pa.array(np.arange(base, base + count, dtype=np.int64))
         return pa.RecordBatch.from_arrays([columns[field.name] for field in ENVELOPE], schema=ENVELOPE)
 
@@ -336,3 +349,18 @@ class Staging:
         self._number += 1
         await self._store.put(key, [buffer for batch in batches for buffer in batch.buffers])
         self.files.append(StagedFile(key, topic, self._partition, sum(batch.header.rows for batch in batches)))
+
+
+def _marked(attributes: pa.MapArray, name: str) -> pa.MapArray:
+    """With the attribute that says query and batch, as the last of each row, and none of another query."""
+    bounds = attributes.offsets.to_numpy()
+    first, count = int(bounds[0]), len(attributes)
+    keys, items = (each.slice(first, int(bounds[-1]) - first) for each in (attributes.keys, attributes.items))
+    kept = np.flatnonzero(pc.not_equal(keys, MARK).to_numpy(zero_copy_only=False))
+    per_row = np.bincount(np.repeat(np.arange(count), np.diff(bounds))[kept], minlength=count)
+    ends = np.cumsum(per_row + 1)
+    taken = np.full(len(kept) + count, len(keys))  # the mark, which stands behind all others
+    taken[np.setdiff1d(np.arange(len(taken)), ends - 1, assume_unique=True)] = kept
+    new_keys = pa.concat_arrays([keys, pa.array([MARK])]).take(pa.array(taken))
+    new_items = pa.concat_arrays([items, pa.array([name])]).take(pa.array(taken))
+    return pa.MapArray.from_arrays(pa.array(np.concatenate([[0], ends]).astype(np.int32)), new_keys, new_items)

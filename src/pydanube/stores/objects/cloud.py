@@ -151,6 +151,14 @@ class RemoteObjectStore:
     async def elsewhere(self) -> Elsewhere | None:
         return self._elsewhere
 
+    # --- beyond the port ---
+
+    async def copy(self, source: str, target: str) -> None:
+        """Makes `target` a copy of `source`, inside the store, whatever it was before. For objects up to 5 GB."""
+        check_key(source)
+        check_key(target)
+        await self._try(source, lambda limit: obstore.copy_async(self._store, source, target))
+
     # --- one attempt ---
 
     def _replacing(self, key: str, buffers: Sequence[memoryview], size_bytes: int) -> _Attempt[str]:
