@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,9 @@ JOBS: Final = {
     "erase": "the bytes of a key's messages go from history; offsets stay",
     "stats": "counts, bytes, keys and latencies per topic and hour",
 }
+
+
+WITH_CHECKPOINT: Final = frozenset({"lake"})
 
 
 class SparkMissing(Refused):
@@ -41,7 +45,7 @@ def run_job(
     *,
     conf: Path | None = None,
     changes: tuple[str, ...] = (),
-    master: str = "local[*]",
+    master: str | None = None,
     remote: str | None = None,
     as_json: bool = False,
 ) -> JobReport:
@@ -61,12 +65,11 @@ def run_job(
     with QueryWatch(job, as_json=as_json) as watch:
         watch.says("starting Spark")
         is_ours = SparkSession.getActiveSession() is None
-        if remote is None:  # a server has its own
-            spark_conf.setdefault("spark.log.level", "ERROR")
+        quiet = {"spark.log.level": "ERROR"}
         try:
-            spark = session(f"danube {job}", master=master, remote=remote, conf=spark_conf)
+            spark = session(f"danube {job}", master=master, remote=remote, conf=spark_conf, defaults=quiet)
             try:
-                report: JobReport = module.run(spark, values, watch)
+                report: JobReport = _run(job, lambda: module.run(spark, dict(values), watch))
             finally:
                 if is_ours:
                     spark.stop()
@@ -74,6 +77,13 @@ def run_job(
             raise JobFailed(job, reason(str(error))) from error
         report.seconds = watch.seconds
         return report
+
+
+def _run(job: str, once: Callable[[], JobReport]) -> JobReport:
+    """Once, or again if it is safe: a job with a checkpoint goes on from there."""
+    from pydanube.spark.restarts import run_again
+
+    return run_again(once, what=job) if job in WITH_CHECKPOINT else once()
 
 
 def reason(text: str) -> str:
