@@ -76,7 +76,7 @@ RUN_BY = {
         "```hex batch-body": f"{PROTOCOL}::test_the_batch_is_one_that_a_broker_stores",
         "```hex produce": f"{PROTOCOL}::test_the_produce_frame_is_the_prefix_and_the_batch",
     },
-    "docs/spark.md": {"danube pipeline": SPARK, "```python": SPARK, "```yaml": SPARK},
+    "docs/spark.md": {"danube pipeline": SPARK, "```python": SPARK, "```sql": SPARK, "```yaml": SPARK},
     "docs/storage.md": {
         "danube admin": STORAGE,
         "```python": STORAGE,
@@ -96,6 +96,13 @@ RUN_BY = {
     },
 }
 
+ARCHIVE = "the page says that it was not run: venv-pack is no package of ours"
+ARCHIVED = (
+    "python -m venv environment && environment/bin/pip install pydanube venv-pack",
+    "environment/bin/venv-pack -p environment -o environment.tar.gz",
+    "spark-submit --archives environment.tar.gz#environment "
+    "--conf spark.pyspark.python=./environment/bin/python job.py",
+)
 NOT_RUN = {
     ("README.md", "make test"): "it is what runs this",
     ("README.md", "make demo"): "three minutes: tests/e2e/test_demo.py runs its program with less of everything",
@@ -106,6 +113,7 @@ NOT_RUN = {
     ("docs/chaos.md", f".venv/bin/{CHAOS} --rounds 5 --only disk_full --only cut_stores"): HOURS,
     ("docs/chaos.md", f".venv/bin/{CHAOS} --minutes 60 --seed 7"): HOURS,
     ("docs/spark.md", "make setup-spark"): "it is what these tests were set up with",
+    **{("docs/spark.md", command): ARCHIVE for command in ARCHIVED},
     ("docs/web-admin.md", "```nginx"): "there is no nginx here: tests/e2e/test_web_admin.py sends what it would send",
 }
 

@@ -135,7 +135,7 @@ def test_the_commands_about_storage_are_numbered_as_on_the_wire() -> None:
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", section, re.MULTILINE)
     assert {(int(number), name) for number, name in rows} == {
         (fields[name].number, fields[name].message_type.name)
-        for name in ("describe_storage", "storage_info", "swap_objects")
+        for name in ("describe_storage", "storage_info", "swap_objects", "describe_storages", "storage_infos")
     }
     described = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[a-z_`, ]+) \|", section, re.MULTILINE))))
     assert described == set(pb.StorageInfo.DESCRIPTOR.fields_by_name)

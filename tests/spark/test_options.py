@@ -98,3 +98,25 @@ def test_a_stream_has_no_end() -> None:
 def test_somebody_must_be_reachable() -> None:
     with pytest.raises(ConfigError, match=r"service\.url"):
         SourceOptions.parse({"topic": "/default/a"}, streaming=False)
+
+
+def test_options_of_a_table_of_sql_are_options() -> None:
+    table = {"option.service.url": "danube://a", "option.topic": "/default/a", "provider": "danube", "owner": "me"}
+    for options in (table, {**table, "service.url": "danube://a", "topic": "/default/a"}):
+        assert SourceOptions.parse(options, streaming=False).topics == ("/default/a",)
+    assert SourceOptions.parse({**table, "topic": "/default/b"}, streaming=False).topics == ("/default/b",)
+    with pytest.raises(ConfigError, match="did you mean topic"):
+        SourceOptions.parse({**table, "option.topc": "/default/a"}, streaming=False)
+    with pytest.raises(ConfigError, match="owner"):  # of no table
+        SourceOptions.parse({"service.url": "danube://a", "topic": "/default/a", "owner": "me"}, streaming=False)
+
+
+def test_a_token_is_given_or_read_from_a_file_and_never_shown() -> None:
+    options = {"service.url": "danube://a", "topic": "/default/a"}
+    found = SourceOptions.parse({**options, "token.file": "/run/token"}, streaming=False).connection
+    assert (found.token, found.token_file) == ("", "/run/token")
+    with pytest.raises(ConfigError, match="either it or token"):
+        SourceOptions.parse({**options, "token.file": "/run/token", "token": "x"}, streaming=False)
+    pem = "-----BEGIN PRIVATE KEY-----secret"
+    secret = SourceOptions.parse({**options, "tls.cert": pem, "tls.key": pem}, streaming=False).connection
+    assert "secret" not in repr(secret)

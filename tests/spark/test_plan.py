@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pydanube.core.history.tiers import Descriptor
+from pydanube.core.history.tiers import Descriptor, LogRun
 from pydanube.errors import ConfigError
 from pydanube.spark.errors import MessagesLost, NotUploaded, OffsetsWrong
 from pydanube.spark.options import EARLIEST, LATEST, AtTime, Everywhere, PerTopic
@@ -24,8 +24,8 @@ from pydanube.spark.plan import (
     hold_back,
     layout,
     resolve,
-    shares,
 )
+from pydanube.spark.shares import shares
 
 T = "/default/orders"
 U = "/default/refunds"
@@ -296,6 +296,35 @@ def test_partitions_can_be_asked_for() -> None:
     pieces = [RangeSource(T, 0, 100, None), RangeSource(U, 0, 10, None)]
     assert [share.rows for share in shares(pieces, partitions_min=4)] == [25, 25, 25, 25, 10]
     assert max(share.rows for share in shares(pieces, rows_max=7)) <= 7
+
+
+def test_tasks_follow_the_cluster_if_there_is_enough_for_each() -> None:
+    many = [RangeSource(T, 0, 1_000_000, described(0, 1_000_000, size=13_000_000))]
+    assert len(shares(many, parallelism=16)) == 16
+    assert len(shares(many, parallelism=200)) == 20  # 50,000 messages are worth a task
+    assert len(shares(many, parallelism=200, partitions_min=3)) == 3
+    few = [RangeSource(T, 0, 1000, described(0, 1000, size=100_000))]
+    assert len(shares(few, parallelism=16)) == 1
+    large = [RangeSource(T, 0, 1000, None, row_bytes=50_000)]  # of a broker
+    assert len(shares(large, parallelism=4)) == 4
+
+
+def test_shares_of_the_tail_go_by_the_size_of_its_messages() -> None:
+    [piece] = [RangeSource(T, 0, 262_144, None, row_bytes=50_000)]
+    assert max(share.rows for share in shares([piece])) * 50_000 <= 64 * (1 << 20)
+
+
+def test_a_limit_in_bytes_ends_where_messages_get_large() -> None:
+    log = (LogRun(0, 1000, 100_000, 1), LogRun(1000, 2000, 50_000_000, 1), LogRun(2000, 3000, 100_000, 2))
+    live = TopicState(T, 0, 3000, log=log)
+    first = advance([live], Offsets(next={T: 0}), bytes_max=1_000_000)
+    assert first.end.next == {T: 1018}
+    assert advance([live], first.end, bytes_max=10_000).end.next == {T: 1019}  # one, whatever its size
+    assert [(piece.first, piece.end, piece.epoch) for piece in layout(live, 500, 2500).pieces] == [
+        (500, 1000, 1),
+        (1000, 2000, 1),
+        (2000, 2500, 2),
+    ]
 
 
 def test_a_filter_prunes_topics_offsets_and_objects_by_their_times() -> None:

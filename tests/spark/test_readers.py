@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import SparkFiles
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, LessThan, LessThanOrEqual
 
 import pydanube
@@ -394,8 +395,29 @@ def test_certificates_let_a_query_in(secured: tuple[TestBroker, Authority]) -> N
         batch({**options, "tls.cert": known["tls.cert"], "tls.key": known["tls.key"]}).partitions()
     with pytest.raises(DanubeError, match="certificate"):
         batch({**options, "tls.ca": known["tls.ca"], "timeout": "1"}).partitions()
-    with pytest.raises(ConfigError, match="files of certificates"):
+    with pytest.raises(ConfigError, match="certificates in PEM"):
         batch({**options, "tls.ca": str(mine.key_file.with_name("missing"))}).partitions()
+    # As text they need no file on any executor.
+    texts = {name: Path(file).read_text() for name, file in known.items()}
+    assert [row["payload"] for row in rows_of(batch({**options, **texts}))] == [b"hush"]
+    broken = texts["tls.key"].replace("A", "B")
+    with pytest.raises(ConfigError, match="certificates in PEM") as caught:
+        batch({**options, **texts, "tls.key": broken}).partitions()
+    assert broken[40:80] not in str(caught.value)
+
+
+def test_certificates_that_spark_distributes_are_found_by_their_names(
+    secured: tuple[TestBroker, Authority], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, authority = secured
+    mine = authority.sign("spark")
+    for name, file in (("ca.pem", authority.file), ("me.pem", mine.cert_file), ("me.key", mine.key_file)):
+        (tmp_path / name).write_bytes(Path(file).read_bytes())
+    monkeypatch.setattr(SparkFiles, "_root_directory", str(tmp_path))  # as in a worker
+    monkeypatch.setattr(SparkFiles, "_is_running_on_worker", True)
+    options = {"service.url": broker.url, "topic": "/default/secret", "timeout": "5"}
+    names = {"tls.ca": "ca.pem", "tls.cert": "me.pem", "tls.key": "me.key"}
+    assert [row["payload"] for row in rows_of(batch({**options, **names}))] == [b"hush"]
 
 
 def test_the_token_is_shown_to_the_broker() -> None:
@@ -408,6 +430,33 @@ def test_the_token_is_shown_to_the_broker() -> None:
             return next(frame.command.hello.token for frame in broker.heard if frame.kind == "hello")
 
     assert asyncio.run(ask()) == "let-me-in"
+
+
+def test_a_token_in_a_file_is_read_again_for_every_connection(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("first\n")
+
+    async def ask() -> list[str]:
+        async with ScriptedBroker() as broker:
+            options = {"service.url": broker.url, "token.file": str(file), "timeout": "1"}
+            with Reach(BrokerOptions.of(QueryOptions(options, CONNECTION_OPTIONS))) as reach:
+                for text in ("first", "second"):
+                    file.write_text(text)
+                    with pytest.raises(DanubeError):  # it knows no topics
+                        await asyncio.to_thread(reach.states, ["/default/any"])
+                    await asyncio.to_thread(reach.call, lose_connections(reach))
+            return [frame.command.hello.token for frame in broker.heard if frame.kind == "hello"]
+
+    assert asyncio.run(ask()) == ["first", "second"]
+    file.write_text("")
+    with pytest.raises(ConfigError, match="it is empty"):
+        batch({"service.url": "danube://127.0.0.1:9", "topic": "/default/t", "token.file": str(file)}).partitions()
+
+
+async def lose_connections(reach: Reach) -> None:
+    client = await reach.client()
+    for link in list(client._brokers._links.values()):
+        link.end(Unreachable(link.url, "lost"))
 
 
 def test_a_broker_that_says_nothing_is_waited_for_as_long_as_was_said() -> None:
@@ -480,3 +529,14 @@ def test_row_groups_whose_times_or_keys_lie_outside_are_not_read() -> None:
     ):
         assert _groups(footer, whole, Bounds().narrowed(**bounds)) == groups, bounds
     assert _groups(footer, whole._replace(first=5), Bounds()) == [1]
+
+
+def test_a_table_of_sql_keeps_its_options_in_its_schema_and_no_secrets(place: Place, topic: str) -> None:
+    made = {**place.options(topic), **{f"option.{name}": value for name, value in place.options(topic).items()}}
+    schema = DanubeSource({**made, "provider": "danube", "owner": "me"}).schema()
+    queried = DanubeSource({"startingOffsets": json.dumps({topic: 90})})  # all that Spark tells when the table is read
+    assert [row["offset"] for row in rows_of(queried.reader(schema))] == list(range(90, 100))
+    with pytest.raises(ConfigError, match=r"token\.file"):
+        DanubeSource({**made, "option.token": "secret"}).schema()
+    with pytest.raises(ConfigError, match="a file"):
+        DanubeSource({**made, "option.tls.ca": "-----BEGIN CERTIFICATE-----"}).schema()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import pydanube.spark
+from pydanube.spark.source import parallelism_of
 from tests.spark.places import Place, numbers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -91,11 +95,20 @@ def test_a_batch_reads_objects_and_the_live_tail_as_one_table(spark: SparkSessio
     assert since.agg(F.min("offset")).first()[0] <= 150  # type: ignore[index]
     assert since.count() == 400 - since.agg(F.min("offset")).first()[0]  # type: ignore[index]
 
-    # Filters reach the plan, and what Spark does not repeat is right.
-    filtered = frame.where("offset >= 100 and offset < 350 and routing_key = 'a'")
-    assert sorted(row[0] for row in filtered.select("offset").collect()) == [n for n in range(100, 300) if n % 3 == 0]
-    plan = filtered._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
-    assert "offset" not in plan.partition("Filter")[2].partition("\n")[0]
+    # Of a DataFrame that is read in many ways each gets what it asks for.
+    wanted = "offset >= 100 and offset < 350 and routing_key = 'a'"
+    right = [n for n in range(100, 300) if n % 3 == 0]
+    assert sorted(row[0] for row in frame.where(wanted).select("offset").collect()) == right
+    assert frame.count() == 400
+    assert frame.where("offset < 10").union(frame.where("offset >= 395")).count() == 15
+
+    # With pushFilters they reach the plan, and what Spark does not repeat is right.
+    filtered = read(spark, place.options(topic, pushFilters="true")).where(wanted)
+    assert sorted(row[0] for row in filtered.select("offset").collect()) == right
+    said = StringIO()
+    with redirect_stdout(said):
+        filtered.explain("formatted")
+    assert "PushedFilters: [GreaterThanOrEqual(offset,100), LessThan(offset,350)]" in said.getvalue()
 
     # With every broker stopped, uploaded messages are read all the same.
     place.stop()
@@ -130,6 +143,23 @@ def test_spark_finds_the_source_by_itself_where_it_is_installed(spark: SparkSess
     fresh = spark.newSession()  # in which nobody has registered anything, and filters are Spark's
     assert fresh.conf.get("spark.sql.python.filterPushdown.enabled") == "false"
     assert read(fresh, place.options(topic)).where("offset < 4").count() == 4
+
+
+def test_a_topic_is_a_table_of_sql_with_its_history_and_its_live_end(spark: SparkSession, place: Place) -> None:
+    topic = place.new_topic("sql")
+    place.send(topic, [os.urandom(50_000) for _ in range(200)])
+    place.upload(topic)
+    place.send(topic, numbers(0, 5), keys=["late"])
+    spark.sql(f"CREATE TABLE orders USING danube OPTIONS ('service.url' '{place.url}', topic '{topic}')")
+    try:
+        assert spark.sql("SELECT count(*), max(offset) FROM orders").first()[:] == (205, 204)  # type: ignore[index]
+        late = spark.sql("SELECT offset FROM orders WHERE offset >= 202 AND routing_key = 'late'")
+        assert sorted(row[0] for row in late.collect()) == [202, 203, 204]
+        # There is enough for each of the session's two cores.
+        assert parallelism_of(spark) == spark.sparkContext.defaultParallelism == 2
+        assert spark.table("orders").rdd.getNumPartitions() == 3  # two of objects, and the tail's in one of their own
+    finally:
+        spark.sql("DROP TABLE orders")
 
 
 def test_bad_input_is_a_sentence(spark: SparkSession, place: Place) -> None:

@@ -140,7 +140,9 @@ def test_every_command_has_one_place() -> None:
     assert kinds > REQUESTS | TOLD | PUSHED | both
     connection = type("Connection", (), {"broker": None})()
     assert (
-        set(NativeRequests(connection, HandleTable(connection), connection)._kinds) | {"produce", "fetch"} == REQUESTS
+        set(NativeRequests(connection, HandleTable(connection), connection)._kinds)
+        | {"produce", "fetch", "describe_storages"}
+        == REQUESTS
     )
 
 

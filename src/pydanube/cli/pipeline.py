@@ -33,8 +33,11 @@ def run(
         list[str] | None, typer.Option("--key", metavar="KEY", help="erase: a routing key; may be given again.")
     ] = None,
     master: Annotated[
-        str, typer.Option(help="Spark's master: local[*], spark://host:7077, yarn, k8s://…")
-    ] = "local[*]",
+        str | None,
+        typer.Option(
+            help="Spark's master: spark://host:7077, yarn, k8s://…; by default as spark-submit says, else local[*]."
+        ),
+    ] = None,
     remote: Annotated[str | None, typer.Option(help="A Spark Connect server, sc://host:15002, instead.")] = None,
     output: OutputOption = Output.table,
 ) -> None:

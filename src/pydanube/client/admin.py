@@ -20,9 +20,10 @@ from pydanube.client.messages import (
     place_of,
     with_offsets,
 )
+from pydanube.client.storages import Storages
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import SubscriptionName, TopicName
-from pydanube.errors import NotServed, Refused, TopicExists, TopicUnknown, Unavailable, Unreachable
+from pydanube.errors import DanubeError, NotServed, Refused, TopicExists, TopicUnknown, Unavailable, Unreachable
 from pydanube.formats.batch import ENVELOPE, Batch, decode, load
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -87,6 +88,7 @@ class NativeAdmin:
     def __init__(self, brokers: Brokers, timeout: float) -> None:
         self._brokers = brokers
         self.timeout = timeout
+        self._storages = Storages(brokers, lambda topic: self.describe_storage(topic, None))
 
     async def call(
         self, topic: str | None, command: pb.Command, kind: str, timeout: float | None = None
@@ -181,6 +183,12 @@ class NativeAdmin:
         describe = pb.DescribeStorage(topic=TopicName(topic))
         frame = await self.call(topic, pb.Command(describe_storage=describe), "storage_info", timeout)
         return StorageInfo.of(frame.command.storage_info)
+
+    async def describe_storages(
+        self, topics: Iterable[str], timeout: float | None
+    ) -> dict[TopicName, StorageInfo | DanubeError]:
+        seconds = self.timeout if timeout is None else timeout
+        return await self._storages.describe([TopicName(topic) for topic in topics], seconds)
 
     async def swap_objects(self, topic: str, old: Sequence[str], new: Descriptor) -> None:
         request = pb.SwapObjects(topic=TopicName(topic), old=old, descriptor=new.to_bytes())

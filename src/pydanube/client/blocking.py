@@ -27,7 +27,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import pyarrow as pa
 
 from pydanube.client import admin, client, consumer, messages, producer
-from pydanube.client.brokers import OnConnection, within
+from pydanube.client.brokers import OnConnection, Token, within
 from pydanube.client.messages import (
     BatchView,
     Lag,
@@ -64,7 +64,7 @@ def _like(
 def connect(
     url: str | Iterable[str] = "danube://127.0.0.1:6651",
     *,
-    token: str = "",
+    token: Token = "",
     tls: ssl.SSLContext | None = None,
     timeout: float = client.TIMEOUT_SECONDS,
     on_connection: OnConnection | None = None,
@@ -91,7 +91,7 @@ class Client:
         self,
         url: str | Iterable[str],
         *,
-        token: str = "",
+        token: Token = "",
         tls: ssl.SSLContext | None = None,
         timeout: float,
         on_connection: OnConnection | None = None,

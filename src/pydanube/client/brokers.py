@@ -86,6 +86,10 @@ def addresses_of(urls: str | Iterable[str]) -> list[Address]:
 OnConnection: TypeAlias = Callable[[str, DanubeError | None], None]
 
 
+# A token, or a function that is asked for one whenever a connection is made, in the thread of the client's loop.
+Token: TypeAlias = str | Callable[[], str]
+
+
 class RetryDelay:
     """Waits longer each time, up to a bound, and never for the same time as everybody else."""
 
@@ -120,7 +124,7 @@ class Brokers:
         self,
         addresses: list[Address],
         *,
-        token: str = "",
+        token: Token = "",
         tls: ssl.SSLContext | None = None,
         connector: Connector = SYSTEM,
         on_connection: OnConnection | None = None,
@@ -304,9 +308,10 @@ class Brokers:
         url = str(address)
         context = (self._tls or ssl.create_default_context()) if address.tls else None
         link: Link | None = None
+        token = self._token if isinstance(self._token, str) else self._token()
         try:
             async with asyncio.timeout(DIAL_SECONDS):
-                link = await self.connector.connect(lambda: Link(url, self._token), address.host, address.port, context)
+                link = await self.connector.connect(lambda: Link(url, token), address.host, address.port, context)
                 await asyncio.shield(link.welcome)
         except TimeoutError:
             error = Unreachable(url, f"no answer within {DIAL_SECONDS:g} s")

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias
 
 from pydanube.client.admin import Fetch, NativeAdmin
-from pydanube.client.brokers import Brokers, OnConnection, addresses_of
+from pydanube.client.brokers import Brokers, OnConnection, Token, addresses_of
 from pydanube.client.connector import SYSTEM, Connector
 from pydanube.client.consumer import Consumer
 from pydanube.client.messages import (
@@ -31,7 +31,7 @@ from pydanube.client.publisher import Publisher
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import type_name
-from pydanube.errors import ConfigError, TopicUnknown
+from pydanube.errors import ConfigError, DanubeError, TopicUnknown
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
 Compression: TypeAlias = Literal["none", "lz4", "zstd"]
@@ -51,7 +51,7 @@ NAME_SIZE_MAX_BYTES: Final = 200
 def connect(
     url: str | Iterable[str] = "danube://127.0.0.1:6651",
     *,
-    token: str = "",
+    token: Token = "",
     tls: ssl.SSLContext | None = None,
     timeout: float = TIMEOUT_SECONDS,
     on_connection: OnConnection | None = None,
@@ -60,6 +60,7 @@ def connect(
 
     Use it as an async context manager; entering it waits until one broker answers. `danube+tls://` encrypts, with the
     system's certificates or with `tls`. `timeout` is the deadline, in seconds, of every call that gets none of its own.
+    `token` may be a function: it is asked for a token whenever a connection is made, so that one can be renewed.
     `on_connection(url, error)` is called when a connection is open (`error` is None) and when it is lost.
 
     >>> async with pydanube.connect(url) as client:
@@ -78,7 +79,7 @@ class Client:
         self,
         url: str | Iterable[str],
         *,
-        token: str = "",
+        token: Token = "",
         tls: ssl.SSLContext | None = None,
         timeout: float = TIMEOUT_SECONDS,
         on_connection: OnConnection | None = None,
@@ -318,6 +319,16 @@ class Client:
     async def describe_storage(self, topic: str, *, timeout: float | None = None) -> StorageInfo:
         """Which objects hold a topic's history, and which offsets nobody has. Of a partition, not of its base."""
         return await self._admin.describe_storage(topic, timeout)
+
+    async def describe_storages(
+        self, topics: Iterable[str], *, timeout: float | None = None
+    ) -> dict[TopicName, StorageInfo | DanubeError]:
+        """As `describe_storage`, of many topics, with one request to each broker; a base stands for its partitions.
+
+        A topic that cannot be described has the error as its value. What has not changed since the last call is not
+        sent again.
+        """
+        return await self._admin.describe_storages(topics, timeout)
 
     async def swap_objects(self, topic: str, old: Sequence[str], new: Descriptor) -> None:
         """Asks the owner to describe an object that was made of several neighbours, or of one by erasing rows, instead.

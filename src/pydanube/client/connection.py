@@ -112,7 +112,7 @@ class Link(asyncio.Protocol):
         return number
 
     async def request(
-        self, command: pb.Command, kind: str, accept: Callable[[frames.Frame], None] | None = None
+        self, command: pb.Command, kind: str, accept: Callable[[frames.Frame], None] | None = None, body: Buffer = b""
     ) -> frames.Frame:
         """The answer, which is of this kind. `accept` sees it before any later frame of the connection is looked at."""
         future: asyncio.Future[frames.Frame] = self._loop.create_future()
@@ -133,7 +133,7 @@ class Link(asyncio.Protocol):
                     accept(answer)
                 future.set_result(answer)
 
-        number = self.ask(command, answered)
+        number = self.ask(command, answered, *([body] if body else []))
         try:
             return await future
         finally:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from pydanube.core.consuming.values import Arrival
-from pydanube.core.history.tiers import Descriptor
+from pydanube.core.history.tiers import Descriptor, LogRun
 from pydanube.errors import ConfigError
 from pydanube.formats.batch import Batch, decode
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -389,9 +389,15 @@ class StorageInfo(NamedTuple):
     manifest_crc: int  # of its bytes; 0: not known
     orphans: Sequence[tuple[int, int]]
     voids: Sequence[tuple[int, int]]
+    log: Sequence[LogRun] = ()  # what the broker's own log holds; empty if it is too old to tell
+    tag: str = ""  # another one whenever objects, orphans or voids are others; empty: they are changing
 
     @classmethod
-    def of(cls, info: pb.StorageInfo) -> StorageInfo:
+    def of(cls, info: pb.StorageInfo, known: StorageInfo | None = None) -> StorageInfo:
+        """`known` is what an answer that says "unchanged" leaves out."""
+        if info.unchanged:
+            assert known is not None and known.tag == info.tag, "only what was told can be unchanged"
+            return known._replace(first_offset=info.first_offset, head=info.head, log=_runs(info.log))
         return cls(
             info.topic,
             info.first_offset,
@@ -403,7 +409,13 @@ class StorageInfo(NamedTuple):
             info.manifest_crc,
             list(zip(info.orphans[::2], info.orphans[1::2], strict=True)),
             list(zip(info.voids[::2], info.voids[1::2], strict=True)),
+            _runs(info.log),
+            info.tag,
         )
+
+
+def _runs(numbers: Sequence[int]) -> list[LogRun]:
+    return [LogRun(*numbers[at : at + 4]) for at in range(0, len(numbers), 4)]
 
 
 class Lag(NamedTuple):

@@ -41,7 +41,7 @@ PAYLOAD: Final = ENVELOPE.get_field_index("payload")
 
 ATTRIBUTES: Final = ENVELOPE.get_field_index("attributes")
 
-_NO_TEXTS: Final = pa.array([], pa.string())
+_NO_TEXTS: Final = pa.nulls(0, pa.string())  # not pa.array, which loads pandas
 
 _REQUIRED: Final = [i for i, field in enumerate(ENVELOPE) if not field.nullable]
 
@@ -101,7 +101,7 @@ def rows_of(messages: Sequence[Envelope]) -> pa.RecordBatch:
 
 
 def columns_of(
-    payloads: Sequence[bytes],
+    payloads: Sequence[bytes] | pa.Array,
     publish_times: Buffer,
     *,
     keys: Sequence[str | None] | None = None,
@@ -128,7 +128,7 @@ def columns_of(
         return pa.RecordBatch.from_arrays(
             [
                 pa.Array.from_buffers(ENVELOPE.field(0).type, count, [None, times]),
-                pa.array(payloads, pa.binary()),
+                payloads if isinstance(payloads, pa.Array) else pa.array(payloads, pa.binary()),
                 pa.nulls(count, pa.string()) if keys is None else pa.array(keys, pa.string()),
                 pa.nulls(count, pa.string()) if producer_name is None else pa.repeat(_text(producer_name), count),
                 pairs,

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
+from pydanube.core.history.tiers import LogRun
 from pydanube.formats.segment import GroupHeader, SegmentHeader
 
 # One index entry per this many bytes: a reader that starts anywhere scans at most so much for nothing.
 INDEX_STEP_BYTES: Final = 256 * 1024
+RUNS_MAX: Final = 64  # as StorageInfo.log promises
+SIMILAR: Final = 1.5  # row sizes that differ by less are told as one
 
 
 class PositionIndex:
@@ -35,6 +40,10 @@ class PositionIndex:
         while place > 0 and self._offsets[place] == offset:
             place -= 1
         return self._positions[place] if place >= 0 else start
+
+    def points(self) -> Iterator[tuple[int, int]]:
+        """Offset and position of every entry."""
+        return zip(self._offsets, self._positions, strict=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,3 +107,51 @@ def segment_holding(segments: list[SegmentFile], offset: int) -> SegmentFile | N
 
 def _first_offset(segment: SegmentFile) -> int:
     return segment.first_offset
+
+
+def runs_of(segments: Iterable[SegmentFile], detailed_from: int, count_max: int = RUNS_MAX) -> list[LogRun]:
+    """What segments hold, in order, as few runs: neighbours of one epoch whose rows are of similar size are one.
+
+    Segments that lie wholly below `detailed_from` are looked at as a whole, others entry by entry of their index.
+    """
+    found: list[LogRun] = []
+    for segment in segments:
+        for run in _runs_in(segment, detailed=segment.end_offset > detailed_from):
+            if found and _is_neighbour(found[-1], run) and _are_similar(found[-1], run):
+                found[-1] = _together(found[-1], run)
+            else:
+                found.append(run)
+    while len(found) > count_max:
+        fewer: list[LogRun] = []
+        for number, run in enumerate(found):
+            if number % 2 and _is_neighbour(fewer[-1], run):
+                fewer[-1] = _together(fewer[-1], run)
+            else:
+                fewer.append(run)
+        if len(fewer) == len(found):  # each is an epoch of its own: what is newest is what is read
+            return found[-count_max:]
+        found = fewer
+    return found
+
+
+def _runs_in(segment: SegmentFile, *, detailed: bool) -> Iterator[LogRun]:
+    points = [(segment.first_offset, segment.start)]
+    if detailed:
+        points += [point for point in segment.index.points() if point[0] > points[0][0]]
+    points.append((segment.end_offset, segment.end))
+    for (first, begin), (end, behind) in pairwise(points):
+        if end > first:
+            yield LogRun(first, end, behind - begin, segment.header.epoch)
+
+
+def _is_neighbour(one: LogRun, other: LogRun) -> bool:
+    return one.end == other.first and one.epoch == other.epoch
+
+
+def _are_similar(one: LogRun, other: LogRun) -> bool:
+    small, large = sorted((one.row_bytes, other.row_bytes))
+    return large <= SIMILAR * small
+
+
+def _together(one: LogRun, other: LogRun) -> LogRun:
+    return LogRun(one.first, other.end, one.size_bytes + other.size_bytes, one.epoch)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from pydanube.core.history.tiers import LogRun
 from pydanube.errors import LogDamaged, OffsetOutOfRange
 from pydanube.formats.batch import Batch
 from pydanube.log.cache import Tail
-from pydanube.log.catalog import SegmentFile, segment_holding
+from pydanube.log.catalog import SegmentFile, runs_of, segment_holding
 from pydanube.log.reader import LogReader, first_row_since
 from pydanube.log.recovered import Recovered
 from pydanube.log.trimmer import Trimmer
@@ -52,6 +53,10 @@ class LogReading:
             else:
                 ranges.append((segment.first_offset, segment.end_offset))
         return ranges
+
+    def runs(self, detailed_from: int) -> list[LogRun]:
+        """Sizes and epochs of what is kept here; finer from `detailed_from` on."""
+        return runs_of(self.segments, detailed_from)
 
     @property
     def size_bytes(self) -> int:

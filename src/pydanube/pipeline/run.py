@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +24,9 @@ JOBS: Final = {
     "erase": "the bytes of a key's messages go from history; offsets stay",
     "stats": "counts, bytes, keys and latencies per topic and hour",
 }
+
+
+WITH_CHECKPOINT: Final = frozenset({"lake"})
 
 
 class SparkMissing(Refused):
@@ -46,7 +49,7 @@ def run_job(
     *,
     conf: Path | None = None,
     changes: tuple[str, ...] = (),
-    master: str = "local[*]",
+    master: str | None = None,
     remote: str | None = None,
     as_json: bool = False,
 ) -> JobReport:
@@ -68,15 +71,19 @@ def run_job(
     module: Any = import_module(f"pydanube.pipeline.{job}")
     module.check(dict(values))  # a mistake is said at once: Spark takes seconds, or a cluster's minutes, to start
     is_ours = SparkSession.getActiveSession() is None
-    if remote is None:  # a server has its own
-        spark_conf.setdefault("spark.log.level", "ERROR")
     with SparkLog() as spark_log, QueryWatch(job, as_json=as_json, stream=spark_log.stderr) as watch:
         watch.says("starting Spark")
         try:
             with spark_log.catching() if is_ours and remote is None else nullcontext():
-                spark = session(f"danube {job}", master=master, remote=remote, conf=spark_conf)
+                spark = session(
+                    f"danube {job}",
+                    master=master,
+                    remote=remote,
+                    conf=spark_conf,
+                    defaults={"spark.log.level": "ERROR"},
+                )
             try:
-                report: JobReport = module.run(spark, values, watch)
+                report: JobReport = _run(job, lambda: module.run(spark, dict(values), watch))
             finally:
                 if is_ours:
                     spark.stop()
@@ -128,6 +135,13 @@ class SparkLog:
         """Words behind a reason that say where Spark's own words are."""
         self._is_kept = self._file is not None and self._file.stat().st_size > 0
         return f" (what Spark wrote is in {self._file})" if self._is_kept else ""
+
+
+def _run(job: str, once: Callable[[], JobReport]) -> JobReport:
+    """Once, or again if it is safe: a job with a checkpoint goes on from there."""
+    from pydanube.spark.restarts import run_again
+
+    return run_again(once, what=job) if job in WITH_CHECKPOINT else once()
 
 
 def reason(text: str) -> str:

@@ -87,7 +87,7 @@ class JobSettings:
 
     def connection(self) -> dict[str, str]:
         """Options of `format("danube")` that say how to reach brokers and objects."""
-        names = ("service.url", "storage.url", "token", "tls.ca", "tls.cert", "tls.key", "timeout")
+        names = ("service.url", "storage.url", "token", "token.file", "tls.ca", "tls.cert", "tls.key", "timeout")
         found = {name: str(self._values[name]) for name in names if self._values.get(name) is not None}
         if "service.url" not in found and "storage.url" not in found:
             raise ConfigError("service.url", None, "danube://host:6651, or storage.url to read without brokers")
@@ -117,7 +117,17 @@ def local_path(key: str, place: str) -> str:
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+")  # two letters or more
 
-CONNECTION = ("service.url", "storage.url", "storage.options", "token", "tls.ca", "tls.cert", "tls.key", "timeout")
+CONNECTION = (
+    "service.url",
+    "storage.url",
+    "storage.options",
+    "token",
+    "token.file",
+    "tls.ca",
+    "tls.cert",
+    "tls.key",
+    "timeout",
+)
 TOPICS = ("topic", "topics")
 
 

@@ -5,18 +5,20 @@ Importing this imports neither Spark nor pyarrow: `options` and `plan` are plain
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["history", "register"]
+__all__ = ["history", "keep_running", "register"]
 
 
 def register(spark: SparkSession) -> None:
     """Makes `spark.read.format("danube")`, `readStream`, `write` and `writeStream` work in this session.
 
-    Filters on offset, publish_time, topic and routing_key are then applied before messages are read.
+    Tasks are then as many as the session runs at once, and the option pushFilters is allowed.
     """
     from pydanube.spark.source import register as register_source
 
@@ -31,3 +33,12 @@ def history(spark: SparkSession, topic: str, **options: Any) -> DataFrame:
     from pydanube.spark.fast import history as fast_history
 
     return fast_history(spark, topic, **options)
+
+
+def keep_running(start: Callable[[], StreamingQuery], *, restarts_max: int = 5) -> None:
+    """Starts a stream with a checkpoint and waits for its end; starts it again, after a pause and at most so many times
+    one after the other, if a Python worker of Spark did not start in time. Other failures are raised.
+    """
+    from pydanube.spark.restarts import keep_running as keep_stream_running
+
+    keep_stream_running(start, restarts_max=restarts_max)

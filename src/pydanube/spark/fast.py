@@ -75,7 +75,7 @@ def _uploaded(state: TopicState, not_here: str | None) -> TopicState:
 def _places(reach: Reach, place: Any, states: Sequence[TopicState], *, ending: bool) -> dict[str, int]:
     times = {}
     if not isinstance(place, Everywhere | PerTopic):
-        times = {state.topic: reach.offset_at(state, place.of(state.topic)) for state in states}
+        times = reach.offsets_at({state.topic: place.of(state.topic) for state in states}, states)
     return resolve(place, states, times, ending=ending)
 
 

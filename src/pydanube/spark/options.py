@@ -43,6 +43,7 @@ CONNECTION_OPTIONS: Final = (
     "storage.url",
     "storage.options",
     "token",
+    "token.file",
     "tls.ca",
     "tls.cert",
     "tls.key",
@@ -68,6 +69,7 @@ SOURCE_OPTIONS: Final = (
     "columns",
     "group.id",
     "orphans",
+    "pushFilters",
 )
 SINK_OPTIONS: Final = (
     *CONNECTION_OPTIONS,
@@ -88,13 +90,27 @@ SINK_OPTIONS: Final = (
 )
 # What Spark itself puts among them.
 SPARK_OPTIONS: Final = ("path", "checkpointLocation", "queryName", "outputMode", "format")
+# Of a table of Spark's catalog: its properties, and its options a second time, with a prefix.
+TABLE_PROPERTIES: Final = frozenset(
+    {
+        "provider",
+        "owner",
+        "location",
+        "comment",
+        "external",
+        "is_managed_location",
+        "collation",
+        "transient_lastddltime",
+    }
+)
+TABLE_PREFIX: Final = "option."
 
 
 class QueryOptions:
     """Options by name, whatever their case. Every unknown one is refused, with the name that was meant."""
 
     def __init__(self, options: Mapping[str, str], known: Collection[str]) -> None:
-        self._values = {name.lower(): str(value) for name, value in options.items()}
+        self._values = _without_table({name.lower(): str(value) for name, value in options.items()})
         names = {name.lower(): name for name in (*known, *SPARK_OPTIONS)}
         for name, value in self._values.items():
             if name not in names:
@@ -150,6 +166,38 @@ class QueryOptions:
         return found
 
 
+# What a table must not have: whoever reads the catalog, or a query's schema, would see it.
+SECRET: Final = ("token", "storage.options")
+PEM: Final = "-----BEGIN "
+
+
+def table_options(options: Mapping[str, str]) -> dict[str, str] | None:
+    """Those that make a table of Spark's catalog; None: it is a query. Raises ConfigError."""
+    given = {name.lower(): str(value) for name, value in options.items()}
+    if not any(name.startswith(TABLE_PREFIX) for name in given):
+        return None
+    found = _without_table(given)
+    for name in SECRET:
+        if name in found:
+            hint = "token.file, or the environment of executors: the options of a table are kept in the catalog"
+            raise ConfigError(name, "…", hint)
+    for name, value in found.items():
+        if value.lstrip().startswith(PEM):
+            raise ConfigError(name, "text", "a file: the options of a table are kept in the catalog")
+    return found
+
+
+def _without_table(given: Mapping[str, str]) -> dict[str, str]:
+    """The options of a table as those of a query: what the query itself says wins."""
+    table = {name.removeprefix(TABLE_PREFIX): value for name, value in given.items() if name.startswith(TABLE_PREFIX)}
+    ours = {
+        name: value
+        for name, value in given.items()
+        if not name.startswith(TABLE_PREFIX) and not (table and name in TABLE_PROPERTIES)
+    }
+    return {**table, **ours}
+
+
 # --- the connection -------------------------------------------------------------------------------------
 
 
@@ -161,9 +209,10 @@ class BrokerOptions:
     storage_url: str | None
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     token: str = field(default="", repr=False)
-    tls_ca: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
+    token_file: str | None = None
+    tls_ca: str | None = field(default=None, repr=False)  # these three may be PEM text
+    tls_cert: str | None = field(default=None, repr=False)
+    tls_key: str | None = field(default=None, repr=False)
     timeout_seconds: float = 60.0  # as the client: longer than a takeover
 
     @classmethod
@@ -177,11 +226,14 @@ class BrokerOptions:
             )
         if (given.text("tls.cert") is None) != (given.text("tls.key") is None):
             raise ConfigError("tls.cert", given.text("tls.cert"), "tls.cert and tls.key together, or neither")
+        if given.text("token") is not None and given.text("token.file") is not None:
+            raise ConfigError("token.file", given.text("token.file"), "either it or token, not both")
         return cls(
             url=url,
             storage_url=storage_url,
             storage_options=given.mapping("storage.options"),
             token=given.text("token") or "",
+            token_file=given.text("token.file"),
             tls_ca=given.text("tls.ca"),
             tls_cert=given.text("tls.cert"),
             tls_key=given.text("tls.key"),
@@ -236,12 +288,13 @@ class SourceOptions:
     bytes_max: int | None
     rows_min: int | None
     delay_seconds_max: float
-    partitions_min: int
+    partitions_min: int | None  # None: as the cluster is
     partition_rows_max: int | None
     fail_on_data_loss: bool
     columns: tuple[str, ...]
     group: str | None
     orphans: Orphans
+    push_filters: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -265,12 +318,13 @@ class SourceOptions:
             bytes_max=given.number("maxBytesPerTrigger"),
             rows_min=rows_min,
             delay_seconds_max=_seconds(given.text("maxTriggerDelay") or "15m"),
-            partitions_min=given.number("minPartitions") or 1,
+            partitions_min=given.number("minPartitions"),
             partition_rows_max=given.number("maxRecordsPerPartition"),
             fail_on_data_loss=given.flag("failOnDataLoss", True),
             columns=_columns(given),
             group=given.text("group.id"),
             orphans="skip" if given.one_of("orphans", "wait", ("wait", "skip")) == "skip" else "wait",
+            push_filters=given.flag("pushFilters", False),
         )
 
 

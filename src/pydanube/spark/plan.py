@@ -22,15 +22,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from pydanube.core.history.tiers import Descriptor
+from pydanube.core.history.tiers import Descriptor, LogRun
 from pydanube.errors import ConfigError
 from pydanube.spark.errors import MessagesLost, NotUploaded, OffsetsWrong
 from pydanube.spark.options import EARLIEST, LATEST, AtTime, Everywhere, Orphans, PerTopic, Place
 
 MIB: Final = 1 << 20
-SHARE_BYTES: Final = 64 * MIB  # of objects, as stored
-SHARE_ROWS: Final = 2_000_000
-ROW_BYTES: Final = 256  # a guess, for topics of which nothing is uploaded
+ROW_BYTES: Final = 256  # a guess, for a topic of which no broker tells a size and nothing is uploaded
 FORMAT: Final = 1
 
 Range: TypeAlias = tuple[int, int]
@@ -49,6 +47,7 @@ class TopicState:
     live: bool = True
     storage_url: str | None = None
     history_version: int = 0
+    log: Sequence[LogRun] = ()  # sizes and epochs of what a broker has, in order, as far as it tells
     ends: Sequence[int] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
@@ -56,18 +55,32 @@ class TopicState:
 
     @property
     def row_bytes(self) -> float:
-        """A guess from what is uploaded."""
+        """A guess from what is uploaded, for offsets that `log` does not tell."""
         rows = sum(each.end - each.start_offset for each in self.objects)
         return sum(each.size for each in self.objects) / rows if rows else ROW_BYTES
 
+    def runs_in(self, first: int, end: int) -> Iterator[LogRun]:
+        """What `log` tells of [first, end), cut to it."""
+        place = bisect_right(self.log, first, key=lambda run: run.end)
+        for run in self.log[place:]:
+            if run.first >= end:
+                return
+            cut_first, cut_end = max(first, run.first), min(end, run.end)
+            yield LogRun(cut_first, cut_end, round(run.row_bytes * (cut_end - cut_first)), run.epoch)
+
 
 class RangeSource(NamedTuple):
-    """Offsets [first, end) of a topic. `described` None: ask the broker."""
+    """Offsets [first, end) of a topic. `described` None: ask the broker.
+
+    `row_bytes` is of what a broker has; `epoch` of all messages in it, 0 if that is not known yet.
+    """
 
     topic: str
     first: int
     end: int
     described: Descriptor | None
+    row_bytes: float = ROW_BYTES
+    epoch: int = 0
 
     @property
     def rows(self) -> int:
@@ -76,7 +89,7 @@ class RangeSource(NamedTuple):
     @property
     def size_bytes(self) -> int:
         if self.described is None:
-            return self.rows * ROW_BYTES
+            return round(self.rows * self.row_bytes)
         whole = self.described.end - self.described.start_offset
         return self.described.size * self.rows // whole
 
@@ -105,19 +118,38 @@ def layout(state: TopicState, first: int, end: int) -> HistoryLayout:
         if each.start_offset > at:
             rest.append((at, each.start_offset))
             at = each.start_offset
-        pieces.append(RangeSource(state.topic, at, min(end, each.end), each))
-        at = min(end, each.end)
+        upto = min(end, each.end)
+        pieces.append(RangeSource(state.topic, at, upto, each, epoch=_epoch_in(state, at, upto)))
+        at = upto
     if at < end:
         rest.append((at, end))
     voids, rest = _split(rest, state.voids)
     orphans, rest = _split(rest, state.orphans)
     missing: list[Range] = []
     if state.live:
-        pieces += [RangeSource(state.topic, gap_first, gap_end, None) for gap_first, gap_end in rest]
+        for gap_first, gap_end in rest:
+            pieces += _served(state, gap_first, gap_end)
         pieces.sort(key=lambda piece: piece.first)
     else:
         missing = rest
     return HistoryLayout(pieces, voids, orphans, missing)
+
+
+def _served(state: TopicState, first: int, end: int) -> Iterator[RangeSource]:
+    """[first, end), which a broker has, cut where sizes or epochs change."""
+    for run in state.runs_in(first, end):
+        if first < run.first:
+            yield RangeSource(state.topic, first, run.first, None, state.row_bytes)
+        yield RangeSource(state.topic, run.first, run.end, None, run.row_bytes, run.epoch)
+        first = run.end
+    if first < end:
+        yield RangeSource(state.topic, first, end, None, state.row_bytes)
+
+
+def _epoch_in(state: TopicState, first: int, end: int) -> int:
+    """Of the messages of an object, if the log of the broker still has them too, and all are of one; else 0."""
+    found = next(state.runs_in(first, end), None)
+    return found.epoch if found is not None and (found.first, found.end) == (first, end) else 0
 
 
 def _split(ranges: Iterable[Range], others: Sequence[Range]) -> tuple[list[Range], list[Range]]:
@@ -277,11 +309,9 @@ def advance(
             loses(topic, start.next[topic], start.next[topic] + 1, "the topic is gone", fail_on_data_loss, notes)
     backlog = _backlog(states, start, upto, orphans, fail_on_data_loss, notes)
     total = sum(each.rows for each in backlog.values())
+    size = sum(each.size_bytes for each in backlog.values())
     rows_left = rows_max if rows_max is not None else total
-    if bytes_max is not None:
-        size = sum(each.size_bytes for each in backlog.values())
-        if size > bytes_max:
-            rows_left = min(rows_left, max(1, total * bytes_max // size))
+    bytes_left = bytes_max if bytes_max is not None else size
     rows = 0
     for topic, found in backlog.items():
         state = known[topic]
@@ -291,6 +321,8 @@ def advance(
         skipped[topic] = [each for each in skipped.get(topic, ()) if _is_orphan(state, each)]
         rows += sum(layout(state, *each).rows for each in rescued)
         end = _end_of(found, quota)
+        if size > bytes_left:
+            end = min(end, _end_within(found, bytes_left * found.size_bytes // size))
         passed = layout(state, max(found.first, nexts.get(topic, found.first)), end)
         skipped[topic] += passed.orphans
         gaps[topic] = gaps.get(topic, 0) + sum(last - first for first, last in passed.voids)
@@ -366,6 +398,18 @@ def _end_of(waiting: _Waiting, quota: int) -> int:
     raise AssertionError("fewer messages than were counted")
 
 
+def _end_within(waiting: _Waiting, size_bytes: int) -> int:
+    """Behind the last message that fits, and behind the first one in any case."""
+    end = waiting.first
+    for number, piece in enumerate(waiting.pieces):
+        if piece.size_bytes > size_bytes:
+            fitting = size_bytes * piece.rows // piece.size_bytes
+            return piece.first + max(1, fitting) if fitting or not number else end
+        size_bytes -= piece.size_bytes
+        end = piece.end
+    return waiting.end
+
+
 def _is_orphan(state: TopicState, skipped: Range) -> bool:
     """Whether some of it is neither rescued nor known never to have been."""
     return bool(layout(state, *skipped).orphans)
@@ -406,7 +450,7 @@ def between(
                 raise MessagesLost(topic, begun, last, "the topic is gone")
             continue
         # What was lost was counted when the end was decided; it lies at the front.
-        lost = end.lost.get(topic, 0) - start.lost.get(topic, 0)
+        lost = max(0, end.lost.get(topic, 0) - start.lost.get(topic, 0))
         first = start.next.get(topic, 0) + lost
         still = {*map(tuple, end.skipped.get(topic, ()))}
         rescued = [each for each in start.skipped.get(topic, ()) if tuple(each) not in still]
@@ -495,35 +539,3 @@ class TaskShare(NamedTuple):
     @property
     def rows(self) -> int:
         return sum(piece.rows for piece in self.pieces)
-
-
-def shares(pieces: Sequence[RangeSource], *, partitions_min: int = 1, rows_max: int | None = None) -> list[TaskShare]:
-    """Pieces for tasks: many small objects for one, a large object for several. Never two topics for one task."""
-    total = sum(piece.rows for piece in pieces)
-    limit = min(SHARE_ROWS, rows_max or SHARE_ROWS, max(1, -(-total // partitions_min)))
-    found: list[list[RangeSource]] = []
-    rows = size = 0
-    for piece in _cut(pieces, limit):
-        open_share = found[-1] if found else None
-        fits = rows + piece.rows <= limit and size + piece.size_bytes <= SHARE_BYTES
-        if open_share is None or open_share[-1].topic != piece.topic or not fits:
-            found.append([])
-            rows = size = 0
-        found[-1].append(piece)
-        rows += piece.rows
-        size += piece.size_bytes
-    return [TaskShare(tuple(share)) for share in found]
-
-
-def _cut(pieces: Sequence[RangeSource], rows_max: int) -> Iterator[RangeSource]:
-    """None with more than `rows_max`; a large one is cut into equal parts."""
-    for piece in pieces:
-        parts = -(-piece.rows // rows_max)
-        if piece.size_bytes > SHARE_BYTES:
-            parts = max(parts, -(-piece.size_bytes // SHARE_BYTES))
-        first = piece.first
-        for number in range(1, parts + 1):
-            end = piece.first + piece.rows * number // parts
-            if end > first:
-                yield piece._replace(first=first, end=end)
-            first = end

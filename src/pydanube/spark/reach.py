@@ -13,44 +13,49 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from crc32c import crc32c
 
-from pydanube.client.client import Client
-from pydanube.client.messages import StorageInfo
 from pydanube.client.thread import LoopThread
 from pydanube.core.history.object_keys import path_of
-from pydanube.core.history.tiers import Descriptor, Objects, manifest_from_bytes
-from pydanube.core.names import TopicName
+from pydanube.core.history.tiers import Descriptor, LogRun, Objects, manifest_from_bytes
 from pydanube.errors import (
     ConfigError,
+    DanubeError,
     DeadlineExceeded,
+    DeliveryMismatch,
     NotServed,
     ObjectDamaged,
     SubscriptionUnknown,
     TopicUnknown,
     Unreachable,
 )
-from pydanube.formats.batch import Batch
-from pydanube.history.snapshots import read_snapshot
+from pydanube.spark.credentials import tls_of, token_of
 from pydanube.spark.options import BrokerOptions
 from pydanube.spark.plan import TopicState
 from pydanube.stores.objects.settings import parse_url
-from pydanube.stores.objects.urls import OpenObjectStore, open_object_store
+
+if TYPE_CHECKING:  # imported when they are needed: a task that reads files alone starts sooner without
+    from pydanube.client.client import Client
+    from pydanube.client.messages import StorageInfo
+    from pydanube.formats.batch import Batch
+    from pydanube.stores.objects.urls import OpenObjectStore
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 # How long brokers may be silent before objects are read without them, if that was allowed.
 OFFLINE_SECONDS: Final = 5.0
+AT_ONCE: Final = 32  # requests about single topics, or objects, that are under way
 _SNAPSHOT: Final = re.compile(r"(.+)/_snapshot-\d{20}-\d{20}\.json")
 _PART: Final = re.compile(r"-part-\d+$")
 
@@ -64,6 +69,7 @@ class Reach:
         self._client: Client | None = None
         self._stores: dict[str, OpenObjectStore] = {}
         self._offline = connection.url is None
+        self._known: dict[str, tuple[str, TopicState]] = {}  # by topic, with the tag of what was told
         self.not_here: dict[str, str] = {}  # by topic: the directory of another machine that has its objects
 
     def __enter__(self) -> Self:
@@ -112,13 +118,17 @@ class Reach:
             connection = self.connection
             if connection.url is None:
                 raise ConfigError("service.url", None, "danube://host:6651: only a broker has these messages")
+            from pydanube.client.client import Client
+
             seconds = connection.timeout_seconds
-            self._client = Client(connection.url, token=connection.token, tls=_tls(connection), timeout=seconds)
+            self._client = Client(connection.url, token=token_of(connection), tls=tls_of(connection), timeout=seconds)
         return self._client
 
     async def store(self, url: str) -> OpenObjectStore:
         store = self._stores.get(url)
         if store is None:
+            from pydanube.stores.objects.urls import open_object_store
+
             options = dict(self.connection.storage_options)
             store = self._stores[url] = await open_object_store(url, options)
         return store
@@ -127,9 +137,10 @@ class Reach:
 
     def states(self, topics: Sequence[str], pattern: str | None = None) -> list[TopicState]:
         """Topics, or all whose name matches, partitions one by one. Raises TopicUnknown."""
-        return list(self.call(self._states(topics, pattern)))
+        return list(self.call(self.states_now(topics, pattern)))
 
-    async def _states(self, topics: Sequence[str], pattern: str | None) -> list[TopicState]:
+    async def states_now(self, topics: Sequence[str], pattern: str | None = None) -> list[TopicState]:
+        """The same, on the loop."""
         if not self._offline:
             try:
                 # With objects to fall back on, a dead broker costs seconds and not the whole timeout.
@@ -147,28 +158,42 @@ class Reach:
 
     async def _online(self, topics: Sequence[str], pattern: str | None, seconds: float | None) -> list[TopicState]:
         client = await self.client()
+        names = list(topics)
         if pattern is not None:
             names = [name for name in await client.list_topics(timeout=seconds) if re.fullmatch(pattern, name)]
-        else:
-            names = []
-            for topic in topics:
-                partitions = (await client.lookup(topic, timeout=seconds)).partitions
-                names += TopicName(topic).partition_names(partitions) if partitions else [TopicName(topic)]
-        found = []
-        for name in names:
-            try:
-                info = await client.describe_storage(name, timeout=seconds)
-            except NotServed:
-                if pattern is None:
-                    raise
-                continue  # a non-reliable topic has no messages to read, or a base has partitions that are listed too
-            found.append(await self._state(info))
-        return found
+        found = [each async for each in self._described(client, names, pattern, seconds)]
+        return list(await self.all_of(found, self._state))
+
+    async def _described(
+        self, client: Client, names: Sequence[str], pattern: str | None, seconds: float | None
+    ) -> AsyncIterator[StorageInfo]:
+        for info in (await client.describe_storages(names, timeout=seconds)).values():
+            if not isinstance(info, DanubeError):
+                yield info
+            elif pattern is None or not isinstance(info, DeliveryMismatch | TopicUnknown):
+                raise info
+            # else it has no messages to read, or was deleted since it was listed
+
+    async def all_of(self, items: Iterable[T], make: Callable[[T], Awaitable[R]]) -> list[R]:
+        """In order; some are waited for at once."""
+        turn = asyncio.Semaphore(AT_ONCE)
+
+        async def one(item: T) -> R:
+            async with turn:
+                return await make(item)
+
+        return list(await asyncio.gather(*map(one, items)))
 
     async def _state(self, info: StorageInfo) -> TopicState:
+        tag, before = self._known.get(info.topic, ("", None))
+        if before is not None and tag and tag == info.tag and before.first_offset == info.first_offset:
+            return replace(before, head=info.head, log=_log_of(info, before.storage_url))
         url = self.store_of(info)
         older = await self._manifest(info.topic, url, info.manifest, info.manifest_crc) if info.manifest and url else []
-        return _state_of(info.topic, info.first_offset, info.head, url, older, info.objects, info, live=True)
+        made = _state_of(info.topic, info.first_offset, info.head, url, older, info.objects, info, live=True)
+        made = replace(made, log=_log_of(info, url))
+        self._known[info.topic] = (info.tag, made)
+        return made
 
     def store_of(self, info: StorageInfo) -> str | None:
         """Where this machine reads a topic's objects; None: nowhere, they come through the broker.
@@ -199,6 +224,8 @@ class Reach:
             raise ObjectDamaged(topic, key, 0, 0, str(error)) from error
 
     async def _from_objects(self, topics: Sequence[str], pattern: str | None) -> list[TopicState]:
+        from pydanube.history.snapshots import read_snapshot
+
         url = self.connection.storage_url
         assert url is not None
         store = await self.store(url)
@@ -228,18 +255,24 @@ class Reach:
             state = _state_of(name, first, head, url, older, snapshot.objects, snapshot, live=False)
             # What lies below the oldest object was never uploaded, or is gone: history begins there.
             begins = state.objects[0].start_offset if state.objects else head
-            found.append(_begin_at(state, max(first, begins)))
+            found.append(replace(state, first_offset=max(first, begins)))
         return found
 
     # --- times ----------------------------------------------------------------------------------------
 
     def offset_at(self, state: TopicState, time_us: int) -> int:
         """The first message that was published at this time or later; the head if there is none."""
-        if state.live:
-            return int(self.call(self._ask_offset(state.topic, time_us)))
+        return self.offsets_at({state.topic: time_us}, [state])[state.topic]
+
+    def offsets_at(self, times_us: Mapping[str, int], states: Sequence[TopicState]) -> dict[str, int]:
+        """The same of many topics."""
         from pydanube.spark.rows import first_since
 
-        return first_since(self, state, time_us)
+        live = [state.topic for state in states if state.live]
+        asked = self.call(self.all_of(live, lambda topic: self._ask_offset(topic, times_us[topic])))
+        found = dict(zip(live, asked, strict=True))
+        stored = {each.topic: first_since(self, each, times_us[each.topic]) for each in states if not each.live}
+        return {**found, **stored}
 
     async def _ask_offset(self, topic: str, time_us: int) -> int:
         client = await self.client()
@@ -264,19 +297,18 @@ class Reach:
 
         Best effort: a query does not fail because its lag cannot be shown.
         """
-        for topic, offset in offsets.items():
-            with suppress(Unreachable, DeadlineExceeded, NotServed):
-                self.call(self._show(group, topic, offset))
+        self.call(self.all_of(offsets.items(), lambda each: self._show(group, *each)))
 
     async def _show(self, group: str, topic: str, offset: int) -> None:
         client = await self.client()
-        try:
-            await client.seek(topic, group, offset, timeout=OFFLINE_SECONDS)
-        except SubscriptionUnknown:
-            async with client.consumer(
-                topic, subscription=group, type="exclusive", start=offset, window_messages=1, window_bytes=1
-            ):
-                pass
+        with suppress(Unreachable, DeadlineExceeded, NotServed):
+            try:
+                await client.seek(topic, group, offset, timeout=OFFLINE_SECONDS)
+            except SubscriptionUnknown:
+                async with client.consumer(
+                    topic, subscription=group, type="exclusive", start=offset, window_messages=1, window_bytes=1
+                ):
+                    pass
 
 
 def _state_of(
@@ -309,32 +341,20 @@ def _state_of(
     )
 
 
+def _log_of(info: StorageInfo, url: str | None) -> tuple[LogRun, ...]:
+    """Sizes and epochs of what the broker serves; of its objects too, if it serves these."""
+    log = tuple(info.log)
+    if url is not None:
+        return log
+    begins = log[0].first if log else info.head
+    return (*(LogRun(each.start_offset, each.end, each.size, 0) for each in info.objects if each.end <= begins), *log)
+
+
 def _is_here(root: str, info: StorageInfo) -> bool:
     """Whether the directory that a broker named is on this machine: it has one for the topic, if there is an object."""
     if not info.objects and not info.manifest:
         return True
     return Path(root, path_of(f"{info.topic[1:]}/object")).parent.is_dir()
-
-
-def _begin_at(state: TopicState, first_offset: int) -> TopicState:
-    return TopicState(
-        state.topic, first_offset, state.head, state.objects, state.orphans, state.voids, state.live,
-        state.storage_url, state.history_version,
-    )  # fmt: skip
-
-
-def _tls(connection: BrokerOptions) -> ssl.SSLContext | None:
-    if connection.tls_ca is None and connection.tls_cert is None:
-        return None
-    try:
-        context = ssl.create_default_context(cafile=connection.tls_ca)
-        if connection.tls_cert is not None:
-            context.load_cert_chain(connection.tls_cert, connection.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            "tls.ca", connection.tls_ca or connection.tls_cert, f"files of certificates: {error}"
-        ) from error
-    return context
 
 
 class _Ahead:

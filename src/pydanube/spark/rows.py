@@ -120,7 +120,7 @@ def _batches(
         return
     chosen = table.slice(skipped, count)
     if "topic" in columns:
-        chosen = chosen.append_column("topic", pa.repeat(pa.scalar(topic, TEXT), count))
+        chosen = chosen.append_column("topic", _repeated(topic, count))
     schema = arrow_schema(columns)
     yield from chosen.select(list(columns)).cast(schema).to_batches(max_chunksize=BATCH_ROWS)
 
@@ -152,8 +152,16 @@ def _table_of(batches: Sequence[Batch], names: Sequence[str]) -> pa.Table:
     if table.num_rows < FEW_ROWS * len(batches):
         table = table.combine_chunks()
     if "offset" in names:
-        table = table.append_column("offset", pa.array(np.arange(first, first + table.num_rows, dtype=np.int64)))
+        offsets = pa.py_buffer(np.arange(first, first + table.num_rows, dtype=np.int64))
+        table = table.append_column("offset", pa.Array.from_buffers(pa.int64(), table.num_rows, [None, offsets]))
     return table
+
+
+def _repeated(text: str, count: int) -> pa.Array:
+    """Not `pa.repeat` nor `pa.array`: they load pandas, in every new worker."""
+    data = text.encode()
+    ends = pa.py_buffer(np.arange(count + 1, dtype=np.int32) * np.int32(len(data)))
+    return pa.StringArray.from_buffers(count, ends, pa.py_buffer(data * count))
 
 
 def _from_broker(reach: Reach, piece: RangeSource, names: Sequence[str]) -> Iterator[tuple[int, int, pa.Table]]:
@@ -294,43 +302,52 @@ def first_since(reach: Reach, state: TopicState, time_us: int) -> int:
 
 
 def marks_of(reach: Reach, pieces: Iterable[RangeSource], urls: Mapping[str, str]) -> dict[str, Mark]:
-    """The last message of each topic. One that is gone already is left out."""
+    """The last message of each topic. One that is gone already is left out.
+
+    The broker has told the epochs of what is in its log; others are looked up, some topics at once.
+    """
+    last = last_pieces(pieces)
+    unknown = [piece for piece in last.values() if not piece.epoch]
+    looked = reach.call(reach.all_of(unknown, lambda piece: _epoch_of(reach, piece, urls))) if unknown else []
+    epochs = {piece.topic: epoch for piece, epoch in zip(unknown, looked, strict=True)}
     found = {}
-    for topic, piece in last_pieces(pieces).items():
-        epoch = _epoch_of(reach, piece, urls)
+    for topic, piece in last.items():
+        epoch = piece.epoch or epochs[topic]
         if epoch is not None:
             found[topic] = Mark(piece.end - 1, epoch)
     return found
 
 
-def _epoch_of(reach: Reach, piece: RangeSource, urls: Mapping[str, str]) -> int | None:
+async def _epoch_of(reach: Reach, piece: RangeSource, urls: Mapping[str, str]) -> int | None:
     """Of the last message of the piece; None if it is not kept any more."""
     at = piece.end - 1
     for _ in range(ATTEMPTS):
         try:
-            return _look_up(reach, piece, at, urls)
+            return await _look_up(reach, piece, at, urls)
         except (FileNotFoundError, OffsetOutOfRange, NotServed):
-            [state] = reach.states([piece.topic])
+            [state] = await reach.states_now([piece.topic])
             found = layout(state, at, at + 1).pieces
             if at < state.first_offset or not found:
                 return None
             [piece] = found
+            if piece.epoch:
+                return piece.epoch
     return None
 
 
-def _look_up(reach: Reach, piece: RangeSource, at: int, urls: Mapping[str, str]) -> int:
+async def _look_up(reach: Reach, piece: RangeSource, at: int, urls: Mapping[str, str]) -> int:
     described = piece.described
     if described is None:
-        for _, _, batches in reach.fetched(piece.topic, at, at + 1):
+        async for _, _, batches in (await reach.client()).fetch(piece.topic, at, at + 1).stored():
             if batches:
                 return batches[-1].header.epoch
         raise OffsetOutOfRange(piece.topic, at, at, at + 1)
     url, key = urls[piece.topic], _key(piece.topic, described)
     if described.format == RAW:
-        batches = read_raw(reach.call(_get(reach, url, key)))
+        batches = read_raw(await _get(reach, url, key))
         return next(batch.header.epoch for batch in batches if batch.header.end_offset > at)
     try:
-        footer: Footer = reach.call(_footer(reach, url, key, described))
+        footer = await _footer(reach, url, key, described)
     except InvalidObject as error:
         raise ObjectDamaged(piece.topic, key, described.start_offset, described.end, str(error)) from error
     return next(run.epoch for run in footer.runs if run.end_offset > at)

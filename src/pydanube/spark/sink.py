@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -49,6 +49,7 @@ from pydanube.formats.batch import ENVELOPE
 from pydanube.spark.options import SINK_OPTIONS, BrokerOptions, QueryOptions
 from pydanube.spark.reach import Reach
 from pydanube.spark.staging import Publishing, StagedFile, Staging
+from pydanube.spark.versions import DataSourceStreamArrowWriter
 from pydanube.stores.objects.settings import parse_url
 
 log = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ The reader keeps nothing that a restart would miss: where a stream stands is in 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -15,57 +16,102 @@ from time import monotonic
 from typing import Any
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from pydanube.spark.options import AtTime, Place, SourceOptions
+from pydanube.errors import ConfigError
+from pydanube.spark.options import AtTime, Place, SourceOptions, table_options
 from pydanube.spark.plan import (
     Bounds,
     Mark,
     Offsets,
+    RangeSource,
     TaskShare,
     TopicState,
     advance,
     between,
     hold_back,
     layout,
+    loses,
     resolve,
-    shares,
 )
 from pydanube.spark.reach import Reach
 from pydanube.spark.rows import Wanted, arrow_schema, marks_of, read_share, urls_of, with_marks
+from pydanube.spark.shares import shares
+from pydanube.spark.versions import (
+    DataSourceStreamArrowWriter,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 log = logging.getLogger(__name__)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+TABLE = "danube.table"  # in the schema of a table: its options
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+# What Spark's own sources go by: the first that is set.
+PARALLELISM = ("spark.sql.files.minPartitionNum", "spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
 
 
 def register(spark: SparkSession) -> None:
-    """Spark refuses a reader that takes filters while this setting is off, so the two come together."""
+    """Spark refuses a reader that takes filters while this setting is off, so the two come together.
+
+    Queries are planned in a process that knows nothing of the session, so how many tasks it runs at once goes with the
+    class. It is a class of this function, which Spark sends by value.
+    """
     spark.conf.set(PUSHDOWN, "true")
-    spark.dataSource.register(FilteringSource)
+
+    class SessionSource(FilteringSource):
+        """As this session reads."""
+
+        parallelism = parallelism_of(spark)
+
+    try:
+        spark.dataSource.register(SessionSource)
+    except AnalysisException as error:
+        # Spark 4.0 has found the source by itself (pyspark_danube), and does not let it be replaced.
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
+        log.info("this Spark reads without the session's parallelism: minPartitions says how many tasks")
+
+
+def parallelism_of(spark: SparkSession) -> int:
+    """How many tasks the session runs at once now, or is to run when all its executors have come; 1 if nobody tells.
+
+    Spark Connect tells settings only.
+    """
+    context = getattr(spark, "_sc", None)
+    settings = dict(context.getConf().getAll()) if context is not None else {}
+    for name in PARALLELISM:
+        value = settings.get(name) or spark.conf.get(name, None)
+        if value is not None and value.isdigit():
+            return max(1, int(value))
+    expected = _number(settings, "spark.executor.instances") * _number(settings, "spark.executor.cores")
+    return max(1, context.defaultParallelism if context is not None else 1, expected)
+
+
+def _number(settings: Mapping[str, str], name: str) -> int:
+    value = settings.get(name, "")
+    return int(value) if value.isdigit() else 0
 
 
 class DanubeSource(DataSource):
-    """Reads and writes topics. This is what Spark finds by itself: it takes no filters, see `register`."""
+    """Reads and writes topics. This is what Spark finds by itself: it can take no filters, see `register`."""
+
+    parallelism = 1
 
     @classmethod
     def name(cls) -> str:
@@ -73,13 +119,28 @@ class DanubeSource(DataSource):
 
     def schema(self) -> StructType:
         options = SourceOptions.parse(self.options, streaming=not _has_end(self.options))
-        return from_arrow_schema(arrow_schema(options.columns))
+        found = from_arrow_schema(arrow_schema(options.columns))
+        table = table_options(self.options)
+        if table is not None:
+            found.fields[0].metadata = {TABLE: json.dumps(table)}
+        return found
+
+    def given(self, schema: StructType) -> dict[str, str]:
+        """The options. Those of `CREATE TABLE … USING danube OPTIONS` are known to Spark when the table is made, and
+        not given to who reads it (4.3). What it keeps, and does give, is the schema.
+        """
+        table: dict[str, str] = json.loads(schema.fields[0].metadata.get(TABLE, "{}")) if schema.fields else {}
+        ours = {name.lower(): value for name, value in self.options.items()}
+        return {**table, **ours}
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return DanubeReader(SourceOptions.parse(self.options, streaming=False))
+        options = SourceOptions.parse(self.given(schema), streaming=False)
+        if options.push_filters:
+            raise ConfigError("pushFilters", "true", "only in a session for which pydanube.spark.register was called")
+        return DanubeReader(options, self.parallelism)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return DanubeStreamReader(SourceOptions.parse(self.options, streaming=True))
+        return DanubeStreamReader(SourceOptions.parse(self.given(schema), streaming=True), self.parallelism)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         from pydanube.spark.sink import batch_writer
@@ -93,10 +154,16 @@ class DanubeSource(DataSource):
 
 
 class FilteringSource(DanubeSource):
-    """As `register` makes it known."""
+    """As `register` makes it known.
+
+    Filters are taken over only if the query says so: Spark keeps what was left of a source after a filter for every
+    later query of the same DataFrame, and for both sides of a join with itself (4.1 to 4.3; tests/spark/test_source.py
+    shows it). Those would silently get too few rows.
+    """
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return FilteringReader(SourceOptions.parse(self.options, streaming=False))
+        options = SourceOptions.parse(self.given(schema), streaming=False)
+        return (FilteringReader if options.push_filters else DanubeReader)(options, self.parallelism)
 
 
 def _has_end(options: Any) -> bool:
@@ -121,8 +188,17 @@ def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.Reco
 def _offsets(reach: Reach, place: Place, states: Sequence[TopicState], *, ending: bool = False) -> dict[str, int]:
     times = {}
     if isinstance(place, AtTime):
-        times = {state.topic: reach.offset_at(state, place.of(state.topic)) for state in states}
+        times = reach.offsets_at({state.topic: place.of(state.topic) for state in states}, states)
     return resolve(place, states, times, ending=ending)
+
+
+def _shares(pieces: Sequence[RangeSource], options: SourceOptions, parallelism: int) -> list[TaskShare]:
+    return shares(
+        pieces,
+        partitions_min=options.partitions_min,
+        rows_max=options.partition_rows_max,
+        parallelism=parallelism,
+    )
 
 
 def _epochs(marks: Mapping[str, Mark]) -> dict[str, int]:
@@ -135,8 +211,9 @@ def _epochs(marks: Mapping[str, Mark]) -> dict[str, int]:
 class DanubeReader(DataSourceReader):
     """`spark.read`: what is there when the query begins."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, parallelism: int = 1) -> None:
         self.options = options
+        self.parallelism = parallelism
         self.bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -154,7 +231,7 @@ class DanubeReader(DataSourceReader):
             pieces = self.bounds.of(between(states, start, advanced.end, fail_on_data_loss=options.fail_on_data_loss))
             urls = urls_of(states)
             marks = marks_of(reach, pieces, urls)
-        chosen = shares(pieces, partitions_min=options.partitions_min, rows_max=options.partition_rows_max)
+        chosen = _shares(pieces, options, self.parallelism)
         wanted = Wanted(options.columns, self.bounds, options.fail_on_data_loss, urls, _epochs(marks))
         # Spark refuses a source without partitions.
         return [SparkPartition(share, wanted) for share in chosen or [TaskShare(())]]
@@ -212,8 +289,11 @@ def _micros(time: datetime) -> int:
 class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream`: everything, then what comes. Offsets never go back."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, parallelism: int = 1) -> None:
         self.options = options
+        self.parallelism = parallelism
+        self._at: Offsets | None = None  # up to where Spark has planned, as far as this reader was told
+        self._blind: Offsets | None = None  # an end that was decided without knowing the start
         self._reach: Reach | None = None
         self._upto: dict[str, int] | None = None
         self._small_since: float | None = None  # since when a trigger waits for more messages
@@ -242,7 +322,8 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if begin[state.topic] > state.first_offset
             for piece in layout(state, begin[state.topic] - 1, begin[state.topic]).pieces
         ]
-        return Offsets(next=begin, marks=marks_of(self._open, below, urls_of(states))).to_json()
+        self._at = Offsets(next=begin, marks=marks_of(self._open, below, urls_of(states)))
+        return self._at.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.rows_max) if self.options.rows_max is not None else ReadAllAvailable()
@@ -250,7 +331,10 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._upto = {state.topic: state.head for state in self._states()}
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        """Spark before 4.2 gives no arguments: see `_latest_of_all`."""
+        if start is None:
+            return self._latest_of_all().to_json()
         options = self.options
         begin = Offsets.from_json(start)
         states = self._states()
@@ -278,6 +362,46 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._say(notes)
         return end.to_json()
 
+    def _latest_of_all(self) -> Offsets:
+        """Everything that is there, for a Spark that cannot limit a trigger and does not say where it stands.
+
+        This reader knows that from its last call. When a query was started again it does not: then the trigger goes up
+        to the heads, and what cannot be read on the way there (orphans, what retention removed) is an error of
+        `partitions` instead of a stop in front of it.
+        """
+        options = self.options
+        if options.rows_max or options.bytes_max or options.rows_min:
+            self._say(["this Spark cannot limit a trigger (4.2 can): max- and minOffsetsPerTrigger are not applied"])
+        states = self._states()
+        if self._at is not None:
+            fails = options.fail_on_data_loss
+            advanced = advance(states, self._at, orphans=options.orphans, fail_on_data_loss=fails)
+            self._say(advanced.notes)
+            end, notes = with_marks(self._open, states, self._at, advanced.end, fail_on_data_loss=fails)
+            self._say(notes)
+            return end
+        last = [
+            piece
+            for state in states
+            if state.head > state.first_offset
+            for piece in layout(state, state.head - 1, state.head).pieces
+        ]
+        heads = {state.topic: state.head for state in states}
+        self._blind = Offsets(next=heads, marks=marks_of(self._open, last, urls_of(states)))
+        return self._blind
+
+    def _check_blind(self, states: Sequence[TopicState], start: Offsets, end: Offsets) -> None:
+        """What `latestOffset` looks at when it knows the start. Raises MessagesLost, if that is wanted."""
+        fails, notes = self.options.fail_on_data_loss, list[str]()
+        for topic, offset in start.next.items():
+            if topic not in end.next:
+                loses(topic, offset, offset + 1, "the topic is gone", fails, notes)
+            elif end.next[topic] < offset:
+                why = f"the topic ends at offset {end.next[topic]}: it was made anew, or has lost data"
+                loses(topic, end.next[topic], offset, why, fails, notes)
+        _, said = with_marks(self._open, states, start, end, fail_on_data_loss=fails)
+        self._say([*notes, *said])
+
     def reportLatestOffset(self) -> dict[str, Any]:
         """The heads: what Spark shows as the backlog."""
         return Offsets(next={state.topic: state.head for state in self._states()}).to_json()
@@ -286,10 +410,13 @@ class DanubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self.options
         states = self._states()
         fails = options.fail_on_data_loss
-        upto = Offsets.from_json(end)
-        pieces = between(states, Offsets.from_json(start), upto, fail_on_data_loss=fails)
+        begin = Offsets.from_json(start)
+        self._at = upto = Offsets.from_json(end)
+        if self._blind == upto:
+            self._check_blind(states, begin, upto)
+        pieces = between(states, begin, upto, fail_on_data_loss=fails)
         wanted = Wanted(options.columns, Bounds(), fails, urls_of(states), _epochs(upto.marks))
-        chosen = shares(pieces, partitions_min=options.partitions_min, rows_max=options.partition_rows_max)
+        chosen = _shares(pieces, options, self.parallelism)
         return [SparkPartition(share, wanted) for share in chosen]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -31,8 +31,10 @@ IN_FLIGHT_MAX: Final = 8  # batches per producer; as many as the broker remember
 RANGES_MAX: Final = 1024  # per command: twenty bytes each, if offsets are large
 PERMITS_MAX: Final = 1 << 40  # messages, or bytes, that a consumer may have granted and not got
 
-WITH_BODY: Final = frozenset({"produce", "deliver", "fetched"})
+WITH_BODY: Final = frozenset({"produce", "deliver", "fetched", "describe_storages", "storage_infos"})
 BODY_NEEDED: Final = frozenset({"produce", "deliver"})
+# Commands that came after the first brokers of version 1. A broker names them in its Welcome.
+ADDED: Final = ("describe_storages",)
 
 
 class Frame(NamedTuple):

@@ -53,6 +53,7 @@ REQUESTS: Final = frozenset(
         "create_topic",
         "delete_topic",
         "describe_storage",
+        "describe_storages",
         "describe_topic",
         "fetch",
         "find_offset",
@@ -417,6 +418,7 @@ class Session(Generic[W]):
         welcome.frame_size_max = self._decoder.frame_size_max = self._limits.frame_bytes
         welcome.in_flight_max = frames.IN_FLIGHT_MAX
         welcome.keepalive_seconds = self._limits.keepalive_seconds
+        welcome.commands[:] = frames.ADDED
         self.state, self._is_greeted = SessionState.OPEN, True
         self.send(pb.Command(request_id=frame.command.request_id, welcome=welcome))
 

@@ -269,7 +269,7 @@ class NativeConnection(asyncio.Protocol):
         elif kind in ("handed", "returned"):
             self._hear_of_queue(frame)
         else:
-            self._requests.take(kind, command)
+            self._requests.take(kind, command, frame.body)
 
     def _settle(self, frame: frames.Frame) -> None:
         """An ack or nack. Without a request id there is no answer."""

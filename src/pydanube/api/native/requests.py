@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydanube.api.native.handle_table import HandleTable
 from pydanube.api.native.handles import DELIVER_OVERHEAD_BYTES, DURABILITIES, Consuming, Producing, fetched
+from pydanube.api.native.storages import StorageAnswers, describe, question_of
 from pydanube.api.operations import TopicOperations, offset_of
 from pydanube.api.orders import check_noted, tell_native
 from pydanube.api.topic_addresses import here, locate, position_of
@@ -74,10 +75,12 @@ class NativeRequests:
             "note_order": self._note_order,
         }
 
-    def take(self, kind: str, command: pb.Command) -> None:
+    def take(self, kind: str, command: pb.Command, body: memoryview) -> None:
         """Runs the request in a task of its own."""
         if kind == "fetch":
             self._connection.spawn(self._fetch(command))
+        elif kind == "describe_storages":
+            self._connection.spawn(self._describe_storages(command, body))
         else:
             self._connection.spawn(self._answer(self._kinds[kind], command))
 
@@ -160,23 +163,20 @@ class NativeRequests:
 
     async def _describe_storage(self, command: pb.Command) -> dict[str, Any]:
         topic = await self._operations.reliable(TopicName(command.describe_storage.topic))
-        # Gaps first: an orphan that is rescued meanwhile is told twice, and whoever reads believes the object.
-        orphans, voids = await topic.gaps()
-        info = pb.StorageInfo(
-            topic=topic.name,
-            first_offset=topic.first_offset,
-            head=topic.head,
-            orphans=[offset for gap in orphans for offset in gap],
-            voids=[offset for gap in voids for offset in gap],
-        )
-        if topic.storage is not None:
-            tier = topic.storage.tier
-            info.storage_url = self._broker.config.objects_url
-            info.history_version = tier.history.history_version
-            info.manifest = tier.history.manifest or ""
-            info.manifest_crc = tier.history.manifest_crc
-            info.descriptors.extend(each.to_bytes() for each in tier.objects.keyed)
-        return {"storage_info": info}
+        return {"storage_info": await describe(self._broker, topic)}
+
+    async def _describe_storages(self, command: pb.Command, body: memoryview) -> None:
+        bytes_max = self._connection.session.frame_size_max - DELIVER_OVERHEAD_BYTES
+        try:
+            question = question_of(body)
+            answer = await StorageAnswers(self._broker, self._operations).answer(question, bytes_max)
+        except ProtocolViolation as violation:
+            self._connection.fail(violation)
+        except DanubeError as error:
+            self._connection.answer_error(command.request_id, error)
+        else:
+            head = pb.Command(request_id=command.request_id, storage_infos=pb.StorageInfos())
+            self._connection.answer(head, answer.SerializeToString())
 
     async def _swap_objects(self, command: pb.Command) -> dict[str, Any]:
         request = command.swap_objects

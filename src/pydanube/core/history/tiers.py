@@ -19,7 +19,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from pydanube.core.plain import fields_of
 
@@ -85,6 +85,19 @@ class Descriptor:
     @classmethod
     def from_bytes(cls, value: bytes) -> Self:
         return cls.from_json(json.loads(value))
+
+
+class LogRun(NamedTuple):
+    """Offsets [first, end) of a log: how many bytes they have as stored, and the epoch of all of them; 0: not known."""
+
+    first: int
+    end: int
+    size_bytes: int
+    epoch: int
+
+    @property
+    def row_bytes(self) -> float:
+        return self.size_bytes / (self.end - self.first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,7 +142,7 @@ FAILOVER: SubscriptionType
 KEY_SHARED: SubscriptionType
 
 class Command(_message.Message):
-    __slots__ = ("request_id", "hello", "welcome", "ping", "pong", "goodbye", "error", "done", "lookup", "located", "moved", "open_producer", "producer_opened", "produce", "receipt", "close_producer", "subscribe", "subscribed", "flow", "deliver", "ack", "nack", "close_consumer", "unsubscribe", "seek", "handed", "fetch", "fetched", "find_offset", "offset_found", "recall", "returned", "create_topic", "delete_topic", "describe_topic", "topic_info", "list_topics", "topic_list", "get_lag", "lag", "describe_storage", "storage_info", "swap_objects", "note_order", "flush_log", "log_flushed")
+    __slots__ = ("request_id", "hello", "welcome", "ping", "pong", "goodbye", "error", "done", "lookup", "located", "moved", "open_producer", "producer_opened", "produce", "receipt", "close_producer", "subscribe", "subscribed", "flow", "deliver", "ack", "nack", "close_consumer", "unsubscribe", "seek", "handed", "fetch", "fetched", "find_offset", "offset_found", "recall", "returned", "create_topic", "delete_topic", "describe_topic", "topic_info", "list_topics", "topic_list", "get_lag", "lag", "describe_storage", "storage_info", "swap_objects", "note_order", "flush_log", "log_flushed", "describe_storages", "storage_infos")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +189,8 @@ class Command(_message.Message):
     NOTE_ORDER_FIELD_NUMBER: _ClassVar[int]
     FLUSH_LOG_FIELD_NUMBER: _ClassVar[int]
     LOG_FLUSHED_FIELD_NUMBER: _ClassVar[int]
+    DESCRIBE_STORAGES_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_INFOS_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     hello: Hello
     welcome: Welcome
@@ -235,7 +237,9 @@ class Command(_message.Message):
     note_order: NoteOrder
     flush_log: FlushLog
     log_flushed: LogFlushed
-    def __init__(self, request_id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., located: _Optional[_Union[Located, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., open_producer: _Optional[_Union[OpenProducer, _Mapping]] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., produce: _Optional[_Union[Produce, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., close_producer: _Optional[_Union[CloseProducer, _Mapping]] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., flow: _Optional[_Union[Flow, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., close_consumer: _Optional[_Union[CloseConsumer, _Mapping]] = ..., unsubscribe: _Optional[_Union[Unsubscribe, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., find_offset: _Optional[_Union[FindOffset, _Mapping]] = ..., offset_found: _Optional[_Union[OffsetFound, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., create_topic: _Optional[_Union[CreateTopic, _Mapping]] = ..., delete_topic: _Optional[_Union[DeleteTopic, _Mapping]] = ..., describe_topic: _Optional[_Union[DescribeTopic, _Mapping]] = ..., topic_info: _Optional[_Union[TopicInfo, _Mapping]] = ..., list_topics: _Optional[_Union[ListTopics, _Mapping]] = ..., topic_list: _Optional[_Union[TopicList, _Mapping]] = ..., get_lag: _Optional[_Union[GetLag, _Mapping]] = ..., lag: _Optional[_Union[Lag, _Mapping]] = ..., describe_storage: _Optional[_Union[DescribeStorage, _Mapping]] = ..., storage_info: _Optional[_Union[StorageInfo, _Mapping]] = ..., swap_objects: _Optional[_Union[SwapObjects, _Mapping]] = ..., note_order: _Optional[_Union[NoteOrder, _Mapping]] = ..., flush_log: _Optional[_Union[FlushLog, _Mapping]] = ..., log_flushed: _Optional[_Union[LogFlushed, _Mapping]] = ...) -> None: ...
+    describe_storages: DescribeStorages
+    storage_infos: StorageInfos
+    def __init__(self, request_id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., located: _Optional[_Union[Located, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., open_producer: _Optional[_Union[OpenProducer, _Mapping]] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., produce: _Optional[_Union[Produce, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., close_producer: _Optional[_Union[CloseProducer, _Mapping]] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., flow: _Optional[_Union[Flow, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., close_consumer: _Optional[_Union[CloseConsumer, _Mapping]] = ..., unsubscribe: _Optional[_Union[Unsubscribe, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., find_offset: _Optional[_Union[FindOffset, _Mapping]] = ..., offset_found: _Optional[_Union[OffsetFound, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., create_topic: _Optional[_Union[CreateTopic, _Mapping]] = ..., delete_topic: _Optional[_Union[DeleteTopic, _Mapping]] = ..., describe_topic: _Optional[_Union[DescribeTopic, _Mapping]] = ..., topic_info: _Optional[_Union[TopicInfo, _Mapping]] = ..., list_topics: _Optional[_Union[ListTopics, _Mapping]] = ..., topic_list: _Optional[_Union[TopicList, _Mapping]] = ..., get_lag: _Optional[_Union[GetLag, _Mapping]] = ..., lag: _Optional[_Union[Lag, _Mapping]] = ..., describe_storage: _Optional[_Union[DescribeStorage, _Mapping]] = ..., storage_info: _Optional[_Union[StorageInfo, _Mapping]] = ..., swap_objects: _Optional[_Union[SwapObjects, _Mapping]] = ..., note_order: _Optional[_Union[NoteOrder, _Mapping]] = ..., flush_log: _Optional[_Union[FlushLog, _Mapping]] = ..., log_flushed: _Optional[_Union[LogFlushed, _Mapping]] = ..., describe_storages: _Optional[_Union[DescribeStorages, _Mapping]] = ..., storage_infos: _Optional[_Union[StorageInfos, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("magic", "version_min", "version_max", "client", "token", "frame_size_max")
@@ -254,7 +258,7 @@ class Hello(_message.Message):
     def __init__(self, magic: _Optional[int] = ..., version_min: _Optional[int] = ..., version_max: _Optional[int] = ..., client: _Optional[str] = ..., token: _Optional[str] = ..., frame_size_max: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("version", "broker_id", "frame_size_max", "in_flight_max", "keepalive_seconds", "broker", "notes_orders")
+    __slots__ = ("version", "broker_id", "frame_size_max", "in_flight_max", "keepalive_seconds", "broker", "notes_orders", "commands")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
     FRAME_SIZE_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +266,7 @@ class Welcome(_message.Message):
     KEEPALIVE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BROKER_FIELD_NUMBER: _ClassVar[int]
     NOTES_ORDERS_FIELD_NUMBER: _ClassVar[int]
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
     version: int
     broker_id: int
     frame_size_max: int
@@ -269,7 +274,8 @@ class Welcome(_message.Message):
     keepalive_seconds: int
     broker: str
     notes_orders: bool
-    def __init__(self, version: _Optional[int] = ..., broker_id: _Optional[int] = ..., frame_size_max: _Optional[int] = ..., in_flight_max: _Optional[int] = ..., keepalive_seconds: _Optional[int] = ..., broker: _Optional[str] = ..., notes_orders: bool = ...) -> None: ...
+    commands: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., broker_id: _Optional[int] = ..., frame_size_max: _Optional[int] = ..., in_flight_max: _Optional[int] = ..., keepalive_seconds: _Optional[int] = ..., broker: _Optional[str] = ..., notes_orders: bool = ..., commands: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ()
@@ -715,7 +721,7 @@ class DescribeStorage(_message.Message):
     def __init__(self, topic: _Optional[str] = ...) -> None: ...
 
 class StorageInfo(_message.Message):
-    __slots__ = ("topic", "first_offset", "head", "storage_url", "history_version", "descriptors", "manifest", "manifest_crc", "orphans", "voids")
+    __slots__ = ("topic", "first_offset", "head", "storage_url", "history_version", "descriptors", "manifest", "manifest_crc", "orphans", "voids", "log", "tag", "unchanged")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
@@ -726,6 +732,9 @@ class StorageInfo(_message.Message):
     MANIFEST_CRC_FIELD_NUMBER: _ClassVar[int]
     ORPHANS_FIELD_NUMBER: _ClassVar[int]
     VOIDS_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    UNCHANGED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     first_offset: int
     head: int
@@ -736,7 +745,54 @@ class StorageInfo(_message.Message):
     manifest_crc: int
     orphans: _containers.RepeatedScalarFieldContainer[int]
     voids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, topic: _Optional[str] = ..., first_offset: _Optional[int] = ..., head: _Optional[int] = ..., storage_url: _Optional[str] = ..., history_version: _Optional[int] = ..., descriptors: _Optional[_Iterable[bytes]] = ..., manifest: _Optional[str] = ..., manifest_crc: _Optional[int] = ..., orphans: _Optional[_Iterable[int]] = ..., voids: _Optional[_Iterable[int]] = ...) -> None: ...
+    log: _containers.RepeatedScalarFieldContainer[int]
+    tag: str
+    unchanged: bool
+    def __init__(self, topic: _Optional[str] = ..., first_offset: _Optional[int] = ..., head: _Optional[int] = ..., storage_url: _Optional[str] = ..., history_version: _Optional[int] = ..., descriptors: _Optional[_Iterable[bytes]] = ..., manifest: _Optional[str] = ..., manifest_crc: _Optional[int] = ..., orphans: _Optional[_Iterable[int]] = ..., voids: _Optional[_Iterable[int]] = ..., log: _Optional[_Iterable[int]] = ..., tag: _Optional[str] = ..., unchanged: bool = ...) -> None: ...
+
+class DescribeStorages(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StorageInfos(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StorageQuestion(_message.Message):
+    __slots__ = ("topics", "known")
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    known: _containers.RepeatedCompositeFieldContainer[KnownStorage]
+    def __init__(self, topics: _Optional[_Iterable[str]] = ..., known: _Optional[_Iterable[_Union[KnownStorage, _Mapping]]] = ...) -> None: ...
+
+class KnownStorage(_message.Message):
+    __slots__ = ("topic", "tag")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    tag: str
+    def __init__(self, topic: _Optional[str] = ..., tag: _Optional[str] = ...) -> None: ...
+
+class StorageAnswer(_message.Message):
+    __slots__ = ("infos", "located", "errors", "left")
+    INFOS_FIELD_NUMBER: _ClassVar[int]
+    LOCATED_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    infos: _containers.RepeatedCompositeFieldContainer[StorageInfo]
+    located: _containers.RepeatedCompositeFieldContainer[Located]
+    errors: _containers.RepeatedCompositeFieldContainer[TopicError]
+    left: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, infos: _Optional[_Iterable[_Union[StorageInfo, _Mapping]]] = ..., located: _Optional[_Iterable[_Union[Located, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[TopicError, _Mapping]]] = ..., left: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TopicError(_message.Message):
+    __slots__ = ("topic", "error")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    error: Error
+    def __init__(self, topic: _Optional[str] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class SwapObjects(_message.Message):
     __slots__ = ("topic", "old", "descriptor")
