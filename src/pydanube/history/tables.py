@@ -27,7 +27,7 @@ import json
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,9 +35,9 @@ from typing import Any, Final, NamedTuple
 
 from pydanube.core.history.tiers import Descriptor, Objects
 from pydanube.core.iceberg.manifests import FOLDER, Manifest, created_of, cut, in_table, manifest
-from pydanube.core.iceberg.table import Derived, Share, derived, snapshot_id, table
+from pydanube.core.iceberg.table import Derived, Share, derived, readable, snapshot_id, table
 from pydanube.core.names import TopicName
-from pydanube.errors import Conflict, ObjectDamaged, TopicUnknown
+from pydanube.errors import Conflict, NotATable, ObjectDamaged, TopicUnknown
 from pydanube.history.tier_state import TierState, read_manifest, read_partitions, read_state, topic_prefix
 from pydanube.ports import Clock, MetadataStore, ObjectStore, Work
 
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 TABLES_MAX: Final = 256  # that are remembered
 PUTS_AT_ONCE: Final = 8
+KEEPS_NOTHING: Final = "it is non-reliable, and keeps nothing"
 _ANY_NAME: Final = "x.x"
 _METADATA_NAME: Final = re.compile(r"(\d+)-(\d{20})-[0-9a-f]{32}\.metadata\.json")
 
@@ -55,6 +56,7 @@ class Loaded(NamedTuple):
     metadata: Mapping[str, Any]
     location: str
     etag: str
+    topics: Sequence[TopicName]  # whose rows it has: itself, or its partitions
 
 
 class _Listed(NamedTuple):
@@ -74,6 +76,7 @@ class _Known:
     identity: tuple[int, int] = (0, 0)  # created, snapshot
     derived: Derived | None = None
     listed: dict[TopicName, _Listed] = field(default_factory=dict)
+    seen_ms: dict[int, int] = field(default_factory=dict)  # when a snapshot was last found to be the current one
     put_at: dict[str, float] = field(default_factory=dict)
     unneeded: dict[str, float] = field(default_factory=dict)  # files in the folder, since when
     swept_at: float | None = None
@@ -81,7 +84,8 @@ class _Known:
 
 class Tables:
     """`address` is what other programs call an object of the store. `window_seconds`: for how long replaced objects and
-    the snapshots that name them can be read.
+    the snapshots that name them can be read. `upload_seconds`: the interval of uploads, which tables state.
+    `keeps` says of a topic that has no history whether it will ever have one.
     """
 
     def __init__(
@@ -92,6 +96,8 @@ class Tables:
         work: Work,
         address: Callable[[str], str],
         window_seconds: float,
+        upload_seconds: float = 0.0,
+        keeps: Callable[[TopicName], Awaitable[bool]] | None = None,
     ) -> None:
         self._metadata = metadata
         self._store = store
@@ -99,27 +105,34 @@ class Tables:
         self._work = work
         self._address = address
         self._window = window_seconds
+        self._upload_seconds = upload_seconds
+        self._keeps = keeps
         self._known: OrderedDict[TopicName, _Known] = OrderedDict()
 
     async def load(self, name: TopicName) -> Loaded:
-        """Raises TopicUnknown for one that has no history, ObjectDamaged, Unreachable."""
+        """Raises TopicUnknown for one that nobody has opened, NotATable, ObjectDamaged, Unreachable."""
         states = await read_table(self._metadata, name)
         if not states:
             raise TopicUnknown(name)
+        is_new = not any(each.history.epoch for each in states)
+        if is_new and self._keeps is not None and not await self._keeps(states[0].topic):
+            raise NotATable(name, KEEPS_NOTHING)
         known = self._remembered(name)
         async with known.working:
             identity = (_created(states), snapshot_id([each.history for each in states]))
             if identity < known.identity:
                 states = await read_table(self._metadata, name) or states  # it was read before somebody else's turn
                 identity = (_created(states), snapshot_id([each.history for each in states]))
-            if known.derived is None or identity != known.identity or self._has_aged(known.derived):
+            if known.derived is None or identity != known.identity or self._has_aged(known):
                 known.derived = await self._derive(name, states, known)
                 known.identity = identity
+            known.seen_ms[identity[1]] = self._clock.time_us() // 1000
             await self._put(name, known)
             await self._sweep_if_due(name, known)
             found = known.derived
         location = self._folder(name) + found.metadata_name
-        return Loaded(found.metadata, location, found.metadata_name.partition(".")[0])
+        topics = [each.topic for each in states]
+        return Loaded(found.metadata, location, found.metadata_name.partition(".")[0], topics)
 
     def _remembered(self, name: TopicName) -> _Known:
         known = self._known.setdefault(name, _Known())
@@ -145,9 +158,11 @@ class Tables:
                 manifests.append(await self._manifest(state, rows, name, _created(states)))
         before = known.derived.metadata if known.derived else await self._stored(name, _created(states))
         location = self._inside(topic_prefix(name)).removesuffix("/")
-        since_ms = self._clock.time_us() // 1000 - int(self._window * 1000)
-        given = table(name, location, self._folder(name), shares, manifests)
-        return await self._work.run(partial(derived, given, before, since_ms))
+        given = table(name, location, self._folder(name), shares, manifests, self._upload_seconds)
+        found = await self._work.run(partial(derived, given, before, self._since_ms(), dict(known.seen_ms)))
+        named = {each["snapshot-id"] for each in found.metadata["snapshots"]}
+        known.seen_ms = {each: at for each, at in known.seen_ms.items() if each in named}
+        return found
 
     async def _listed(self, state: TierState, known: _Known, *, created: int, base: TopicName) -> _Listed:
         remembered = known.listed.get(state.topic)
@@ -179,10 +194,14 @@ class Tables:
             return None
         return metadata
 
-    def _has_aged(self, found: Derived) -> bool:
+    def _has_aged(self, known: _Known) -> bool:
         """Whether it names a snapshot that may not be read any more."""
-        since_ms = self._clock.time_us() / 1000 - self._window * 1000
-        return any(each["timestamp-ms"] < since_ms for each in found.metadata["snapshots"][:-1])
+        assert known.derived is not None
+        snapshots = known.derived.metadata["snapshots"]
+        return len(readable(snapshots, self._since_ms(), known.seen_ms)) < len(snapshots)
+
+    def _since_ms(self) -> int:
+        return self._clock.time_us() // 1000 - int(self._window * 1000)
 
     def _folder(self, name: TopicName) -> str:
         return self._inside(topic_prefix(name) + FOLDER)

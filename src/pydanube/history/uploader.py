@@ -17,7 +17,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from pydanube.core.history.tiers import Descriptor, SteadyTime, TierConfig
@@ -110,6 +111,17 @@ class Uploader:
     def get(self, topic: str) -> UploadState | None:
         return self._topics.get(topic)
 
+    def flush(self, topic: str) -> asyncio.Task[None] | None:
+        """Begins to upload what waits now, whatever its interval, when it is its turn. Never waits, and never fails:
+        what goes wrong is told and tried again as ever. None: nothing waits, or it cannot be uploaded just now.
+        """
+        carried = self._topics.get(topic)
+        if carried is None or self._clock.elapsed() < carried.blocked_until:
+            return None
+        if carried.uploads.waiting(carried.log) is None:
+            return None
+        return self._begin(carried, partial(self.upload_all, carried, in_turn=True), f"flush {topic}")
+
     @property
     def topics(self) -> Iterable[UploadState]:
         return self._topics.values()
@@ -188,9 +200,13 @@ class Uploader:
         return self._excess_bytes() > 0 and carried.uploaded_end > carried.log.first_offset
 
     def _start(self, carried: UploadState, now_us: int) -> None:
-        task = asyncio.create_task(self._carry(carried, now_us), name=_task_name(carried.topic))
+        self._begin(carried, partial(self._steps, carried, now_us), _task_name(carried.topic))
+
+    def _begin(self, carried: UploadState, work: Callable[[], Awaitable[object]], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._carry(carried, work), name=name)
         self._tasks[task] = carried.topic
         task.add_done_callback(lambda ended: self._ended(carried, ended))
+        return task
 
     def _ended(self, carried: UploadState, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
@@ -199,10 +215,10 @@ class Uploader:
             log.error("carrying failed", extra={"topic": carried.topic}, exc_info=error)
             self._failed(carried, repr(error))
 
-    async def _carry(self, carried: UploadState, now_us: int) -> None:
+    async def _carry(self, carried: UploadState, work: Callable[[], Awaitable[object]]) -> None:
         topic = carried.topic
         try:
-            await self._steps(carried, now_us)
+            await work()
         except (OwnershipLost, LogClosed, LogStopped):
             return  # whoever closes the topic knows why
         except DanubeError as error:
