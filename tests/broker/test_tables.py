@@ -213,8 +213,9 @@ async def test_keys_of_the_store_are_given_to_those_who_ask_for_them_and_to_nobo
     for header in ({}, {"x_iceberg_access_delegation": "remote-signing"}):
         body = (await get(desk, path, **header)).body
         assert body is not None and body["config"] == {} and "storage-credentials" not in body
-    body = (await get(desk, path, x_iceberg_access_delegation="remote-signing, vended-credentials")).body
-    assert body is not None and body["config"] == vended
+    reply = await get(desk, path, x_iceberg_access_delegation="remote-signing, vended-credentials")
+    body = reply.body
+    assert body is not None and body["config"] == vended and reply.headers["Cache-Control"] == "no-store"
     [told] = body["storage-credentials"]
     assert told["config"] == vended and body["metadata"]["location"].startswith(told["prefix"])
     body = (await get(desk, "config", x_iceberg_access_delegation="vended-credentials")).body

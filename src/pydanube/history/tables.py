@@ -38,7 +38,14 @@ from pydanube.core.iceberg.manifests import FOLDER, Manifest, created_of, cut, i
 from pydanube.core.iceberg.table import Derived, Share, derived, readable, snapshot_id, table
 from pydanube.core.names import TopicName
 from pydanube.errors import Conflict, NotATable, ObjectDamaged, TopicUnknown
-from pydanube.history.tier_state import TierState, read_manifest, read_partitions, read_state, topic_prefix
+from pydanube.history.tier_state import (
+    TierState,
+    get_manifest,
+    parse_manifest,
+    read_partitions,
+    read_state,
+    topic_prefix,
+)
 from pydanube.ports import Clock, MetadataStore, ObjectStore, Work
 
 log = logging.getLogger(__name__)
@@ -146,38 +153,55 @@ class Tables:
     # --- deriving ---------------------------------------------------------------------------------------
 
     async def _derive(self, name: TopicName, states: Sequence[TierState], known: _Known) -> Derived:
+        """Reads what it takes, and computes in a thread: 10,000 objects take longer than a message should wait."""
+        created = _created(states)
+        listed = [await self._listed(state, known, created=created, base=name) for state in states]
+        before = known.derived.metadata if known.derived else await self._stored(name, created)
+        build = partial(self._build, name, list(zip(states, listed, strict=True)), before, dict(known.seen_ms))
+        found = await self._work.run(build)
+        named = {each["snapshot-id"] for each in found.metadata["snapshots"]}
+        known.seen_ms = {each: at for each, at in known.seen_ms.items() if each in named}
+        return found
+
+    def _build(
+        self,
+        name: TopicName,
+        parts: Sequence[tuple[TierState, _Listed]],
+        before: Mapping[str, Any] | None,
+        seen_ms: Mapping[int, int],
+    ) -> Derived:
         shares: list[Share] = []
         manifests: list[Manifest] = []
-        for state in states:
-            listed = await self._listed(state, known, created=_created(states), base=name)
+        created = _created([state for state, _ in parts])
+        for state, listed in parts:
             objects = _objects(state, [*listed.descriptors, *state.keyed])
             shares.append(Share(_part(state, name), state.owner.created if state.owner else 0, state.history, objects))
             manifests += listed.manifests
             keyed = {each.object_id for each in state.keyed}
             if rows := [each for each in objects if each.object_id in keyed and in_table(each)]:
-                manifests.append(await self._manifest(state, rows, name, _created(states)))
-        before = known.derived.metadata if known.derived else await self._stored(name, _created(states))
+                manifests.append(self._manifest(state, rows, name, created))
         location = self._inside(topic_prefix(name)).removesuffix("/")
         given = table(name, location, self._folder(name), shares, manifests, self._upload_seconds)
-        found = await self._work.run(partial(derived, given, before, self._since_ms(), dict(known.seen_ms)))
-        named = {each["snapshot-id"] for each in found.metadata["snapshots"]}
-        known.seen_ms = {each: at for each, at in known.seen_ms.items() if each in named}
-        return found
+        return derived(given, before, self._since_ms(), seen_ms)
 
     async def _listed(self, state: TierState, known: _Known, *, created: int, base: TopicName) -> _Listed:
         remembered = known.listed.get(state.topic)
         key = (state.history.manifest, state.history.first_offset)
         if remembered is not None and (remembered.manifest, remembered.first_offset) == key:
             return remembered
-        descriptors = sorted(await read_manifest(self._store, state), key=lambda each: each.start_offset)
-        runs = cut([each for each in descriptors if in_table(each)])
-        manifests = [await self._manifest(state, run, base, created) for run in runs]
-        known.listed[state.topic] = _Listed(*key, descriptors, manifests)
+        data = await get_manifest(self._store, state.topic, state.history) if state.history.manifest else None
+
+        def listed() -> _Listed:
+            found = parse_manifest(state.topic, state.history, data) if data is not None else []
+            kept = sorted((each for each in found if each.end > key[1]), key=lambda each: each.start_offset)
+            runs = cut([each for each in kept if in_table(each)])
+            return _Listed(*key, kept, [self._manifest(state, run, base, created) for run in runs])
+
+        known.listed[state.topic] = await self._work.run(listed)
         return known.listed[state.topic]
 
-    async def _manifest(self, state: TierState, rows: Sequence[Descriptor], base: TopicName, created: int) -> Manifest:
-        prefix = self._inside(topic_prefix(state.topic))
-        return await self._work.run(partial(manifest, created, prefix, rows, _part(state, base)))
+    def _manifest(self, state: TierState, rows: Sequence[Descriptor], base: TopicName, created: int) -> Manifest:
+        return manifest(created, self._inside(topic_prefix(state.topic)), rows, _part(state, base))
 
     async def _stored(self, name: TopicName, created: int) -> Mapping[str, Any] | None:
         """The newest metadata that another process put, whose snapshots may still be read."""

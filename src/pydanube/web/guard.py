@@ -71,14 +71,15 @@ class Guard:
                 f"this web admin does not answer to the name {host[:100]!r}; use its address, "
                 "or start it with --allow-host and that name"
             )
-        if path.startswith(ICEBERG):
-            return None  # it changes nothing, whatever the method, and says so in its clients' language
-        if method not in METHODS:
+        is_table = path.startswith(ICEBERG)
+        if method not in METHODS and not is_table:
             return 405, "only GET and POST are answered here"
-        if method != "POST":
+        if method in ("GET", "HEAD"):
             return None
         if not _is_own_page(headers, host):
             return 403, FOREIGN
+        if is_table:
+            return None  # it changes nothing, whatever the method, and says so in its clients' language
         if self._read_only:
             return 403, READ_ONLY
         length = headers.get("content-length", "0")

@@ -127,6 +127,7 @@ async def _load(desk: TableDesk, name: TopicName, headers: Mapping[str, str]) ->
     if desk.vended and VENDED in headers.get(DELEGATION, "").replace(" ", "").lower().split(","):
         body["config"] = dict(desk.vended)
         body["storage-credentials"] = [{"prefix": desk.root, "config": dict(desk.vended)}]
+        return CatalogResponse(200, body, {"ETag": tag, "Cache-Control": "no-store"})
     return CatalogResponse(200, body, {"ETag": tag})
 
 
