@@ -153,7 +153,8 @@ async def test_what_is_wrong_is_said_in_icebergs_words() -> None:
         ("danube/namespaces/none/tables", missing_namespace),
         ("danube/namespaces/a%1Fb", missing_namespace),
         ("danube/namespaces/a%2Fb/tables", missing_namespace),
-        ("danube/namespaces/a%1Fb/tables/orders", missing_namespace),
+        ("danube/namespaces/default%1Forders/tables/snapshots", missing_table),  # Spark: orders.snapshots
+        ("danube/namespaces/none/tables/orders", missing_table),
         ("danube/namespaces/default/tables/none", missing_table),
         ("danube/namespaces/default/tables/or%20ders", missing_table),
         ("danube/namespaces/default/tables/%FF%FE", missing_table),

@@ -83,8 +83,8 @@ async def answer(desk: TableDesk | None, request: CatalogRequest) -> CatalogResp
     except (TopicUnknown, NotATable) as error:
         return _error(404, "NoSuchTableException", str(error))
     except InvalidName as error:
-        kind = "NoSuchTableException" if error.kind == "topic name" else "NoSuchNamespaceException"
-        return _error(404, kind, str(error))
+        # Spark looks for orders.snapshots in a namespace of that name first, and for the table's own when that is none.
+        return _error(404, "NoSuchTableException" if len(parts) > 3 else "NoSuchNamespaceException", str(error))
     except Unavailable as error:
         return _later(str(error))
     except Refused as error:
