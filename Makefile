@@ -173,7 +173,7 @@ bench-tier: setup-test ## Measure uploads and reading history, on a real S3-comp
 	@$(PYTHON_IN_VENV) bench/tier.py
 
 .PHONY: bench-tables
-bench-tables: setup-spark ## Measure topics as Iceberg tables: a load of 10,000 objects, DuckDB through the catalog
+bench-tables: setup-test ## Measure topics as Iceberg tables: a load of 10,000 objects, DuckDB through the catalog
 	@$(PYTHON_IN_VENV) bench/tables.py
 
 .PHONY: bench-move

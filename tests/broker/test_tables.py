@@ -16,9 +16,10 @@ from pydanube.broker.tables import TableDesk
 from pydanube.core import keys
 from pydanube.core.names import NamespaceName, TopicName
 from pydanube.errors import NotATable, NotServed, TopicUnknown, Unreachable
+from pydanube.history.snapshots import read_snapshot
 from pydanube.ports import Delete, Put
 from tests.harness.brokers import ORDERS, make_topic, make_volatile, publish, settle, simulated
-from tests.harness.tiers import STILL, Teller, TierHost, tell_and_upload
+from tests.harness.tiers import SMALL, STILL, Teller, TierHost, tell_and_upload
 
 DEFAULT = NamespaceName("default")
 # Nothing is uploaded unless somebody looks.
@@ -249,6 +250,35 @@ async def test_one_topic_is_uploaded_once_a_second_however_many_load_it() -> Non
     loaded = await desk.load(ORDERS)
     total = int(loaded.metadata["snapshots"][-1]["summary"]["total-data-files"])
     assert 4 <= total <= 6  # five seconds
+
+
+@simulated
+async def test_what_is_uploaded_for_loads_is_merged_as_ever() -> None:
+    """Who polls a table makes an object a second: none of them ever waits as long as the interval."""
+    host, desk = await desk_of(replace(SMALL, upload_seconds=3600.0, descriptors_max=2))
+    orders = await make_topic(host.broker)
+    most = 0
+    for _ in range(60):
+        await publish(orders, "a")
+        await desk.load(ORDERS)
+        await asyncio.sleep(1)
+        most = max(most, len(await host.metadata.list(keys.storage_objects(ORDERS))))
+    assert await head_of(desk) == "60" and most <= 5
+    loaded = await desk.load(ORDERS)
+    assert int(loaded.metadata["snapshots"][-1]["summary"]["total-data-files"]) < 20
+
+
+@simulated
+async def test_readers_without_a_broker_learn_of_what_loads_uploaded_after_an_interval() -> None:
+    host, desk = await desk_of(replace(STILL, upload_seconds=10.0))
+    orders = await make_topic(host.broker)
+    for number in range(1, 40):
+        await publish(orders, "a")
+        await desk.load(ORDERS)
+        await asyncio.sleep(1)
+        if number > 12:
+            told = await read_snapshot(host.shelf, "default/orders/")
+            assert told is not None and told.objects[-1].end >= number - 12
 
 
 @simulated

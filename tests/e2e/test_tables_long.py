@@ -28,7 +28,7 @@ def test_engines_with_vended_keys_read_what_was_acknowledged_whatever_happens(
     readers = {"access_key": s3_server.reader_access_key, "secret_key": s3_server.reader_secret_key}
     config.write_text(yaml.safe_dump({"storage": {"durable": s3_server.options, "readers": readers}}))
     with cluster_in(tmp_path, "--config-file", str(config), storage=s3_server.url()) as cluster:
-        with WatchedTable(cluster, TOPIC, padding=2000) as table:
+        with WatchedTable(cluster, TOPIC, pause_seconds=0.1, padding=2000) as table:
             for _ in range(ROUNDS):
                 until(partial(_has_merged, cluster), "small objects were merged", seconds=180)
                 for _ in range(2):

@@ -6,6 +6,7 @@ and says NOT RUN: nobody is to believe that Spark reads these tables because thi
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -28,6 +29,7 @@ PYSPARK: Final = "4.1.4"
 RUNTIME: Final = "iceberg-spark-runtime-4.1_2.13"
 ICEBERG: Final = "1.12.0"
 JAR: Final = f"https://repo1.maven.org/maven2/org/apache/iceberg/{RUNTIME}/{ICEBERG}/{RUNTIME}-{ICEBERG}.jar"
+SHA256: Final = "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82"
 BUILD: Final = Path(__file__).resolve().parents[2] / "build"
 
 
@@ -60,6 +62,7 @@ def jar() -> Path:
                 content = answer.read()
         except OSError as error:
             not_run("Maven Central does not answer", error)
+        assert hashlib.sha256(content).hexdigest() == SHA256, "the jar is not the one that was released"
         unfinished = place.with_suffix(".part")
         unfinished.write_bytes(content)
         unfinished.rename(place)

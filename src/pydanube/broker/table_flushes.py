@@ -37,6 +37,7 @@ class Flushes:
         self._elsewhere: dict[TopicName, None] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._asking: asyncio.Task[None] | None = None
+        self._failing = ""  # why the last round did; told once
 
     def begin(self, topics: Iterable[TopicName], *, only_here: bool = False) -> None:
         """`only_here`: another broker asks, and takes this one for the owner."""
@@ -74,10 +75,14 @@ class Flushes:
         try:
             while self._elsewhere and self._topics.remote is not None:
                 asked, self._elsewhere = list(self._elsewhere), {}
+                failing = ""
                 try:
                     await self._topics.remote.flush(asked)
                 except DanubeError as error:
-                    log.info("tables may be older than their topics", extra={"topics": len(asked), "why": str(error)})
+                    failing = str(error)
+                if failing and failing != self._failing:
+                    log.info("tables may be older than their topics", extra={"topics": len(asked), "why": failing})
+                self._failing = failing
         finally:
             self._asking = None
 

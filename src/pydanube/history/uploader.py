@@ -112,15 +112,16 @@ class Uploader:
         return self._topics.get(topic)
 
     def flush(self, topic: str) -> asyncio.Task[None] | None:
-        """Begins to upload what waits now, whatever its interval, when it is its turn. Never waits, and never fails:
-        what goes wrong is told and tried again as ever. None: nothing waits, or it cannot be uploaded just now.
+        """Begins to upload what waits now, whatever its interval, and to merge it, when it is its turn: what is flushed
+        never waits for its interval. Never waits, and never fails: what goes wrong is told and tried again as ever.
+        None: nothing waits, or it cannot be uploaded just now.
         """
         carried = self._topics.get(topic)
-        if carried is None or self._clock.elapsed() < carried.blocked_until:
+        now = self._clock.elapsed()
+        if carried is None or now < carried.blocked_until or carried.uploads.waiting(carried.log) is None:
             return None
-        if carried.uploads.waiting(carried.log) is None:
-            return None
-        return self._begin(carried, partial(self.upload_all, carried, in_turn=True), f"flush {topic}")
+        carried.flushed_since = now if carried.flushed_since is None else carried.flushed_since
+        return self._begin(carried, partial(self._upload_and_merge, carried, only_whole=False), f"flush {topic}")
 
     @property
     def topics(self) -> Iterable[UploadState]:
@@ -181,6 +182,7 @@ class Uploader:
             return False
         return (
             self._upload_is_due(carried, now)
+            or carried.snapshot_is_due(now, self._config)
             or carried.retain_is_due(now, self._config)
             or carried.sweep_is_due(now, self._config)
             or self._free_is_due(carried)
@@ -238,12 +240,7 @@ class Uploader:
         tier, maintenance = carried.tier, carried.maintenance
         now = self._clock.elapsed()
         if self._upload_is_due(carried, now):
-            await self.upload_all(carried, only_whole=not self._is_old(carried, now), in_turn=True)
-            await self._merge_all(carried)
-            while not carried.is_leaving:
-                async with self._turns.of(carried):
-                    if not await maintenance.move_to_manifest():
-                        break
+            await self._upload_and_merge(carried, only_whole=not self._is_old(carried, now))
         if carried.is_leaving:
             return
         async with self._turns.of(carried):
@@ -253,9 +250,18 @@ class Uploader:
                 await self._retain(carried, now_us)
                 await maintenance.free(carried.log, now_us)
             await tier.publish_snapshot()
+            carried.flushed_since = None
             if carried.sweep_is_due(now, self._config):
                 carried.swept_at = now
                 await maintenance.sweep()
+
+    async def _upload_and_merge(self, carried: UploadState, *, only_whole: bool) -> None:
+        await self.upload_all(carried, only_whole=only_whole, in_turn=True)
+        await self._merge_all(carried)
+        while not carried.is_leaving:
+            async with self._turns.of(carried):
+                if not await carried.maintenance.move_to_manifest():
+                    break
 
     async def _merge_all(self, carried: UploadState) -> None:
         while not carried.is_leaving:

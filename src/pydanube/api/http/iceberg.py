@@ -25,7 +25,16 @@ from urllib.parse import parse_qsl, unquote
 
 from pydanube.broker.tables import TableDesk, may_read
 from pydanube.core.names import NamespaceName, TopicName
-from pydanube.errors import DanubeError, InvalidName, NamespaceUnknown, NotATable, Refused, TopicUnknown, Unavailable
+from pydanube.errors import (
+    ConfigError,
+    DanubeError,
+    InvalidName,
+    NamespaceUnknown,
+    NotATable,
+    Refused,
+    TopicUnknown,
+    Unavailable,
+)
 
 ROOT: Final = "/iceberg/v1/"
 JSON: Final = "application/json"
@@ -136,13 +145,8 @@ def _page_size(asked: Mapping[str, str]) -> int | None:
     if text is None:
         return None
     if not (text.isdecimal() and 1 <= int(text) <= PAGE_SIZE_MAX):
-        raise InvalidPageSize(text)
+        raise ConfigError("pageSize", text[:20], f"use 1 to {PAGE_SIZE_MAX}")
     return int(text)
-
-
-class InvalidPageSize(Refused):
-    def __init__(self, text: str) -> None:
-        super().__init__(f"pageSize is {text[:20]!r}: use 1 to {PAGE_SIZE_MAX}")
 
 
 def _is_known(told: str, tag: str) -> bool:
