@@ -1,6 +1,6 @@
 """What a topic costs as an Iceberg table: a load of one with 10,000 objects, and a query through the catalog.
 
-    python bench/tables.py [--objects 10000] [--rows 400000] [--runs 9]
+    python bench/tables.py [--objects 10000] [--rows 1000000] [--runs 9]
 
 Load: state in SQLite, as a standalone broker has it (250 descriptors with a key, the others in the manifest), objects
 in a directory; CPU time of everything from the request to its JSON, when nothing has changed since the last load and
@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -114,12 +115,13 @@ async def loads(scratch: Path, objects: int, runs: int) -> dict[str, float]:
 
 
 async def publish(url: str, rows: int) -> None:
-    payload = json.dumps({"amount": 1, "text": "x" * 780}).encode()
+    dice = Random(1)
     async with pydanube.connect(url) as client, client.producer(TOPIC, reliable=True) as producer:
         for first in range(0, rows, 20_000):
             count = min(20_000, rows - first)
             keys_ = [("eu", "us", "asia")[n % 3] for n in range(count)]
-            await producer.send_many(pa.table({"payload": [payload] * count, "routing_key": keys_}))
+            payloads = [dice.randbytes(800) for _ in range(count)]
+            await producer.send_many(pa.table({"payload": payloads, "routing_key": keys_}))
 
 
 def duck(catalog: str) -> Any:
@@ -148,24 +150,26 @@ def queries(scratch: Path, rows: int, runs: int) -> dict[str, float]:
         listing = [*command, "storage", "list", TOPIC, "--output", "paths"]
         paths = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.splitlines()
 
-        def cpu(query: str) -> float:
-            before = time.process_time()
+        def timed(query: str) -> tuple[float, float]:
+            before, began = time.process_time(), time.perf_counter()
             connection.execute(f"SELECT {query}").fetchall()
-            return time.process_time() - before
+            return time.process_time() - before, time.perf_counter() - began
 
         through, over = what.format("danube.default.orders"), what.format(f"read_parquet({paths})")
         assert connection.execute(f"SELECT {through}").fetchall() == connection.execute(f"SELECT {over}").fetchall()
-        pairs = [(cpu(through), cpu(over)) for _ in range(runs)]
-        found = {"objects": float(len(paths)), "CPU s, through the catalog": statistics.median(a for a, _ in pairs)}
-        found["CPU s, over the files"] = statistics.median(b for _, b in pairs)
-        found["share of plain files"] = statistics.median(b / a for a, b in pairs)
+        pairs = [(timed(through), timed(over)) for _ in range(runs)]
+        found = {"objects": float(len(paths))}
+        for place, clock in enumerate(("CPU", "wall")):
+            found[f"{clock} ms, through the catalog"] = statistics.median(a[place] for a, _ in pairs) * 1000
+            found[f"{clock} ms, over the files"] = statistics.median(b[place] for _, b in pairs) * 1000
+        found["share of plain files, CPU"] = statistics.median(b[0] / a[0] for a, b in pairs)
         return found
 
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--objects", type=int, default=10_000)
-    options.add_argument("--rows", type=int, default=400_000)
+    options.add_argument("--rows", type=int, default=1_000_000)
     options.add_argument("--runs", type=int, default=9)
     given = options.parse_args()
     SCRATCH.mkdir(exist_ok=True)
@@ -185,7 +189,7 @@ def main() -> int:
         (f"after an upload: at most {CHANGED_MS:.0f} ms", loaded["after an upload, ms"], lambda ms: ms <= CHANGED_MS),
         (
             f"at least {LEAST_SHARE:.0%} of plain files",
-            asked["share of plain files"],
+            asked["share of plain files, CPU"],
             lambda share: share >= LEAST_SHARE,
         ),
     ]
