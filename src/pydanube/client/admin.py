@@ -177,6 +177,17 @@ class NativeAdmin:
         link = await self._link(topic)
         await link.request(pb.Command(swap_objects=request), "done")
 
+    async def note_order(self, request: pb.NoteOrder, timeout: float | None) -> bool:
+        async def attempt() -> bool:
+            link = await self._link(None)
+            if not link.welcome.result().notes_orders:
+                return False
+            await self._ask(link, None, pb.Command(note_order=request), "done")
+            return True
+
+        seconds = self.timeout if timeout is None else timeout
+        return await self._brokers.patiently(f"note {request.order} {request.topic}", seconds, attempt)
+
     async def list_topics(self, namespace: str | None, timeout: float | None) -> list[str]:
         found: list[str] = []
         while True:
