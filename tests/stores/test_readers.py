@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pydanube.errors import ConfigError
-from pydanube.stores.objects.readers import vended_keys
+from pydanube.errors import ConfigError, Unreachable
+from pydanube.stores.objects.owned import check_store
+from pydanube.stores.objects.readers import check_readers, readers_options, vended_keys
+from pydanube.stores.objects.urls import open_object_store
+from tests.e2e.objectstores import S3Server
+from tests.support import run
 
 OWN = {"access_key": "broker", "secret_key": "writes", "endpoint": "https://store.example:9000", "region": "eu-1"}
 READER = {"access_key": "reader", "secret_key": "only reads"}
@@ -50,3 +54,31 @@ def test_what_would_hand_out_the_brokers_own_keys_or_none_is_refused(
     with pytest.raises(ConfigError, match=sentence) as refused:
         vended_keys(url, options, readers, environment)
     assert "only reads" not in str(refused.value) and "storage.readers." in str(refused.value)
+
+
+def test_keys_that_may_write_are_refused_by_what_a_real_store_says(s3_server: S3Server) -> None:
+    """Nothing is changed to find out."""
+
+    async def inside() -> None:
+        url = s3_server.url()
+        own = await open_object_store(url, s3_server.options)
+        assert await check_store(own, "cluster") is None
+        before = {info.key: info async for info in own.list("")}
+
+        async def judge(access_key: str, secret_key: str) -> Unreachable | None:
+            readers = {"access_key": access_key, "secret_key": secret_key}
+            store = await open_object_store(url, readers_options(s3_server.options, readers), environment={})
+            try:
+                return await check_readers(store)
+            finally:
+                await store.close()
+
+        assert await judge(s3_server.reader_access_key, s3_server.reader_secret_key) is None
+        with pytest.raises(ConfigError, match="this one may write"):
+            await judge(s3_server.access_key, s3_server.secret_key)
+        with pytest.raises(ConfigError, match="may list and get"):
+            await judge("nobody", "knows")
+        assert {info.key: info async for info in own.list("")} == before
+        await own.close()
+
+    run(inside())

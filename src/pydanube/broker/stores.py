@@ -23,7 +23,7 @@ from pydanube.stores.disk.files import FileDisk
 from pydanube.stores.metadata.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, MemberConfig, follow
 from pydanube.stores.metadata.sqlite import SqliteMetadataStore
 from pydanube.stores.objects.owned import OwnedObjectStore, check_store
-from pydanube.stores.objects.readers import vended_keys
+from pydanube.stores.objects.readers import check_readers, readers_options, vended_keys
 from pydanube.stores.objects.settings import StoreSettings, parse_url
 from pydanube.stores.objects.upload_rate import Pace
 from pydanube.stores.objects.urls import open_object_store
@@ -144,11 +144,28 @@ class Stores:
         away = await check_store(store, cluster_id, url=url)
         if away is not None:
             log.warning("object store is away; messages stay in the log until it is back", extra={"why": str(away)})
+        if self._config.storage.readers:
+            await self._check_readers(away)
         if self._config.mode != "cluster":
             return OwnedObjectStore(store, cluster_id, url)
         if away is None and (objection := await self._objection(metadata, store)):
             raise ConfigError("--storage-url", url, objection)
         return OwnedObjectStore(store, cluster_id, url, lambda: self._objection(metadata, store))
+
+    async def _check_readers(self, away: Unreachable | None) -> None:
+        """Raises ConfigError."""
+        readers_keys(self._config)
+        storage = self._config.storage
+        if away is None:
+            store = await open_object_store(
+                self._config.objects_url, readers_options(storage.options, storage.readers), environment={}
+            )
+            try:
+                away = await check_readers(store)
+            finally:
+                await store.close()
+        if away is not None:
+            log.warning("keys for readers not checked: they may be allowed to write", extra={"why": str(away)})
 
     async def _objection(self, metadata: MetadataStore, store: ObjectStore) -> str:
         """A sentence if the other brokers of this cluster use another store: a directory of one's own, say."""

@@ -1,15 +1,18 @@
 """Read-only keys of the object store, that the Iceberg catalog hands to clients which ask for some.
 
 They are options of their own below `storage.readers`, made by whoever keeps the bucket. The broker's own keys may write
-and are never handed out: a configuration that names them here is refused.
+and are never handed out: a configuration that names them here is refused, and so are others that may write.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from pydanube.errors import ConfigError
+from pydanube.errors import ConfigError, Conflict, StoreRefused, Unreachable
+from pydanube.ports import ObjectStore
+from pydanube.stores.objects.owned import ID_KEY
 from pydanube.stores.objects.settings import HIDDEN, StoreSettings, parse_url
 
 KEY: Final = "storage.readers."
@@ -47,3 +50,42 @@ def vended_keys(
         told |= {"s3.region": region, "client.region": region}
     told["s3.path-style-access"] = "false" if store.switch("virtual_host_style") or not endpoint else "true"
     return told
+
+
+def readers_options(options: Mapping[str, object], readers: Mapping[str, object]) -> dict[str, object]:
+    """Those of the store as the broker reaches it, with the readers' keys."""
+    place = {name: options[name] for name in ("endpoint", "region", "virtual_host_style") if name in options}
+    return {**place, **{name: readers[name] for name in (*PAIR, "session_token") if name in readers}}
+
+
+async def check_readers(store: ObjectStore, seconds: float = 10.0) -> Unreachable | None:
+    """Whether the keys, with which `store` was opened, may read and may not write; the store is this cluster's already.
+
+    Changes nothing in any case: it asks to create what is there. Returns why it cannot be known just now. Raises
+    ConfigError.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await _check(store)
+    except TimeoutError:
+        return Unreachable("the object store", f"no answer within {seconds:g} s")
+
+
+async def _check(store: ObjectStore) -> Unreachable | None:
+    try:
+        content = await store.get(ID_KEY)
+    except StoreRefused as error:
+        raise ConfigError(
+            KEY + "access_key", HIDDEN, f"a key that may list and get in the bucket ({error.why})"
+        ) from error
+    except (Unreachable, FileNotFoundError) as error:
+        return error if isinstance(error, Unreachable) else Unreachable("the object store", f"it has no {ID_KEY}")
+    try:
+        await store.put(ID_KEY, [content], create=True)
+    except StoreRefused:
+        return None  # as it should be
+    except Conflict:
+        pass  # it would have been allowed to
+    except Unreachable as error:
+        return error
+    raise ConfigError(KEY + "access_key", HIDDEN, "a key that may only list and get: this one may write")
