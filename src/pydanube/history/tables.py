@@ -3,7 +3,7 @@
     load    read the topic's state ─► derive manifests, list and metadata ─► put what is not there ─► answer
     sweep   list the folder ─► what no load has needed for the window goes
 
-Nothing is committed: the descriptor is the only commit, and what is put is named by its content (docs/adr/0011).
+Nothing is committed: the descriptor is the only commit, and what is put is named by its content (docs/adr/0012).
 
     what happens                                      files                       what follows
     ────────────────────────────────────────────────  ──────────────────────────  ────────────────────────────────────
