@@ -172,6 +172,10 @@ bench-windows: setup ## Measure windows that adapt beside a fixed one
 bench-tier: setup-test ## Measure uploads and reading history, on a real S3-compatible server
 	@$(PYTHON_IN_VENV) bench/tier.py
 
+.PHONY: bench-tables
+bench-tables: setup-test ## Measure topics as Iceberg tables: a load of 10,000 objects, DuckDB through the catalog
+	@$(PYTHON_IN_VENV) bench/tables.py
+
 .PHONY: bench-move
 bench-move: setup-test ## Measure moves and a crash of a real cluster under load
 	@$(PYTHON_IN_VENV) bench/move.py

@@ -188,6 +188,12 @@ class TopicUnknown(Refused):
     topic: str
 
 
+@says("topic {topic} is no table: {why}")
+class NotATable(Refused):
+    topic: str
+    why: str
+
+
 @says("topic {topic} cannot be created: {why}")
 class TopicExists(Refused):
     topic: str

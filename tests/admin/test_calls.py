@@ -31,6 +31,7 @@ VALUES = {
     "int | None": 3,
     "bool": True,
     "str | int | datetime": 7,
+    "Mapping[str, str]": {"x": "y"},
 }
 STREAMS = {"move_topic", "verify_storage"}
 

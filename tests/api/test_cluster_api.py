@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import urllib.request
 from collections.abc import AsyncIterator
 from typing import Any
@@ -24,6 +25,7 @@ from pydanube.core.history.ownership import Orphan
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind
 from pydanube.errors import ConfigError, NotServed
+from pydanube.formats.batch import Envelope
 from pydanube.ports import Delete, Put
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
@@ -336,6 +338,27 @@ async def test_a_native_client_deletes_a_topic_that_another_broker_has(town: Tow
     async with native(town.node(2)) as link:
         await link.request(stream.Command(delete_topic=stream.DeleteTopic(topic=TOPIC)), "done")
     assert town.host(NAME) is None and not await town.node(2).broker.topics.exists(NAME)
+
+
+@clustered(2, upload_seconds=3600.0)
+async def test_a_table_is_loaded_at_any_broker_and_its_owners_upload_what_waits(town: Town) -> None:
+    for part in PARTS[:2]:
+        await town.create(part, on=1 + (part.partition_number or 0))
+        topic = reliable(town.host(part) or town.node(1), part)
+        producer = await topic.add_producer("shop")
+        await topic.publish(producer, Envelope(b"order", 1, None, "shop"))
+
+    async def heads(asked: Node) -> Any:
+        target = f"/iceberg/v1/danube/namespaces/{NAME.namespace}/tables/{NAME.name}"
+        answer = await asked.calls.ours.ReadCatalog(ours.ReadCatalogRequest(method="GET", target=target))
+        assert answer.code == 200
+        return json.loads(json.loads(answer.body)["metadata"]["properties"]["danube.head"])
+
+    assert await heads(town.node(2)) == {"0": 0, "1": 0}
+    async with asyncio.timeout(10):  # the interval is an hour
+        while await heads(town.node(2)) != {"0": 1, "1": 1}:  # noqa: ASYNC110  # brokers tell nobody
+            await asyncio.sleep(0.05)
+    assert await heads(town.node(1)) == {"0": 1, "1": 1}
 
 
 @clustered(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from pathlib import Path
 from time import thread_time
 from typing import Any
@@ -326,7 +327,7 @@ def test_a_broker_that_waits_for_its_metadata_store_is_live_and_not_ready(tmp_pa
         serving = asyncio.create_task(serve(config, lambda listening: None))
         try:
             answers = {}
-            for path in ("/health/live", "/health/ready", "/metrics"):
+            for path in ("/health/live", "/health/ready", "/metrics", "/iceberg/v1/config"):
                 request = f"GET {path} HTTP/1.1\r\n\r\n"
                 while path not in answers:
                     assert not serving.done(), serving.result()
@@ -338,6 +339,8 @@ def test_a_broker_that_waits_for_its_metadata_store_is_live_and_not_ready(tmp_pa
             assert answers["/health/ready"] == starting
             # Its id is known early, so there may be numbers already.
             assert answers["/metrics"] == starting or answers["/metrics"][0] == 200
+            code, catalog = answers["/iceberg/v1/config"]
+            assert (code, json.loads(catalog)["error"]["message"]) == (503, "the broker is starting")
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)

@@ -62,7 +62,13 @@ class Place:
         self.folder = f"{self.location}/{FOLDER}"
         Path(self.folder).mkdir(parents=True, exist_ok=True)
 
-    def derive(self, *shares: Share, before: Derived | None = None, since_ms: int = 0) -> Derived:
+    def derive(
+        self,
+        *shares: Share,
+        before: Derived | None = None,
+        since_ms: int = 0,
+        seen_ms: dict[int, int] | None = None,
+    ) -> Derived:
         manifests = [
             manifest(
                 each.created, f"{self.location}{'' if each.part is None else f'-part-{each.part}'}/", run, each.part
@@ -70,9 +76,8 @@ class Place:
             for each in shares
             for run in cut(each.objects[:])
         ]
-        made = derived(
-            table(TOPIC, self.location, self.folder, shares, manifests), before.metadata if before else None, since_ms
-        )
+        given = table(TOPIC, self.location, self.folder, shares, manifests)
+        made = derived(given, before.metadata if before else None, since_ms, seen_ms)
         for name, content in made.files.items():
             Path(self.folder, name).write_bytes(content)
         return made
@@ -224,18 +229,36 @@ def test_a_change_of_any_partition_makes_a_greater_snapshot() -> None:
     assert of((1, 9), (1, 1)) < of((1, 9), (1, 2)) < of((2, 1), (1, 2)) < of((2, 1), (1, 2), (1, 1))
 
 
-def test_snapshots_of_the_last_minutes_are_kept_and_older_ones_are_not(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+def chain(place: Place, *changes: int, since: int, seen: dict[int, int] | None = None) -> TableMetadataV2:
+    """Derived one after the other; `since` and `seen` in seconds after noon, as changes are."""
     made: Derived | None = None
-    for change in range(1, 6):
-        made = place.derive(share(row_of(change), change), before=made, since_ms=NOON // 1000 + 3000)
+    seen_ms = {3 << 40 | change: NOON // 1000 + second * 1000 for change, second in (seen or {}).items()}
+    for change in changes:
+        made = place.derive(
+            share(row_of(change), change), before=made, since_ms=NOON // 1000 + since * 1000, seen_ms=seen_ms
+        )
     assert made is not None
-    metadata = parsed(made)
-    ids = [3 << 40 | change for change in (3, 4, 5)]
-    assert [each.snapshot_id for each in metadata.snapshots] == ids
+    return parsed(made)
+
+
+def ids_of(metadata: TableMetadataV2) -> list[int]:
+    return [each.snapshot_id & 0xFFFF for each in metadata.snapshots]
+
+
+def test_snapshots_that_were_replaced_in_the_last_minutes_are_kept_and_older_ones_are_not(tmp_path: Path) -> None:
+    metadata = chain(Place(tmp_path), 1, 2, 3, 4, 5, since=3)
+    assert ids_of(metadata) == [2, 3, 4, 5]  # 2 was the current one until second 3
+    ids = [each.snapshot_id for each in metadata.snapshots]
     assert [each.snapshot_id for each in metadata.snapshot_log] == ids
-    assert [each.parent_snapshot_id for each in metadata.snapshots] == [None, *ids[:2]]
+    assert [each.parent_snapshot_id for each in metadata.snapshots] == [None, *ids[:-1]]
     assert metadata.refs["main"].snapshot_id == ids[-1]
+
+
+def test_a_snapshot_whose_end_nobody_saw_counts_as_replaced_when_it_was_made(tmp_path: Path) -> None:
+    """Its objects may have been merged right after it, by a change that no load has seen."""
+    assert ids_of(chain(Place(tmp_path), 1, 2, 9, since=3)) == [9]
+    assert ids_of(chain(Place(tmp_path), 1, 2, 9, since=2)) == [1, 2, 9]
+    assert ids_of(chain(Place(tmp_path), 1, 2, 9, since=5, seen={2: 6})) == [2, 9]
 
 
 def test_whoever_derives_the_same_change_writes_the_same_files(tmp_path: Path) -> None:
@@ -263,6 +286,7 @@ def test_what_a_table_does_not_have_is_said(tmp_path: Path) -> None:
     assert json.loads(properties["danube.missing"]) == [[5, 10], [20, 30], [40, 50]]
     assert (properties["danube.missing-offsets"], properties["danube.head"]) == ("25", "60")
     assert properties["danube.first-offset"] == "5"
+    assert properties["danube.changed-at"] == "2024-01-01T12:00:01.000Z"
     parts = [share([described(0, 9)], part=0), share([], part=1, first_offset=4)]
     properties = derived(table(TOPIC, "l", "l/f/", parts, []), None, 0).metadata["properties"]
     assert json.loads(properties["danube.head"]) == {"0": 9, "1": 4}

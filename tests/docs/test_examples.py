@@ -80,6 +80,7 @@ RUN_BY = {
     "docs/storage.md": {
         "danube admin": STORAGE,
         "```python": STORAGE,
+        "```sql": STORAGE,
         "```yaml": "tests/docs/test_storage_page.py::test_the_file_on_the_page_is_accepted",
     },
     "docs/web-admin.md": {

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 import pydanube
+from pydanube.broker.stores import readers_keys
 from pydanube.config import Flags, StorageConfig, load
 from pydanube.core.history.coverage import Fate
 from pydanube.core.history.tiers import TierConfig
 from pydanube.formats.parquet import COLUMNS
 from pydanube.testing.brokers import TestBroker
 from tests.e2e.processes import danube_here
+from tests.harness.engines import duckdb_alone
 from tests.pages import DOCS, blocks
 
 PAGE = (DOCS / "storage.md").read_text()
@@ -76,6 +78,9 @@ def test_the_commands_and_queries_run_one_after_the_other(
                     said += done.stdout
             case "python":
                 exec(block.text.replace("127.0.0.1:9040", metrics_addr), names)  # the page's own words
+            case "sql":
+                rows = duckdb_alone().execute(block.text.replace("127.0.0.1:9040", metrics_addr)).fetchall()
+                assert sorted(row[:2] for row in rows) == [("eu", 1000), ("us", 1000)]
     assert "10080" in said and "everything verifies" in said
     assert {"1500", "15000"} <= set(re.findall(r"\d+", capsys.readouterr().out))
     assert names["rows"].num_rows == 2000
@@ -83,10 +88,13 @@ def test_the_commands_and_queries_run_one_after_the_other(
 
 
 def test_the_file_on_the_page_is_accepted(tmp_path: Path) -> None:
-    [example] = [block for block in blocks(PAGE) if block.language == "yaml"]
+    [example, readers] = [block for block in blocks(PAGE) if block.language == "yaml"]
     (tmp_path / "danube.yml").write_text(example.text)
     loaded = load(Flags(mode="standalone", config_file=tmp_path / "danube.yml"))
     assert loaded.storage.url == "s3://events/danube" and loaded.warnings == ()
+    (tmp_path / "danube.yml").write_text(readers.text)
+    loaded = load(Flags(mode="standalone", config_file=tmp_path / "danube.yml"))
+    assert readers_keys(loaded)["s3.access-key-id"] == "READER" and loaded.warnings == ()
 
 
 def test_every_kind_of_problem_is_explained() -> None:

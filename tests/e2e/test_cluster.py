@@ -15,6 +15,7 @@ import pydanube
 from pydanube.testing.ports import member_ports
 from tests.e2e.clusters import TTL, ClusterBroker, ClusterProcesses, cluster_in
 from tests.e2e.processes import until
+from tests.e2e.watched_tables import WatchedTable
 from tests.support import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -161,3 +162,16 @@ def test_a_paused_broker_acknowledges_nothing_after_its_lease_and_comes_back_dra
     assert done["success"] and 1 <= done["moves_executed"] <= 4, done
     assert {each["to_broker"] for each in done["proposed_moves"]} == {host.broker_id}
     until(lambda: cluster.json("topics", "list", "--broker", host.broker_id), "it has topics again")
+
+
+def test_the_tables_of_all_brokers_have_what_was_acknowledged_through_a_move_and_a_kill(
+    cluster: ClusterProcesses, topic: str
+) -> None:
+    """The last one here: it leaves a broker drained. Longer, and with retention: test_tables_long.py."""
+    with WatchedTable(cluster, topic) as table:
+        cluster.admin("topics", "unload", topic, "--wait")
+        victim = cluster.hosted(topic)
+        victim.kill()
+        cluster.hosted(topic, other_than=victim)
+        victim.start()
+    table.judge()

@@ -81,8 +81,15 @@ class Node:
 class Town:
     """The nodes are numbered from 1."""
 
-    def __init__(self, stack: contextlib.AsyncExitStack, proxies: Mapping[int, str], **load_manager: Any) -> None:
+    def __init__(
+        self,
+        stack: contextlib.AsyncExitStack,
+        proxies: Mapping[int, str],
+        upload_seconds: float = 0.2,
+        **load_manager: Any,
+    ) -> None:
         self._stack = stack
+        self._upload_seconds = upload_seconds
         self._proxies = proxies
         self._load_manager = load_manager
         self.clock = LoopClock()
@@ -118,7 +125,7 @@ class Town:
             cluster=ClusterConfig(
                 cluster_name="town", ttl_seconds=TTL_SECONDS, etcd=("memory:0",), shutdown_seconds=5.0
             ),
-            storage=StorageConfig(url="file:///shared", tier=TierConfig(upload_seconds=0.2)),
+            storage=StorageConfig(url="file:///shared", tier=TierConfig(upload_seconds=self._upload_seconds)),
             load_manager=LoadManagerConfig(
                 **{"assignment_strategy": "fair", "load_report_interval_seconds": 1, **self._load_manager}
             ),

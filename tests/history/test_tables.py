@@ -72,10 +72,13 @@ async def test_a_table_has_the_rows_that_were_uploaded_and_follows_every_upload(
 async def test_a_table_is_the_same_before_and_after_merges_and_moves_to_the_manifest(tmp_path: Path) -> None:
     scene, orders = await scene_of(tmp_path, SMALL)
     teller = Teller(size=8 * KIB)
+    before = await scene.load()
     for _ in range(12):
         await tell_and_upload(orders, teller, count=2)
         await asyncio.sleep(0.7)
-        assert await scene.rows(await scene.load()) == list(range(orders.head))
+        assert await scene.rows(before) == list(range(orders.head - 2))  # who reads it still reads it to its end
+        before = await scene.load()
+        assert await scene.rows(before) == list(range(orders.head))
     await asyncio.sleep(10)
     tier = carried(orders).tier
     assert tier.history.manifest is not None and any("-m" in each.object_id for each in tier.objects)
@@ -162,6 +165,69 @@ async def test_two_processes_that_derive_the_same_table_at_once_both_answer(tmp_
     await tell_and_upload(orders, Teller(), 3)
     first, second = await asyncio.gather(scene.load(), scene.another().load(TopicName(ORDERS)))
     assert first == second and len(await scene.files()) == 3
+
+
+@simulated
+async def test_a_process_that_dies_between_two_puts_leaves_files_that_the_next_load_uses(tmp_path: Path) -> None:
+    scene, orders = await scene_of(tmp_path)
+    await tell_and_upload(orders, Teller(), 3)
+    put, puts = scene.host.shelf.put, 0
+
+    async def dying(key: str, *given: Any, **named: Any) -> Any:
+        nonlocal puts
+        puts += 1
+        if puts > 1:
+            raise Unreachable("the store", "this process has died")
+        return await put(key, *given, **named)
+
+    scene.host.shelf.put = dying  # type: ignore[method-assign]
+    with pytest.raises(Unreachable):
+        await scene.load()
+    scene.host.shelf.put = put  # type: ignore[method-assign]
+    left = await scene.files()
+    scene.tables = scene.another()
+    assert await scene.rows(await scene.load()) == [0, 1, 2]
+    assert len(left) == 1 and left < await scene.files() and len(await scene.files()) == 3
+
+
+@simulated
+async def test_processes_that_derived_different_changes_are_both_right(tmp_path: Path) -> None:
+    scene, orders = await scene_of(tmp_path)
+    await tell_and_upload(orders, Teller(), 2)
+    older = await scene.load()
+    await tell_and_upload(orders, Teller())
+    newer = await scene.another().load(TopicName(ORDERS))
+    assert (await scene.rows(older), await scene.rows(newer)) == ([0, 1], [0, 1, 2])
+    assert older.metadata["current-snapshot-id"] < newer.metadata["current-snapshot-id"]
+    assert older.metadata["table-uuid"] == newer.metadata["table-uuid"]
+
+
+@simulated
+async def test_an_object_that_nobody_described_is_no_row_and_is_left_alone(tmp_path: Path) -> None:
+    """The owner died between put and descriptor, or somebody put a file of his own there."""
+    scene, orders = await scene_of(tmp_path)
+    await tell_and_upload(orders, Teller(), 2)
+    [first, *_] = [info.key async for info in scene.host.shelf.list("default/orders/data-0")]
+    strange = ("default/orders/data-2-2-1.parquet", "default/orders/notes.parquet")
+    for key in strange:
+        await scene.host.shelf.put(key, [await scene.host.shelf.get(first)])
+    for _ in range(4):
+        assert await scene.rows(await scene.load()) == [0, 1]
+        await asyncio.sleep(WINDOW)
+    assert {info.key async for info in scene.host.shelf.list("default/orders/")} >= set(strange)
+
+
+@simulated
+async def test_what_was_current_a_moment_ago_can_be_read_although_it_was_made_long_ago(tmp_path: Path) -> None:
+    scene, orders = await scene_of(tmp_path)
+    await tell_and_upload(orders, Teller(), 2)
+    old = (await scene.load()).metadata["current-snapshot-id"]
+    await asyncio.sleep(3 * WINDOW)
+    await scene.load()
+    await tell_and_upload(orders, Teller(), 2)
+    after = await scene.load()
+    assert [each["snapshot-id"] for each in after.metadata["snapshots"]][:-1] == [old]
+    assert await scene.rows(after, old) == [0, 1]
 
 
 @simulated

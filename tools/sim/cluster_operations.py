@@ -79,5 +79,6 @@ NEVER: Final[Mapping[str, str]] = {
     "BaseSubscription.is_wanted": "only the gRPC server asks a volatile subscription, and it wants everything",
     "Topic.discard_orphan": "an operator gives up acknowledged messages: nothing is promised of them",
     "Topic.swap_objects": "compaction by Spark, which writes objects itself",
+    "Uploader.flush": "begun by loads of tables, whose catalog is not simulated: steps as the interval's, sooner",
     "TopicTier.damaged": "objects that the store has changed: it never does here",
 }

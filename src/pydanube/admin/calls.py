@@ -10,6 +10,7 @@ Nothing is sent here. Errors are those of whatever carries the call out: `Broker
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -315,3 +316,12 @@ def set_failure_policy(
 def change_failure_policy(request: values.ChangeFailurePolicyRequest) -> GrpcCall[ours.ChangeFailurePolicyResponse]:
     """Only what the request has; the answer says what changed."""
     return GrpcCall(f"{OURS}/ChangeFailurePolicy", request, ours.ChangeFailurePolicyResponse, changes=True)
+
+
+# --- tables -----------------------------------------------------------------------------------------------
+
+
+def read_catalog(method: str, target: str, headers: Mapping[str, str]) -> GrpcCall[ours.ReadCatalogResponse]:
+    """One HTTP request to the Iceberg catalog, as a broker answers it: a refusal is an answer, too."""
+    request = ours.ReadCatalogRequest(method=method, target=target, headers=headers)
+    return GrpcCall(f"{OURS}/ReadCatalog", request, ours.ReadCatalogResponse)

@@ -34,6 +34,7 @@ from pydanube.api.tls import server_context
 from pydanube.broker.observing import Observer
 from pydanube.broker.service import Broker
 from pydanube.broker.sources import program_version
+from pydanube.broker.stores import readers_keys
 from pydanube.broker.tables import TableDesk
 from pydanube.config import BrokerConfig, open_files
 from pydanube.config.stream import StreamLimits
@@ -84,7 +85,7 @@ class BrokerServers:
         self._metrics = metrics or MetricsServer(broker.telemetry)
         self._stream = NativeServer(broker)
         self._peers = Peers(broker)
-        self._tables = TableDesk(broker.topics, broker.config.objects_url)
+        self._tables = TableDesk(broker.topics, broker.config.objects_url, readers_keys(broker.config))
         self._observer = Observer(broker, broker.telemetry.room)
         self._observing: asyncio.Task[None] | None = None
         self._why_not_ready: str | None = STARTING
@@ -175,7 +176,7 @@ class BrokerServers:
             admission=self._clients,
         )
         schemas = handler_of(registry, data.SchemaRegistry(), telemetry)
-        ours = extensions.AdminExtensions(broker, self._peers, self._observer)
+        ours = extensions.AdminExtensions(broker, self._peers, self._observer, self._tables)
         ours_service = _services(admin_pb2.DESCRIPTOR)["Admin"]
         self._client.add_generic_rpc_handlers(
             (
@@ -200,7 +201,7 @@ class BrokerServers:
             _services(status_pb2.DESCRIPTOR)["Status"]: status.StatusService(
                 broker, peers, self._observer, program_version()
             ),
-            _services(peers_pb2.DESCRIPTOR)["Peers"]: PeerService(broker),
+            _services(peers_pb2.DESCRIPTOR)["Peers"]: PeerService(broker, self._tables.flushes),
         }
         orders = Orders(broker)
         handlers = [

@@ -84,6 +84,12 @@ class Remote(Protocol):
         """Raises as `delete`."""
         ...
 
+    async def flush(self, topics: Sequence[TopicName]) -> None:
+        """Has their owners begin to upload what waits; those that nobody has are left out. Raises Unreachable if one
+        of the owners did not answer in a second.
+        """
+        ...
+
     async def close(self) -> None: ...
 
 

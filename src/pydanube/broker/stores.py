@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,7 @@ from pydanube.stores.disk.files import FileDisk
 from pydanube.stores.metadata.etcd import EtcdCluster, EtcdMember, EtcdMetadataStore, MemberConfig, follow
 from pydanube.stores.metadata.sqlite import SqliteMetadataStore
 from pydanube.stores.objects.owned import OwnedObjectStore, check_store
+from pydanube.stores.objects.readers import check_readers, readers_options, vended_keys
 from pydanube.stores.objects.settings import StoreSettings, parse_url
 from pydanube.stores.objects.upload_rate import Pace
 from pydanube.stores.objects.urls import open_object_store
@@ -42,11 +43,17 @@ def check_places(config: Config) -> Iterator[str]:
     try:
         place = parse_url("storage.url", config.objects_url)
         StoreSettings(place, config.storage.options, os.environ)
+        readers_keys(config)
     except ConfigError as error:
         yield str(error)
         return
     if place.scheme == "file" and config.storage.url is not None:
         yield from _check_directory("storage.url", Path(place.root))
+
+
+def readers_keys(config: Config) -> Mapping[str, str]:
+    """What clients of the Iceberg catalog are told of the store; see `vended_keys`. Raises ConfigError."""
+    return vended_keys(config.objects_url, config.storage.options, config.storage.readers, os.environ)
 
 
 def _check_directory(key: str, directory: Path) -> Iterator[str]:
@@ -137,11 +144,28 @@ class Stores:
         away = await check_store(store, cluster_id, url=url)
         if away is not None:
             log.warning("object store is away; messages stay in the log until it is back", extra={"why": str(away)})
+        if self._config.storage.readers:
+            await self._check_readers(away)
         if self._config.mode != "cluster":
             return OwnedObjectStore(store, cluster_id, url)
         if away is None and (objection := await self._objection(metadata, store)):
             raise ConfigError("--storage-url", url, objection)
         return OwnedObjectStore(store, cluster_id, url, lambda: self._objection(metadata, store))
+
+    async def _check_readers(self, away: Unreachable | None) -> None:
+        """Raises ConfigError."""
+        readers_keys(self._config)
+        storage = self._config.storage
+        if away is None:
+            store = await open_object_store(
+                self._config.objects_url, readers_options(storage.options, storage.readers), environment={}
+            )
+            try:
+                away = await check_readers(store)
+            finally:
+                await store.close()
+        if away is not None:
+            log.warning("keys for readers not checked: they may be allowed to write", extra={"why": str(away)})
 
     async def _objection(self, metadata: MetadataStore, store: ObjectStore) -> str:
         """A sentence if the other brokers of this cluster use another store: a directory of one's own, say."""

@@ -1,98 +1,127 @@
 """What an Iceberg client may ask of a broker: which namespaces and tables there are, and one table as it is now.
 
-Every broker answers for every topic: state and objects are in the stores that all share. A load has what waits in the
-log uploaded, if the topic is served here: at most once a second for one topic, a few topics at a time. It does not
-wait for it, the next one sees it: DuckDB refuses a snapshot that is younger than its transaction.
+Every broker answers for every topic: state and objects are in the stores that all share. A load has the owner upload
+what waits in the log (`table_flushes.py`) and does not wait for it, the next one sees it: DuckDB reads the newest
+snapshot that is not younger than its transaction, so one that the load itself made would be of no use to it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from typing import Final
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 from pydanube.broker.catalog import Catalog
+from pydanube.broker.table_flushes import Flushes
+from pydanube.core import keys
 from pydanube.core.names import NamespaceName, TopicName
-from pydanube.errors import DanubeError, NamespaceUnknown, TopicUnknown
+from pydanube.core.policies import Delivery
+from pydanube.errors import DataDamaged, NamespaceUnknown, NotATable, NotServed, TopicUnknown
 from pydanube.history.storage import StorageDesk
-from pydanube.history.tables import Loaded, Tables
-from pydanube.history.upload_state import UploadState
-from pydanube.history.uploader import Uploader
+from pydanube.history.tables import KEEPS_NOTHING, Loaded, Tables
 
-log = logging.getLogger(__name__)
+READS_AT_ONCE: Final = 32
+NO_STORE: Final = "this broker has no object store"
 
-FLUSH_SECONDS: Final = 1.0  # between two of one topic
-FLUSHES_AT_ONCE: Final = 4
+
+class Page(NamedTuple):
+    """`next`: what to ask behind for more; None: that is all."""
+
+    tables: Sequence[TopicName]
+    next: str | None
+
+
+def may_read(name: NamespaceName | TopicName | None) -> bool:
+    """Whether whoever asks may read a table, see a namespace, or (None) the catalog at all. The one place that decides:
+    as for consuming, once there are permissions. Today everybody may.
+    """
+    return True
 
 
 class TableDesk:
-    """Without an object store there are no tables."""
+    """`vended` is what clients that ask for keys of the store are told (`stores/objects/readers.py`); it may be empty.
 
-    def __init__(self, topics: Catalog, url: str) -> None:
+    What the caller may not read does not exist for it.
+    """
+
+    def __init__(self, topics: Catalog, url: str, vended: Mapping[str, str] | None = None) -> None:
         self._topics = topics
+        self._url = url
+        self.vended: Mapping[str, str] = vended or {}
         rooms = topics.rooms
-        self._clock = rooms.services.clock
+        self._metadata = rooms.metadata
+        self.flushes = Flushes(topics, rooms.services.clock)
         self._tables: Tables | None = None
-        self._flushes: dict[TopicName, asyncio.Task[None]] = {}
-        self._flushed_at: dict[TopicName, float] = {}
         if rooms.cloud is not None:
-            address = StorageDesk(topics, url).address
-            window = rooms.cloud.config.garbage_seconds
-            self._tables = Tables(rooms.metadata, rooms.cloud.store, self._clock, rooms.work, address, window)
+            self._tables = Tables(
+                rooms.metadata,
+                rooms.cloud.store,
+                rooms.services.clock,
+                rooms.work,
+                StorageDesk(topics, url).address,
+                rooms.cloud.config.garbage_seconds,
+                rooms.cloud.config.upload_seconds,
+                self._keeps,
+            )
 
-    def may_read(self, name: TopicName | NamespaceName) -> bool:
-        """Whether the caller may: as for consuming, once there are permissions. Today everybody may."""
-        return True
+    @property
+    def root(self) -> str:
+        """Everything that tables name begins with it."""
+        return self._url.rstrip("/") + "/"
 
     async def namespaces(self) -> list[NamespaceName]:
-        return [each for each in await self._topics.namespaces() if self.may_read(each)]
+        return sorted(each for each in await self._topics.namespaces() if may_read(each))
 
-    async def tables(self, namespace: NamespaceName) -> list[TopicName]:
-        """A partitioned topic is one. Raises NamespaceUnknown."""
-        if namespace not in await self._topics.namespaces():
+    async def require(self, namespace: NamespaceName) -> None:
+        """Raises NamespaceUnknown."""
+        if namespace not in await self.namespaces():
             raise NamespaceUnknown(namespace)
-        names = await self._topics.names(namespace) if self._tables is not None else []
-        return sorted({each.base for each in names if self.may_read(each.base)})
+
+    async def tables(self, namespace: NamespaceName, after: str = "", size: int | None = None) -> Page:
+        """By name, those behind `after`, `size` at most. A partitioned topic is one. Raises NamespaceUnknown."""
+        await self.require(namespace)
+        parts: dict[TopicName, TopicName] = {}  # of each table one topic, which tells for all
+        for each in await self._topics.names(namespace) if self._tables is not None else []:
+            if each.base.name > after and may_read(each.base):
+                parts.setdefault(each.base, each)
+        found: list[TopicName] = []
+        names = sorted(parts)
+        while names and (size is None or len(found) <= size):
+            looked, names = names[:READS_AT_ONCE], names[READS_AT_ONCE:]
+            reliable = await asyncio.gather(*(self._keeps(parts[each]) for each in looked))
+            found += [each for each, is_kept in zip(looked, reliable, strict=True) if is_kept]
+        if size is None or len(found) <= size:
+            return Page(found, None)
+        return Page(found[:size], found[size - 1].name)
 
     async def load(self, name: TopicName) -> Loaded:
-        """Raises TopicUnknown, ObjectDamaged, Unreachable."""
-        if self._tables is None or not self.may_read(name):
+        """Raises TopicUnknown, NotATable, ObjectDamaged, Unreachable, and NotServed if no broker has opened it yet."""
+        if not may_read(name):
             raise TopicUnknown(name)
-        loaded = await self._tables.load(name)
-        self._flush(name)
+        if self._tables is None:
+            raise NotATable(name, NO_STORE)
+        try:
+            loaded = await self._tables.load(name)
+        except TopicUnknown:
+            parts = await self._topics.partitions(name)
+            if not parts:
+                raise
+            if not await self._keeps(parts[0]):
+                raise NotATable(name, KEEPS_NOTHING) from None
+            raise NotServed(name, "no broker has opened it yet") from None
+        self.flushes.begin(loaded.topics)
         return loaded
 
     async def close(self) -> None:
-        for flush in self._flushes.values():
-            flush.cancel()
-        await asyncio.gather(*self._flushes.values(), return_exceptions=True)
+        await self.flushes.close()
 
-    def _flush(self, name: TopicName) -> None:
-        """What waits in the log is uploaded soon. Failing costs freshness."""
-        cloud = self._topics.rooms.cloud
-        assert cloud is not None
-        for carried in cloud.uploader.topics:
-            topic = TopicName(carried.tier.topic)
-            if (topic == name or topic.is_partition_of(name)) and topic not in self._flushes:
-                self._begin(cloud.uploader, topic, carried)
-
-    def _begin(self, uploader: Uploader, topic: TopicName, carried: UploadState) -> None:
-        now = self._clock.elapsed()
-        is_young = now - self._flushed_at.get(topic, -FLUSH_SECONDS) < FLUSH_SECONDS
-        if is_young or carried.blocked_until > now or carried.uploads.waiting(carried.log) is None:
-            return
-        if len(self._flushes) >= FLUSHES_AT_ONCE:
-            return
-        self._flushed_at = {each: at for each, at in self._flushed_at.items() if now - at < FLUSH_SECONDS}
-        self._flushed_at[topic] = now
-        flush = asyncio.create_task(_upload(uploader, carried), name=f"flush {topic}")
-        self._flushes[topic] = flush
-        flush.add_done_callback(lambda _: self._flushes.pop(topic, None))
-
-
-async def _upload(uploader: Uploader, carried: UploadState) -> None:
-    try:
-        async with carried.working:
-            await uploader.upload_all(carried)
-    except (DanubeError, OSError) as error:  # the next interval tries again, and says so
-        log.warning("table is older than its topic", extra={"topic": carried.tier.topic, "why": str(error)})
+    async def _keeps(self, name: TopicName) -> bool:
+        topic = self._topics.get(name)
+        if topic is not None:
+            return topic.reliable
+        item = await self._metadata.get(keys.delivery(name))
+        try:
+            return item is not None and json.loads(item.value) == Delivery.RELIABLE.value
+        except ValueError as error:
+            raise DataDamaged(f"what is stored about {name} is none of ours: {error}") from error

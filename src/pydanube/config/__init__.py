@@ -36,6 +36,7 @@ STREAM: Final = StreamConfig()
 DATA_DIR: Final = Path("danube-data")
 ANY_HOST: Final = ("0.0.0.0", "[::]")
 DURABLE: Final = "storage.durable."
+READERS: Final = "storage.readers."
 WEB_ADDR: Final = "127.0.0.1:8080"
 OBJECTS: Final = "objects"  # below the data directory: history of a broker that was not told where to keep it
 TIER: Final = TierConfig()
@@ -78,6 +79,7 @@ class StorageConfig:
 
     url: str | None = None
     options: Mapping[str, object] = field(default_factory=dict, repr=False)  # credentials among them
+    readers: Mapping[str, object] = field(default_factory=dict, repr=False)  # keys for clients of the tables
     segment_bytes: int = 64 * MIB
     segment_seconds: int = 24 * 3600
     wal_bytes_max: int = 0  # of all topics' segments; 0: the disk is the bound
@@ -285,6 +287,7 @@ def _storage(flags: Flags, values: Values) -> StorageConfig:
             for key, value in values.items()
             if key.startswith(DURABLE) and key not in ("storage.durable.root", "storage.durable.backend")
         },
+        readers={key.removeprefix(READERS): value for key, value in values.items() if key.startswith(READERS)},
         tier=TierConfig(
             local=replace(TIER.local, **_part(values, "storage.tier.local")), **_part(values, "storage.tier")
         ),

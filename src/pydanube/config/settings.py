@@ -246,6 +246,15 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "storage.durable.account_name": Setting(text, "az: else `AZURE_STORAGE_ACCOUNT_NAME`."),
     "storage.durable.account_key": Setting(text, "az: else `AZURE_STORAGE_ACCOUNT_KEY`."),
     "storage.durable.anonymous": Setting(switch, "The store asks for no credentials.", default=False),
+    "storage.readers.access_key": Setting(
+        text,
+        "s3: a key that may only list and get, for clients of the [Iceberg catalog]"
+        "(storage.md#every-topic-is-an-iceberg-table) that ask for one. Never the broker's own.",
+    ),
+    "storage.readers.secret_key": Setting(text, "The same key's other half."),
+    "storage.readers.session_token": Setting(text, "Of temporary keys; renew them in time."),
+    "storage.readers.endpoint": Setting(text, "Where clients find the store, if not at `storage.durable.endpoint`."),
+    "storage.readers.region": Setting(text, "If not `storage.durable.region`."),
     "storage.upload.interval_seconds": Setting(
         POSITIVE,
         "How often new messages go to the object store.",

@@ -3,7 +3,7 @@
     load    read the topic's state ─► derive manifests, list and metadata ─► put what is not there ─► answer
     sweep   list the folder ─► what no load has needed for the window goes
 
-Nothing is committed: the descriptor is the only commit, and what is put is named by its content.
+Nothing is committed: the descriptor is the only commit, and what is put is named by its content (docs/adr/0012).
 
     what happens                                      files                       what follows
     ────────────────────────────────────────────────  ──────────────────────────  ────────────────────────────────────
@@ -27,7 +27,7 @@ import json
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,16 +35,24 @@ from typing import Any, Final, NamedTuple
 
 from pydanube.core.history.tiers import Descriptor, Objects
 from pydanube.core.iceberg.manifests import FOLDER, Manifest, created_of, cut, in_table, manifest
-from pydanube.core.iceberg.table import Derived, Share, derived, snapshot_id, table
+from pydanube.core.iceberg.table import Derived, Share, derived, readable, snapshot_id, table
 from pydanube.core.names import TopicName
-from pydanube.errors import Conflict, ObjectDamaged, TopicUnknown
-from pydanube.history.tier_state import TierState, read_manifest, read_partitions, read_state, topic_prefix
+from pydanube.errors import Conflict, NotATable, ObjectDamaged, TopicUnknown
+from pydanube.history.tier_state import (
+    TierState,
+    get_manifest,
+    parse_manifest,
+    read_partitions,
+    read_state,
+    topic_prefix,
+)
 from pydanube.ports import Clock, MetadataStore, ObjectStore, Work
 
 log = logging.getLogger(__name__)
 
 TABLES_MAX: Final = 256  # that are remembered
 PUTS_AT_ONCE: Final = 8
+KEEPS_NOTHING: Final = "it is non-reliable, and keeps nothing"
 _ANY_NAME: Final = "x.x"
 _METADATA_NAME: Final = re.compile(r"(\d+)-(\d{20})-[0-9a-f]{32}\.metadata\.json")
 
@@ -55,6 +63,7 @@ class Loaded(NamedTuple):
     metadata: Mapping[str, Any]
     location: str
     etag: str
+    topics: Sequence[TopicName]  # whose rows it has: itself, or its partitions
 
 
 class _Listed(NamedTuple):
@@ -74,6 +83,7 @@ class _Known:
     identity: tuple[int, int] = (0, 0)  # created, snapshot
     derived: Derived | None = None
     listed: dict[TopicName, _Listed] = field(default_factory=dict)
+    seen_ms: dict[int, int] = field(default_factory=dict)  # when a snapshot was last found to be the current one
     put_at: dict[str, float] = field(default_factory=dict)
     unneeded: dict[str, float] = field(default_factory=dict)  # files in the folder, since when
     swept_at: float | None = None
@@ -81,7 +91,8 @@ class _Known:
 
 class Tables:
     """`address` is what other programs call an object of the store. `window_seconds`: for how long replaced objects and
-    the snapshots that name them can be read.
+    the snapshots that name them can be read. `upload_seconds`: the interval of uploads, which tables state.
+    `keeps` says of a topic that has no history whether it will ever have one.
     """
 
     def __init__(
@@ -92,6 +103,8 @@ class Tables:
         work: Work,
         address: Callable[[str], str],
         window_seconds: float,
+        upload_seconds: float = 0.0,
+        keeps: Callable[[TopicName], Awaitable[bool]] | None = None,
     ) -> None:
         self._metadata = metadata
         self._store = store
@@ -99,27 +112,34 @@ class Tables:
         self._work = work
         self._address = address
         self._window = window_seconds
+        self._upload_seconds = upload_seconds
+        self._keeps = keeps
         self._known: OrderedDict[TopicName, _Known] = OrderedDict()
 
     async def load(self, name: TopicName) -> Loaded:
-        """Raises TopicUnknown for one that has no history, ObjectDamaged, Unreachable."""
+        """Raises TopicUnknown for one that nobody has opened, NotATable, ObjectDamaged, Unreachable."""
         states = await read_table(self._metadata, name)
         if not states:
             raise TopicUnknown(name)
+        is_new = not any(each.history.epoch for each in states)
+        if is_new and self._keeps is not None and not await self._keeps(states[0].topic):
+            raise NotATable(name, KEEPS_NOTHING)
         known = self._remembered(name)
         async with known.working:
             identity = (_created(states), snapshot_id([each.history for each in states]))
             if identity < known.identity:
                 states = await read_table(self._metadata, name) or states  # it was read before somebody else's turn
                 identity = (_created(states), snapshot_id([each.history for each in states]))
-            if known.derived is None or identity != known.identity or self._has_aged(known.derived):
+            if known.derived is None or identity != known.identity or self._has_aged(known):
                 known.derived = await self._derive(name, states, known)
                 known.identity = identity
+            known.seen_ms[identity[1]] = self._clock.time_us() // 1000
             await self._put(name, known)
             await self._sweep_if_due(name, known)
             found = known.derived
         location = self._folder(name) + found.metadata_name
-        return Loaded(found.metadata, location, found.metadata_name.partition(".")[0])
+        topics = [each.topic for each in states]
+        return Loaded(found.metadata, location, found.metadata_name.partition(".")[0], topics)
 
     def _remembered(self, name: TopicName) -> _Known:
         known = self._known.setdefault(name, _Known())
@@ -133,36 +153,55 @@ class Tables:
     # --- deriving ---------------------------------------------------------------------------------------
 
     async def _derive(self, name: TopicName, states: Sequence[TierState], known: _Known) -> Derived:
+        """Reads what it takes, and computes in a thread: 10,000 objects take longer than a message should wait."""
+        created = _created(states)
+        listed = [await self._listed(state, known, created=created, base=name) for state in states]
+        before = known.derived.metadata if known.derived else await self._stored(name, created)
+        build = partial(self._build, name, list(zip(states, listed, strict=True)), before, dict(known.seen_ms))
+        found = await self._work.run(build)
+        named = {each["snapshot-id"] for each in found.metadata["snapshots"]}
+        known.seen_ms = {each: at for each, at in known.seen_ms.items() if each in named}
+        return found
+
+    def _build(
+        self,
+        name: TopicName,
+        parts: Sequence[tuple[TierState, _Listed]],
+        before: Mapping[str, Any] | None,
+        seen_ms: Mapping[int, int],
+    ) -> Derived:
         shares: list[Share] = []
         manifests: list[Manifest] = []
-        for state in states:
-            listed = await self._listed(state, known, created=_created(states), base=name)
+        created = _created([state for state, _ in parts])
+        for state, listed in parts:
             objects = _objects(state, [*listed.descriptors, *state.keyed])
             shares.append(Share(_part(state, name), state.owner.created if state.owner else 0, state.history, objects))
             manifests += listed.manifests
             keyed = {each.object_id for each in state.keyed}
             if rows := [each for each in objects if each.object_id in keyed and in_table(each)]:
-                manifests.append(await self._manifest(state, rows, name, _created(states)))
-        before = known.derived.metadata if known.derived else await self._stored(name, _created(states))
+                manifests.append(self._manifest(state, rows, name, created))
         location = self._inside(topic_prefix(name)).removesuffix("/")
-        since_ms = self._clock.time_us() // 1000 - int(self._window * 1000)
-        given = table(name, location, self._folder(name), shares, manifests)
-        return await self._work.run(partial(derived, given, before, since_ms))
+        given = table(name, location, self._folder(name), shares, manifests, self._upload_seconds)
+        return derived(given, before, self._since_ms(), seen_ms)
 
     async def _listed(self, state: TierState, known: _Known, *, created: int, base: TopicName) -> _Listed:
         remembered = known.listed.get(state.topic)
         key = (state.history.manifest, state.history.first_offset)
         if remembered is not None and (remembered.manifest, remembered.first_offset) == key:
             return remembered
-        descriptors = sorted(await read_manifest(self._store, state), key=lambda each: each.start_offset)
-        runs = cut([each for each in descriptors if in_table(each)])
-        manifests = [await self._manifest(state, run, base, created) for run in runs]
-        known.listed[state.topic] = _Listed(*key, descriptors, manifests)
+        data = await get_manifest(self._store, state.topic, state.history) if state.history.manifest else None
+
+        def listed() -> _Listed:
+            found = parse_manifest(state.topic, state.history, data) if data is not None else []
+            kept = sorted((each for each in found if each.end > key[1]), key=lambda each: each.start_offset)
+            runs = cut([each for each in kept if in_table(each)])
+            return _Listed(*key, kept, [self._manifest(state, run, base, created) for run in runs])
+
+        known.listed[state.topic] = await self._work.run(listed)
         return known.listed[state.topic]
 
-    async def _manifest(self, state: TierState, rows: Sequence[Descriptor], base: TopicName, created: int) -> Manifest:
-        prefix = self._inside(topic_prefix(state.topic))
-        return await self._work.run(partial(manifest, created, prefix, rows, _part(state, base)))
+    def _manifest(self, state: TierState, rows: Sequence[Descriptor], base: TopicName, created: int) -> Manifest:
+        return manifest(created, self._inside(topic_prefix(state.topic)), rows, _part(state, base))
 
     async def _stored(self, name: TopicName, created: int) -> Mapping[str, Any] | None:
         """The newest metadata that another process put, whose snapshots may still be read."""
@@ -179,10 +218,14 @@ class Tables:
             return None
         return metadata
 
-    def _has_aged(self, found: Derived) -> bool:
+    def _has_aged(self, known: _Known) -> bool:
         """Whether it names a snapshot that may not be read any more."""
-        since_ms = self._clock.time_us() / 1000 - self._window * 1000
-        return any(each["timestamp-ms"] < since_ms for each in found.metadata["snapshots"][:-1])
+        assert known.derived is not None
+        snapshots = known.derived.metadata["snapshots"]
+        return len(readable(snapshots, self._since_ms(), known.seen_ms)) < len(snapshots)
+
+    def _since_ms(self) -> int:
+        return self._clock.time_us() // 1000 - int(self._window * 1000)
 
     def _folder(self, name: TopicName) -> str:
         return self._inside(topic_prefix(name) + FOLDER)

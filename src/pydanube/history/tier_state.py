@@ -99,15 +99,26 @@ async def read_manifest(store: ObjectStore, state: TierState) -> list[Descriptor
 
 async def fetch_manifest(store: ObjectStore, topic: TopicName, history: TopicHistory) -> list[Descriptor]:
     """All that it lists, also what lies below where history begins now. Raises as `read_manifest` does."""
+    return parse_manifest(topic, history, await get_manifest(store, topic, history))
+
+
+async def get_manifest(store: ObjectStore, topic: TopicName, history: TopicHistory) -> bytes:
+    """For `parse_manifest`, which takes its time if it lists much. Raises as `read_manifest` does."""
     assert history.manifest is not None
     try:
-        data = await store.get(topic_prefix(topic) + history.manifest)
+        return await store.get(topic_prefix(topic) + history.manifest)
+    except FileNotFoundError as error:
+        raise manifest_damaged(topic, history, "it is missing") from error
+
+
+def parse_manifest(topic: TopicName, history: TopicHistory, data: bytes) -> list[Descriptor]:
+    """All that it lists. Raises ObjectDamaged."""
+    try:
         if history.manifest_crc and crc32c(data) != history.manifest_crc:
             raise ValueError("its checksum differs")
         return manifest_from_bytes(data)
-    except (FileNotFoundError, ValueError) as error:
-        why = "it is missing" if isinstance(error, FileNotFoundError) else str(error)
-        raise manifest_damaged(topic, history, why) from error
+    except ValueError as error:
+        raise manifest_damaged(topic, history, str(error)) from error
 
 
 def manifest_damaged(topic: TopicName, history: TopicHistory, why: str) -> ObjectDamaged:

@@ -32,6 +32,7 @@ class UploadState:
     failing_since: float = 0.0
     retained_at: float = 0.0
     swept_at: float = 0.0
+    flushed_since: float | None = None  # when the first flush was of which readers without a broker do not know yet
     is_slow: bool = False  # its last step took long
     working: asyncio.Lock = field(default_factory=asyncio.Lock)
     tier: TopicTier = field(init=False)
@@ -103,6 +104,10 @@ class UploadState:
         """Something has waited for so long that all of it is to be uploaded, and not only what makes whole objects."""
         since = now if self.pending_since is None else self.pending_since
         return now - since >= config.upload_seconds
+
+    def snapshot_is_due(self, now: float, config: TierConfig) -> bool:
+        """What is flushed never waits for its interval: then those who are told of history wait for nothing, too."""
+        return self.flushed_since is not None and now - self.flushed_since >= config.upload_seconds
 
     def retain_is_due(self, now: float, config: TierConfig) -> bool:
         return now - self.retained_at >= config.retention_check_seconds

@@ -17,7 +17,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from pydanube.core.history.tiers import Descriptor, SteadyTime, TierConfig
@@ -110,6 +111,18 @@ class Uploader:
     def get(self, topic: str) -> UploadState | None:
         return self._topics.get(topic)
 
+    def flush(self, topic: str) -> asyncio.Task[None] | None:
+        """Begins to upload what waits now, whatever its interval, and to merge it, when it is its turn: what is flushed
+        never waits for its interval. Never waits, and never fails: what goes wrong is told and tried again as ever.
+        None: nothing waits, or it cannot be uploaded just now.
+        """
+        carried = self._topics.get(topic)
+        now = self._clock.elapsed()
+        if carried is None or now < carried.blocked_until or carried.uploads.waiting(carried.log) is None:
+            return None
+        carried.flushed_since = now if carried.flushed_since is None else carried.flushed_since
+        return self._begin(carried, partial(self._upload_and_merge, carried, only_whole=False), f"flush {topic}")
+
     @property
     def topics(self) -> Iterable[UploadState]:
         return self._topics.values()
@@ -169,6 +182,7 @@ class Uploader:
             return False
         return (
             self._upload_is_due(carried, now)
+            or carried.snapshot_is_due(now, self._config)
             or carried.retain_is_due(now, self._config)
             or carried.sweep_is_due(now, self._config)
             or self._free_is_due(carried)
@@ -188,9 +202,13 @@ class Uploader:
         return self._excess_bytes() > 0 and carried.uploaded_end > carried.log.first_offset
 
     def _start(self, carried: UploadState, now_us: int) -> None:
-        task = asyncio.create_task(self._carry(carried, now_us), name=_task_name(carried.topic))
+        self._begin(carried, partial(self._steps, carried, now_us), _task_name(carried.topic))
+
+    def _begin(self, carried: UploadState, work: Callable[[], Awaitable[object]], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._carry(carried, work), name=name)
         self._tasks[task] = carried.topic
         task.add_done_callback(lambda ended: self._ended(carried, ended))
+        return task
 
     def _ended(self, carried: UploadState, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
@@ -199,10 +217,10 @@ class Uploader:
             log.error("carrying failed", extra={"topic": carried.topic}, exc_info=error)
             self._failed(carried, repr(error))
 
-    async def _carry(self, carried: UploadState, now_us: int) -> None:
+    async def _carry(self, carried: UploadState, work: Callable[[], Awaitable[object]]) -> None:
         topic = carried.topic
         try:
-            await self._steps(carried, now_us)
+            await work()
         except (OwnershipLost, LogClosed, LogStopped):
             return  # whoever closes the topic knows why
         except DanubeError as error:
@@ -222,12 +240,7 @@ class Uploader:
         tier, maintenance = carried.tier, carried.maintenance
         now = self._clock.elapsed()
         if self._upload_is_due(carried, now):
-            await self.upload_all(carried, only_whole=not self._is_old(carried, now), in_turn=True)
-            await self._merge_all(carried)
-            while not carried.is_leaving:
-                async with self._turns.of(carried):
-                    if not await maintenance.move_to_manifest():
-                        break
+            await self._upload_and_merge(carried, only_whole=not self._is_old(carried, now))
         if carried.is_leaving:
             return
         async with self._turns.of(carried):
@@ -237,9 +250,18 @@ class Uploader:
                 await self._retain(carried, now_us)
                 await maintenance.free(carried.log, now_us)
             await tier.publish_snapshot()
+            carried.flushed_since = None
             if carried.sweep_is_due(now, self._config):
                 carried.swept_at = now
                 await maintenance.sweep()
+
+    async def _upload_and_merge(self, carried: UploadState, *, only_whole: bool) -> None:
+        await self.upload_all(carried, only_whole=only_whole, in_turn=True)
+        await self._merge_all(carried)
+        while not carried.is_leaving:
+            async with self._turns.of(carried):
+                if not await carried.maintenance.move_to_manifest():
+                    break
 
     async def _merge_all(self, carried: UploadState) -> None:
         while not carried.is_leaving:

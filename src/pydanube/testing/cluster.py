@@ -306,6 +306,9 @@ class _Neighbours:
     async def live(self, topic: TopicName) -> Live:
         raise NotServed(topic, "nobody asks for that here")
 
+    async def flush(self, topics: Sequence[TopicName]) -> None:
+        """Nobody loads tables here."""
+
     async def close(self) -> None:
         pass
 

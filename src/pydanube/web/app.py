@@ -24,7 +24,17 @@ from starlette.types import ASGIApp, Scope
 
 from pydanube.admin.gateway import CACHE_SECONDS, CALL_SECONDS, Gateway
 from pydanube.admin.sampler import Sampler
-from pydanube.web import actions, json_routes, letter_pages, message_pages, pages, settings, status_pages, topic_pages
+from pydanube.web import (
+    actions,
+    iceberg,
+    json_routes,
+    letter_pages,
+    message_pages,
+    pages,
+    settings,
+    status_pages,
+    topic_pages,
+)
 from pydanube.web.guard import Guard
 from pydanube.web.operations import Operations
 from pydanube.web.site import NotHere, Page, Site
@@ -133,6 +143,7 @@ def build(site: Site) -> ASGIApp:
     routes: list[BaseRoute] = [
         Mount("/static", Static(directory=STATIC), name="static"),
         *json_routes.routes(site),
+        iceberg.route(site),
         *(Route(path, _showing(site, page)) for path, page in PAGES),
         *(Route(path, _acting(site, act), methods=["POST"]) for path, act in ACTIONS),
     ]

@@ -4,6 +4,7 @@ Host            an address, localhost, or a name that was allowed: else 421. A p
                 suddenly means this machine (DNS rebinding) reads nothing and changes nothing.
 POST            only from our own pages, or from a tool that is no browser: Origin and Sec-Fetch-Site say so.
 read-only       no POST at all: 403.
+/iceberg/v1/    answers every method, and is read-only by itself.
 every answer    says what a browser may do with it: run our script files, nothing inline, in no frame.
 """
 
@@ -22,6 +23,7 @@ from pydanube.admin.gateway import ASKED_BY
 
 BODY_MAX_BYTES: Final = 256 * 1024
 METHODS: Final = ("GET", "HEAD", "POST")
+ICEBERG: Final = "/iceberg/v1/"
 SECURITY: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -54,7 +56,7 @@ class Guard:
                 given.setdefault("cache-control", "no-store")
             await send(message)
 
-        why = self._refusal(scope["method"], headers)
+        why = self._refusal(scope["method"], scope["path"], headers)
         if why is not None:
             status, sentence = why
             await PlainTextResponse(f"{sentence}\n", status)(scope, receive, guarded)
@@ -62,19 +64,22 @@ class Guard:
         ASKED_BY.set((scope.get("client") or ("",))[0])  # also for what goes on in the background
         await self._app(scope, receive, guarded)
 
-    def _refusal(self, method: str, headers: Headers) -> tuple[int, str] | None:
+    def _refusal(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
         host = headers.get("host", "")
         if not self._is_ours(host):
             return 421, (
                 f"this web admin does not answer to the name {host[:100]!r}; use its address, "
                 "or start it with --allow-host and that name"
             )
-        if method not in METHODS:
+        is_table = path.startswith(ICEBERG)
+        if method not in METHODS and not is_table:
             return 405, "only GET and POST are answered here"
-        if method != "POST":
+        if method in ("GET", "HEAD"):
             return None
         if not _is_own_page(headers, host):
             return 403, FOREIGN
+        if is_table:
+            return None  # it changes nothing, whatever the method, and says so in its clients' language
         if self._read_only:
             return 403, READ_ONLY
         length = headers.get("content-length", "0")

@@ -124,6 +124,11 @@ class AdminStub(object):
                 request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ChangeFailurePolicyRequest.SerializeToString,
                 response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ChangeFailurePolicyResponse.FromString,
                 _registered_method=True)
+        self.ReadCatalog = channel.unary_unary(
+                '/pydanube.admin.v1.Admin/ReadCatalog',
+                request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ReadCatalogRequest.SerializeToString,
+                response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ReadCatalogResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -254,6 +259,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadCatalog(self, request, context):
+        """One request to the Iceberg catalog, word for word: for processes that serve it and have no keys of the store.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -346,6 +358,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ChangeFailurePolicy,
                     request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ChangeFailurePolicyRequest.FromString,
                     response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ChangeFailurePolicyResponse.SerializeToString,
+            ),
+            'ReadCatalog': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadCatalog,
+                    request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ReadCatalogRequest.FromString,
+                    response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ReadCatalogResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -834,6 +851,33 @@ class Admin(object):
             '/pydanube.admin.v1.Admin/ChangeFailurePolicy',
             pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ChangeFailurePolicyRequest.SerializeToString,
             pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ChangeFailurePolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadCatalog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pydanube.admin.v1.Admin/ReadCatalog',
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ReadCatalogRequest.SerializeToString,
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_admin__pb2.ReadCatalogResponse.FromString,
             options,
             channel_credentials,
             insecure,

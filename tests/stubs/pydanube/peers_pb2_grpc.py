@@ -49,6 +49,11 @@ class PeersStub(object):
                 request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_peers__pb2.LiveRequest.SerializeToString,
                 response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_peers__pb2.LiveResponse.FromString,
                 _registered_method=True)
+        self.Flush = channel.unary_unary(
+                '/pydanube.peers.v1.Peers/Flush',
+                request_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_peers__pb2.FlushRequest.SerializeToString,
+                response_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_peers__pb2.FlushResponse.FromString,
+                _registered_method=True)
 
 
 class PeersServicer(object):
@@ -75,6 +80,13 @@ class PeersServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Flush(self, request, context):
+        """Begins to upload what waits in the log, because somebody reads the table; returns when that has begun.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeersServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_PeersServicer_to_server(servicer, server):
                     servicer.Live,
                     request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_peers__pb2.LiveRequest.FromString,
                     response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_peers__pb2.LiveResponse.SerializeToString,
+            ),
+            'Flush': grpc.unary_unary_rpc_method_handler(
+                    servicer.Flush,
+                    request_deserializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_peers__pb2.FlushRequest.FromString,
+                    response_serializer=pydanube_dot_wire_dot___pb_dot_pydanube_dot_peers__pb2.FlushResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +192,33 @@ class Peers(object):
             '/pydanube.peers.v1.Peers/Live',
             pydanube_dot_wire_dot___pb_dot_pydanube_dot_peers__pb2.LiveRequest.SerializeToString,
             pydanube_dot_wire_dot___pb_dot_pydanube_dot_peers__pb2.LiveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Flush(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pydanube.peers.v1.Peers/Flush',
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_peers__pb2.FlushRequest.SerializeToString,
+            pydanube_dot_wire_dot___pb_dot_pydanube_dot_peers__pb2.FlushResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -14,10 +14,12 @@ from pydanube.api.grpc.moves import MoveCalls
 from pydanube.api.grpc.peers import Peers
 from pydanube.api.grpc.policies import PolicyCalls
 from pydanube.api.grpc.storage import StorageCalls, tiers_message
+from pydanube.api.http import iceberg
 from pydanube.api.operations import EARLIEST, LATEST, LogPosition, offset_of
 from pydanube.broker.observing import Late, Observer
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
+from pydanube.broker.tables import TableDesk
 from pydanube.broker.topic import Topic
 from pydanube.core.cluster.conditions import words
 from pydanube.core.dispatch.lag import Heartbeat
@@ -46,11 +48,18 @@ class ForClients:
 
 
 class AdminExtensions(StorageCalls, MoveCalls, PolicyCalls):
-    def __init__(self, broker: Broker, peers: Peers, observer: Observer) -> None:
+    def __init__(self, broker: Broker, peers: Peers, observer: Observer, tables: TableDesk) -> None:
         StorageCalls.__init__(self, broker)
         MoveCalls.__init__(self, broker, peers)
         PolicyCalls.__init__(self, broker)
         self._observer = observer
+        self._tables = tables
+
+    async def ReadCatalog(self, request: pb.ReadCatalogRequest) -> pb.ReadCatalogResponse:
+        """A refusal is an answer, as over HTTP."""
+        asked = iceberg.CatalogRequest(request.method, request.target, dict(request.headers))
+        found = await iceberg.answer(self._tables, asked)
+        return pb.ReadCatalogResponse(code=found.code, headers=found.headers, body=found.encoded())
 
     async def ExplainSubscription(self, request: pb.ExplainSubscriptionRequest) -> pb.ExplainSubscriptionResponse:
         topic, subscription = await self._find(request.topic, request.subscription)

@@ -6,7 +6,8 @@ itself or not at all, so no call goes round in circles.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -16,6 +17,7 @@ from pydanube.broker.catalog import Live
 from pydanube.broker.dead_letters import append_to
 from pydanube.broker.overview import Overview
 from pydanube.broker.service import Broker
+from pydanube.broker.table_flushes import Flushes
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import DanubeError, NotServed, Refused, TopicUnknown, Unreachable
 from pydanube.formats.batch import Envelope, encode, messages, parse, rows_of
@@ -26,6 +28,7 @@ M = TypeVar("M", bound=Message)
 FORWARDED: Final = "x-danube-forwarded"
 SERVICE: Final = "pydanube.peers.v1.Peers"
 CALL_SECONDS: Final = 30.0
+FLUSH_SECONDS: Final = 1.0
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -133,6 +136,24 @@ class Peers:
         answer = await self._ask_owner(topic, "Live", pb.LiveRequest(topic=topic), pb.LiveResponse)
         return Live(answer.first_offset, answer.head, answer.producers, answer.consumers)
 
+    async def flush(self, topics: Sequence[TopicName]) -> None:
+        of_owner: dict[BrokerId, list[str]] = {}
+        for topic in topics:
+            if (owner := self.owner_of(topic)) is not None:
+                of_owner.setdefault(owner, []).append(topic)
+
+        async def ask(owner: BrokerId, topics: Sequence[str]) -> None:
+            request = pb.FlushRequest(topics=topics)
+            try:
+                await self.call(owner, f"{SERVICE}/Flush", request, pb.FlushResponse, seconds=FLUSH_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                raise Unreachable(f"broker {owner}", self.said(error, owner)) from error
+
+        asked = [ask(owner, topics) for owner, topics in of_owner.items()]
+        for outcome in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
     async def _ask_owner(self, topic: TopicName, method: str, request: Message, answer: type[M]) -> M:
         owner = self.owner_of(topic)
         if owner is None:
@@ -158,9 +179,10 @@ def error_of(code: grpc.StatusCode, sentence: str, peer: BrokerId, topic: TopicN
 class PeerService:
     """The same calls on the owner's side."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, flushes: Flushes) -> None:
         self._topics = broker.topics
         self._overview = Overview(broker)
+        self._flushes = flushes
 
     async def Live(self, request: pb.LiveRequest) -> pb.LiveResponse:
         name = TopicName(request.topic)
@@ -176,3 +198,8 @@ class PeerService:
         for message in messages(parse(request.batch)):
             await append_to(topic, message)
         return pb.AppendResponse()
+
+    async def Flush(self, request: pb.FlushRequest) -> pb.FlushResponse:
+        """Begun when this returns, not done."""
+        self._flushes.begin(map(TopicName, request.topics), only_here=True)
+        return pb.FlushResponse()

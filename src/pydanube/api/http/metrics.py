@@ -25,17 +25,21 @@ from pydanube.telemetry import Histogram, MetricsSnapshot, Telemetry
 log = logging.getLogger(__name__)
 
 REQUEST_SIZE_MAX_BYTES: Final = 16 * 1024
+BODY_SIZE_MAX_BYTES: Final = 1024 * 1024  # of requests that have one: none is used
 REQUEST_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 60.0
 REFUSED_SECONDS: Final = 0.5  # for one too many to say what it wants, so that it hears why not
 LOOK_SECONDS: Final = 0.1
-STARTING: Final = "the broker is starting"
+STARTING: Final = iceberg.STARTING
 REASONS: Final = {
     200: "OK",
+    204: "No Content",
     304: "Not Modified",
     400: "Bad Request",
     404: "Not Found",
+    403: "Forbidden",
     405: "Method Not Allowed",
+    406: "Not Acceptable",
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
@@ -112,6 +116,7 @@ class MetricsServer:
                 else:  # a native client that took this port for another: it would wait for an answer
                     request = b""
                 method, path = _request_line(request)
+                await _pass_over_body(reader, request)
             async with asyncio.timeout(ANSWER_SECONDS):
                 if too_many:
                     sentence = str(TooManyConnections(self._open_files.http, self._open_files.limit))
@@ -133,10 +138,10 @@ class MetricsServer:
     async def _answer(self, method: str, path: str, request: bytes) -> HttpAnswer:
         if not method:
             return HttpAnswer.saying(400, "this is no HTTP request")
+        if path.startswith(iceberg.ROOT):
+            return await self._table(request)
         if method not in ("GET", "HEAD"):
             return HttpAnswer.saying(405, "only GET is served here")
-        if path.startswith(iceberg.ROOT):
-            return await self._table(path, request)
         match path:
             case "/metrics" if not self._telemetry.broker:
                 return HttpAnswer.saying(503, STARTING)
@@ -155,11 +160,10 @@ class MetricsServer:
                 )
         return HttpAnswer.saying(404, "try /metrics, /health/live or /health/ready")
 
-    async def _table(self, path: str, request: bytes) -> HttpAnswer:
-        if self._tables is None:
-            return HttpAnswer.saying(503, STARTING)
-        reply = await iceberg.answer(self._tables, path, _headers(request))
-        return HttpAnswer(reply.code, [iceberg.encoded(reply)], iceberg.JSON, reply.headers)
+    async def _table(self, request: bytes) -> HttpAnswer:
+        method, target, _ = request.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        reply = await iceberg.answer(self._tables, iceberg.CatalogRequest(method, target, _headers(request)))
+        return HttpAnswer(reply.code, [reply.encoded()], iceberg.JSON, reply.headers)
 
     async def _snapshot(self) -> MetricsSnapshot:
         steps = self._telemetry.snapshot_in_steps()
@@ -199,11 +203,22 @@ def _headers(request: bytes) -> dict[str, str]:
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
+async def _pass_over_body(reader: asyncio.StreamReader, request: bytes) -> None:
+    """A connection that is closed with something unread is reset, and the answer with it."""
+    length = _headers(request).get("content-length", "0")
+    left = min(int(length), BODY_SIZE_MAX_BYTES) if length.isdecimal() else 0
+    while left > 0 and (piece := await reader.read(left)):
+        left -= len(piece)
+
+
 def _head(answer: HttpAnswer) -> bytes:
+    size = sum(map(len, answer.body))
+    content = (
+        (f"Content-Type: {answer.content_type}", f"Content-Length: {size}") if answer.code not in (204, 304) else ()
+    )
     lines = (
         f"HTTP/1.1 {answer.code} {REASONS[answer.code]}",
-        f"Content-Type: {answer.content_type}",
-        f"Content-Length: {sum(map(len, answer.body))}",
+        *content,
         *(f"{name}: {value}" for name, value in answer.headers.items()),
         "Connection: close",
         "\r\n",

@@ -5,7 +5,8 @@ so the two, packed, name the snapshot and order it; whoever derives it gets the 
 table: the sum of theirs grows with each change of any of them, and they are read at one moment, so it is unique too.
 
 A table says which of its offsets it does not have: `danube.missing` (an orphan's, a void's, or stored raw), and up to
-where it goes: `danube.head`. Snapshots before are kept as long as their objects are: for the garbage time.
+where it goes: `danube.head`. Snapshots before are kept as long as their objects are: for the garbage time after they
+were replaced.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from pydanube.core.history.tiers import Descriptor, Objects, TopicHistory
@@ -68,7 +71,16 @@ def snapshot_id(histories: Sequence[TopicHistory]) -> int:
     return sum(each.epoch << CHANGE_BITS | each.change for each in histories)
 
 
-def table(topic: str, location: str, folder: str, shares: Sequence[Share], manifests: Sequence[Manifest]) -> Table:
+def table(
+    topic: str,
+    location: str,
+    folder: str,
+    shares: Sequence[Share],
+    manifests: Sequence[Manifest],
+    upload_seconds: float = 0.0,
+) -> Table:
+    """`upload_seconds`: how long a message may wait in the log before it is a row, if nobody loads the table."""
+    changed_ms = max(_changed_ms(each) for each in shares)
     return Table(
         topic=topic,
         location=location,
@@ -76,19 +88,25 @@ def table(topic: str, location: str, folder: str, shares: Sequence[Share], manif
         created=shares[0].created,
         partitioned=shares[0].part is not None,
         snapshot=snapshot_id([each.history for each in shares]),
-        changed_ms=max(_changed_ms(each) for each in shares),
-        properties=_properties(topic, shares),
+        changed_ms=changed_ms,
+        properties=_properties(topic, shares, changed_ms, upload_seconds),
         manifests=manifests,
     )
 
 
-def derived(given: Table, before: Mapping[str, Any] | None, since_ms: int) -> Derived:
-    """The table's metadata and files. `before` is the metadata that was derived last, whose snapshots since `since_ms`
-    can still be read.
+def derived(
+    given: Table, before: Mapping[str, Any] | None, since_ms: int, seen_ms: Mapping[int, int] | None = None
+) -> Derived:
+    """The table's metadata and files. `before` is the metadata that was derived last; its snapshots that were replaced
+    since `since_ms` can still be read. `seen_ms`: when snapshots were last found to be the current one.
     """
     files = {each.name: each.content for each in given.manifests}
     identity = table_uuid(given)
-    snapshots = _kept(before, identity, given.snapshot, since_ms)
+    snapshots: list[Mapping[str, Any]] = []
+    if before is not None and before.get("table-uuid") == identity:
+        snapshots = [each for each in before["snapshots"] if each["snapshot-id"] < given.snapshot]
+    newest = {"snapshot-id": given.snapshot, "timestamp-ms": given.changed_ms}
+    snapshots = readable([*snapshots, newest], since_ms, seen_ms or {})[:-1]
     listed = manifest_list(given.folder, given.snapshot, given.manifests)
     list_name = file_name(given.created, listed, "avro", "snap-")
     files[list_name] = listed
@@ -144,11 +162,21 @@ def table_uuid(given: Table) -> str:
     )
 
 
-def _kept(before: Mapping[str, Any] | None, identity: str, snapshot: int, since_ms: int) -> list[dict[str, Any]]:
-    if before is None or before.get("table-uuid") != identity:
-        return []
-    known = [each for each in before["snapshots"] if each["snapshot-id"] < snapshot]
-    return [dict(each) for each in known if each["timestamp-ms"] >= since_ms]
+def readable(
+    snapshots: Sequence[Mapping[str, Any]], since_ms: int, seen_ms: Mapping[int, int]
+) -> list[Mapping[str, Any]]:
+    """Those of a chain whose objects are all there still: the newest, and what was replaced since `since_ms`.
+
+    One was current at least until it was last seen to be, and until the next one if that is the very next change.
+    Between two that are further apart nobody knows: then it counts as replaced when it was made.
+    """
+    kept = []
+    for each, after in pairwise(snapshots):
+        is_next = after["snapshot-id"] == each["snapshot-id"] + 1
+        last_ms = after["timestamp-ms"] if is_next else each["timestamp-ms"]
+        if max(last_ms, seen_ms.get(each["snapshot-id"], 0)) >= since_ms:
+            kept.append(each)
+    return [*kept, *snapshots[-1:]]
 
 
 def _changed_ms(share: Share) -> int:
@@ -158,7 +186,7 @@ def _changed_ms(share: Share) -> int:
     return newest.created_at * 1000 if newest else 0  # an older version wrote the history key
 
 
-def _properties(topic: str, shares: Sequence[Share]) -> dict[str, str]:
+def _properties(topic: str, shares: Sequence[Share], changed_ms: int, upload_seconds: float) -> dict[str, str]:
     heads = {each.part: max(each.objects.end, each.history.first_offset) for each in shares}
     firsts = {each.part: each.history.first_offset for each in shares}
     gaps = {each.part: missing(each) for each in shares}
@@ -169,7 +197,13 @@ def _properties(topic: str, shares: Sequence[Share]) -> dict[str, str]:
         "danube.first-offset": _by_part(firsts),
         "danube.missing": _by_part({part: ranges[:MISSING_MAX] for part, ranges in gaps.items()}),
         "danube.missing-offsets": _by_part({p: sum(end - first for first, end in each) for p, each in gaps.items()}),
+        "danube.changed-at": _iso(changed_ms),
+        "danube.upload-seconds": f"{upload_seconds:g}",
     }
+
+
+def _iso(time_ms: int) -> str:
+    return f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y-%m-%dT%H:%M:%S}.{time_ms % 1000:03}Z"
 
 
 def missing(share: Share) -> list[tuple[int, int]]:

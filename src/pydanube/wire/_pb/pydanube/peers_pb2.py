@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&pydanube/wire/_pb/pydanube/peers.proto\x12\x11pydanube.peers.v1\"#\n\x12\x44\x65leteTopicRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"\x15\n\x13\x44\x65leteTopicResponse\"-\n\rAppendRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x0c\"\x10\n\x0e\x41ppendResponse\"\x1c\n\x0bLiveRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"X\n\x0cLiveResponse\x12\x14\n\x0c\x66irst_offset\x18\x01 \x01(\x04\x12\x0c\n\x04head\x18\x02 \x01(\x04\x12\x11\n\tproducers\x18\x03 \x01(\r\x12\x11\n\tconsumers\x18\x04 \x01(\r2\xfd\x01\n\x05Peers\x12\\\n\x0b\x44\x65leteTopic\x12%.pydanube.peers.v1.DeleteTopicRequest\x1a&.pydanube.peers.v1.DeleteTopicResponse\x12M\n\x06\x41ppend\x12 .pydanube.peers.v1.AppendRequest\x1a!.pydanube.peers.v1.AppendResponse\x12G\n\x04Live\x12\x1e.pydanube.peers.v1.LiveRequest\x1a\x1f.pydanube.peers.v1.LiveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&pydanube/wire/_pb/pydanube/peers.proto\x12\x11pydanube.peers.v1\"#\n\x12\x44\x65leteTopicRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"\x15\n\x13\x44\x65leteTopicResponse\"-\n\rAppendRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x0c\"\x10\n\x0e\x41ppendResponse\"\x1c\n\x0bLiveRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"X\n\x0cLiveResponse\x12\x14\n\x0c\x66irst_offset\x18\x01 \x01(\x04\x12\x0c\n\x04head\x18\x02 \x01(\x04\x12\x11\n\tproducers\x18\x03 \x01(\r\x12\x11\n\tconsumers\x18\x04 \x01(\r\"\x1e\n\x0c\x46lushRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\"\x0f\n\rFlushResponse2\xc9\x02\n\x05Peers\x12\\\n\x0b\x44\x65leteTopic\x12%.pydanube.peers.v1.DeleteTopicRequest\x1a&.pydanube.peers.v1.DeleteTopicResponse\x12M\n\x06\x41ppend\x12 .pydanube.peers.v1.AppendRequest\x1a!.pydanube.peers.v1.AppendResponse\x12G\n\x04Live\x12\x1e.pydanube.peers.v1.LiveRequest\x1a\x1f.pydanube.peers.v1.LiveResponse\x12J\n\x05\x46lush\x12\x1f.pydanube.peers.v1.FlushRequest\x1a .pydanube.peers.v1.FlushResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,6 +43,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LIVEREQUEST']._serialized_end=214
   _globals['_LIVERESPONSE']._serialized_start=216
   _globals['_LIVERESPONSE']._serialized_end=304
-  _globals['_PEERS']._serialized_start=307
-  _globals['_PEERS']._serialized_end=560
+  _globals['_FLUSHREQUEST']._serialized_start=306
+  _globals['_FLUSHREQUEST']._serialized_end=336
+  _globals['_FLUSHRESPONSE']._serialized_start=338
+  _globals['_FLUSHRESPONSE']._serialized_end=353
+  _globals['_PEERS']._serialized_start=356
+  _globals['_PEERS']._serialized_end=685
 # @@protoc_insertion_point(module_scope)
