@@ -255,7 +255,7 @@ def test_a_broker_that_cannot_say_where_topics_are_is_passed_over_for_one_that_c
                 await producer.send(b"a")
             assert other.payloads() == [b"a"]
             other.peers[0].transport.abort()
-            client._brokers._let_down.clear()
+            client._brokers._failed_at.clear()
             assert (await client.describe_topic(TOPIC, timeout=5)).head == 7
             assert (await client.lookup(TOPIC)).stream_url == other.url
             assert other.connections == 2 and cut_off.connections == 1
@@ -268,7 +268,7 @@ def test_a_broker_that_is_away_is_not_dialed_at_every_question_to_one_that_has_r
         async with ScriptedBroker() as broker, ScriptedBroker() as away, pydanube.connect(broker.url) as client:
             away.answers["hello"] = lambda peer, frame: peer.transport.abort()
             client._brokers._known.update(dict.fromkeys(addresses_of(away.url)))
-            client._brokers.disappointed(broker.url)
+            client._brokers.deprioritize(broker.url)
             await client.lookup(TOPIC)
             await away.until("hello")
             await asyncio.gather(*client._brokers._dialing.values(), return_exceptions=True)

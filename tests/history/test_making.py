@@ -135,7 +135,7 @@ def apart_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Callable
 
     async def main() -> Any:
         beside = Apart(1)
-        beside._pool.starved()  # tests keep every core busy: an idle priority would not do
+        beside._pool.yield_to_nice()  # tests keep every core busy: an idle priority would not do
         try:
             return await beside.call_once(partial(function, *arguments, partial(directory, str(tmp_path))))
         finally:

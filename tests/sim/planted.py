@@ -318,7 +318,7 @@ def rest_beside_extend(patch: pytest.MonkeyPatch) -> Tweak:
                 except OwnershipLost:
                     return
                 except Unavailable:
-                    await self._clock.sleep(reservation.RETRY_SECONDS)
+                    await self._clock.sleep(reservation.EXTEND_RETRY_SECONDS)
                     continue
                 self._log.reserve(end)
         finally:

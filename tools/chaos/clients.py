@@ -32,12 +32,12 @@ from tools.chaos.net import Network
 from tools.chaos.recorder import Recorder
 
 OFFICIAL: Final = Path(__file__).with_name("official.py")
-KINDS: Final = {
+KIND_IN_HISTORY: Final = {
     "exclusive": "Exclusive",
     "shared": "Shared",
     "failover": "Failover",
     "key_shared": "KeyShared",
-}  # as histories have them
+}
 KEYS: Final = 7
 BATCH_MESSAGES: Final = (1, 1, 2, 5)
 PATIENCE_SECONDS: Final = 900.0  # longer than a round: what was sent is sent until it is answered
@@ -137,7 +137,7 @@ class Clients:
                 each.topic, subscription=each.name, type=each.kind, start="earliest", timeout=PATIENCE_SECONDS
             ):
                 pass
-            self._recorder.add(Subscribed(each.topic, each.name, KINDS[each.kind], 0, self._recorder.now()))
+            self._recorder.add(Subscribed(each.topic, each.name, KIND_IN_HISTORY[each.kind], 0, self._recorder.now()))
         for each in plan.subscriptions:
             for number in range(each.native):
                 self._run(self._consume(each, f"native-{number}"))

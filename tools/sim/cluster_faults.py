@@ -116,7 +116,7 @@ class Breaking:
             node = self._up(planned.node)
             self.say(f"{planned.kind} node {node.number}")
             self.history.add(Fault(planned.kind, node.number, loop.time()))
-            fault = KINDS[planned.kind](self, node, Random(planned.seed))
+            fault = FAULT_KINDS[planned.kind](self, node, Random(planned.seed))
             self._tasks.append(asyncio.create_task(self.guarded(fault), name=f"fault {planned.kind}"))
 
     def _up(self, number: int) -> Node:
@@ -743,7 +743,7 @@ class Breaking:
 
 FaultKind: TypeAlias = Callable[[Breaking, Node, Random], Coroutine[Any, Any, None]]
 
-KINDS: Final[dict[str, FaultKind]] = {
+FAULT_KINDS: Final[dict[str, FaultKind]] = {
     kind.__name__: kind
     for kind in (
         Breaking.aimed,
@@ -811,7 +811,9 @@ _OFTEN: Final = {
 }
 _LATE: Final = ("late_claim", "late_seal", "late_change")  # at most one in a run
 RETURNS: Final = ("rolling_reboot", "last_active", "cut_off")  # likewise
-_DRAWN: Final = [kind for kind in sorted(KINDS) if kind not in _LATE + RETURNS for _ in range(_OFTEN.get(kind, 1))]
+_DRAWN: Final = [
+    kind for kind in sorted(FAULT_KINDS) if kind not in _LATE + RETURNS for _ in range(_OFTEN.get(kind, 1))
+]
 
 
 async def _pause(dice: Random, low: float, high: float) -> None:

@@ -50,7 +50,7 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("broker.hand_over",), "SEALS_AT_ONCE", (1, 4)),
     (("core.dispatch.key_shared",), "KEYS_READ_MAX", (2, 1000)),
     (("core.dispatch.key_shared",), "QUEUED_MAX", (3, 100_000)),
-    (("core.policies",), "MIB", (600, 2000)),  # what an operator calls a megabyte of history
+    (("core.policies",), "RETENTION_UNIT_BYTES", (600, 2000)),  # what an operator calls a megabyte of history
     (("core.cluster.leader",), "CLAIM_SECONDS", (1.0, 3.0)),
     (("cluster.assignment_reconciler",), "CLAIMS_MAX", (1, 2, 32)),
     (("cluster.view",), "RELIST_SECONDS", (5.0, 30.0)),

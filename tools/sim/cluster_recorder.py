@@ -42,7 +42,7 @@ from pydanube.testing.history import (
     life,
 )
 
-LOOK_SECONDS: Final = 5.0
+RECORD_SECONDS: Final = 5.0
 
 
 class RecordingStore(MemoryMetadataStore):
@@ -102,7 +102,7 @@ class Recorder:
                     orphan = Orphan.from_bytes(int(parts[6]), value)
                     self._history.add(Orphaned(self._life(topic), orphan.start, orphan.end, self._now()))
         elif key.startswith(keys.TOPICS) and parts[4:] == ["policy"]:
-            limit = int(json.loads(value).get("retention_mb") or 0) * policies.MIB
+            limit = int(json.loads(value).get("retention_mb") or 0) * policies.RETENTION_UNIT_BYTES
             self._limits.setdefault(TopicName(f"/{parts[2]}/{parts[3]}"), []).append((self._now(), limit))
         elif key.startswith(keys.TOPICS) and len(parts) == 7:
             topic, name = TopicName(f"/{parts[2]}/{parts[3]}"), parts[5]
@@ -202,7 +202,7 @@ class Recorder:
     async def look_on(self, topics: Sequence[TopicName]) -> None:
         """Notes now and then what brokers say of the topics they have, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(RECORD_SECONDS)
             for topic in topics:
                 self._look(topic)
 

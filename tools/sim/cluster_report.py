@@ -17,7 +17,7 @@ from typing import Final
 
 from pydanube.testing.checkers import shortened
 from pydanube.testing.history import to_line
-from tools.sim.cluster_faults import KINDS
+from tools.sim.cluster_faults import FAULT_KINDS
 from tools.sim.cluster_operations import NEVER, OPERATIONS
 from tools.sim.cluster_pressure import Pressure
 from tools.sim.cluster_sim import COUNTED_EVERY, Outcome, planned, run_seed, settings
@@ -66,7 +66,7 @@ class ClusterTotals:
         """Kinds of faults that hardly ever happened, though there were seeds enough."""
         if self.runs < 200:
             return []
-        return [kind for kind in sorted(KINDS) if self.seeds_with[kind] < KIND_SHARE_MIN * self.runs]
+        return [kind for kind in sorted(FAULT_KINDS) if self.seeds_with[kind] < KIND_SHARE_MIN * self.runs]
 
     @property
     def passed(self) -> bool:

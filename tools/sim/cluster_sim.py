@@ -60,7 +60,7 @@ TTL_SECONDS: Final = 16.0
 LIVENESS_SECONDS: Final = 200.0  # until everything is served again and nobody misses anything
 DRAIN_SECONDS: Final = 60.0  # until everything that is served has been delivered
 PATIENCE_SECONDS: Final = 6.0  # a heartbeat, the longest wait for a redelivery, and a consumer that thinks
-LOOK_SECONDS: Final = 2.0
+SETTLED_POLL_SECONDS: Final = 2.0
 LOOKS_SECONDS: Final = (3.0, 3.0, 8.0, 0.4, 5.0)  # see `seldom_looks`
 STEPS_MAX: Final = 3_000_000
 CROWD_USED: Final = 8  # of a hundred topics and more
@@ -181,8 +181,8 @@ def seldom_looks() -> Iterator[None]:
     """
     places: list[tuple[Any, str, Any]] = [
         (assignment_reconciler, "IDLE_SECONDS", LOOKS_SECONDS[0]),
-        (uploader, "LOOK_SECONDS", LOOKS_SECONDS[1]),
-        (rescue, "LOOK_SECONDS", LOOKS_SECONDS[2]),
+        (uploader, "UPLOAD_POLL_SECONDS", LOOKS_SECONDS[1]),
+        (rescue, "RESCUE_POLL_SECONDS", LOOKS_SECONDS[2]),
         (brokers, "BACKOFF_FIRST_SECONDS", LOOKS_SECONDS[3]),
         (brokers, "BACKOFF_MAX_SECONDS", LOOKS_SECONDS[4]),
         (parquet_write, "CODEC", "lz4"),
@@ -415,7 +415,7 @@ class _Run:
     async def _supervise(self, breaking: Breaking) -> None:
         """Starts brokers again that ended by themselves."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(SETTLED_POLL_SECONDS)
             for node in self.town.nodes:
                 ended = node.broker.cluster.ended if node.broker is not None and node.broker.cluster else None
                 if node.alive and ended is not None and ended.done():

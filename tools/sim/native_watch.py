@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from pydanube.api.native.connection import NativeConnection
-from pydanube.api.native.handles import Consuming, Producing
+from pydanube.api.native.handles import ConsumerHandle, ProducerHandle
 from pydanube.api.native.intake import BatchIntake
 from pydanube.api.native.pump import Pump
 from pydanube.api.native.server import NativeServer
@@ -77,14 +77,14 @@ class NativeWatch:
 
     # --- what servers tell ----------------------------------------------------------------------------------
 
-    def opened(self, consuming: Consuming) -> None:
+    def opened(self, consuming: ConsumerHandle) -> None:
         subscription = consuming.subscription
         label = life(consuming.topic.name, consuming.topic.ownership.created)
         if subscription.name.startswith(JUDGED) and (label, subscription.name) not in self.subscribed:
             self.subscribed.add((label, subscription.name))
             self.history.add(Subscribed(label, subscription.name, subscription.kind.value, 0, self.now()))
 
-    def sent(self, broker: Broker, wire: str, consuming: Consuming, item: DeliveredBatch) -> None:
+    def sent(self, broker: Broker, wire: str, consuming: ConsumerHandle, item: DeliveredBatch) -> None:
         topic, subscription = consuming.topic, consuming.subscription
         if not subscription.name.startswith(JUDGED):
             return
@@ -99,7 +99,7 @@ class NativeWatch:
         else:
             self._sights[wire, consuming.handle, VOLATILE] = sight
 
-    def settled(self, consuming: Consuming, ranges: Sequence[tuple[int, int]], *, is_ack: bool) -> None:
+    def settled(self, consuming: ConsumerHandle, ranges: Sequence[tuple[int, int]], *, is_ack: bool) -> None:
         topic, subscription = consuming.topic, consuming.subscription
         if not subscription.reliable or not subscription.name.startswith(JUDGED):
             return
@@ -113,7 +113,7 @@ class NativeWatch:
                 else:
                     self.history.add(Nacked(label, subscription.name, offset, epoch, self.now()))
 
-    def answered(self, broker: Broker, producing: Producing, offset: int, rows: int, epoch: int) -> None:
+    def answered(self, broker: Broker, producing: ProducerHandle, offset: int, rows: int, epoch: int) -> None:
         topic = producing.topic
         assert topic.reliable
         self._given(topic, offset + rows - 1, epoch)
@@ -158,7 +158,7 @@ class _Connection(NativeConnection):
         if consuming is not None and not self._is_refused:
             self.watch.settled(consuming, ranges, is_ack=is_ack)
 
-    def pump(self, consuming: Consuming) -> Pump:
+    def pump(self, consuming: ConsumerHandle) -> Pump:
         self.watch.opened(consuming)
         return _Pump(self, self._handles, consuming)
 
@@ -170,7 +170,7 @@ class _Connection(NativeConnection):
 class _Intake(BatchIntake):
     _connection: _Connection
 
-    def answer_decided(self, producing: Producing) -> None:
+    def answer_decided(self, producing: ProducerHandle) -> None:
         connection = self._connection
         for decided in producing.in_flight:
             if not decided.outcome.done():

@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 ADMIN_SERVICE: Final = "pydanube.admin.v1.Admin"
 ASK_SECONDS: Final = 2.0  # for what is nice to know
-LOOK_SECONDS: Final = 0.2
+MOVE_POLL_SECONDS: Final = 0.2
 UNLOAD_SECONDS: Final = 60.0
 PARTITIONS_AT_ONCE: Final = 4
 CLAIM: Final = "claim"
 CLOSE_TRIES: Final = 20
-CLOSE_LOOK_SECONDS: Final = 0.05
+CLOSE_POLL_SECONDS: Final = 0.05
 
 Tell = Callable[[pb.UnloadProgress], Awaitable[None]]
 
@@ -135,7 +135,7 @@ class Moves:
             for move in await self._moves_of(host, topic):
                 if move.started_at_us not in before:
                     return move
-            await asyncio.sleep(CLOSE_LOOK_SECONDS)
+            await asyncio.sleep(CLOSE_POLL_SECONDS)
         return None
 
     async def _with_phase(self, topic: TopicName, refused: MoveRefused) -> MoveRefused:
@@ -150,7 +150,7 @@ class Moves:
         async def look() -> None:
             said = ""
             while True:
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(MOVE_POLL_SECONDS)
                 try:
                     state = await self.state(topic)
                 except DanubeError:

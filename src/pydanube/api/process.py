@@ -156,18 +156,18 @@ async def _serve_on(
 ) -> None:
     config = broker.config
     try:
-        doors = await BrokerServers.open(broker, metrics)
+        servers = await BrokerServers.open(broker, metrics)
         try:
-            async with pages(doors.admin_addr, broker.stream_url) as web_addr:
+            async with pages(servers.admin_addr, broker.stream_url) as web_addr:
                 keep_collections_short()
                 announce(
                     Listening(
                         broker.broker_id,
                         len(broker.topics.loaded),
-                        doors.client_addr,
-                        doors.stream_addr,
-                        doors.admin_addr,
-                        doors.metrics_addr,
+                        servers.client_addr,
+                        servers.stream_addr,
+                        servers.admin_addr,
+                        servers.metrics_addr,
                         broker.connect_url,
                         config.data_dir,
                         len(broker.topics.unopened),
@@ -176,14 +176,14 @@ async def _serve_on(
                         web_addr,
                     )
                 )
-                reloads = asyncio.create_task(reloading.run(broker, doors), name="reload")
+                reloads = asyncio.create_task(reloading.run(broker, servers), name="reload")
                 try:
-                    await _until_over(broker, doors, stopping)
+                    await _until_over(broker, servers, stopping)
                 finally:
                     reloads.cancel()
                     await asyncio.gather(reloads, return_exceptions=True)
         finally:
-            await doors.close()
+            await servers.close()
     finally:
         await broker.stop()
 
@@ -195,21 +195,21 @@ class Reloading:
         self._hangup = hangup
         self._read_again = read_again
 
-    async def run(self, broker: Broker, doors: BrokerServers) -> None:
+    async def run(self, broker: Broker, servers: BrokerServers) -> None:
         while True:
             await self._hangup.wait()
             self._hangup.clear()
             try:
-                await self._reload(broker, doors)
+                await self._reload(broker, servers)
             except (DanubeError, OSError) as error:
                 log.error("configuration not reloaded: nothing was changed", extra={"why": str(error)})
             except Exception:  # whatever it is, it must not cost the next reload
                 log.exception("configuration not reloaded")
 
-    async def _reload(self, broker: Broker, doors: BrokerServers) -> None:
+    async def _reload(self, broker: Broker, servers: BrokerServers) -> None:
         running, found = broker.config, reloaded(broker.config, self._read_again())
         await broker.reload(found.config)
-        doors.change_stream_limits(found.config.stream.limits)
+        servers.change_stream_limits(found.config.stream.limits)
         lines = found.config.lines
         if lines != running.lines:  # the line below is written if the level of before or the one from now on allows it
             configure_logging(
@@ -261,7 +261,7 @@ async def _started(config: Config, telemetry: Telemetry, stopping: asyncio.Event
         await asyncio.gather(stopped, return_exceptions=True)
 
 
-async def _until_over(broker: Broker, doors: BrokerServers, stopping: asyncio.Event) -> None:
+async def _until_over(broker: Broker, servers: BrokerServers, stopping: asyncio.Event) -> None:
     """Returns when it is time to stop, with the topics handed over. Raises what ended this broker's membership."""
     stopped = asyncio.create_task(stopping.wait(), name="told to stop")
     ended = broker.cluster.ended if broker.cluster is not None else None
@@ -274,5 +274,5 @@ async def _until_over(broker: Broker, doors: BrokerServers, stopping: asyncio.Ev
     if ended is not None and ended.done():
         ended.result()
     # The doors are still open: a topic is refused only from when it leaves, and clients go where it went.
-    doors.stop_being_ready()
+    servers.stop_being_ready()
     await broker.hand_over()

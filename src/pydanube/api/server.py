@@ -38,6 +38,7 @@ from pydanube.broker.tables import TableDesk
 from pydanube.config import BrokerConfig, open_files
 from pydanube.config.stream import StreamLimits
 from pydanube.core.cluster.lifecycle import BrokerMode
+from pydanube.core.units import MIB
 from pydanube.errors import ConfigError
 from pydanube.wire._pb.danube import DanubeAdmin_pb2, DanubeApi_pb2, SchemaRegistry_pb2
 from pydanube.wire._pb.pydanube import admin_pb2, peers_pb2, status_pb2
@@ -45,7 +46,6 @@ from pydanube.wire.status import ADMIN, RECEIVE, SEND
 
 log = logging.getLogger(__name__)
 
-MIB: Final = 1024 * 1024
 # Above what we accept, so that a message that is too large is refused with our sentence and never with
 # RESOURCE_EXHAUSTED, which clients retry for ever.
 REQUEST_SIZE_MAX_BYTES: Final = 64 * MIB
@@ -96,13 +96,13 @@ class BrokerServers:
 
         `metrics` is one that is open already.
         """
-        doors = cls(broker, metrics)
+        servers = cls(broker, metrics)
         try:
-            await doors._open()
+            await servers._open()
         except BaseException:
-            await doors.close(grace_seconds=0)
+            await servers.close(grace_seconds=0)
             raise
-        return doors
+        return servers
 
     async def close(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Refuses new work, lets what is under way finish. Streams end as their topics close, so they close here.
@@ -151,7 +151,7 @@ class BrokerServers:
         self._observing = asyncio.create_task(self._observer.run(), name="observer")
         self._why_not_ready = None
         log.info(
-            "doors opened", extra={"client": self.client_addr, "admin": self.admin_addr, "metrics": self.metrics_addr}
+            "servers opened", extra={"client": self.client_addr, "admin": self.admin_addr, "metrics": self.metrics_addr}
         )
 
     def _register(self) -> None:
@@ -190,7 +190,7 @@ class BrokerServers:
         )
         peers = self._peers
         forwarder = Forwarder(peers, broker.cluster.view.refresh) if broker.cluster is not None else None
-        servants: dict[ServiceDescriptor, object] = {
+        implementations: dict[ServiceDescriptor, object] = {
             admin["BrokerAdmin"]: grpc_cluster.BrokerAdmin(broker),
             admin["ClusterAdmin"]: grpc_cluster.ClusterAdmin(broker),
             admin["NamespaceAdmin"]: grpc_admin.NamespaceAdmin(broker),
@@ -205,9 +205,15 @@ class BrokerServers:
         orders = Orders(broker)
         handlers = [
             handler_of(
-                service, servant, telemetry, table=ADMIN, forwarder=forwarder, admission=self._admins, orders=orders
+                service,
+                implementation,
+                telemetry,
+                table=ADMIN,
+                forwarder=forwarder,
+                admission=self._admins,
+                orders=orders,
             )
-            for service, servant in servants.items()
+            for service, implementation in implementations.items()
         ]
         self._admin.add_generic_rpc_handlers((*handlers, schemas))
 

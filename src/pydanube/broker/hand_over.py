@@ -49,7 +49,7 @@ SNAPSHOTS_SECONDS: Final = 10.0
 SNAPSHOTS_AT_ONCE: Final = 4
 SEAL_SECONDS: Final = 30.0
 SEALS_AT_ONCE: Final = 16
-RETRY_SECONDS: Final = 0.2
+RELEASE_RETRY_SECONDS: Final = 0.2
 SESSIONS_BYTES_MAX: Final = 256 * 1024  # of a seal: the store takes 1.5 MiB
 
 
@@ -274,7 +274,7 @@ async def _release(
             if clock.elapsed() > until and await _still_ours(topic):
                 raise
             # Either it was released after all, and the next try finds that, or the store still does not answer.
-            await clock.sleep(RETRY_SECONDS)
+            await clock.sleep(RELEASE_RETRY_SECONDS)
 
 
 async def _still_ours(topic: AnyTopic) -> bool:
@@ -293,7 +293,7 @@ async def _make_certain(topic: AnyTopic, clock: Clock) -> None:
     while not await _still_ours(topic):
         if clock.elapsed() > until:
             raise OwnershipLost(topic.name)
-        await clock.sleep(RETRY_SECONDS)
+        await clock.sleep(RELEASE_RETRY_SECONDS)
 
 
 async def release_volatile(topic: VolatileTopic, clock: Clock, marker: bytes | None, *, forget: bool) -> None:

@@ -36,7 +36,7 @@ from pydanube.telemetry import ClusterNow, DiskSpace, Histogram
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 10.0
+OBSERVE_SECONDS: Final = 10.0
 LOOKUPS_MAX: Final = 64  # in one look
 STEP: Final = 64  # subscriptions, about a millisecond
 ORPHANS_MAX: Final = 50  # topics that are named
@@ -96,7 +96,7 @@ class Observer:
                 log.warning("broker not looked at", extra={"why": str(error)})
             except Exception:
                 log.exception("broker not looked at")  # a bug here is no reason to know nothing from now on
-            await self._broker.clock.sleep(LOOK_SECONDS)
+            await self._broker.clock.sleep(OBSERVE_SECONDS)
 
     async def look(self) -> None:
         clock = self._broker.clock

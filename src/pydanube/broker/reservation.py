@@ -15,7 +15,7 @@ from pydanube.ports import Clock, Compare, Put
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 0.2
+EXTEND_RETRY_SECONDS: Final = 0.2
 
 
 class Reservation:
@@ -71,7 +71,7 @@ class Reservation:
                     return  # `Ownership` has told whoever closes the topic here
                 except Unavailable as error:
                     log.warning("reservation delayed", extra={"topic": self._ownership.topic, "why": str(error)})
-                    await self._clock.sleep(RETRY_SECONDS)
+                    await self._clock.sleep(EXTEND_RETRY_SECONDS)
         finally:
             self._extending = None
 
@@ -121,7 +121,7 @@ class Reservation:
             self._extending.cancel()
             await asyncio.gather(self._extending, return_exceptions=True)
 
-    async def rest(self) -> None:
+    async def release_reservation(self) -> None:
         """The topic is idle: the reservation ends at the head. Whoever publishes meanwhile waits a moment; if somebody
         waits already, it is not idle.
         """

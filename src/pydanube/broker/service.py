@@ -153,7 +153,7 @@ class Broker:
             stores.home(),
             upload_work,
             reading_work,
-            stores.pace.aim,
+            stores.pace.set_target_rate,
             MachineUsage(Path(config.data_dir)).read,
             functools.partial(_room, Path(config.data_dir)),
             lambda: stores.members,

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 STAMP: Final = "danube-store.json"
 METADATA: Final = "metadata.sqlite"
 ETCD: Final = "etcd"
-RETRY_SECONDS: Final = 1.0
+CLUSTER_ID_RETRY_SECONDS: Final = 1.0
 
 
 def check_places(config: Config) -> Iterator[str]:
@@ -172,7 +172,7 @@ class Stores:
                 if str(error) != said:
                     log.warning("waiting for the metadata store", extra={"why": str(error)})
                 said = str(error)
-                await self._clock.sleep(RETRY_SECONDS)
+                await self._clock.sleep(CLUSTER_ID_RETRY_SECONDS)
 
     async def close(self) -> None:
         for close in reversed(self._closing):

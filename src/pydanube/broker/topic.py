@@ -186,10 +186,10 @@ class Topic(TopicReader):
         """
         return self._reservation.confirmed_end
 
-    async def rest(self) -> None:
+    async def release_reservation(self) -> None:
         """Nothing was published for a while: if everything is in the object store, nothing stays reserved."""
         if self._closing is None and (self.storage is None or self.storage.uploads.waiting(self.log) is None):
-            await self._reservation.rest()
+            await self._reservation.release_reservation()
 
     def adopted(self, orphans: Sequence[Orphan], *, rescued: Ranges, voided: Ranges) -> None:
         """Offsets of a lost owner have their place now: these can be read, those were never used."""

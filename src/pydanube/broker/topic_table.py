@@ -44,7 +44,7 @@ log = logging.getLogger("pydanube.broker.topics")
 
 SWEEP_SECONDS: Final = 3.0  # how often to look for topics that are open here and another broker's
 ARRIVAL_SECONDS: Final = 2.0  # how long a request waits for a topic that is on its way here
-ARRIVAL_LOOK_SECONDS: Final = 0.05
+ARRIVAL_POLL_SECONDS: Final = 0.05
 
 
 class _Owned(Collection[TopicName]):
@@ -127,7 +127,7 @@ class TopicTable:
         try:
             while self.directory.expects(name) and clock.elapsed() < until:
                 with contextlib.suppress(TimeoutError):  # to look whether it is still expected
-                    async with asyncio.timeout(ARRIVAL_LOOK_SECONDS):
+                    async with asyncio.timeout(ARRIVAL_POLL_SECONDS):
                         await self._arrived.wait()
                 if (topic := self._open.get(name)) is not None:
                     return topic

@@ -88,7 +88,7 @@ class NativeAdmin:
             return await self._ask(await self._link(topic), topic, command, kind)
 
         seconds = self.timeout if timeout is None else timeout
-        return await self._brokers.patiently(f"{asked} {topic or ''}".strip(), seconds, attempt)
+        return await self._brokers.retry_until(f"{asked} {topic or ''}".strip(), seconds, attempt)
 
     async def _link(self, topic: str | None) -> Link:
         if topic is None:
@@ -101,9 +101,9 @@ class NativeAdmin:
             return await link.request(command, kind)
         except Unavailable as error:
             if topic is None:
-                self._brokers.disappointed(link.url)
+                self._brokers.deprioritize(link.url)
             elif isinstance(error, NotServed):
-                self._brokers.misled(link)
+                self._brokers.bad_route(link)
             raise
 
     async def call_once(self, topic: str, command: pb.Command, timeout: float | None, done: type[Refused]) -> None:
@@ -123,7 +123,7 @@ class NativeAdmin:
                     raise
 
         seconds = self.timeout if timeout is None else timeout
-        await self._brokers.patiently(f"{command.WhichOneof('kind')} {topic}", seconds, attempt)
+        await self._brokers.retry_until(f"{command.WhichOneof('kind')} {topic}", seconds, attempt)
 
     # --- topics -------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import pyarrow as pa
 
 from pydanube.client import admin, client, consumer, messages, producer
-from pydanube.client.brokers import OnConnection, within
+from pydanube.client.brokers import OnConnection, with_deadline
 from pydanube.client.messages import (
     BatchView,
     Lag,
@@ -494,7 +494,7 @@ class Consumer:
 
     async def _receive(self, timeout: float | None) -> Message:
         seconds = self._consumer.timeout if timeout is None else timeout
-        return await within(f"receiving from {self.topic}", seconds, self._next())
+        return await with_deadline(f"receiving from {self.topic}", seconds, self._next())
 
     async def _next(self) -> Message:
         while await self._fill():

@@ -2,7 +2,7 @@
 
     Brokers.any()          a link to some broker: one that is open, else the first that answers
     Brokers.owner(topic)   a link to the broker that serves the topic, by lookup
-    patiently(...)         tries again what time may heal, until the deadline
+    retry_until(...)         tries again what time may heal, until the deadline
 
 Addresses are those the application gave and those that lookups named since; all of them are tried, in random order, so
 one broker that is away never stops a client that knows another. Neither does one that answers and cannot help, such as
@@ -104,7 +104,7 @@ class RetryDelay:
         await asyncio.sleep(self.seconds())
 
 
-async def within(what: str, seconds: float, waiting: Awaitable[T]) -> T:
+async def with_deadline(what: str, seconds: float, waiting: Awaitable[T]) -> T:
     """The result, if it comes in time."""
     try:
         async with asyncio.timeout(seconds):
@@ -133,7 +133,7 @@ class Brokers:
         self._links: dict[Address, Link] = {}
         self._dialing: dict[Address, asyncio.Task[Link]] = {}
         self._routes: dict[str, Address] = {}  # told by `Moved`: where to look first
-        self._let_down: dict[str, float] = {}  # by URL: when a broker last could not help
+        self._failed_at: dict[str, float] = {}  # by URL: when a broker last could not help
         self._named_by: dict[str, str] = {}  # URLs: who last said that a topic is there
         self._closed = False
         self._opened = self._lost = 0
@@ -155,7 +155,7 @@ class Brokers:
             last_error=str(self._last_error or ""),
         )
 
-    async def patiently(self, what: str, seconds: float, attempt: Callable[[], Awaitable[T]], silent: str = "") -> T:
+    async def retry_until(self, what: str, seconds: float, attempt: Callable[[], Awaitable[T]], silent: str = "") -> T:
         """Calls `attempt` until it succeeds or fails for good. Raises DeadlineExceeded, which says what went wrong
         last; `silent` is what it says if nothing did, because the first attempt is still waiting.
         """
@@ -183,7 +183,7 @@ class Brokers:
         self._check_open()
         usable = [link for link in self._links.values() if link.usable]
         if usable:
-            best = min(usable, key=lambda link: self._let_down.get(link.url, 0.0))
+            best = min(usable, key=lambda link: self._failed_at.get(link.url, 0.0))
             self._look_for_better(best)
             return best
         refusal: DanubeError | None = None
@@ -208,7 +208,7 @@ class Brokers:
             is_here = located.is_local or located.partitions
             owner = asked if is_here else await self.link(Address.parse(located.stream_url))
         except (Unavailable, asyncio.CancelledError):  # whoever gives up has waited in vain
-            self.disappointed(asked.url)
+            self.deprioritize(asked.url)
             raise
         self._named_by[owner.url] = asked.url
         return owner, located.partitions
@@ -220,19 +220,19 @@ class Brokers:
         except TopicUnknown:
             return await self.any()
 
-    def misled(self, link: Link) -> None:
+    def bad_route(self, link: Link) -> None:
         """A topic is not there. Whoever has said so may be the last to know."""
-        self.disappointed(self._named_by.get(link.url, link.url))
+        self.deprioritize(self._named_by.get(link.url, link.url))
 
-    def disappointed(self, url: str) -> None:
+    def deprioritize(self, url: str) -> None:
         """This broker could not help: others are asked first."""
-        self._let_down[url] = asyncio.get_running_loop().time()
+        self._failed_at[url] = asyncio.get_running_loop().time()
 
     def _look_for_better(self, best: Link) -> None:
         """Dials those who let us down longer ago than this one, or never. Nobody waits for them: they may be away."""
-        since = self._let_down.get(best.url, 0.0)
+        since = self._failed_at.get(best.url, 0.0)
         for address in self._known:
-            if self._let_down.get(str(address), 0.0) < since:
+            if self._failed_at.get(str(address), 0.0) < since:
                 self._dialing_to(address)
 
     def knows_route(self, topic: str) -> bool:
@@ -284,7 +284,7 @@ class Brokers:
     def _dialed(self, address: Address, task: asyncio.Task[Link]) -> None:
         self._dialing.pop(address, None)
         if not task.cancelled() and (error := task.exception()) is not None:  # perhaps nobody waits for it any more
-            self.disappointed(str(address))
+            self.deprioritize(str(address))
             self._last_error = error if isinstance(error, DanubeError) else self._last_error
 
     def _gone(self, link: Link) -> None:

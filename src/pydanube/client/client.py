@@ -30,13 +30,12 @@ from pydanube.client.publisher import Publisher
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import type_name
+from pydanube.core.units import MIB
 from pydanube.errors import ConfigError, TopicUnknown
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
 Compression: TypeAlias = Literal["none", "lz4", "zstd"]
 
-KIB: Final = 1024
-MIB: Final = 1024 * KIB
 TIMEOUT_SECONDS: Final = 60.0  # a broker that dies is replaced when its lease is over: 32 s, and the time to notice
 BUFFER_BYTES: Final = 32 * MIB
 BATCH_BYTES: Final = 1 * MIB
@@ -98,7 +97,7 @@ class Client:
     async def open(self) -> Self:
         """As entering the `async with` block: returns when a broker has answered."""
         silent = f"no answer from {', '.join(self._brokers.known)}"
-        await self._brokers.patiently("connecting", self.timeout, self._brokers.any, silent)
+        await self._brokers.retry_until("connecting", self.timeout, self._brokers.any, silent)
         return self
 
     async def close(self) -> None:
@@ -135,7 +134,7 @@ class Client:
         async def asked() -> None:
             await (await self._brokers.any()).request(pb.Command(ping=pb.Ping()), "pong")
 
-        await self._brokers.patiently("a ping", seconds, asked)
+        await self._brokers.retry_until("a ping", seconds, asked)
         return loop.time() - begun_at
 
     def statistics(self) -> Statistics:

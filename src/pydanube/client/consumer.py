@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
-from pydanube.client.brokers import Brokers, within
+from pydanube.client.brokers import Brokers, with_deadline
 from pydanube.client.inbox import Inbox
 from pydanube.client.messages import Message, MessageBatch, Place, ReceivedBatch
 from pydanube.client.partition_consumer import ConsumerLane, ConsumerSettings
@@ -118,7 +118,7 @@ class Consumer:
         self._is_stopped = True
         seconds = self._timeout if timeout is None else timeout
         try:
-            await within(
+            await with_deadline(
                 f"stopping the consumer of {self.topic}",
                 seconds,
                 _together(lane.stop_receiving() for lane in self._lanes),
@@ -274,7 +274,7 @@ class Consumer:
         """Returns when the broker has applied every ack and nack so far."""
         self._check_opened()
         seconds = self._timeout if timeout is None else timeout
-        await within(f"flushing acks of {self.topic}", seconds, _together(lane.flush() for lane in self._lanes))
+        await with_deadline(f"flushing acks of {self.topic}", seconds, _together(lane.flush() for lane in self._lanes))
 
     async def seek(self, to: Place, *, timeout: float | None = None) -> None:
         """Moves the subscription, for all of its consumers: to an offset, a time, "earliest" or "latest".
@@ -284,7 +284,7 @@ class Consumer:
         self._check_opened()
         seconds = self._timeout if timeout is None else timeout
         what = f"seeking {self.topic}"
-        await _together(self._brokers.patiently(what, seconds, partial(lane.seek, to)) for lane in self._lanes)
+        await _together(self._brokers.retry_until(what, seconds, partial(lane.seek, to)) for lane in self._lanes)
 
     # --- inside -------------------------------------------------------------------------------------
 

@@ -173,7 +173,7 @@ class Lane:
                 try:
                     await self._open_at(link)
                 except NotServed:
-                    self._brokers.misled(link)
+                    self._brokers.bad_route(link)
                     raise
         except TimeoutError:
             late = Unreachable(self.topic, f"its broker did not answer within {OPEN_SECONDS:g} s")

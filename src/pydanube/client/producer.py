@@ -18,7 +18,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
-from pydanube.client.brokers import Brokers, within
+from pydanube.client.brokers import Brokers, with_deadline
 from pydanube.client.messages import Receipt, messages_of
 from pydanube.client.open_batch import MESSAGE_OVERHEAD_BYTES, ProducerSettings
 from pydanube.client.partition_producer import ProducerLane
@@ -181,7 +181,7 @@ class Producer:
         self._buffered_bytes += size
         if timeout is None:
             return await waiter
-        return await within(f"sending to {self.topic}", timeout, waiter)
+        return await with_deadline(f"sending to {self.topic}", timeout, waiter)
 
     def send_nowait(
         self, payload: Payload, *, key: str | None = None, attributes: Mapping[str, str] | None = None
@@ -297,7 +297,7 @@ class Producer:
         """
         self._check_open()
         seconds = self._settings.timeout if timeout is None else timeout
-        await within(f"flushing {self.topic}", seconds, asyncio.gather(*(lane.flush() for lane in self._lanes)))
+        await with_deadline(f"flushing {self.topic}", seconds, asyncio.gather(*(lane.flush() for lane in self._lanes)))
         for lane in self._lanes:
             lane.raise_lost()
 

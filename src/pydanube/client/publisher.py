@@ -15,7 +15,7 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-from pydanube.client.brokers import Brokers, within
+from pydanube.client.brokers import Brokers, with_deadline
 from pydanube.client.connection import Link
 from pydanube.errors import DanubeError, DeliveryMismatch, NotServed, Unreachable
 from pydanube.formats.batch import Batch, renumber
@@ -39,7 +39,7 @@ class Publisher:
         self._error: DanubeError | None = None
 
     async def __aenter__(self) -> Self:
-        await self._brokers.patiently(f"opening a publisher of {self.topic}", self._timeout, self._open)
+        await self._brokers.retry_until(f"opening a publisher of {self.topic}", self._timeout, self._open)
         self._in_flight_max = min(self._link_in_use().welcome.result().in_flight_max, frames.IN_FLIGHT_MAX)
         self._room = asyncio.Semaphore(self._in_flight_max)
         return self
@@ -50,7 +50,7 @@ class Publisher:
         try:
             frame = await link.request(pb.Command(open_producer=request), "producer_opened")
         except NotServed:
-            self._brokers.misled(link)
+            self._brokers.bad_route(link)
             raise
         self._link, self._opened = link, frame.command.producer_opened
         if not self._opened.session:
@@ -59,7 +59,7 @@ class Publisher:
 
     async def send(self, batch: Batch) -> None:
         """Waits for room, not for the receipt. Raises what became of an earlier batch."""
-        await within(f"publishing to {self.topic}", self._timeout, self._room.acquire())
+        await with_deadline(f"publishing to {self.topic}", self._timeout, self._room.acquire())
         self._check()
         opened = self._opened
         numbered = renumber(
@@ -72,7 +72,7 @@ class Publisher:
     async def flush(self) -> None:
         """Returns when every batch is stored; raises if one is not, or may not be."""
         for _ in range(self._in_flight_max):
-            await within(f"publishing to {self.topic}", self._timeout, self._room.acquire())
+            await with_deadline(f"publishing to {self.topic}", self._timeout, self._room.acquire())
         for _ in range(self._in_flight_max):
             self._room.release()
         self._check()

@@ -29,11 +29,11 @@ from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 1.0
-RETRY_SECONDS: Final = 0.2
-RETRY_SECONDS_MAX: Final = 5.0
+TOPIC_RETRY_SECONDS: Final = 0.2  # doubled with every failure of the topic
+TOPIC_RETRY_SECONDS_MAX: Final = 5.0
 UNSERVED_SECONDS: Final = 5.0
 CLAIMS_MAX: Final = 32  # at once
-LOOK_SECONDS: Final = 0.02  # between two looks at the markers: while topics come in, one changes every few milliseconds
+PASS_SECONDS: Final = 0.02  # between two looks at the markers: while topics come in, one changes every few milliseconds
 
 
 class AssignmentReconciler:
@@ -52,10 +52,10 @@ class AssignmentReconciler:
         self._room = asyncio.Semaphore(CLAIMS_MAX)
 
     async def run(self) -> NoReturn:
-        looked_at = -LOOK_SECONDS
+        looked_at = -PASS_SECONDS
         try:
             while True:
-                wait = looked_at + LOOK_SECONDS - self._clock.elapsed()
+                wait = looked_at + PASS_SECONDS - self._clock.elapsed()
                 if self._running and wait > 0:
                     await self._clock.sleep(wait)
                 version, looked_at = self._view.version, self._clock.elapsed()
@@ -125,7 +125,7 @@ class AssignmentReconciler:
             self._failures.pop(topic, None)
             return
         failures = self._failures.get(topic, (0, 0.0))[0] + 1
-        wait = min(RETRY_SECONDS * 2.0 ** min(failures - 1, 10), RETRY_SECONDS_MAX)
+        wait = min(TOPIC_RETRY_SECONDS * 2.0 ** min(failures - 1, 10), TOPIC_RETRY_SECONDS_MAX)
         self._failures[topic] = (failures, self._clock.elapsed() + wait)
         # A bug that one topic brings out is that topic's trouble: if it ended this broker, it would end the next too.
         trace = None if isinstance(error, DanubeError) else error
@@ -190,7 +190,7 @@ class AssignmentReconciler:
                 if await self._view.transact([Compare(item.key, item.revision)], [put]) is not None:
                     return
             except Unavailable:
-                await self._clock.sleep(RETRY_SECONDS_MAX)
+                await self._clock.sleep(TOPIC_RETRY_SECONDS_MAX)
 
 
 def _read(owner: bytes) -> Owner | None:

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BATCH: Final = 50  # topics in one transaction: two operations each, and the store takes 128
-RETRY_SECONDS: Final = 0.5
+STEP_RETRY_SECONDS: Final = 0.5  # while the metadata store does not answer
 REFUSED_SECONDS: Final = 0.02
 STEP_SECONDS: Final = 0.02  # between two steps while topics have no owner: then the view changes every few milliseconds
 STEP_SHARE: Final = 0.2  # of the time, at most, however many topics there are to look at
@@ -102,13 +102,13 @@ class LoadManager:
                 if not all_written:
                     refused += 1
                     await self._leadership.check()
-                    await self._clock.sleep(min(REFUSED_SECONDS * refused, RETRY_SECONDS))
+                    await self._clock.sleep(min(REFUSED_SECONDS * refused, STEP_RETRY_SECONDS))
                     continue
                 refused = 0
             except Unavailable as error:
                 log.warning("leader waits for the metadata store", extra={"why": str(error)})
                 fresh = False
-                await self._clock.sleep(RETRY_SECONDS)
+                await self._clock.sleep(STEP_RETRY_SECONDS)
                 continue
             # At least a moment, so that a rule that finds itself due again at once cannot keep the loop busy.
             await self._view.changed(version, max(leading.due - self._clock.elapsed(), 0.05))

@@ -42,7 +42,7 @@ SINGLE: Final = (
     "Use delete if you want to remove the topic."
 )
 SINGLE_DRAIN: Final = "Cannot unload broker: single broker cluster detected. Unload requires at least 2 brokers."
-LOOK_SECONDS: Final = 1.0
+VIEW_WAIT_SECONDS: Final = 1.0  # then the view is read again: a watch may be behind
 DRAINED_SECONDS: Final = 1.0
 TRIES: Final = 5
 MOVES_AT_ONCE: Final = 4  # of one order, as a drain
@@ -191,7 +191,7 @@ class ClusterOperations:
         left = deadline - self._clock.elapsed()
         if left <= 0:
             raise DeadlineExceeded(what, seconds, why)
-        await self._view.changed(version, min(left, LOOK_SECONDS))
+        await self._view.changed(version, min(left, VIEW_WAIT_SECONDS))
         if self._view.version == version:
             await self._view.refresh()
 
@@ -255,7 +255,7 @@ class ClusterOperations:
             left = deadline - self._clock.elapsed()
             if left <= 0:
                 return progress
-            await self._view.changed(version, min(left, LOOK_SECONDS))
+            await self._view.changed(version, min(left, VIEW_WAIT_SECONDS))
 
     async def activate(self, broker: BrokerId, reason: str = "") -> None:
         """The broker may be given topics again. Raises BrokerUnknown."""
@@ -323,7 +323,7 @@ class ClusterOperations:
                     moving[move.topic] = move
                     count += 1
             if waiting:
-                await self._view.changed(version, LOOK_SECONDS)
+                await self._view.changed(version, VIEW_WAIT_SECONDS)
         log.info(
             "rebalancing by hand was begun in full", extra={"moves": count + len(begun), "of": len(begun) + len(rest)}
         )

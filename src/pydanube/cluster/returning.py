@@ -21,8 +21,8 @@ from pydanube.telemetry import ClusterMetrics
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0
-LOOK_SECONDS_MAX: Final = 10.0
+RETURN_CHECK_SECONDS: Final = 1.0
+RETURN_CHECK_SECONDS_MAX: Final = 10.0
 
 
 class Returning:
@@ -50,12 +50,12 @@ class Returning:
         looks = 0
         while True:
             version = self._view.version
-            wait = LOOK_SECONDS_MAX
+            wait = RETURN_CHECK_SECONDS_MAX
             try:
                 due = self._due()
                 if due is not None:
                     looks += 1
-                    wait = min(max(due - self._clock.elapsed(), LOOK_SECONDS * looks), LOOK_SECONDS_MAX)
+                    wait = min(max(due - self._clock.elapsed(), RETURN_CHECK_SECONDS * looks), RETURN_CHECK_SECONDS_MAX)
                     if due <= self._clock.elapsed():
                         await self._try()
                 else:

@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RELIST_SECONDS: Final = 30.0
-RETRY_SECONDS: Final = 0.2
-RETRY_SECONDS_MAX: Final = 5.0
+VIEW_WATCH_RETRY_SECONDS: Final = 0.2  # doubled with every failure
+VIEW_WATCH_RETRY_SECONDS_MAX: Final = 5.0
 
 
 class Seen(NamedTuple, Generic[T]):
@@ -195,9 +195,10 @@ class View:
             except Unavailable as error:
                 failures += 1
                 log.warning("cluster view is not fresh", extra={"why": str(error), "failures": failures})
-                await self._clock.sleep(min(RETRY_SECONDS * 2.0 ** min(failures, 10), RETRY_SECONDS_MAX))
-            if self._clock.elapsed() - begun < RETRY_SECONDS:
-                await self._clock.sleep(RETRY_SECONDS)  # a watch that ends at once must not become a busy loop
+                pause = min(VIEW_WATCH_RETRY_SECONDS * 2.0 ** min(failures, 10), VIEW_WATCH_RETRY_SECONDS_MAX)
+                await self._clock.sleep(pause)
+            if self._clock.elapsed() - begun < VIEW_WATCH_RETRY_SECONDS:
+                await self._clock.sleep(VIEW_WATCH_RETRY_SECONDS)  # no busy loop over a watch that ends immediately
 
     async def refresh(self) -> Revision:
         """Makes the copy anew; returns a revision after which to watch."""

@@ -26,7 +26,8 @@ from pydanube.core.dispatch.consumer_window import UNACKED_MAX_DEFAULT
 from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import NamespaceName
-from pydanube.core.policies import MIB, UNLIMITED, TopicPolicy
+from pydanube.core.policies import UNLIMITED, TopicPolicy
+from pydanube.core.units import MIB
 from pydanube.errors import ConfigError
 
 Mode: TypeAlias = Literal["cluster", "standalone"]

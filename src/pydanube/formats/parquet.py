@@ -32,11 +32,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
+from pydanube.core.units import MIB
 from pydanube.errors import InvalidBatch, InvalidObject
 from pydanube.formats.batch import ENVELOPE, PUBLISH_TIME_MIN, Batch, load
 from pydanube.ports import Buffer
-
-MIB: Final = 1 << 20
 
 ROW_BYTES: Final = 64  # what a row takes in memory and hardly in a file: offsets, times, numbers
 

@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
+from pydanube.core.units import MIB
 from pydanube.errors import InvalidBatch, InvalidObject
 from pydanube.formats.batch import ENVELOPE, Batch, decode, encode, logical_crc, stamp
 from pydanube.formats.parquet import (
     GROUP_RECORD,
     I64_MAX,
-    MIB,
     Footer,
     RowGroup,
     StoredBatch,

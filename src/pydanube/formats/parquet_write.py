@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
+from pydanube.core.units import MIB
 from pydanube.errors import InvalidBatch, InvalidObject
 from pydanube.formats.batch import ENVELOPE, Batch, decode, logical_crc
 from pydanube.formats.parquet import (
@@ -19,7 +20,6 @@ from pydanube.formats.parquet import (
     COLUMNS,
     GROUP_RECORD,
     I64_MAX,
-    MIB,
     Encoded,
     StoredBatch,
     add_producers,

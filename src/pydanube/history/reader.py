@@ -15,7 +15,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
 
-from pydanube.core.history.tiers import MIB, RAW, Descriptor
+from pydanube.core.history.tiers import RAW, Descriptor
+from pydanube.core.units import MIB
 from pydanube.errors import InvalidObject, ObjectDamaged
 from pydanube.formats.batch import Batch, topic_hash
 from pydanube.formats.parquet import Footer, StoredBatch, footer_length, read_raw, summary

@@ -29,8 +29,9 @@ from pydanube.core.commit.sessions import Sessions
 from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.core.history.ownership import Orphan
 from pydanube.core.history.rescue import Brought, Numbered, first_resent, runs, wanted_of, wanted_to_bytes, was_resent
-from pydanube.core.history.tiers import MIB, Descriptor, object_name, rescue_name
+from pydanube.core.history.tiers import Descriptor, object_name, rescue_name
 from pydanube.core.names import BrokerId, TopicName
+from pydanube.core.units import MIB
 from pydanube.errors import DanubeError, InvalidObject, LogDamaged, OffsetOutOfRange, OwnershipLost
 from pydanube.formats.batch import Batch, cut
 from pydanube.formats.parquet import encode_raw, read_raw
@@ -46,7 +47,7 @@ from pydanube.ports import Clock, Compare, Delete, Item, MetadataStore, ObjectSt
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 5.0
+RESCUE_POLL_SECONDS: Final = 5.0
 OBJECT_BYTES: Final = 16 * MIB
 AT_ONCE: Final = 4  # topics whose orphans are adopted side by side, and lost epochs that are brought
 LARGE_BYTES: Final = 4 * MIB  # objects that are adopted one at a time: in memory they are several times as large
@@ -87,7 +88,7 @@ class Rescuer:
         """Looks every few seconds until cancelled. What takes long keeps nobody else waiting."""
         try:
             while True:
-                await self._clock.sleep(LOOK_SECONDS)
+                await self._clock.sleep(RESCUE_POLL_SECONDS)
                 for topic in self._topics.loaded:
                     if keeps_history(topic) and topic.orphans:
                         self._start(topic.name, self._adopt_in_turn(topic))

@@ -36,7 +36,7 @@ from pydanube.telemetry import WalMetrics
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 0.5
+DESCRIBE_RETRY_SECONDS: Final = 0.5
 SESSIONS_BYTES_MAX: Final = 64 * 1024  # in every descriptor's write: 230 busy producers, 1,100 of one batch
 
 
@@ -235,7 +235,7 @@ class TopicTier:
                 break
             except Unreachable as error:
                 log.warning("descriptor delayed", extra={"topic": self.topic, "why": str(error)})
-                await self.clock.sleep(RETRY_SECONDS)
+                await self.clock.sleep(DESCRIBE_RETRY_SECONDS)
         return self.applied(prepared, revision)
 
     def prepare(self, change: HistoryChange) -> Prepared:

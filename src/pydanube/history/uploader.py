@@ -30,7 +30,7 @@ from pydanube.telemetry import CloudMetrics
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0
+UPLOAD_POLL_SECONDS: Final = 1.0
 
 
 class Uploader:
@@ -78,7 +78,7 @@ class Uploader:
             started = self._clock.elapsed()
             uploaded = await carried.uploads.upload_last(carried.log)
             if uploaded is None:
-                await self._clock.sleep(LOOK_SECONDS)
+                await self._clock.sleep(UPLOAD_POLL_SECONDS)
             elif isinstance(uploaded, Last):
                 self._count(uploaded.descriptor, started)
                 return uploaded
@@ -143,7 +143,7 @@ class Uploader:
         """Looks at all topics every second until cancelled."""
         try:
             while True:
-                await self._clock.sleep(LOOK_SECONDS)
+                await self._clock.sleep(UPLOAD_POLL_SECONDS)
                 now = self._clock.elapsed()
                 now_us = self._time.at(self._clock.time_us(), now)
                 await self._turns.let_others_by(now)
@@ -162,7 +162,7 @@ class Uploader:
         if self._in_a_hurry or self._excess_bytes() > 0:
             return math.inf
         waiting = [each for each in self._topics.values() if each.pending_since is not None]
-        return sum(each.lag_bytes for each in waiting) / max(self._config.upload_seconds, LOOK_SECONDS)
+        return sum(each.lag_bytes for each in waiting) / max(self._config.upload_seconds, UPLOAD_POLL_SECONDS)
 
     def _is_due(self, carried: UploadState, now: float) -> bool:
         if carried.working.locked() or now < carried.blocked_until:

@@ -27,6 +27,7 @@ from pydanube.core.history.coverage import CoverageRange, CoverageVerdict, Fate,
 from pydanube.core.history.tiers import PARQUET, RAW, Descriptor, epoch_of_name
 from pydanube.core.iceberg.manifests import FOLDER, created_of
 from pydanube.core.names import TopicName
+from pydanube.core.units import MIB
 from pydanube.errors import InvalidObject, ObjectDamaged
 from pydanube.formats.batch import logical_crc
 from pydanube.formats.parquet import COLUMNS, Footer, RowGroup, StoredBatch, footer_length, read_raw, summary
@@ -35,7 +36,6 @@ from pydanube.history.snapshots import is_snapshot
 from pydanube.history.tier_state import TierState, read_manifest, read_state, topic_prefix
 from pydanube.ports import Buffer, MetadataStore, ObjectInfo, ObjectStore, Work
 
-MIB: Final = 1 << 20
 READ_BYTES: Final = 8 * MIB
 MAGIC: Final = b"PAR1"
 _HASH: Final = re.compile(r'"?[0-9a-f]{32}"?')

@@ -124,8 +124,8 @@ class JournalWriter:
                 return False
             log.error("journal sync failed", extra={"why": str(failure)})
             try:
-                await self._space.patiently(lambda: self._next_journal(after_failure=True))
-                await self._space.patiently(lambda: self._write_record(entries))
+                await self._space.retry(lambda: self._next_journal(after_failure=True))
+                await self._space.retry(lambda: self._write_record(entries))
             except (DiskFull, DiskFailed) as again:
                 effect = machine.not_recorded(parts, again)
                 assert isinstance(effect, Stop)
@@ -322,7 +322,7 @@ class JournalWriter:
         if not segment.released:
             return False
         try:
-            await self._space.patiently(lambda: self._disk.size(segment.path))
+            await self._space.retry(lambda: self._disk.size(segment.path))
         except FileNotFoundError:
             return True
         return False
@@ -358,7 +358,7 @@ class JournalWriter:
         if any(segment.copied < end for segment, end in dirty.items()):
             return  # no room for the copies yet: the journal is still needed, and recovery will redo it
         try:
-            await self._space.patiently(lambda: self._sync_copies(dirty))
+            await self._space.retry(lambda: self._sync_copies(dirty))
             if keep:
                 try:
                     # Its records carry an id that no later journal has, so they can never be taken for new ones.

@@ -118,12 +118,12 @@ class GroupWriter:
         machine, segment, disk = self._context.machine, each.segment, self._context.disk
         try:
             tentative = machine.set_aside(each.part)
-            await self._space.patiently(lambda: self._segments.go_on_in_another(each.log))
+            await self._space.retry(lambda: self._segments.go_on_in_another(each.log))
             machine.put_back(each.part, tentative)
             fresh = each.log.active
             assert fresh is not None
             each.move_to(fresh)
-            await self._space.patiently(lambda: write_and_sync(disk, fresh.path, fresh.end, *each.group.buffers))
+            await self._space.retry(lambda: write_and_sync(disk, fresh.path, fresh.end, *each.group.buffers))
         except (DiskFull, DiskFailed) as again:
             effect = machine.not_written(each.part, again)
             assert isinstance(effect, Stop), "one more write is all that a part gets"

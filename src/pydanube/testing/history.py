@@ -343,7 +343,7 @@ Event: TypeAlias = (
 )
 E = TypeVar("E", bound=tuple[Any, ...])
 
-KINDS: Final[Mapping[str, type[Any]]] = {
+EVENT_TYPES: Final[Mapping[str, type[Any]]] = {
     kind.__name__.lower(): kind
     for kind in (
         Created,
@@ -375,7 +375,7 @@ KINDS: Final[Mapping[str, type[Any]]] = {
         Kept,
     )
 }
-_NAMES: Final = {kind: name for name, kind in KINDS.items()}
+_NAMES: Final = {kind: name for name, kind in EVENT_TYPES.items()}
 
 
 def life(topic: str, created: int) -> str:
@@ -480,7 +480,7 @@ def _object(line: str, name: str, number: int) -> dict[str, Any]:
 
 
 def _event(fields: dict[str, Any], name: str, number: int) -> Event:
-    kind = KINDS.get(fields.pop("event", None))
+    kind = EVENT_TYPES.get(fields.pop("event", None))
     if kind is None:
         raise InvalidHistory(name, number, "it has no event of this version")
     try:

@@ -77,7 +77,7 @@ CODES: Final[Mapping[type[DanubeError], pb.Code]] = {
     errors.NodeIdInUse: pb.NODE_ID_IN_USE,
     errors.MoveFailed: pb.MOVE_FAILED,
 }
-KINDS: Final[Mapping[int, type[DanubeError]]] = {int(code): kind for kind, code in CODES.items()}
+ERROR_OF_CODE: Final[Mapping[int, type[DanubeError]]] = {int(code): kind for kind, code in CODES.items()}
 FAMILIES: Final[Mapping[int, type[DanubeError]]] = {1: Refused, 2: Unavailable, 3: DataDamaged}
 
 
@@ -113,7 +113,7 @@ def _speaks_for(kind: type[DanubeError], error: type[DanubeError]) -> bool:
 
 def from_wire(message: pb.Error) -> DanubeError:
     """The error that was raised on the other side, as far as this side knows its class; never raises."""
-    kind = KINDS.get(message.code)
+    kind = ERROR_OF_CODE.get(message.code)
     if kind is not None:
         names = FIELDS[kind]
         fields = {name: _scalar(message.fields[name]) for name in names if name in message.fields}

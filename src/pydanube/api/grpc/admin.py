@@ -13,7 +13,6 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from pydanube.api.grpc.adapter import RpcRefusal
-from pydanube.api.grpc.data import KINDS
 from pydanube.api.grpc.peers import Peers
 from pydanube.api.moves import Moves, whole
 from pydanube.api.operations import TopicOperations
@@ -23,7 +22,7 @@ from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
 from pydanube.core.dispatch.consumer_window import UNACKED_MAX_ALLOWED
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName, parse_broker_id
-from pydanube.core.policies import Delivery
+from pydanube.core.policies import SUBSCRIPTION_TYPES, Delivery
 from pydanube.errors import InvalidName, TopicUnknown
 from pydanube.history.side_by_side import gather_bounded
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
@@ -174,7 +173,7 @@ class TopicAdmin:
             kind = None
         return pb.GetSubscriptionFailurePolicyResponse(
             failure_policy=None if policy is None else failure_policy_message(policy),
-            subscription_type=0 if kind is None else KINDS.index(kind),
+            subscription_type=0 if kind is None else SUBSCRIPTION_TYPES.index(kind),
         )
 
     async def SetSubscriptionDispatchConfig(

@@ -22,7 +22,7 @@ from pydanube.broker.any_topic import AnySubscription, AnyTopic
 from pydanube.broker.outbox import Caller
 from pydanube.broker.service import Broker
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, producer_id
-from pydanube.core.policies import Delivery, SubscriptionKind
+from pydanube.core.policies import SUBSCRIPTION_TYPES, Delivery
 from pydanube.errors import (
     ConsumerUnknown,
     DanubeError,
@@ -51,7 +51,6 @@ AGENT_MAX: Final = 200  # characters of a client's name that are shown
 DELAY_MAX_MS: Final = 365 * 24 * 3600 * 1000
 
 DELIVERY: Final = {pb.NonReliable: Delivery.NON_RELIABLE, pb.Reliable: Delivery.RELIABLE}
-KINDS: Final = tuple(SubscriptionKind)  # in the wire's order
 
 
 class ProducerService:
@@ -144,8 +143,8 @@ class ConsumerService:
             )
         for key_filter in request.key_filters:
             check_name("key_filters", key_filter)
-        if not 0 <= request.subscription_type < len(KINDS):
-            known = ", ".join(f"{number} is {kind.value}" for number, kind in enumerate(KINDS))
+        if not 0 <= request.subscription_type < len(SUBSCRIPTION_TYPES):
+            known = ", ".join(f"{number} is {kind.value}" for number, kind in enumerate(SUBSCRIPTION_TYPES))
             raise RpcRefusal(  # the reference's code
                 Code.PERMISSION_DENIED,
                 f"Not able to subscribe to the topic {name} due to subscription_type {request.subscription_type}, "
@@ -155,7 +154,11 @@ class ConsumerService:
         topic = await self._topics.require(name)
         start = await offset_of(topic, position_of(place)) if place is not None and topic.reliable else None
         identity = await topic.subscribe(
-            subscription, KINDS[request.subscription_type], request.consumer_name, tuple(request.key_filters), start
+            subscription,
+            SUBSCRIPTION_TYPES[request.subscription_type],
+            request.consumer_name,
+            tuple(request.key_filters),
+            start,
         )
         return pb.ConsumerResponse(
             request_id=request.request_id, consumer_id=identity, consumer_name=request.consumer_name

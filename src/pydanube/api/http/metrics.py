@@ -28,7 +28,7 @@ REQUEST_SIZE_MAX_BYTES: Final = 16 * 1024
 REQUEST_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 60.0
 REFUSED_SECONDS: Final = 0.5  # for one too many to say what it wants, so that it hears why not
-LOOK_SECONDS: Final = 0.1
+LOOP_LAG_SECONDS: Final = 0.1  # between two measurements of how late the event loop is
 STARTING: Final = "the broker is starting"
 REASONS: Final = {
     200: "OK",
@@ -179,8 +179,8 @@ async def watch_loop(lag: Histogram) -> None:
     """
     loop = asyncio.get_running_loop()
     while True:
-        due = loop.time() + LOOK_SECONDS
-        await asyncio.sleep(LOOK_SECONDS)
+        due = loop.time() + LOOP_LAG_SECONDS
+        await asyncio.sleep(LOOP_LAG_SECONDS)
         lag.observe(max(0.0, loop.time() - due))
 
 

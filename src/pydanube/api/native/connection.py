@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, Never, cast
 
 from pydanube.api.native.handle_table import HandleTable
-from pydanube.api.native.handles import Consuming
+from pydanube.api.native.handles import ConsumerHandle
 from pydanube.api.native.intake import BatchIntake
 from pydanube.api.native.pump import Pump
 from pydanube.api.native.requests import NativeRequests
@@ -235,7 +235,7 @@ class NativeConnection(asyncio.Protocol):
         self._tasks.discard(task)
         self.throttle()
 
-    def pump(self, consuming: Consuming) -> Pump:
+    def pump(self, consuming: ConsumerHandle) -> Pump:
         """What sends the deliveries of a consumer of this connection."""
         return Pump(self, self._handles, consuming)
 

@@ -34,7 +34,7 @@ DELIVER_OVERHEAD_BYTES: Final = 32 * 1024
 CUT_BYTES: Final = 8 * 1024  # to cut a batch costs as much as to send so many bytes more
 
 
-class Undecided(NamedTuple):
+class PendingBatch(NamedTuple):
     """A batch without an answer."""
 
     request_id: int
@@ -45,7 +45,7 @@ class Undecided(NamedTuple):
     came_at: float  # by perf_counter
 
 
-class Producing:
+class ProducerHandle:
     """A producer that the peer has opened."""
 
     __slots__ = (
@@ -68,7 +68,7 @@ class Producing:
         name: str,
         producer_id: ProducerId,
         session: int,
-        answer: Callable[[Producing], None],
+        answer: Callable[[ProducerHandle], None],
     ) -> None:
         self.handle = handle
         self.tell = partial(answer, self)  # what is decided
@@ -76,7 +76,7 @@ class Producing:
         self.name = name
         self.producer_id = producer_id
         self.session = session
-        self.in_flight: deque[Undecided] = deque()
+        self.in_flight: deque[PendingBatch] = deque()
         self.hole: int | None = None  # sequence of the first batch that was refused: nothing behind it may pass
         self._idle: asyncio.Event | None = None
         self._registered = topic.producers.get(producer_id)
@@ -97,7 +97,7 @@ class Producing:
         if len(self.in_flight) >= frames.IN_FLIGHT_MAX:
             raise ProtocolViolation(f"producer {self.handle} has more than {frames.IN_FLIGHT_MAX} batches in flight")
 
-    def decided(self) -> Undecided | None:
+    def decided(self) -> PendingBatch | None:
         """The oldest batch, if its fate is known."""
         if self.in_flight and self.in_flight[0].outcome.done():
             found = self.in_flight.popleft()
@@ -150,7 +150,7 @@ class Producing:
         )
 
 
-class Consuming:
+class ConsumerHandle:
     """A consumer that the peer has opened."""
 
     __slots__ = (

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pydanube.api.native.handle_table import HandleTable
-from pydanube.api.native.handles import Consuming, fits, groups_of, parts_of
+from pydanube.api.native.handles import ConsumerHandle, fits, groups_of, parts_of
 from pydanube.api.native.intake import PARSE_ON_LOOP_BYTES
 from pydanube.broker.outbox import DeliveredBatch, RecalledRanges
 from pydanube.errors import MessageTooLarge, NotServed, SubscriptionBusy
@@ -23,7 +23,7 @@ class Pump:
 
     __slots__ = ("_connection", "_consuming", "_handles")
 
-    def __init__(self, connection: NativeConnection, handles: HandleTable, consuming: Consuming) -> None:
+    def __init__(self, connection: NativeConnection, handles: HandleTable, consuming: ConsumerHandle) -> None:
         self._connection = connection
         self._handles = handles
         self._consuming = consuming

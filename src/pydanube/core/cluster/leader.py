@@ -48,7 +48,7 @@ ABANDON_MAX: Final = 200  # topics of one broker in one step, so that the first 
 FAILED_SECONDS: Final = 10.0  # a failed move stays visible to whoever asked for it
 HOMELESS_SECONDS: Final = 1.0  # until it is said that nobody can have a topic: while all start it is so for a moment
 HOMELESS_AGAIN_SECONDS: Final = 30.0  # until it is said of more: a takeover has thousands
-RETRY_SECONDS: Final = 30.0  # a drain tries a topic again whose move failed
+DRAIN_RETRY_SECONDS: Final = 30.0  # a drain tries a topic again whose move failed
 
 
 class World(NamedTuple):
@@ -300,7 +300,7 @@ class Leading:
             if marker.error:
                 since = self._failed.setdefault(topic, now)
                 if now - since >= FAILED_SECONDS:
-                    self._retry[topic] = now + RETRY_SECONDS
+                    self._retry[topic] = now + DRAIN_RETRY_SECONDS
                     yield Remove(topic)
                 else:
                     self._again(since + FAILED_SECONDS)

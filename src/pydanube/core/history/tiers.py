@@ -22,8 +22,7 @@ from itertools import pairwise
 from typing import Any, Final, Self
 
 from pydanube.core.plain import fields_of
-
-MIB: Final = 1 << 20
+from pydanube.core.units import MIB
 
 MERGED_BYTES: Final = 64 * MIB  # neighbours that are smaller become one object of about this size
 MERGE_COUNT_MIN: Final = 8  # fewer are not worth writing them again

@@ -35,7 +35,7 @@ T = TypeVar("T")
 COMPARES_MAX: Final = 128
 OPERATIONS_MAX: Final = 128
 CALLS_PER_COMMIT_MAX: Final = 1000
-RETRY_SECONDS: Final = 1.0  # until a lease that could not be ended is tried again
+LEASE_RETRY_SECONDS: Final = 1.0  # until a lease that could not be ended is tried again
 
 
 class _Lease(NamedTuple):
@@ -185,7 +185,7 @@ class SqliteMetadataStore:
         lease = self._leases.pop(id_)
 
         def undo() -> None:
-            self._leases[id_] = lease._replace(deadline=self._clock.elapsed() + RETRY_SECONDS)
+            self._leases[id_] = lease._replace(deadline=self._clock.elapsed() + LEASE_RETRY_SECONDS)
 
         self._put(Call(lambda database: database.end_lease(id_), None, undo))
 

@@ -45,6 +45,7 @@ from obstore.exceptions import (
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from pydanube.core.history.object_keys import check_key
+from pydanube.core.units import MIB
 from pydanube.errors import Conflict, StoreRefused, Unreachable
 from pydanube.ports import Buffer, Elsewhere, ObjectInfo
 from pydanube.stores.objects.listing import ListedObject, Listing
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Store: TypeAlias = S3Store | GCSStore | AzureStore
 
-MIB: Final = 1 << 20
 PARTS_FROM_BYTES: Final = 16 * MIB
 PART_BYTES: Final = 8 * MIB
 PARTS_AT_ONCE: Final = 4

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NICE: Final = 10
-LOOK_SECONDS: Final = 1.0
+STARVATION_CHECK_SECONDS: Final = 1.0
 STARVED_SECONDS: Final = 10.0  # it waited for a core so much longer than it had one, ten times
 NICE_SECONDS: Final = 600.0  # for so long after that nobody is so modest
 SECONDS_MAX: Final = 300.0  # an object takes one or two, and many more if everybody else is busy
@@ -83,7 +83,7 @@ class Apart:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            call.give_up()
+            call.cancel()
             task.cancel()  # if no thread has begun it, nobody waits for those before it
             await asyncio.gather(task, return_exceptions=True)
             raise
@@ -102,20 +102,20 @@ class _Pool:
         self._nice_until = -math.inf
 
     def take(self) -> _Process:
-        is_modest = time.monotonic() > self._nice_until and _can_see_waiting()
+        idle_priority = time.monotonic() > self._nice_until and _can_see_waiting()
         while True:
             try:
                 process = self._free.pop()
             except IndexError:
-                return _Process(is_modest=is_modest)
-            if process.is_modest == is_modest and process.is_alive:
+                return _Process(idle_priority=idle_priority)
+            if process.idle_priority == idle_priority and process.is_alive:
                 return process
             process.end()
 
     def give(self, process: _Process) -> None:
         self._free.append(process)
 
-    def starved(self) -> None:
+    def yield_to_nice(self) -> None:
         self._nice_until = time.monotonic() + NICE_SECONDS
 
     def close(self) -> None:
@@ -150,8 +150,8 @@ class _Call(Generic[T]):
             if self._given_up:
                 raise
             why = (watch.why if watch is not None else "") or str(error) or type(error).__name__
-            if watch is not None and watch.why and process.is_modest:
-                self._pool.starved()
+            if watch is not None and watch.why and process.idle_priority:
+                self._pool.yield_to_nice()
             log.warning("the process for large objects ended", extra={"why": why})
             return self._without_process(why)
         with self._owning:
@@ -164,7 +164,7 @@ class _Call(Generic[T]):
             raise outcome
         return outcome  # type: ignore[no-any-return]
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         with self._owning:
             self._given_up = True
             if self._process is not None:
@@ -212,10 +212,10 @@ class _Watch:
     def _look(self) -> None:
         began = time.monotonic()
         before = self._process.ran_and_waited()
-        while not self._ended.wait(LOOK_SECONDS):
+        while not self._ended.wait(STARVATION_CHECK_SECONDS):
             if time.monotonic() - began > self._seconds_max:
                 self.why = f"it took longer than {self._seconds_max:.0f} s"
-            elif self._process.is_modest and _has_starved(before, self._process.ran_and_waited()):
+            elif self._process.idle_priority and _has_starved(before, self._process.ran_and_waited()):
                 self.why = "others kept it from running"
             if self.why:
                 self._process.kill()
@@ -236,14 +236,14 @@ def _has_starved(before: Times, now: Times) -> bool:
 class _Process:
     """A modest one has a core only when nobody else wants it."""
 
-    def __init__(self, *, is_modest: bool) -> None:
-        self.is_modest = is_modest
+    def __init__(self, *, idle_priority: bool) -> None:
+        self.idle_priority = idle_priority
         self._is_killed = False
         ours = str(Path(__file__).parents[3])  # where the package is
         path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
             # Nothing is taken from the working directory.
-            [sys.executable, "-P", "-m", "pydanube.stores.work.worker_process", *(["modest"] if is_modest else [])],
+            [sys.executable, "-P", "-m", "pydanube.stores.work.worker_process", *(["idle"] if idle_priority else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -291,12 +291,12 @@ class _Process:
         self._from.close()
 
 
-def main(*, is_modest: bool) -> None:
+def main(*, idle_priority: bool) -> None:
     """The other side: functions on stdin, outcomes on stdout, until there are no more."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for the broker, which still has work for us
         signal.signal(each, signal.SIG_IGN)
     with contextlib.suppress(AttributeError, OSError):
-        os.sched_setscheduler(0, os.SCHED_IDLE if is_modest else os.SCHED_BATCH, os.sched_param(0))
+        os.sched_setscheduler(0, os.SCHED_IDLE if idle_priority else os.SCHED_BATCH, os.sched_param(0))
     os.nice(NICE)
     functions = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
     outcomes = os.dup(sys.stdout.fileno())
@@ -336,4 +336,4 @@ def _outcome(function: Callable[[], object]) -> tuple[bool, object]:
 
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError):
-        main(is_modest="modest" in sys.argv)
+        main(idle_priority="idle" in sys.argv)
