@@ -23,7 +23,7 @@ log = logging.getLogger("pydanube.broker.topics")
 
 
 async def erase(rooms: BrokerContext, ownership: Ownership, session: int) -> None:
-    """With the topic's lock. Cut off at any point, it is finished by whoever opens the topic next.
+    """With the topic's lock. Interrupted at any point, it is finished by the next broker that opens the topic.
 
     How it delivers goes first: a topic without that is one that is being deleted, whatever else is left of it. That
     it exists goes last, so that no new one of its name finds what the old one had.
@@ -55,7 +55,7 @@ async def erase(rooms: BrokerContext, ownership: Ownership, session: int) -> Non
 
 
 async def _remove_objects(rooms: BrokerContext, name: TopicName, epoch: int) -> None:
-    """What stays because the store is away is garbage that nobody describes: `storage verify` names it."""
+    """What stays because the store is unreachable is garbage without a descriptor: `storage verify` lists it."""
     if rooms.cloud is None:
         return
     try:

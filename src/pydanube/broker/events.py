@@ -33,7 +33,7 @@ SENTENCE_MAX: Final = 500
 
 
 class Events:
-    """Of one broker. `run` writes what was told."""
+    """Of one broker: `run` writes what was reported to it."""
 
     def __init__(self, metadata: MetadataStore, clock: Clock, broker: BrokerId) -> None:
         self._metadata = metadata
@@ -62,7 +62,7 @@ class Events:
         self._wake.set()
 
     async def run(self) -> None:
-        """For ever."""
+        """Until cancelled."""
         written = 0
         while True:
             await self._wake.wait()

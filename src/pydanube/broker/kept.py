@@ -1,7 +1,7 @@
 """What topics keep of what they read last, so that the next who reads the same place need not read or decode it again.
 
-One bound in bytes for all topics; what was used longest ago goes first, and whatever nobody used for IDLE_SECONDS goes
-in any case. The newest always stays, however large: a consumer with a window of one message would otherwise have a
+One bound in bytes for all topics; the least recently used goes first, and what was not used for IDLE_SECONDS goes in
+any case. The newest always stays, however large: a consumer with a window of one message would otherwise have a
 large batch decoded for each message of it.
 """
 

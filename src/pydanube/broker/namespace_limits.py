@@ -1,11 +1,11 @@
 """Limits of namespaces: set by an operator while brokers run, and in force on topics that are open.
 
-    set ─► /namespaces/{ns}/policy ─► this broker's open topics at once
+    set ─► /namespaces/{ns}/policy ─► this broker's open topics, immediately
                   │
                   └── watch ─► every other broker's open topics
 
-Whoever is connected stays, whatever the limits are now: they decide about who comes next, and about rates and sizes
-from the next message on. A topic's own policy still wins over its namespace's.
+Connected clients stay, whatever the limits are now: they apply to the next client, and to rates and sizes from the next
+message on. A topic's own policy still wins over its namespace's.
 """
 
 from __future__ import annotations

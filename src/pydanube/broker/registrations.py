@@ -53,7 +53,7 @@ async def forget_silent(
             for each in silent:
                 if is_silent(each, now):
                     subscription.forget(each.consumer_id)
-                else:  # its stream came back meanwhile
+                else:  # its stream came back in the meantime
                     await ownership.write([consumer_put(topic, name, each.consumer_id, each.name, each.key_filters)])
 
 
@@ -115,7 +115,7 @@ class TopicProducers:
         return self._producers.get(identity)
 
     def remove(self, identity: ProducerId, registered: ProducerRegistration | None) -> None:
-        """It has left; unless somebody took its name since."""
+        """It has left; unless another producer took its name since."""
         if registered is not None and self._producers.get(identity) is registered:
             del self._producers[identity]
 
@@ -236,7 +236,7 @@ def consumer_put(
 
 
 async def read_policy(metadata: MetadataStore, topic: TopicName) -> TopicPolicy:
-    """What holds for the topic now, whoever changed it: its own, else its namespace's."""
+    """What holds for the topic now, whichever broker wrote it: its own, else its namespace's."""
     own = await metadata.get(keys.topic_policy(topic))
     shared = await metadata.get(keys.namespace_policy(topic.namespace))
     return effective(json.loads(own.value) if own else None, json.loads(shared.value) if shared else None)

@@ -29,7 +29,7 @@ class Reservation:
 
     Invariant, at every await: the log's reserved end is not above `confirmed_end`, nor is that above what the store has
     (or the log's head is its reserved end, and it gives out nothing). So the log's end grows after the store's and
-    shrinks before it, and from the first of the two to the second nobody else changes either: `_storing` is held.
+    shrinks before it; `_storing` is held from the first of the two to the second, so neither changes in between.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Reservation:
                         await self._store(end)
                         self._allow(end)
                 except OwnershipLost:
-                    return  # `Ownership` has told whoever closes the topic here
+                    return  # `Ownership` has reported it, and the topic is closed
                 except Unavailable as error:
                     log.warning("reservation delayed", extra={"topic": self._ownership.topic, "why": str(error)})
                     await self._clock.sleep(EXTEND_RETRY_SECONDS)
@@ -122,8 +122,8 @@ class Reservation:
             await asyncio.gather(self._extending, return_exceptions=True)
 
     async def release_reservation(self) -> None:
-        """The topic is idle: the reservation ends at the head. Whoever publishes meanwhile waits a moment; if somebody
-        waits already, it is not idle.
+        """The topic is idle: the reservation ends at the head. A publish during this waits for it; if one waits
+        already, the topic is not idle and nothing happens.
         """
         if self._is_wanted():
             return

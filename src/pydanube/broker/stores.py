@@ -37,7 +37,7 @@ CLUSTER_ID_RETRY_SECONDS: Final = 1.0
 
 
 def check_places(config: Config) -> Iterator[str]:
-    """What would keep a broker from opening its directories and stores, in sentences. Asks nobody, makes nothing."""
+    """What would keep a broker from opening its directories and stores, in sentences. No store is called."""
     yield from _check_directory("--data-dir", Path(config.data_dir))
     try:
         place = parse_url("storage.url", config.objects_url)

@@ -2,8 +2,8 @@
 
     look ─► old files go ─► log recovered ─► claim ─► history and sessions ─► subscriptions ─► it serves
 
-Nothing before the claim is seen by anybody else, and everything behind it rests on it. What fails is closed again, and
-the next try begins with another look.
+Nothing before the claim has an effect outside this broker, and everything after it depends on it. A failure closes what
+was opened, and the next try begins with another look.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Take(Enum):
     """Whose topic a claim may take."""
 
     OWN = "own"  # what the store says is this broker's, and nothing else
-    NOBODYS = "nobody's"  # what was let go, or never had an owner
+    NOBODYS = "nobody's"  # what was released, or never had an owner
     ANYBODYS = "anybody's"  # also what another broker owns: it was declared dead, or there is none
 
 
@@ -80,13 +80,13 @@ class Opener:
     """Opens topics. It does not know which are open: one of a name at a time is up to the caller."""
 
     def __init__(self, rooms: BrokerContext, on_lost: Callable[[Ownership], None]) -> None:
-        """`on_lost` is told of an ownership that another broker has: see `Ownership`."""
+        """`on_lost` is called with an ownership that another broker has taken: see `Ownership`."""
         self._rooms = rooms
         self._on_lost = on_lost
         self._metadata = rooms.metadata
         self._preparing: set[asyncio.Task[None]] = set()
         # Epoch and session of every claim of this process since the topic was last open here: whether a claim was made
-        # or not, and even if it comes late, nobody was given an offset of it.
+        # or not, and even if it comes late, no offset of it was given out.
         self._unused: dict[TopicName, set[tuple[int, int]]] = {}
 
     async def open(
@@ -103,7 +103,7 @@ class Opener:
         """Claims the topic and opens it. Raises Conflict if owner or marker is not what it was, if the topic is not
         one to `take`, or if this broker's `session` is another by the time of the claim; TopicUnknown; DeletionCutOff.
         """
-        # At once: clients wait for a topic that moves, and each of these is a way to a majority and back.
+        # Concurrently: clients wait for a topic that moves, and each of these is a round trip to a majority.
         try:
             below, shared, seen = await asyncio.gather(
                 self._metadata.list(keys.below_topic(name)),
@@ -122,15 +122,15 @@ class Opener:
         schema_subject = json.loads(subject.value) if subject else None
         if (owner_revision is not None and seen.revision != owner_revision) or not self._may_take(seen.owner, take):
             raise Conflict(keys.owner(name))
-        # The marker said before this was read that nobody owns the topic, and only an owner changes it; if one came or
-        # comes before us, our claim is refused, for the marker is gone. So it need not be read again afterwards. Of a
-        # lost owner that cannot be said.
+        # The marker said before this was read that the topic has no owner, and only an owner changes what was read; a
+        # claim that came or comes before ours deletes the marker, so that ours is refused. So this need not be read
+        # again after the claim. It must be if the owner was lost: it may still be writing.
         is_stable = marker_revision is not None and (seen.owner is None or seen.sealed is not None)
         if kind is None:
             behind = max(seen.covered_end, seen.reserved_end or 0)  # nothing is given out any more
             ownership = await self._own(name, seen, behind, cluster, session, marker_revision)
             if await self._metadata.get(keys.delivery(name)) is not None:
-                raise Conflict(keys.delivery(name))  # it was deleted and made anew while we looked
+                raise Conflict(keys.delivery(name))  # it was deleted and created anew while this looked
             raise DeletionCutOff(ownership)
         await self.remove_older(name, seen, seen.epoch - 1)
         topic: AnyTopic
@@ -155,7 +155,7 @@ class Opener:
             )
         try:
             await topic.open(below if is_stable else None)
-        except BaseException:  # also if who asked has left: the next try opens everything anew
+        except BaseException:  # also if the caller has left: the next try opens everything anew
             await topic.close("it could not be opened", owned=False)
             raise
         self._unused.pop(name, None)
@@ -184,7 +184,7 @@ class Opener:
             head, reserved = topic_log.head, (seen.reserved_end, seen.reserve_revision)
             more = first_reservation(head, seen.reserved_end or 0) if is_awaited() else None
             ownership = await self._own(name, seen, head, cluster, session, marker_revision, unproven_from, more)
-            if more is not None:  # somebody is about to publish
+            if more is not None:  # a producer is about to publish
                 reserved = more, ownership.revision
                 self._prepare(topic_log)
             storage = await self._storage(name, ownership, seen.items if is_stable else None)
@@ -218,8 +218,9 @@ class Opener:
 
     @staticmethod
     def _complete(sessions: Sessions, in_objects: Sessions, seen: Claimable) -> None:
-        """What the log knows of producers may be behind: what others uploaded, or adopted beside the seal, is in the
-        store; what a lost owner took is an orphan, and as long as there is one nobody knows how far producers are.
+        """Completes the producer sessions that the log knows: what other owners uploaded, or adopted next to the seal,
+        is in the store; what a lost owner accepted is an orphan, and while there is one a producer's last sequence is
+        not known.
         """
         sessions.learn(in_objects)
         if seen.orphans or seen.leaves:
@@ -323,10 +324,10 @@ class Opener:
         return seen._replace(start=LogStart(max(owner.start_offset, seen.covered_end), 0))
 
     async def remove_older(self, name: TopicName, seen: Claimable, last: int) -> bool:
-        """What an earlier topic of this name left here (its deletion may have found us away, or ended half-way), and of
-        the epochs up to `last` what is in the store since somebody else had the topic: it is read as it is there now.
+        """Removes what an earlier topic of this name left here (its deletion may have missed this broker, or ended
+        half-way), and of the epochs up to `last` what other owners have stored since: reads use the store's copy.
 
-        False: nobody can say that now, and everything stays.
+        False: that cannot be decided now, and everything stays.
         """
         rooms = self._rooms
         if rooms.wal.is_open(name):  # it is still being closed

@@ -153,7 +153,7 @@ class TopicTable:
         """Opens these. One that cannot be opened is reported and the others are served.
 
         In a cluster these are what was this broker's in its `session`: the rest of them is not claimed once it was
-        declared dead, and what somebody else has by now never is.
+        declared dead, and what another broker has by now never is.
         """
         results = await gather_bounded([lambda name=name: self._load(name, session) for name in names])
         for name, result in zip(names, results, strict=True):
@@ -161,7 +161,7 @@ class TopicTable:
                 # It is another broker's; or if it is ours, it is claimed again like any other that we do not serve.
                 log.warning("topic not claimed", extra={"topic": name, "why": str(result)})
             elif isinstance(result, TopicUnknown):
-                log.info("topic is gone", extra={"topic": name})  # deleted meanwhile, or its deletion was finished
+                log.info("topic is gone", extra={"topic": name})  # deleted, or its deletion was finished
             elif isinstance(result, DanubeError):
                 self.unopened[name] = str(result)
                 log.error("topic not opened", extra={"topic": name, "why": str(result)})
@@ -297,7 +297,7 @@ class TopicTable:
             else:
                 await seal(topic, clock, marker.to_bytes(), phases, moved_to)
         except OwnershipLost:
-            # If it is nobody's, or ours all the same, it is claimed again like any topic that nobody serves.
+            # If it has no owner, or is ours all the same, it is claimed again like any topic that is not served.
             self._open.pop(topic.name, None)
             await self._close_lost(topic)
             raise
@@ -315,13 +315,13 @@ class TopicTable:
 
     async def lost_log(self, name: TopicName) -> TopicLog | ClosedLog:
         """What this disk has of a topic, whether it is open here or not. Raises LogClosed while it is being closed."""
-        async with self.lock(name):  # nobody opens it while its files are looked through
+        async with self.lock(name):  # so that it is not opened while its files are read
             topic = self._open.get(name)
             return topic.log if topic is not None and topic.reliable else await self.rooms.wal.lost_log(name)
 
     async def forget_epochs(self, name: TopicName, last: int) -> bool:
         """Removes what this disk has of a topic up to this epoch, as far as the store has it. False: not yet, for it is
-        open or about to be, or nobody can say what the store has.
+        open or about to be, or what the store has cannot be read.
         """
         async with self.lock(name):
             if name in self._open:
@@ -352,7 +352,7 @@ class TopicTable:
     async def sweep(self) -> None:
         """Closes topics that are open here and that the store gives to another broker, until cancelled.
 
-        The first write that is refused finds such a topic at once; this finds those about which nothing is written.
+        The first write that is refused finds such a topic; this finds those about which nothing is written.
         """
         clock = self.rooms.services.clock
         before: set[TopicName] = set()
@@ -375,7 +375,7 @@ class TopicTable:
     def _doubt(self, topic: AnyTopic) -> None:
         """The topic may be another broker's: looks, and closes it here if it is. Never waits.
 
-        Whoever learned it may be one of the topic's own tasks, or hold its lock: so a task of its own does it.
+        The caller may be one of the topic's own tasks, or hold its lock: so a task of its own closes the topic.
         """
         if self._open.get(topic.name) is topic and topic not in self._doubting:
             task = asyncio.create_task(self._close_if_lost(topic), name=f"is {topic.name} ours")

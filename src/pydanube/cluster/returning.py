@@ -1,7 +1,7 @@
 """This broker was away and is drained for it: with `rejoin: active` it takes topics again by itself, once it is home.
 
-When that may be is decided in `core/cluster/returning.py`. That it is home, its host says: what it had of topics that
-others have now is in the store.
+When that may be is decided in `core/cluster/returning.py`. Its host says whether it is home: what its disk
+had of topics that others own now is in the store.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keeps the metadata store from filling up: the leader has it forget its history, and every broker looks at its size.
 
-An etcd of one's own forgets nothing by itself unless it was told to. When its quota is used up it takes no change any
-more: no reservation, no claim, no lease.
+etcd compacts nothing by itself unless configured to. When its quota is used up it refuses every write: no reservation,
+no claim, no lease.
 """
 
 from __future__ import annotations
