@@ -18,7 +18,7 @@ _M_ARENA_MAX: Final = -8
 
 
 def give_back_large_blocks() -> None:
-    """Row groups of megabytes come and go: what is free again goes back to the system, at once.
+    """Row groups of megabytes come and go: what is free again goes back to the system immediately.
 
     Otherwise Arrow's usual pool and the C library keep some 50 MB for a reader that needs 40 MB. Less than that is
     kept, because to ask the system for it again costs more than all that is done with it: with the C library's own

@@ -60,7 +60,7 @@ class Moves:
         seconds: float = UNLOAD_SECONDS,
         tell: Tell = _tell_nobody,
     ) -> list[pb.UnloadResult]:
-        """Moves the topic, or each partition of it. Returns when the old owners have let go.
+        """Moves the topic, or each partition of it. Returns when the old owners have released it.
 
         Raises what stands against moving it, if it is one topic. Of partitions each has its own result.
         """
@@ -130,7 +130,7 @@ class Moves:
         return result
 
     async def _new_move(self, host: BrokerId, topic: TopicName, before: Collection[int]) -> pb.Move | None:
-        """What the old owner says of the move that it has just made. It closes the topic first, after it let go."""
+        """What the old owner says of the move that it has just made. It closes the topic first, after the release."""
         for _ in range(CLOSE_TRIES):
             for move in await self._moves_of(host, topic):
                 if move.started_at_us not in before:
@@ -139,7 +139,7 @@ class Moves:
         return None
 
     async def _with_phase(self, topic: TopicName, refused: MoveRefused) -> MoveRefused:
-        """A second move is told how far the first one is."""
+        """The refusal of a second move, with how far the first one is."""
         state = await self.state(topic)
         if state.state == MOVING and state.phase:
             return MoveRefused(refused.what, f"{refused.why} (phase: {state.phase})")

@@ -1,9 +1,9 @@
 """A broker as a process: from the configuration to the last flushed cursor.
 
-    start ─► doors open ─► announced ─► SIGTERM or SIGINT ─► doors refuse new work ─► commits end, cursors saved ─► 0
+    start ─► servers open ─► announced ─► SIGTERM or SIGINT ─► they refuse new work ─► commits end, cursors saved ─► 0
                                │                │
                                │                ├── in a cluster, before: topics are sealed, others serve them
-                               │                └── a second signal: 130 at once, as after a crash
+                               │                └── a second signal: 130 immediately, as after a crash
                                ├── SIGHUP: the configuration is read again; what can change now does, the rest is named
                                └── another process has this broker's id: one line, 1
 
@@ -35,14 +35,14 @@ from pydanube.telemetry import Telemetry, configure_logging
 log = logging.getLogger(__name__)
 
 EXIT_INTERRUPTED: Final = 130
-# One wish to stop may come twice at once: to the process group, and passed on by a parent (make, timeout).
+# One request to stop may arrive twice: to the process group, and passed on by a parent (make, timeout).
 REPEAT_SECONDS: Final = 0.3
 OPEN_FILES_FEW: Final = 4096  # below, connections and topics cost more than they must
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Listening(NamedTuple):
-    """Where a broker that is ready can be found: addresses as bound, and what clients are told."""
+    """Where a broker that is ready can be found: addresses as bound, and those that clients get."""
 
     broker_id: int
     topics: int
@@ -104,7 +104,7 @@ async def serve(
 
 
 def check_ports(config: Config) -> None:
-    """Others are told this broker's addresses before it listens, so none may be left to the system."""
+    """Other brokers learn this one's addresses before it listens, so none may be left to the system."""
     addresses = config.broker
     for flag, address in (
         ("--broker-addr", addresses.client_addr),
@@ -189,7 +189,7 @@ async def _serve_on(
 
 
 class Reloading:
-    """Reads the configuration again whenever the process is told to. An invalid one changes nothing."""
+    """Reads the configuration again on SIGHUP. An invalid one changes nothing."""
 
     def __init__(self, hangup: asyncio.Event, read_again: Callable[[], Config]) -> None:
         self._hangup = hangup
@@ -244,7 +244,7 @@ async def _check_directory(config: Config) -> None:
 
 
 async def _started(config: Config, telemetry: Telemetry, stopping: asyncio.Event) -> Broker | None:
-    """None: it was told to stop before it was ready. A cluster's metadata store may be away for long."""
+    """None: it was asked to stop before it was ready. A cluster's metadata store may be away for long."""
     starting = asyncio.create_task(Broker.start(config, telemetry, Peers), name="start the broker")
     stopped = asyncio.create_task(stopping.wait(), name="told to stop")
     try:
@@ -273,6 +273,6 @@ async def _until_over(broker: Broker, servers: BrokerServers, stopping: asyncio.
         await asyncio.gather(stopped, return_exceptions=True)
     if ended is not None and ended.done():
         ended.result()
-    # The doors are still open: a topic is refused only from when it leaves, and clients go where it went.
+    # The servers are still open: a topic is refused only from when it leaves, and clients go where it went.
     servers.stop_being_ready()
     await broker.hand_over()

@@ -1,4 +1,4 @@
-"""The doors of a broker: opened last, closed first.
+"""The servers of a broker: opened last, closed first.
 
     client port     ProducerService, ConsumerService, Discovery, HealthCheck, StorageService, SchemaRegistry
     admin port      BrokerAdmin, ClusterAdmin, NamespaceAdmin, TopicAdmin, SecurityAdmin, SchemaRegistry, and ours:
@@ -6,7 +6,7 @@
     stream port     the native protocol
     metrics port    HTTP: /metrics, /health/live, /health/ready, /iceberg/v1/ (tables)
 
-A port that somebody else has is a ConfigError, never shared: two brokers on one port would each get some of the calls.
+A port that is in use is a ConfigError, never shared: two brokers on one port would each get some of the calls.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from pydanube.wire.status import ADMIN, RECEIVE, SEND
 log = logging.getLogger(__name__)
 
 # Above what we accept, so that a message that is too large is refused with our sentence and never with
-# RESOURCE_EXHAUSTED, which clients retry for ever.
+# RESOURCE_EXHAUSTED, which clients retry without end.
 REQUEST_SIZE_MAX_BYTES: Final = 64 * MIB
 # gRPC receives this much of every call before the broker has looked at it, however many there are. By itself it lets
 # that grow to megabytes (a bandwidth-delay probe), and a thousand calls of 1 MiB beside a busy loop took a gigabyte. Of
-# a request that is being read all of it comes at once all the same: only one beyond this takes a round trip more.
+# a request that is being read all of it still comes in one go: only one beyond this takes a round trip more.
 UNREAD_MAX_BYTES: Final = 32 * 1024
 OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
@@ -125,7 +125,7 @@ class BrokerServers:
         await self._peers.close()
 
     def stop_being_ready(self) -> None:
-        """For whoever sends clients here. Everything is answered as before."""
+        """For load balancers. Everything is answered as before."""
         self._why_not_ready = "the broker is shutting down"
 
     async def _open(self) -> None:
@@ -218,7 +218,7 @@ class BrokerServers:
         self._admin.add_generic_rpc_handlers((*handlers, schemas))
 
     def change_stream_limits(self, limits: StreamLimits) -> None:
-        """For native connections from now on: those there are were told theirs when they were opened."""
+        """For native connections from now on: existing ones got theirs when they were opened."""
         self._stream.limits = limits
 
     async def _listen_stream(self, key: str, address: str) -> str:
@@ -230,7 +230,7 @@ class BrokerServers:
         return f"{host}:{bound}"
 
     def not_ready(self) -> str | None:
-        """For whoever sends clients here: one that drains serves what it has, and should be sent nobody new."""
+        """For load balancers: a broker that drains serves what it has, and should get no new clients."""
         cluster = self._broker.cluster
         if self._why_not_ready is not None or cluster is None:
             return self._why_not_ready
@@ -243,7 +243,7 @@ class BrokerServers:
 
     def ready_as(self) -> str:
         """A broker that was away, and is drained for nothing else, is well: it answers lookups, it may lead, and it
-        brings what it has. Whoever restarts brokers one after the other goes on to the next.
+        brings what it has. A rolling restart may go on to the next broker.
         """
         cluster = self._broker.cluster
         state = cluster.state_of(self._broker.broker_id) if cluster is not None else None

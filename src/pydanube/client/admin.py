@@ -96,7 +96,7 @@ class NativeAdmin:
         return await self._brokers.owner_or_any(topic)
 
     async def _ask(self, link: Link, topic: str | None, command: pb.Command, kind: str) -> frames.Frame:
-        """A broker that could not answer, or to which we were sent in vain, is not the first to be asked again."""
+        """A broker that could not answer, or to which a stale route led, is not the first to be asked again."""
         try:
             return await link.request(command, kind)
         except Unavailable as error:

@@ -265,7 +265,7 @@ class Producer:
         if self.buffered_bytes >= self._producer.buffer_bytes:
             raise BufferFull(self.topic, self._producer.buffer_bytes)
         future: Future[Receipt] = Future()
-        future.set_running_or_notify_cancel()  # it is on its way: nobody can take it back
+        future.set_running_or_notify_cancel()  # it is in flight and cannot be taken back
         self._thread.soon(self._take_soon, message, future)
         with self._counting:
             self._handed_bytes += message[-1]
@@ -371,7 +371,7 @@ class MessageBatch(BatchView):
 
 
 def _check_nack(delay: float | None, reason: str) -> None:
-    """Raises what the loop's thread would have nobody to tell."""
+    """Raises in the caller's thread what the loop's thread could not report."""
     if delay is not None:
         round(delay * 1000)
     reason.encode()
@@ -448,7 +448,7 @@ class Consumer:
         """Gives every message to `handler`, in `concurrency` threads, until the consumer is stopped.
 
         As `pydanube.Consumer.run`: acknowledges what returns, nacks what raises. `stop()` from a handler or another
-        thread, SIGTERM (in the main thread, unless somebody else handles it) and Ctrl-C end it in order.
+        thread, SIGTERM (in the main thread, unless another handler is installed) and Ctrl-C end it in order.
 
         >>> with pydanube.blocking.connect(url) as client:
         ...     with client.consumer("/default/numbers", subscription="threads", start="earliest") as consumer:
@@ -483,7 +483,9 @@ class Consumer:
         self._current.clear()
 
     async def _fill(self) -> bool:
-        """Returns when `_current` has messages, for whoever is first; False: there will be no more."""
+        """Returns when `_current` has messages; the first of concurrent callers fills it. False: there will be no
+        more.
+        """
         async with self._filling:
             if not self._current:
                 delivery = await self._consumer.next_delivery(self._current)

@@ -6,7 +6,7 @@
 
 Addresses are those the application gave and those that lookups named since; all of them are tried, in random order, so
 one broker that is away never stops a client that knows another. Neither does one that answers and cannot help, such as
-a broker that is cut off from the others: whoever let us down last is asked last.
+a broker that is cut off from the others: the one that failed most recently is asked last.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ OnConnection: TypeAlias = Callable[[str, DanubeError | None], None]
 
 
 class RetryDelay:
-    """Waits longer each time, up to a bound, and never for the same time as everybody else."""
+    """Exponential backoff with jitter, up to a bound."""
 
     def __init__(self, dice: Random) -> None:
         self._dice = dice
@@ -179,7 +179,7 @@ class Brokers:
         return [str(address) for address in self._known]
 
     async def any(self) -> Link:
-        """Raises Unreachable if nobody answers, or what the last one refused us with."""
+        """Raises Unreachable if no broker answers, or the last refusal."""
         self._check_open()
         usable = [link for link in self._links.values() if link.usable]
         if usable:
@@ -207,7 +207,7 @@ class Brokers:
             located = frame.command.located
             is_here = located.is_local or located.partitions
             owner = asked if is_here else await self.link(Address.parse(located.stream_url))
-        except (Unavailable, asyncio.CancelledError):  # whoever gives up has waited in vain
+        except (Unavailable, asyncio.CancelledError):  # a caller that gives up had no answer either
             self.deprioritize(asked.url)
             raise
         self._named_by[owner.url] = asked.url
@@ -221,7 +221,7 @@ class Brokers:
             return await self.any()
 
     def bad_route(self, link: Link) -> None:
-        """A topic is not there. Whoever has said so may be the last to know."""
+        """The topic is not at `link`. The broker that named it may have a stale view, so it is asked later."""
         self.deprioritize(self._named_by.get(link.url, link.url))
 
     def deprioritize(self, url: str) -> None:
@@ -229,14 +229,14 @@ class Brokers:
         self._failed_at[url] = asyncio.get_running_loop().time()
 
     def _look_for_better(self, best: Link) -> None:
-        """Dials those who let us down longer ago than this one, or never. Nobody waits for them: they may be away."""
+        """Dials brokers that failed longer ago than this one, or never, in the background: they may be away."""
         since = self._failed_at.get(best.url, 0.0)
         for address in self._known:
             if self._failed_at.get(str(address), 0.0) < since:
                 self._dialing_to(address)
 
     def knows_route(self, topic: str) -> bool:
-        """Whether somebody has said where the topic is, and it was not tried yet."""
+        """Whether a broker has named the topic's owner, and that was not tried yet."""
         return topic in self._routes
 
     def moved(self, topic: str, url: str) -> None:
@@ -258,7 +258,7 @@ class Brokers:
             # A caller that gives up must not take the attempt away from the others.
             return await asyncio.shield(dialing)
         except asyncio.CancelledError:
-            if self._closed and dialing.cancelled():  # by `close`, and not the caller by somebody
+            if self._closed and dialing.cancelled():  # by `close`, and not because the caller was cancelled
                 raise ClientClosed("the client") from None
             raise
 
@@ -283,7 +283,7 @@ class Brokers:
 
     def _dialed(self, address: Address, task: asyncio.Task[Link]) -> None:
         self._dialing.pop(address, None)
-        if not task.cancelled() and (error := task.exception()) is not None:  # perhaps nobody waits for it any more
+        if not task.cancelled() and (error := task.exception()) is not None:  # perhaps no caller waits for it any more
             self.deprioritize(str(address))
             self._last_error = error if isinstance(error, DanubeError) else self._last_error
 

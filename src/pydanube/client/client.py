@@ -119,13 +119,15 @@ class Client:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a connection to some broker is open now. Asks nobody: a client that is not used opens none again."""
+        """Whether a connection to some broker is open now. Sends nothing: a client that is not used opens none
+        again.
+        """
         return self._brokers.is_connected
 
     async def ping(self, *, timeout: float | None = None) -> float:
         """Asks some broker for a sign of life, and connects again if need be; returns the seconds that it took.
 
-        Raises DeadlineExceeded, which says why nobody answered: for a `/readyz`, with a short timeout.
+        Raises DeadlineExceeded, which says why no broker answered: for a `/readyz`, with a short timeout.
         """
         seconds = self.timeout if timeout is None else timeout
         loop = asyncio.get_running_loop()
@@ -314,13 +316,14 @@ class Client:
         return await self._admin.describe_topic(topic, timeout)
 
     async def describe_storage(self, topic: str, *, timeout: float | None = None) -> StorageInfo:
-        """Which objects hold a topic's history, and which offsets nobody has. Of a partition, not of its base."""
+        """Which objects hold a topic's history, and which offsets are gaps. Of a partition, not of its base."""
         return await self._admin.describe_storage(topic, timeout)
 
     async def swap_objects(self, topic: str, old: Sequence[str], new: Descriptor) -> None:
         """Asks the owner to describe an object that was made of several neighbours, instead of them.
 
-        Asked once: whoever gets no answer looks with `describe_storage`. Raises Conflict if the owner has others now.
+        Sent once: a caller that gets no answer finds out with `describe_storage`. Raises Conflict if the owner has
+        others now.
         """
         await self._admin.swap_objects(topic, old, new)
 

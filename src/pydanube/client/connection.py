@@ -4,7 +4,7 @@
                                                     └──────► Deliver, Moved, Error: the lane that has the handle
 
 A link ends once, with one error, and is never used again: everything that waited for an answer gets that error, and
-every lane is told. Who opens the next link, and what is sent on it again, is for the lanes to decide.
+every lane is notified. Opening the next link, and what is sent on it again, is up to the lanes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _client_name() -> str:
 
 
 def tls_refusal(url: str, error: ssl.SSLError) -> DanubeError:
-    """What is wrong with the TLS between us and a broker. Time does not help: somebody must change something."""
+    """What is wrong with the TLS between us and a broker. Retrying does not help: the configuration must change."""
     if isinstance(error, ssl.SSLCertVerificationError):
         allowed = f"a broker whose certificate we trust ({error.verify_message}); give its authority with tls="
         return ConfigError("tls", url, allowed)
@@ -143,7 +143,7 @@ class Link(asyncio.Protocol):
     # --- ending -------------------------------------------------------------------------------------
 
     def end(self, error: DanubeError) -> None:
-        """Everybody who waits is told, once."""
+        """Ends every request that waits, and every lane, with `error`. Once."""
         self._session.drop(error)
         self._write()
 
@@ -182,7 +182,7 @@ class Link(asyncio.Protocol):
                 self._transport.abort()
         if not self.welcome.done():
             self.welcome.set_exception(error)
-            self.welcome.exception()  # whoever dialed may have given up
+            self.welcome.exception()  # the caller that dialed may have given up
         waiting = self._session.take_waiting()
         lanes: list[Attached] = [*self.producers.values(), *self.consumers.values()]
         self.producers.clear()

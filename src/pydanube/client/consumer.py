@@ -70,7 +70,7 @@ class Consumer:
         self._since_turn = 0
         self._is_open = False
         self._was_opened = False
-        self._changing = asyncio.Lock()  # held while it opens or closes, so that nobody opens a second set of lanes
+        self._changing = asyncio.Lock()  # held while it opens or closes, so that no second set of lanes is opened
         self._advancing = asyncio.Lock()
 
     # --- life ---------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Consumer:
         self._is_open = self._was_opened = True
 
     async def stop(self, *, timeout: float | None = None) -> None:
-        """Receives no more: an `async for` ends, and what nobody has taken goes to others. Acks still travel.
+        """Receives no more: an `async for` ends, and what was not taken goes to other consumers. Acks still travel.
 
         >>> async with client.consumer("/default/numbers", subscription="stopped", start="earliest") as consumer:
         ...     message = await consumer.receive()
@@ -230,7 +230,7 @@ class Consumer:
         """The next batch as it came; None: there will be no more. For facades.
 
         It counts as handed over; with `taking` its messages do one by one, as they leave that queue, into which the
-        caller puts them at once.
+        caller puts them immediately.
         """
         async with self._advancing:
             return self._inbox.next(taking) if await self._wait() else None
@@ -247,8 +247,8 @@ class Consumer:
 
         A message is acknowledged when its handler returns, and nacked with the reason when it raises. A handler that is
         a plain function holds up the event loop while it runs. `stop()`, SIGTERM (for every run of the program, unless
-        somebody else handles it) and cancellation end it in order: nothing more is received, handlers that run have
-        `grace` seconds to finish, and their answers arrive. Returns the counts, which are in `handled` meanwhile.
+        another handler is installed) and cancellation end it in order: nothing more is received, handlers that run have
+        `grace` seconds to finish, and their answers arrive. Returns the counts, which are in `handled` while it runs.
 
         >>> async def handle(message):
         ...     print(message.payload)
@@ -328,7 +328,7 @@ class Consumer:
         return self._is_open
 
     def _check_opened(self) -> None:
-        """An `async for` over a consumer that was not opened would end at once, as if there were no messages."""
+        """An `async for` over a consumer that was not opened would end immediately, as if there were no messages."""
         if not self._was_opened:
             raise NeverOpened(f"the consumer of {self.topic}")
 

@@ -49,7 +49,7 @@ def place_of(place: Place) -> pb.Place:
 
 
 def start_header(place: Place) -> tuple[str, bytes]:
-    """The same beside a ConsumerRequest of the gRPC door, which has no field for it."""
+    """The same as metadata of a gRPC ConsumerRequest, which has no field for it."""
     return START_HEADER, place_of(place).SerializeToString()
 
 
@@ -109,7 +109,7 @@ class ReceivedBatch(Arrival):
 
 
 class MessageView:
-    """A message, as it can be read. `payload` and `offset` are there at once; the rest is looked up when asked for."""
+    """A message, as it can be read. `payload` and `offset` are decoded; the rest is looked up on access."""
 
     __slots__ = ("_delivery", "_row", "offset", "payload")
 

@@ -82,7 +82,7 @@ class ConsumerLane(Lane):
         self.feed(values.Acked(ranges, era))
 
     def nack(self, ranges: Sequence[tuple[int, int]], delay_seconds: float | None, reason: str, era: int) -> None:
-        # 0 means "as the policy says", so at once is a millisecond.
+        # 0 means "as the policy says", so "immediately" is a millisecond.
         delay_ms = 0 if delay_seconds is None else max(1, min(round(delay_seconds * 1000), 2**32 - 1))
         self.feed(values.Nacked(ranges, era, delay_ms, reason))
 
@@ -257,7 +257,7 @@ class ConsumerLane(Lane):
                 done.set_result(None)
             else:
                 done.set_exception(error)
-                done.exception()  # whoever flushed may have given up
+                done.exception()  # the caller of `flush` may have given up
 
     def _take_back(self, wanted: OffsetRanges, why: Why) -> OffsetRanges:
         found = self._inbox.take_back(self, wanted, copies=why in (Why.COPIES, Why.REPLACED))
@@ -289,11 +289,11 @@ class ConsumerLane(Lane):
 
     def _on_failed(self, error: DanubeError) -> None:
         self.feed(values.Ended(error))
-        self._inbox.arrived.set()  # whoever waits for a message is told instead
+        self._inbox.arrived.set()  # a caller that waits for a message gets the error instead
 
     def _forget_handle(self, link: Link) -> None:
         if link.consumers.pop(self.handle, None) is not None and link.usable:
-            # The connection goes on without it, so the broker is told; nobody waits for the answer.
+            # The connection goes on without it, so the broker must know; the answer is not awaited.
             link.ask(pb.Command(close_consumer=pb.CloseConsumer(consumer=self.handle)), lambda _: None)
 
     async def _open_at(self, link: Link) -> None:

@@ -19,7 +19,7 @@ from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded, LimitRe
 log = logging.getLogger(__name__)
 
 OPEN_SECONDS: Final = 15.0  # for one attempt; a broker that does not answer by then is as good as away
-ROUTES_MAX: Final = 4  # followed at once, one after the other; two brokers that name each other are then given time
+ROUTES_MAX: Final = 4  # followed without a pause; two brokers that name each other are then given time
 SETTLED_SECONDS: Final = 1.0  # what was open for so long has arrived
 
 
@@ -55,7 +55,7 @@ class Lane:
             raise
 
     async def stop(self) -> None:
-        """Lets go of everything, at once."""
+        """Drops everything, without waiting."""
         if self.failure is None:
             self.failure = ClientClosed(f"the {self.what} of {self.topic}")
         if self._task is not None and self._task is not asyncio.current_task():
@@ -79,7 +79,7 @@ class Lane:
     # --- for subclasses -----------------------------------------------------------------------------
 
     async def _open_at(self, link: Link) -> None:
-        """Asks the broker; the answer is taken by `_attach`, at once."""
+        """Asks the broker; the answer is taken by `_attach`, synchronously."""
         raise NotImplementedError
 
     async def _find(self) -> Link:
@@ -156,11 +156,13 @@ class Lane:
                 await self._backoff.sleep()
 
     def _passes(self, error: DanubeError) -> bool:
-        """There was room for us, and will be again: a broker may count those who are gone, and us among them."""
+        """A limit that this lane was within before passes: the broker may still count handles that are gone, ours
+        too.
+        """
         return isinstance(error, LimitReached) and self._first_open.done()
 
     def _follows_route(self) -> bool:
-        """Whether somebody has said where the topic is, and it is worth going there at once."""
+        """Whether a broker has named the owner, and it is worth connecting to it without a pause."""
         if not self._brokers.knows_route(self.topic):
             return False
         self._routes_followed += 1

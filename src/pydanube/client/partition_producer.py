@@ -63,7 +63,7 @@ COMPRESS_ON_LOOP_BYTES: Final = 128 * 1024
 
 
 class ProducerLane(Lane):
-    """Sends to one topic, or to one partition. `released` is called with the bytes that need no room any more."""
+    """Sends to one topic, or to one partition. `released` is called with the bytes that leave the buffer."""
 
     what = "producer"
 
@@ -79,7 +79,7 @@ class ProducerLane(Lane):
         self._machine = ProducerMachine(OpenBatch, settings)
         self._produce = pb.Command()  # what goes in front of every batch; the link numbers it
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._lost_error: DanubeError | None = None  # of a message that nobody waits for: `flush` tells it
+        self._lost_error: DanubeError | None = None  # of a message whose receipt is not awaited: `flush` raises it
 
     # --- for the producer ---------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class ProducerLane(Lane):
             await asyncio.wait(waiting)
 
     def raise_lost(self) -> None:
-        """Raises, once, why a message is lost that nobody waited for."""
+        """Raises, once, why a message was lost whose receipt is not awaited."""
         error, self._lost_error = self._lost_error, None
         if error is not None:
             raise error
@@ -180,7 +180,7 @@ class ProducerLane(Lane):
                 case SetTimer(at):
                     self._set_timer("wake", at, TimerFired())
                 case Pause(error):
-                    self._last_error = error  # whoever waits in vain is told
+                    self._last_error = error  # the reason that a deadline then names
                     self._set_timer("pause", self._loop.time() + self._backoff.seconds(), Resumed())
                 case NoteNumbered(expected):
                     log.warning("batches numbered anew", extra={"topic": self.topic, "expected": expected})
@@ -279,7 +279,7 @@ class ProducerLane(Lane):
 
     def _forget_handle(self, link: Link) -> None:
         if link.producers.pop(self.handle, None) is not None and link.usable:
-            # The connection goes on without it, so the broker is told; nobody waits for the answer.
+            # The connection goes on without it, so the broker must know; the answer is not awaited.
             link.ask(pb.Command(close_producer=pb.CloseProducer(producer=self.handle)), lambda _: None)
 
     async def _find(self) -> Link:

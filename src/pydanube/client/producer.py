@@ -1,7 +1,7 @@
 """A producer: one topic, or all partitions of one.
 
-send         waits for room, then for the receipt
-send_nowait  waits for nothing; `flush` tells what became of it
+send         waits for buffer space, then for the receipt
+send_nowait  waits for nothing; `flush` raises what became of it
 send_soon    waits for nothing; a future tells what became of it
 send_many    rows of a DataFrame or an Arrow table; waits until all are stored
 """
@@ -65,14 +65,14 @@ class Producer:
         self._partitions = partitions
         self.buffer_bytes = buffer_bytes
         self._buffered_bytes = 0
-        self._room: deque[tuple[int, asyncio.Future[None]]] = deque()  # who waits for room, by time of arrival
+        self._room: deque[tuple[int, asyncio.Future[None]]] = deque()  # who waits for buffer space, by time of arrival
         self._arrivals = 0
         self._lanes: list[ProducerLane] = []
         self._only: ProducerLane | None = None  # of a topic without partitions
         self._turn = 0
         self._is_open = False
         self._was_opened = False
-        self._changing = asyncio.Lock()  # held while it opens or closes, so that nobody opens a second set of lanes
+        self._changing = asyncio.Lock()  # held while it opens or closes, so that no second set of lanes is opened
         self._loop: asyncio.AbstractEventLoop
 
     # --- life ---------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Producer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Whoever leaves with an error still wants what he has sent to arrive, but not to hear of it instead.
+        # A block that leaves with an error still wants what it sent to arrive, but not an error of ours in its place.
         if error is None:
             await self.close()
         else:
@@ -233,8 +233,8 @@ class Producer:
         """Sends a message per row of a DataFrame, an Arrow table or a batch, and returns how many when all are stored.
 
         The column `payload` is bytes or text. `key` (or `routing_key`, as batches have it) and `attributes` may be
-        there too; other columns are left out. `timeout` is that of every wait for room, and of the last receipt. Raises
-        as `flush` does: then some may be stored and others not.
+        there too; other columns are left out. `timeout` is that of every wait for buffer space, and of the last
+        receipt. Raises as `flush` does: then some may be stored and others not.
 
         >>> import pyarrow
         >>> rows = pyarrow.table({"payload": [b"21.5", b"22.0"], "key": ["attic", "cellar"]})
@@ -280,7 +280,7 @@ class Producer:
         size: int,
         waiter: asyncio.Future[Receipt] | None = None,
     ) -> None:
-        """What was prepared, whether there is room or not. Raises if the producer has failed since."""
+        """Appends what was prepared, whether the buffer has space or not. Raises if the producer has failed since."""
         lane.append(payload, key, attributes, size, waiter)
         self._buffered_bytes += size
 
@@ -343,8 +343,9 @@ class Producer:
                 raise DeadlineExceeded(f"waiting for room to send to {self.topic}", seconds) from None
             finally:
                 if waiter.cancelled() and (arrival, waiter) in self._room:
-                    self._room.remove((arrival, waiter))  # else it stays until there is room, which may never be
-                # When he has taken room, or has given up, or was refused: the next one may be waiting for him alone.
+                    self._room.remove((arrival, waiter))  # else it stays until there is space, which may never be
+                # When this caller has taken space, or given up, or was refused: the next one may be waiting only for
+                # that.
                 self._loop.call_soon(self._released, 0)
 
     def _check_open(self) -> None:

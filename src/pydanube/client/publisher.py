@@ -1,4 +1,4 @@
-"""Batches that somebody encoded before, sent in order to one topic, or partition, and never sent twice.
+"""Batches that the caller encoded before, sent in order to one topic, or partition, and never sent twice.
 
     open ─► a new session: what an older publisher of this name still has on its way is refused from now on
     send ─► at most in_flight_max without a receipt
@@ -54,11 +54,11 @@ class Publisher:
             raise
         self._link, self._opened = link, frame.command.producer_opened
         if not self._opened.session:
-            self._close_handle()  # nobody enters the block, so nobody leaves it
+            self._close_handle()  # the block is not entered, so `__aexit__` is not called
             raise DeliveryMismatch(self.topic, "reliable", "non-reliable")
 
     async def send(self, batch: Batch) -> None:
-        """Waits for room, not for the receipt. Raises what became of an earlier batch."""
+        """Waits for a free slot, not for the receipt. Raises what became of an earlier batch."""
         await with_deadline(f"publishing to {self.topic}", self._timeout, self._room.acquire())
         self._check()
         opened = self._opened

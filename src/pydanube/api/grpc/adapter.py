@@ -186,7 +186,7 @@ async def _abort(context: Any, name: str, error: Exception, table: Table) -> NoR
     try:
         await context.abort(GRPC_CODE[code], sentence)
     except grpc.aio.InternalError as left:
-        # There is nobody to tell any more. gRPC would log a traceback for it, and for a second status as well.
+        # The client has left. gRPC would log a traceback for it, and for a second status as well.
         raise CancelledError() from left
     raise AssertionError("abort raises")
 

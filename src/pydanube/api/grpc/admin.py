@@ -1,8 +1,8 @@
 """Administration over gRPC: namespaces, topics and subscriptions, on the admin port of any broker.
 
 Codes mean what they say (`status.ADMIN`): the reference answers NOT_FOUND to nearly everything. What is written down is
-answered by whoever is asked; what only a topic's owner can do is passed on to it (`forward.py`). Brokers are in
-`grpc_cluster.py`, our own service, `pydanube.admin.v1`, is in `grpc_ours.py`.
+answered by the broker that is asked; what only a topic's owner can do is passed on to it (`forward.py`). Brokers are in
+`cluster.py`; our own service, `pydanube.admin.v1`, is in `extensions.py`.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ class TopicAdmin:
         return pb.TopicResponse(success=True)
 
     async def UnloadTopic(self, request: pb.TopicRequest) -> pb.TopicResponse:
-        """Answers when the old owner has let go; of a base, those of all partitions."""
+        """Answers when the old owner has released the topic; of a base, the owners of all partitions."""
         whole(await self._moves.unload(TopicName(request.name)))
         return pb.TopicResponse(success=True)
 
     async def DescribeTopic(self, request: pb.DescribeTopicRequest) -> pb.DescribeTopicResponse:
-        """As it is written down, whoever has it. `TopicState` says where it is."""
+        """As the metadata store has it, whichever broker serves it. `TopicState` says which one does."""
         found = await self._overview.describe(TopicName(request.name))
         return pb.DescribeTopicResponse(
             name=found.topic,
@@ -116,14 +116,14 @@ class TopicAdmin:
         infos = []
         for each in found:
             if isinstance(each, TopicUnknown):
-                continue  # it was deleted meanwhile
+                continue  # it was deleted in the meantime
             if isinstance(each, BaseException):
                 raise each
             infos.append(each)
         return pb.TopicInfoListResponse(topics=infos)
 
     async def _info(self, name: TopicName) -> pb.TopicInfo:
-        """A topic that nobody serves belongs to no broker."""
+        """A topic that is not served belongs to no broker."""
         host = self._overview.host_of(name)
         delivery = await self._overview.delivery(name)
         return pb.TopicInfo(name=name, broker_id=str(host or ""), delivery=delivery.value)
@@ -145,7 +145,7 @@ class TopicAdmin:
     async def SetSubscriptionFailurePolicy(
         self, request: pb.SetSubscriptionFailurePolicyRequest
     ) -> pb.SubscriptionResponse:
-        """In effect at once, and kept for a subscription that does not exist yet."""
+        """In effect immediately, and kept for a subscription that does not exist yet."""
         name, subscription = TopicName(request.topic), SubscriptionName(request.subscription)
         if not request.HasField("failure_policy"):
             raise RpcRefusal(Code.INVALID_ARGUMENT, "failure_policy is missing")

@@ -1,7 +1,7 @@
 """The message path over gRPC: what every official client of the reference calls on the client port.
 
 Each class answers one service of package `danube`; `rpc.py` turns what they raise into a status. A message may have
-at most MESSAGE_SIZE_MAX_BYTES, all its fields counted: an official consumer receives no more than 4 MiB at once, so
+at most MESSAGE_SIZE_MAX_BYTES, all its fields counted: an official consumer receives no more than 4 MiB per message, so
 a larger one could be published and never be delivered. The namespace's `max_message_size` may be lower.
 """
 
@@ -39,10 +39,10 @@ from pydanube.wire._pb.pydanube import stream_pb2
 from pydanube.wire.convert import START_HEADER, envelope_of, message_of
 from pydanube.wire.status import SEND, Code, camel, status
 
-RECEIVE_MAX_BYTES: Final = 4 * 1024 * 1024  # what gRPC lets a client receive unless it was told otherwise
+RECEIVE_MAX_BYTES: Final = 4 * 1024 * 1024  # what gRPC lets a client receive by default
 MESSAGE_SIZE_MAX_BYTES: Final = RECEIVE_MAX_BYTES - 1024  # less what the broker adds: ids, offset, its address
 UNKNOWN_CONSUMER_SECONDS: Final = 0.2  # the Python client would otherwise open a thousand streams per second
-CLOSES_MAX: Final = 2  # a dead id is told to close this often; then an error ends the client's poll
+CLOSES_MAX: Final = 2  # a dead id is answered CLOSE this often; then an error ends the client's poll
 DEAD_IDS_MAX: Final = 10_000
 NAME_SIZE_MAX_BYTES: Final = 1024  # of producers, consumers and key filters
 KEY_FILTERS_MAX: Final = 256
@@ -123,7 +123,7 @@ class ProducerService:
             raise
         except TopicExists as taken:
             try:
-                return await self._topics.require(name)  # somebody else created it meanwhile
+                return await self._topics.require(name)  # another caller created it in the meantime
             except TopicUnknown:
                 raise taken from None
 
@@ -266,7 +266,7 @@ class HealthCheck:
 
     def __init__(self, broker: Broker) -> None:
         self._topics = broker.topics
-        self._closes: OrderedDict[tuple[int, int], int] = OrderedDict()  # dead ids, and how often they were told
+        self._closes: OrderedDict[tuple[int, int], int] = OrderedDict()  # dead ids, and how often each got CLOSE
 
     async def HealthCheck(self, request: pb.HealthCheckRequest) -> pb.HealthCheckResponse:
         key = (request.client, request.id)

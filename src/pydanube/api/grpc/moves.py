@@ -45,7 +45,8 @@ class MoveCalls:
                 await context.write(message)
 
         async def send(message: pb.UnloadTopicResponse) -> None:
-            # Whoever tells is given up when the move is done. What is on its way must still be out before the next.
+            # The reporting task is cancelled when the move is done. A message that is being written must be out before
+            # the next.
             task = asyncio.create_task(write(message))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.shield(task)

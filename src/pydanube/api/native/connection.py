@@ -126,7 +126,9 @@ class NativeConnection(asyncio.Protocol):
             self.intake.received(session.partial_bytes)
 
     def _handle_some(self, events: Iterator[Event[Never]]) -> None:
-        """Handles events, in order. After many acks others have their turn first, and nothing is read meanwhile."""
+        """Handles events, in order. After many acks it yields to other connections, and reads nothing until it goes
+        on.
+        """
         settled = 0
         self._is_handling = True
         try:
@@ -184,7 +186,7 @@ class NativeConnection(asyncio.Protocol):
         self.answer(pb.Command(request_id=request_id, error=to_wire(error)))
 
     def fail(self, error: BaseException, request_id: int = 0) -> None:
-        """One clear error, as the answer if it is a request's fault, then the end: nobody can go on after this."""
+        """One clear error, as the answer if it is a request's fault, then the end: the connection cannot continue."""
         self.session.fail(error, request_id)
         self._flush()
 

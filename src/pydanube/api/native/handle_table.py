@@ -82,7 +82,7 @@ class HandleTable:
             topic.closed.forget(self._watched.pop(topic))
 
     def _closed(self, topic: AnyTopic, why: NotServed) -> None:
-        """The topic is not served here any more: all its handles end, and the peer is told once."""
+        """The topic is not served here any more: all its handles end, and one message tells the peer."""
         del self._watched[topic]
         for producing in [each for each in self.producers.values() if each.topic is topic]:
             del self.producers[producing.handle]

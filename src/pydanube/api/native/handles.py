@@ -1,6 +1,6 @@
 """The producers and consumers that a native peer has opened, as its connection knows them.
 
-A producer's answers go out in the order of its batches, whoever decides them first. A consumer's permits are passed
+A producer's answers go out in the order of its batches, whichever is decided first. A consumer's permits are passed
 on to its subscription bit by bit, as what it was sent before gets on the wire: so a peer that grants a terabyte and
 reads nothing costs the broker `unsent_bytes`, and not a terabyte.
 """
@@ -181,8 +181,8 @@ class ConsumerHandle:
         self.consumer_id = consumer_id
         self.outbox = outbox
         self._messages = self._bytes = 0  # granted and not used yet, as the peer sees it
-        self._unlent_bytes = 0  # of these, what the subscription has not been told of
-        self._lent_bytes = 0  # what it was told of, and is not on the wire; below 0: a batch was larger than that
+        self._unlent_bytes = 0  # of these, what was not passed on to the subscription
+        self._lent_bytes = 0  # what was passed on, and is not on the wire; below 0: a batch was larger than that
         self._unsent_max = unsent_bytes_max
 
     @property
@@ -198,7 +198,7 @@ class ConsumerHandle:
         self._lend(messages)
 
     def sent(self, item: DeliveredBatch) -> None:
-        """On the wire: its bytes are the peer's now, and there is room for as many more."""
+        """On the wire: its bytes are the peer's now, and as many more may be lent."""
         size = item.batch.header.size_bytes
         self._messages -= min(self._messages, sum(end - first for first, end in item.ranges))
         self._bytes -= min(self._bytes, size)

@@ -1,8 +1,8 @@
 """What one native peer produces: parsed, appended in the order in which it came, answered when it is on disk.
 
 What a peer produced and is not on disk is bounded, and so is what all peers together did (`log/pressure.py`): one that
-produces more is *held*, that is, not read from. Its acks and pings wait in the socket meanwhile, so that lasts a third
-of the keepalive at most; then it is read from again and what it produces is refused (LogBusy), until there is room.
+produces more is *held*, that is, not read from. Its acks and pings wait in the socket, so that lasts a third of the
+keepalive at most; then it is read from again and what it produces is refused (LogBusy), until the bound allows it.
 
     reading ──too much is not on disk──► held ──a third of the keepalive──► refusing
        ▲                                   │ half of the bound is free         │ it is free

@@ -74,7 +74,7 @@ class Pump:
         consuming = self._consuming
         ended = consuming.outbox.ended
         if isinstance(ended, NotServed):
-            return  # the topic closes: the peer is told when everything of it has ended
+            return  # the topic closes: the handle table tells the peer when all its handles have ended
         if self._handles.consumer(consuming.handle) is not None:  # else it was the peer who closed it
             self._handles.forget(consuming)
             taken = SubscriptionBusy(consuming.topic.name, consuming.subscription.name, "a newer one of this name")

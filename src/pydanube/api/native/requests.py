@@ -153,7 +153,7 @@ class NativeRequests:
 
     async def _describe_storage(self, command: pb.Command) -> dict[str, Any]:
         topic = await self._operations.reliable(TopicName(command.describe_storage.topic))
-        # Gaps first: an orphan that is rescued meanwhile is told twice, and whoever reads believes the object.
+        # Gaps first: an orphan that is rescued in between is listed as gap and object, and readers prefer the object.
         orphans, voids = await topic.gaps()
         info = pb.StorageInfo(
             topic=topic.name,
@@ -366,7 +366,7 @@ class NativeRequests:
                     f"them (`danube admin topics orphan list {topic.name}`); read from {orphan.end} on to go without"
                 ) from None
             if topic.first_offset <= start < error.first <= topic.head:
-                return [], error.first  # offsets that nobody ever used
+                return [], error.first  # offsets that were never used
             raise
         frame_size_max = self._connection.session.frame_size_max
         if sum(batch.header.size_bytes for batch in found) + DELIVER_OVERHEAD_BYTES > frame_size_max:

@@ -62,7 +62,7 @@ class GrpcMessage(NamedTuple):
 
 
 class GrpcConsumer:
-    """`on_retry` is told in a sentence why a stream is opened anew, or an acknowledgement was lost."""
+    """`on_retry` is called with a sentence: why a stream is opened anew, or an acknowledgement was lost."""
 
     def __init__(
         self,
