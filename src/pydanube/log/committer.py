@@ -96,8 +96,8 @@ class Committer:
         """Queues the batch; the future gets its receipt, or why it was refused. Never waits.
 
         `on_decided` is for a caller that cannot wait for the loop's next turn, in which the future calls back: it is
-        called as soon as the receipt is there, if nothing else waits for the disk. It may be called for several
-        batches at once, or not.
+        called as soon as the receipt is there, if nothing else waits for the disk. One call may stand
+        for several batches.
         """
         done: asyncio.Future[CommitReceipt] = asyncio.get_running_loop().create_future()
         refused = self._machine.submit(to, batch, done, on_decided)
@@ -117,7 +117,9 @@ class Committer:
         await self._journal.make_spare_ahead()
 
     async def prepare(self, of: SegmentedLog) -> None:
-        """The log is about to get its first batch: makes its segment. No room for it is left for that batch to find."""
+        """The log is about to get its first batch: makes its segment. A full disk is reported to that batch, not
+        here.
+        """
         async with self._exclusive:
             making = self._segments.tasks.get(of)
             if making is None and of.active is None and not of.closed and self.stopped is None:
@@ -126,7 +128,7 @@ class Committer:
             await asyncio.shield(making)
 
     async def roll(self, of: SegmentedLog) -> None:
-        """The log goes on in a new segment, so that the one it has can be dropped. Without room it keeps that."""
+        """The log goes on in a new segment, so that the one it has can be dropped. On a full disk it keeps that."""
         while True:
             async with self._exclusive:
                 active = of.active

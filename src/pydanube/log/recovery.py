@@ -10,7 +10,7 @@ docs/adr/0001-the-log.md says, and are finished here, so that no later recovery 
     an end that nothing vouches for                                              → unproven: said so
 
 The last group of an unfinished epoch may be whole without ever having been synced. It is copied into a new file and
-synced before anybody reads it: syncing the old file again would trust pages that a failed sync has already dropped.
+synced before it is read: syncing the old file again would trust pages that a failed sync has already dropped.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class _EpochRecovery:
         """The segments whose predecessor is not here, in order of offsets. Their names are random and decide nothing.
 
         An epoch begins once. A second segment without any predecessor is empty if a process could not sync its name
-        and went on in another: then it goes. If both hold something, nobody can say which is the log.
+        and went on in another: then it goes. If both hold something, it cannot be decided which is the log.
         """
         firsts = [start for start in starts if start.header.previous_id == 0]
         if len(firsts) > 1:

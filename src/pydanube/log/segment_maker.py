@@ -24,8 +24,8 @@ from pydanube.log.space import WalSpace
 
 log = logging.getLogger(__name__)
 
-# Segments at once, of busy topics that have filled theirs, and of all others: more would only keep each other, and the
-# commits, from the disk.
+# Segments made concurrently, of busy topics that have filled theirs, and of all others: more would only keep each
+# other, and the commits, from the disk.
 MAKING_MAX: Final = 8
 
 
@@ -41,7 +41,7 @@ class SegmentMaker:
         self._makers_for_busy = asyncio.Semaphore(MAKING_MAX)  # logs that write much do not wait for many that do not
 
     def begin_where_needed(self, logs: Sequence[SegmentedLog]) -> None:
-        """Logs with something to write and no segment with room for it leave the line until they have one."""
+        """Logs with something to write and no segment that it fits into leave the queue until they have one."""
         now = self._context.clock.time_us()
         why_new_segment = self._context.machine.why_new_segment
         for each in logs:

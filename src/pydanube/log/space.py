@@ -123,7 +123,7 @@ class WalSpace:
 
 
 async def make_ballast(disk: Disk, size_bytes: int) -> None:
-    """Room that can be given up at once when the disk is full. Doing without is not an error."""
+    """Space that can be freed immediately when the disk is full. A failure to make it is not an error."""
     if size_bytes == 0:
         return
     with contextlib.suppress(DiskFull):  # not even for a name, or no descriptor

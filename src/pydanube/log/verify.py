@@ -91,7 +91,7 @@ async def walk(
 ) -> AsyncIterator[Batch]:
     """The topic's batches from `offset` on, session records too, as the next start would find them.
 
-    `problem` is told what cannot be read, at the place where it is missing.
+    `problem` is called with what cannot be read, at the place where it is missing.
     """
     await disk.lock(LOCK)
     try:

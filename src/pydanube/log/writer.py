@@ -78,7 +78,7 @@ class GroupWriter:
                 self._zeros.after_group(each.log, each.segment, each.group.length)
 
     def _commit(self, each: EncodedPart, *, synced: bool) -> None:
-        """The part is safe: it becomes visible, then its producers are told."""
+        """The part is safe: it becomes visible, then its producers get their receipts."""
         segment, group, target = each.segment, each.group, each.log
         effect = self._context.machine.committed(each.part, may_answer=self._context.may_answer())
         segment.grow(group.header, group.length)
@@ -114,7 +114,7 @@ class GroupWriter:
                 assert_never(effect)
 
     async def _write_again(self, each: EncodedPart) -> None:
-        """What the old file holds behind its last good sync is unknown for ever, so it ends there."""
+        """What the old file holds behind its last good sync stays unknown, so it ends there."""
         machine, segment, disk = self._context.machine, each.segment, self._context.disk
         try:
             tentative = machine.set_aside(each.part)

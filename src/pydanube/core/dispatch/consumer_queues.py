@@ -74,7 +74,7 @@ class ConsumerQueues:
             for piece in self._in_flight.overlap(first, end):
                 flight = piece.value
                 if flight.consumer != event.consumer or not flight.unseen:
-                    continue  # it was taken back meanwhile
+                    continue  # it was taken back in the meantime
                 self._deliveries.release(self._in_flight.cut(piece.first, piece.end))
                 back.append(RangePiece(piece.first, piece.end, flight.tries.undelivered()))
         return back
@@ -147,7 +147,9 @@ class ConsumerQueues:
             self._context.effects.append(Recall(window.consumer, merged[at : at + RECALL_RANGES_MAX], window.taken))
 
     def next_look(self) -> float | None:
-        """When a consumer has been silent, or another idle, for too long. What has passed waits for room, not time."""
+        """When a consumer has been silent, or another idle, for too long. What has passed waits for permits, not
+        time.
+        """
         if len(self._windows) < 2:
             return None
         now, timeout = self._context.now, self._context.timeout_seconds

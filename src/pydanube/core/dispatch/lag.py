@@ -1,10 +1,10 @@
 """The hybrid lag monitor's decisions: when to poll, how far behind, and why a subscription is quiet.
 
     fast path    every commit notifies: `Available(head)`
-    safety net   every heartbeat compares: poll if something committed is undispatched and a consumer has room
+    safety net   every heartbeat compares: poll if something committed is undispatched and a consumer has a free window
 
 A lost, coalesced or early notification, a reader that returns nothing for a moment, a dead notifier task:
-each delays a message by at most one heartbeat. A slow consumer is lag, never a poll: it has no room.
+each delays a message by at most one heartbeat. A slow consumer is lag, never a poll: its window is full.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Standing:
     head: int  # committed
     next_unacked: int
     lag: int
-    undispatched: int  # committed, readable, handed to nobody, not waiting for anything
+    undispatched: int  # committed, readable, not handed out, not waiting for anything
     consumers: int = 0
     has_room: bool = False
     unacked: int = 0
