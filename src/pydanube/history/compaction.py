@@ -1,8 +1,8 @@
-"""Objects that somebody else wrote for the owner: neighbours, put together. The owner looks, and swaps the descriptors.
+"""Objects that a job wrote for the owner: neighbours, merged. The owner checks them, and swaps the descriptors.
 
     put by a job ─► the owner reads it, every byte against its checksums ─► one transaction ─► the old ones are garbage
 
-A job that dies before leaves an object that nobody describes; the sweep removes it. Readers that are at an old object
+A job that dies before leaves an object without a descriptor; the sweep removes it. Readers that are at an old object
 have until the next sweep but one, and find the new one if they come later.
 """
 
@@ -25,7 +25,7 @@ SWAPPED_MAX: Final = 100  # one transaction has 128 operations
 async def swap(tier: TopicTier, old: Sequence[str], new: Descriptor) -> None:
     """Describes `new` instead of the `old` ones. Raises Conflict if they are not what the tier has now.
 
-    Raises InvalidObject if the new one is not what its descriptor says. Nobody else works on the tier meanwhile.
+    Raises InvalidObject if the new one is not what its descriptor says. The caller has the tier to itself.
     """
     await tier.refresh_if_stale()
     run = _run(tier, old, new)

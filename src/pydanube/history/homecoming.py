@@ -2,8 +2,8 @@
 
 Every topic that lies on this disk, and is not open here, is one of these:
 
-    deleted, or made by nobody                                nothing of it is wanted
-    ours by its owner key, from a session that is over        somebody else is about to take it: an orphan to come
+    deleted, or never created                                 nothing of it is wanted
+    ours by its owner key, from a session that is over        another broker is about to take it: an orphan to come
     another's, with an orphan of ours that was not brought    the owner asks, and `rescue.py` brings it
     another's, without one                                    at home
 

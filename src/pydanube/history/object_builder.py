@@ -3,7 +3,7 @@
     Recipe ─► what it is made of ─► build_object ─► put ─► read back, compare ─► Built
               (objects are fetched)  (checksums)
 
-`store_object` is that line, whoever runs it: the broker, with its threads, or another process, which opens the store
+`store_object` is that line, wherever it runs: the broker, with its threads, or another process, which opens the store
 itself and keeps the object. Everything is a plain function of plain values, so that it can. What is large is a
 memoryview, which goes there without a copy.
 """
@@ -31,7 +31,7 @@ BATCHES_AT_ONCE: Final = 32  # at most half a megabyte is copied, with the inter
 
 
 class RunInWorker(Protocol):
-    """Calls the function where it disturbs nobody."""
+    """Calls the function off the event loop."""
 
     def __call__(self, function: Callable[[], T], /) -> Awaitable[T]: ...
 
@@ -135,7 +135,7 @@ async def store_elsewhere(key: str, recipe: Recipe, elsewhere: Elsewhere) -> Bui
 
 
 async def _put_checked(store: ObjectStore, key: str, data: Buffer, run: RunInWorker) -> ObjectInfo:
-    """Piece by piece: to free 64 MiB stops everybody for some milliseconds."""
+    """Piece by piece: freeing 64 MiB stops all threads for some milliseconds."""
     info = await store.put(key, [data], create=True)
     given = memoryview(data)
     for position in range(0, given.nbytes, READ_BACK_BYTES):

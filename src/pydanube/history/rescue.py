@@ -3,12 +3,12 @@
     returned broker (drained or not)                     owner of the topic
                                                          has an orphan: asks its broker for it, in the rescue key
     rescue key names us
-      └─► read batches ─► raw objects ─► rescue key ──►  reads them, drops what was resent meanwhile, marks the rest,
+      └─► read batches ─► raw objects ─► rescue key ──►  reads them, drops what was resent since, marks the rest,
                                                          writes objects, descriptors and voids, removes orphan and key,
     orphan is gone: our files go  ◄───────────────────── tells its subscriptions: late, not lost
 
-Nobody but the owner writes what a topic's history is. Both sides may die between any two steps: the orphan stays until
-the one transaction that replaces it, and doing a step again makes another object that nobody describes.
+Only the owner writes what a topic's history is. Both sides may die between any two steps: the orphan stays until
+the one transaction that replaces it, and doing a step again makes another object without a descriptor.
 
 An orphan may be as large as a disk: it is brought and adopted object by object, and no more than one is in memory. Each
 is adopted in transactions of its own, which leave a smaller orphan, and the topic's uploads go on in between.
@@ -52,7 +52,7 @@ OBJECT_BYTES: Final = 16 * MIB
 AT_ONCE: Final = 4  # topics whose orphans are adopted side by side, and lost epochs that are brought
 LARGE_BYTES: Final = 4 * MIB  # objects that are adopted one at a time: in memory they are several times as large
 READ_BYTES: Final = 4 * MIB
-READ_BETWEEN_GROUPS: Final = 1000  # offsets, while nobody's messages are committed
+READ_BETWEEN_GROUPS: Final = 1000  # offsets, while no messages are committed
 RUNS_MAX: Final = 30  # adopted in one transaction: an object and a void each
 RESCUED: Final = "x-danube-rescued"
 
@@ -85,7 +85,9 @@ class Rescuer:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Looks every few seconds until cancelled. What takes long keeps nobody else waiting."""
+        """Looks every few seconds until cancelled. Long work runs in a task per topic, so that the others need not
+        wait.
+        """
         try:
             while True:
                 await self._clock.sleep(RESCUE_POLL_SECONDS)
@@ -124,7 +126,7 @@ class Rescuer:
             self._said.pop(what, None)
         except OwnershipLost:
             pass  # its new owner adopts
-        except (DanubeError, FileNotFoundError, ValueError) as error:  # also files that somebody was just removing
+        except (DanubeError, FileNotFoundError, ValueError) as error:  # also files that were just being removed
             if self._said.get(what) != str(error):
                 log.warning("rescue delayed", extra={"what": what, "why": str(error)})
             self._said[what] = str(error)
@@ -161,7 +163,7 @@ class Rescuer:
     async def _forget(self, topic: TopicName, epoch: int) -> None:
         """The files of what was brought, now that it is in the store. What we have of later epochs stays.
 
-        After a restart nobody knows of them any more: they go when the topic comes back.
+        After a restart they are not known any more: they go when the topic comes back.
         """
         if self._topics.get(topic) is not None:
             return  # when it is closed; it goes with its files, or is looked at then
@@ -309,7 +311,7 @@ class Rescuer:
         """What of these batches was not sent again becomes objects. The orphan ends behind them, or is gone."""
         await resent.look()
         async with topic.log.between_groups():
-            # From here on nobody takes a resend of what is kept for new, and nobody did before. A receipt that is given
+            # From here on no resend of what is kept is taken for new, and none was before. A receipt that is given
             # for it now holds: the orphan stands, and what was brought is in the store, until it is adopted.
             await resent.look_behind()
             kept = [batch for batch in batches if not was_resent(_numbered(batch), resent.first)]

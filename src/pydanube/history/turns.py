@@ -43,10 +43,10 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def of(self, carried: UploadState) -> AsyncIterator[None]:
-        """One step of the topic: waits until it is its turn and nobody else works on the topic.
+        """One step of the topic: waits until it is its turn and the topic is free.
 
-        In this order: who waits for its turn keeps nobody from the topic, a move least of all. Raises DeadlineExceeded
-        if the step is given up.
+        In this order: a step that waits for its turn must not block others from the topic, least of all a move. Raises
+        DeadlineExceeded if the step is given up.
         """
         lane = self._slow if carried.is_slow else self._quick
         await lane.acquire()

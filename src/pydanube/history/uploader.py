@@ -4,8 +4,8 @@
          └─► upload … ─► merge … ─► manifest …                  (history/tier.py, history/maintenance.py)
     every few minutes: retention in both tiers          every hour, and soon after a merge: sweep
 
-An idle topic costs one comparison a second. A store that is away stops nobody else: publishes go on into the log, the
-topic is tried again with growing pauses, a metric and one log line say so, and catching up needs nobody.
+An idle topic costs one comparison a second. A store that is unreachable stops nothing else: publishes go on into the
+log, the topic is tried again with growing pauses, a metric and one log line say so, and it catches up by itself.
 
 Every step (an object, a merge, ...) takes its turn (`turns.py`), so that a topic with much to upload does not keep the
 others waiting.
@@ -36,7 +36,7 @@ UPLOAD_POLL_SECONDS: Final = 1.0
 class Uploader:
     """`excess_bytes`: how much of the log should leave the disk before its time, because there is too much of it.
 
-    `set_target_rate` is told how many bytes a second must be carried so that what waits now has gone in one interval.
+    `set_target_rate` is called with the bytes a second at which what waits now has gone in one interval.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Uploader:
         self._topics[carried.topic] = carried
 
     async def upload_rest(self, topic: str, held: contextlib.AsyncExitStack) -> Last | None:
-        """Uploads everything now. The last object, if there is one, is left to the caller to describe; nobody else
-        works on the topic as long as `held` lasts.
+        """Uploads everything now. The last object, if there is one, is left to the caller to describe; the topic
+        is the caller's as long as `held` lasts.
 
         What cannot be read is left: `TopicUploads.unreadable` names it, and it is given up. Raises what goes wrong.
         """
@@ -89,7 +89,7 @@ class Uploader:
 
     @contextlib.contextmanager
     def at_full_speed(self) -> Iterator[None]:
-        """Meanwhile objects are written as fast as they can be: clients, or somebody who stops us, wait for them."""
+        """Inside, objects are written as fast as they can be: clients, or an operator who stops the broker, wait."""
         self._in_a_hurry += 1
         self._set_target_rate(math.inf)
         try:
@@ -204,7 +204,7 @@ class Uploader:
         try:
             await self._steps(carried, now_us)
         except (OwnershipLost, LogClosed, LogStopped):
-            return  # whoever closes the topic knows why
+            return  # the code that closed the topic has logged why
         except DanubeError as error:
             if str(error) != carried.failing:
                 log.warning("upload delayed", extra={"topic": topic, "why": str(error)})
@@ -272,10 +272,10 @@ class Uploader:
             await carried.maintenance.free(carried.log, now_us, excess_bytes)
 
     async def upload_all(self, carried: UploadState, *, only_whole: bool = False, in_turn: bool = False) -> int:
-        """Uploads what waits now; what comes meanwhile has its own interval. How many objects it made.
+        """Uploads what waits now; what comes later has its own interval. How many objects it made.
 
         With `only_whole`, what is less than an object is left, too: it would only have to be merged later. `in_turn`:
-        every object when it is its turn; otherwise the caller has the topic to himself and waits for nobody.
+        every object when it is its turn; otherwise the caller has the topic to itself and does not wait.
         """
         uploads, topic_log = carried.uploads, carried.log
         began, head = self._clock.elapsed(), topic_log.head

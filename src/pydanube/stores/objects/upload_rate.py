@@ -18,7 +18,7 @@ BURST_BYTES: Final = 4 * MIB  # small objects are not worth waiting for
 
 
 class Pace:
-    """Everybody who writes objects has the same one."""
+    """A rate limit that all writers of objects share."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -26,7 +26,7 @@ class Pace:
         self._paid_until = -math.inf  # when what was written so far is written at this rate
 
     def set_target_rate(self, rate: float) -> None:
-        """Bytes a second that are enough; infinity if nobody may wait."""
+        """Bytes a second that are enough; infinity for no limit."""
         self._rate = max(rate, RATE_MIN)
 
     async def wait(self, written_bytes: int) -> None:

@@ -98,7 +98,7 @@ async def _open_on(disk: Disk, place: StoreUrl, close_disk: Callable[[], None], 
         return await FileObjectStore.open(disk, f"file://{place.root}", close_disk=close_disk, pace=pace)
     except FileExistsError as error:
         raise place.refuse("there is a file of that name") from error
-    except FileNotFoundError as error:  # a file system in which nobody makes directories
+    except FileNotFoundError as error:  # a file system in which directories cannot be made
         raise place.refuse("it cannot be made") from error
     except DiskFailed as error:
         raise place.refuse(f"{error.operation}: {error.why}") from error

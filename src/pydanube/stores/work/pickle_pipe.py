@@ -96,8 +96,8 @@ def _read(pipe: IO[bytes], size: int) -> memoryview:
 
 
 def _untouched(size: int) -> mmap.mmap:
-    """A bytearray is filled with zeros first, with the lock held: 64 MiB of it stop everybody for 20 ms."""
+    """A bytearray is filled with zeros first, with the lock held: 64 MiB of it stop all threads for 20 ms."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(AttributeError, OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)  # to let go of it takes 5 ms without
+        memory.madvise(mmap.MADV_HUGEPAGE)  # unmapping it takes 5 ms without
     return memory

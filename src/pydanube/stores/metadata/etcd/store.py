@@ -1,7 +1,7 @@
 """A metadata store on etcd, for clusters.
 
     get, list, empty transactions    linearizable: a majority confirms that what is read is the newest
-    transactions                     sent once; Unreachable means that nobody knows
+    transactions                     sent once; Unreachable: not known whether it was made
     list                             pages, all read at the revision of the first
     watch                            one stream, which ends with its connection; then the caller lists again
     lease                            whole seconds, at least one and a half of etcd's election timeouts (2 s)
@@ -186,7 +186,7 @@ class EtcdMetadataStore:
         try:
             await self._calls.repeatable(etcd.COMPACT, pb.CompactionRequest(revision=revision))
         except Refusal as refusal:
-            if refusal.code is not grpc.StatusCode.OUT_OF_RANGE:  # somebody was there before us
+            if refusal.code is not grpc.StatusCode.OUT_OF_RANGE:  # another client compacted further
                 raise _unreachable(refusal) from None
 
     async def usage(self) -> Usage:
@@ -249,7 +249,7 @@ class EtcdMetadataStore:
         return first, first[:-1] + bytes([first[-1] + 1])
 
     def _text(self, key: bytes) -> str:
-        # Whoever else writes below our root may use any bytes; they come back as they were.
+        # Other writers below our root may use any bytes; they come back as they were.
         return key[len(self._root) :].decode(errors="surrogateescape")
 
     def _item(self, kv: pb.KeyValue) -> Item:
