@@ -1,4 +1,4 @@
-"""A cluster behind one address: calls go to whichever broker answers, and what everybody asks is asked once.
+"""A cluster behind one address: calls go to whichever broker answers, and concurrent equal questions are asked once.
 
     gateway ──► the broker that answered last ── cannot be reached? ──► the next one of those that are known
 
@@ -287,7 +287,7 @@ class Gateway:
                 listed = await self.ask(calls.list_topics(namespace), seconds=30)
             except BrokerRefused as refused:
                 if refused.code == "NOT_FOUND":
-                    continue  # it was deleted meanwhile
+                    continue  # it was deleted in the meantime
                 raise
             found += [TopicRow(each.name, each.broker_id, each.delivery) for each in listed.topics]
         return sorted(found)

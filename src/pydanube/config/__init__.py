@@ -50,7 +50,7 @@ SCHEMES: Final = {"s3": "s3", "gcs": "gs", "azblob": "az"}
 class BrokerConfig:
     """Where the broker listens, host:port; port 0 is one of the system's choice.
 
-    The URLs are what clients are told; None: `http://` and the client address as bound.
+    The URLs are advertised to clients; None: `http://` and the client address as bound.
     """
 
     client_addr: str = "127.0.0.1:6650"

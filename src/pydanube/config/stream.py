@@ -39,5 +39,5 @@ class StreamConfig:
 
     @property
     def scheme(self) -> str:
-        """Of the URLs that clients are told."""
+        """Of the URLs that are advertised to clients."""
         return "danube" if self.cert_file is None else "danube+tls"

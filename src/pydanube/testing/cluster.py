@@ -93,7 +93,7 @@ class Node:
         self.boots = 0
         self.broker: Broker | None = None
         self.process: Process | None = None
-        self.stopping: Process | None = None  # was told to stop
+        self.stopping: Process | None = None  # is being stopped
         self.metadata: FaultyMetadata
         self.objects: FaultyObjects
         self.wire = Wire()
@@ -211,7 +211,7 @@ class Node:
             self.kill()
 
     def power_cut(self) -> None:
-        """What was not synced is there in any part, and nobody tells its clients that it is gone."""
+        """What was not synced is there in any part, and its clients get no reset."""
         self._end(silent=True)
         if isinstance(self.disk, FaultyDisk):
             self.disk.crash()
@@ -276,7 +276,7 @@ class Node:
 
 
 class ApartWork(SimWork):
-    """Whoever makes and stores objects beside the broker ends half-way, in the part `dies` of all cases."""
+    """The worker process that makes and stores objects ends half-way, in the part `dies` of all cases."""
 
     def __init__(self, dice: Random) -> None:
         super().__init__(dice)
@@ -285,7 +285,7 @@ class ApartWork(SimWork):
     async def await_apart(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if self.dies and self._dice.random() < self.dies:
             if self._dice.random() < 0.5:
-                await function()  # it was done, and nobody says so
+                await function()  # it was done, without an answer
             raise ProcessEnded("it was killed")
         return await super().await_apart(function)
 
@@ -402,7 +402,7 @@ class Cluster:
     # --- topics ---------------------------------------------------------------------------------------------
 
     async def create(self, name: str, *, reliable: bool = True, on: int | None = None) -> TopicName:
-        """Makes the topic and waits until somebody serves it; moves it to node `on`, if that is given."""
+        """Makes the topic and waits until a broker serves it; moves it to node `on`, if that is given."""
         topic = TopicName(name)
         broker = self.living[0].broker
         assert broker is not None
@@ -433,7 +433,7 @@ class Cluster:
         return found
 
     async def unload(self, topic: TopicName, *, to: int | None = None, asked: Node | None = None) -> None:
-        """As an operator does; returns when the old owner has let go."""
+        """As an operator does; returns when the old owner has released the topic."""
         node = asked or self.living[0]
         assert node.broker is not None and node.broker.cluster is not None
         target = self.node(to).broker_id if to is not None else None
@@ -458,7 +458,7 @@ class Cluster:
     def client(self, *, timeout: float = 60.0, connector: WireConnector | None = None) -> Client:
         """A real client of this cluster, on its wires. It knows the addresses of all nodes there are now.
 
-        `connector`: from `wires.connector()`, for whoever wants to break this client's connections.
+        `connector`: from `wires.connector()`, for tests that break this client's connections.
         """
         urls = [f"danube://{node.host}:{STREAM_PORT}" for node in self.nodes]
         return Client(urls, timeout=timeout, connector=connector or self.wires.connector())

@@ -1,4 +1,4 @@
-"""The pages about everybody at once: all subscriptions by lag, who is connected, what happened.
+"""The pages about the whole cluster: all subscriptions by lag, who is connected, what happened.
 
 A broker that does not answer is named on the page: what it has is not known, and not 0.
 """

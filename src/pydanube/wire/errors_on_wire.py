@@ -86,7 +86,7 @@ FIELDS: Final[Mapping[type[DanubeError], tuple[str, ...]]] = {kind: fields_of(ki
 
 
 def to_wire(error: BaseException, *, producer: int = 0, consumer: int = 0) -> pb.Error:
-    """What the peer is told. Of an error that is none of ours it learns the kind and nothing else.
+    """What the peer gets. Of an error that is none of ours it learns the kind and nothing else.
 
     `producer` or `consumer` is the handle that has ended with an error that answers no request.
     """
@@ -107,7 +107,9 @@ def to_wire(error: BaseException, *, producer: int = 0, consumer: int = 0) -> pb
 
 
 def _speaks_for(kind: type[DanubeError], error: type[DanubeError]) -> bool:
-    """Whether the other side makes the right sentence of the fields of `kind`; a family has none, and is told it."""
+    """Whether the other side makes the right sentence of the fields of `kind`; a family has none, and gets the
+    sentence.
+    """
     return not FIELDS[kind] or say_the_same(kind, error)
 
 
